@@ -38,11 +38,12 @@ test-gpu: setup  ## the tests that need a GPU, which the others hide from themse
 fuzz: setup  ## 100,000 damaged files and frames; rewrites benchmarks/results/fuzz.json (minutes)
 	@$(BIN)/python -m tests.fuzz.run --count 100000 --out benchmarks/results/fuzz.json
 
-check: setup  ## lint, format, types, import contracts
+check: setup  ## lint, format, types, import contracts; lists results older than the code they measure
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python benchmarks/stale.py
 
 format: setup  ## rewrite to the house style
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .

@@ -8,7 +8,7 @@ from enum import IntEnum
 class Exit(IntEnum):
     OK = 0
     BUG = 1  # an unexpected error; its traceback is printed
-    USAGE = 2  # the command line or the configuration is wrong; nothing was started
+    USAGE = 2  # the command line or the configuration is wrong; nothing was trained
     DATA = 3  # source tables, checks, the dataset, or its drift; nothing was trained
     TRAINING = 4  # a training process failed, and no attempt was left
     RESOURCES = 5  # the cluster or storage cannot give what was asked, or `replay` or `gc` reaches no store

@@ -4,10 +4,13 @@
                                       checkpoints/ predictions/ model/ report.html summary.json
                                       history.json step_times.json
 
-A run that did not finish is continued by the next command for the same training on the same dataset, with any world; a
-finished one never is. Two commands do not take one run: on a local disk its lock is held until the command ends. Object
-stores have no such lock: there the owner's process is looked for, on the same host only, and users must not give the
-same command on two hosts at a time.
+A run that did not finish is continued by the next command for the same training on the same dataset, with any world and
+any strategy that gives the same weights; a finished one never is. Where something that decides the model differs, a new
+run begins, and the log names what differs; with checkpoint.allow_other_order the unfinished run is continued.
+
+Two commands do not take one run: on a local disk its lock is held until the command ends. Object stores have no such
+lock: there the owner's process is looked for, on the same host only, and users must not give the same command on two
+hosts at a time.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import digest
 from sparkring.conf.storage import Storage, exclusive, lock_file, open_storage
@@ -30,6 +34,7 @@ from sparkring.pipelines.tracking.process_id import ProcessId, is_running, this_
 from sparkring.training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)
+SHOWN = 8  # differences between two trainings
 Status = Literal["running", "finished", "failed", "interrupted"]
 
 
@@ -48,6 +53,7 @@ class RunRecord:
     pid: Count
     start_ticks: Count
     attempts: Count = 0  # launches so far, over all commands
+    settings: dict[Label, str] = field(default_factory=dict)  # of the training, each as JSON: see training_settings
     format: Annotated[int, up_to(1)] = 1
 
     def to_json(self) -> bytes:
@@ -55,20 +61,59 @@ class RunRecord:
 
 
 def training_digest(config: RunConfig) -> str:
-    """Hash of everything that decides the model: two commands with the same one are the same training.
+    """Hash of everything that decides the model: two commands with the same one are the same training."""
+    return digest({"name": config.name} | training_settings(config))
 
-    Left out is what decides only where or how fast it is computed, or who looks on: world, strategy, Spark, tracking,
-    hooks.
+
+def training_settings(config: RunConfig) -> dict[str, Any]:
+    """Collect what decides the model.
+
+    Left out is what decides only where or how fast it is computed, or who looks on: world, Spark, tracking, hooks, and
+    every strategy that gives the weights of one process.
     """
     train = config.train.model_dump(mode="json", exclude={"threads_per_rank", "device", "log_every_steps", "hooks"})
     blocks = {name: getattr(config, name).model_dump(mode="json") for name in ("data", "model", "optim")}
     for cosmetic in ("cache", "threads", "ahead", "max_bytes", "chunk_bytes", "verify"):
         blocks["data"].pop(cosmetic, None)
-    if tables := config.tables.model_dump(mode="json", exclude={"wire", "lag"}, exclude_defaults=True):
+    if tables := config.tables.model_dump(mode="json", exclude_defaults=True):
         blocks["tables"] = tables
     if config.warm_start is not None:
         blocks["warm_start"] = config.warm_start.model_dump(mode="json")
-    return digest({"name": config.name, "train": train} | blocks)
+    if parallel := inexact_settings(config.parallel):
+        blocks["parallel"] = parallel
+    return {"train": train} | blocks
+
+
+def inexact_settings(parallel: ParallelConfig) -> dict[str, Any]:
+    """Collect the settings of a strategy that give other weights than one process in the model's own dtype."""
+    found: dict[str, Any] = {}
+    if parallel.precision != "fp32":
+        found["precision"] = parallel.precision
+    if parallel.compress.codec != "none":
+        found["compress"] = parallel.compress.model_dump(mode="json")
+    if parallel.averaging.kind != "none":
+        found["averaging"] = parallel.averaging.model_dump(mode="json")
+    if parallel.servers.per_host and parallel.servers.bound != 0:
+        found["servers"] = parallel.servers.model_dump(mode="json", exclude={"per_host", "backup"})
+    return found
+
+
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Name each value of nested settings by its dotted key, as JSON."""
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flattened(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = json.dumps(value, sort_keys=True)
+    return found
+
+
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """List `key: old -> new` for each setting that differs; a key that one side lacks is `unset` there."""
+    keys = sorted(before.keys() | after.keys())
+    pairs = [(key, before.get(key, "unset"), after.get(key, "unset")) for key in keys]
+    return [f"{key}: {old} -> {new}" for key, old, new in pairs if old != new]
 
 
 class Runs:
@@ -106,10 +151,23 @@ class Runs:
 
     def _choose(self, config: RunConfig, fingerprint: str, held: ExitStack, skip_taken: bool) -> tuple[RunRecord, bool]:
         wanted, here = training_digest(config), this_process()
+        settings = flattened(training_settings(config))
         if config.checkpoint.resume:
-            for record in reversed(self.records()):
-                if (record.training_digest, record.fingerprint) != (wanted, fingerprint):
-                    continue
+            records = list(reversed(self.records()))
+            same = [r for r in records if (r.training_digest, r.fingerprint) == (wanted, fingerprint)]
+            if not same and (other := next((r for r in records if r.status != "finished"), None)) is not None:
+                why = "; ".join(_why_another(other, settings, fingerprint)[:SHOWN])
+                if config.checkpoint.allow_other_order:
+                    log.warning("run %s is continued, since checkpoint.allow_other_order is set: %s", other.folder, why)
+                    same = [other]
+                else:
+                    log.info(
+                        "a new run begins at step 0. The unfinished run %s is another training: %s. "
+                        "checkpoint.allow_other_order=true continues it all the same",
+                        other.folder,
+                        why,
+                    )
+            for record in same:
                 if record.status == "finished":
                     break
                 if not self._hold(record, here, held):
@@ -120,12 +178,13 @@ class Runs:
                         "wait for it, or set checkpoint.resume=false to train another beside it"
                     )
                 self.storage.sweep(record.folder)
-                return self.write(replace(record, status="running", **asdict(here))), True
+                continued = replace(record, status="running", training_digest=wanted, fingerprint=fingerprint)
+                return self.write(replace(continued, settings=settings, **asdict(here))), True
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         folder = f"{stamp}-{wanted[:8]}"
         while self.storage.exists(folder):
             folder += "x"
-        record = self.write(RunRecord(folder, "running", wanted, fingerprint, None, **asdict(here)))
+        record = self.write(RunRecord(folder, "running", wanted, fingerprint, None, settings=settings, **asdict(here)))
         self._hold(record, here, held)
         return record, False
 
@@ -156,6 +215,14 @@ class Runs:
 
     def at(self, record: RunRecord) -> Storage:
         return self.storage.at(record.folder)
+
+
+def _why_another(record: RunRecord, settings: Mapping[str, str], fingerprint: str) -> list[str]:
+    """Say in which of its settings, and whether in its dataset, an earlier run was another training."""
+    dataset = [] if record.fingerprint == fingerprint else ["the dataset is another one"]
+    if not record.settings:
+        return [*dataset, "its settings were not recorded"]
+    return dataset + changes(record.settings, settings)
 
 
 class RunTaken(LaunchError):

@@ -220,6 +220,8 @@ class CheckpointConfig(Strict):
         "which a failed attempt is still followed by one from its last checkpoint",
     )
     allow_other_order: bool = Field(
-        False, description="resume although the dataset or a setting that decides the order of samples has changed"
+        False,
+        description="where no unfinished run is the same training, continue the newest one although its dataset or "
+        "settings that decide the model were others",
     )
     timeout_s: PositiveFloat = Field(600.0, description="how long a rank waits for the others to write their parts")

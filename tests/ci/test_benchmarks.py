@@ -26,6 +26,17 @@ for case in (s.Case(-1), s.Case(0), s.Case(0, backup=1, slow=True), s.Case(None)
 """
 
 
+def test_it_is_known_what_each_result_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    script = importlib.import_module("stale")
+    results = [path.name for path in script.RESULTS.iterdir()]
+    missing = [path for name in results for path in script.measured(name) if not (ROOT / path).exists()]
+    assert not missing and len(results) > 40
+    assert not [prefix for prefix in script.MEASURES if not any(name.startswith(prefix) for name in results)]
+    with pytest.raises(KeyError):
+        script.measured("nothing_of_ours.md")
+
+
 @pytest.mark.parametrize("case", ["sparkring", "decode + transforms + numpy gather"])
 def test_a_case_of_the_readers_benchmark_reads_what_its_own_writer_wrote(tmp_path: Path, case: str) -> None:
     scripts = ROOT / "benchmarks"

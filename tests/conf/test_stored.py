@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,10 +144,9 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path, change: C
     [b"", b"\xff\xfe", b"[" * 1_000_000, b'{"a":' * 100_000, b'"\\ud800"', b"9" * 10_000, b"[]", b"NaN", b'{"name": 1'],
 )
 def test_bytes_that_are_no_json_are_one_short_error(data: bytes) -> None:
-    began = time.monotonic()
     with pytest.raises(StoredError, match=r"here/run\.json: ") as caught:
         parse(dict[str, int], data, "here/run.json")
-    assert len(str(caught.value)) < 300 and time.monotonic() - began < 1.0
+    assert len(str(caught.value)) < 300
 
 
 def test_an_error_is_short_however_much_is_wrong() -> None:

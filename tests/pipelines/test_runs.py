@@ -201,9 +201,86 @@ def test_settings_of_tables_that_decide_the_model_make_another_training(tmp_path
         return training_digest(resolved(tmp_path, *words).config)
 
     plain = digest_of()
-    assert plain == digest_of("tables.wire=bf16") == digest_of("tables.lag=2"), "they are how rows are sent"
-    changed = {digest_of(f"tables.{word}") for word in ("lr=0.1", "optimizer=adam", "max_rows=5000", "admit_after=2")}
-    assert len(changed | {plain}) == 5
+    words = ("lr=0.1", "optimizer=adam", "max_rows=5000", "admit_after=2", "wire=bf16", "lag=2")
+    assert len({digest_of(f"tables.{word}") for word in words} | {plain}) == 7
+
+
+EXACT = [
+    ("launch.world=4",),
+    ("parallel.zero=2", "parallel.engine=torch"),
+    ("parallel.accumulate=2",),
+    ("parallel.servers.per_host=1",),
+    ("parallel.servers.per_host=2", "parallel.servers.backup=1"),
+    ("parallel.bucket_bytes=1000",),
+    ("train.device=cpu", "train.threads_per_rank=1"),
+    ("spark.master=local[4]",),
+]
+INEXACT = [
+    ("parallel.precision=bf16",),
+    ("parallel.compress.codec=int8",),
+    ("parallel.averaging.kind=local_sgd",),
+    ("parallel.averaging.kind=local_sgd", "parallel.averaging.every=7"),
+    ("parallel.servers.per_host=1", "parallel.servers.bound=2"),
+    ("parallel.servers.per_host=1", "parallel.servers.bound=null"),
+    ("data.seed=9",),
+    ("train.global_batch=20",),
+    ("optim.lr=0.5",),
+    ("model.args.width=8",),
+]
+
+
+@pytest.mark.parametrize("words", EXACT, ids=" ".join)
+def test_a_run_is_continued_under_another_strategy_with_the_same_weights(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    runs = Runs(f"{tmp_path}/runs", "runs")
+    with runs.begin(resolved(tmp_path).config, "f") as (record, _):
+        first = runs.update(record.folder, status="failed").folder
+    with runs.begin(resolved(tmp_path, *words).config, "f") as (record, continued):
+        assert continued and record.folder == first
+
+
+@pytest.mark.parametrize("words", INEXACT, ids=" ".join)
+def test_what_decides_the_model_begins_a_new_run_and_is_named(
+    tmp_path: Path, words: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    runs, allowed = Runs(f"{tmp_path}/runs", "runs"), "checkpoint.allow_other_order=true"
+    with runs.begin(resolved(tmp_path).config, "f") as (record, _):
+        first = runs.update(record.folder, status="failed").folder
+    key = words[-1].partition("=")[0]
+    with runs.begin(resolved(tmp_path, *words, allowed).config, "f") as (record, continued):
+        assert continued and record.folder == first and f"run {first} is continued" in caplog.text
+        runs.update(record.folder, status="failed")
+    caplog.clear()
+    with runs.begin(resolved(tmp_path, *words).config, "f") as (record, continued):
+        assert continued and record.folder == first, "it is that training now"
+        runs.update(record.folder, status="failed")
+    assert not caplog.text
+    with runs.begin(resolved(tmp_path).config, "f") as (record, continued):
+        assert not continued and record.folder != first
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert f"The unfinished run {first} is another training: " in line and f"{key}: " in line and allowed in line
+
+
+def test_another_dataset_begins_a_new_run_and_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    runs, config = Runs(f"{tmp_path}/runs", "runs"), resolved(tmp_path).config
+    with runs.begin(config, "f") as (record, _):
+        first = runs.update(record.folder, status="failed").folder
+    with runs.begin(config, "g") as (record, continued):
+        assert not continued and f"run {first} is another training: the dataset is another one. " in caplog.text
+        runs.update(record.folder, status="finished")
+    with runs.begin(resolved(tmp_path, "checkpoint.allow_other_order=true").config, "h") as (record, continued):
+        assert continued and (record.folder, record.fingerprint) == (first, "h")
+
+
+def test_a_finished_run_is_never_continued(tmp_path: Path) -> None:
+    runs, config = Runs(f"{tmp_path}/runs", "runs"), resolved(tmp_path, "checkpoint.allow_other_order=true").config
+    with runs.begin(config, "f") as (record, _):
+        runs.update(record.folder, status="finished")
+    with runs.begin(config, "f") as (_, continued):
+        assert not continued
 
 
 @pytest.mark.parametrize("data", DAMAGES.values(), ids=DAMAGES.keys())

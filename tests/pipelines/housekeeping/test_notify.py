@@ -11,7 +11,6 @@ import socket
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +40,7 @@ class Server:
 
     port: int
     requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+    waited_for: list[bool] = field(default_factory=list)  # by answer: whether the job was there for all of its delay
 
     @property
     def url(self) -> str:
@@ -59,7 +59,7 @@ def serving(status: int = 200, location: str = "", delay_s: float = 0.0) -> Iter
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             server.requests.append((self.command, self.path, dict(self.headers), body))
-            released.wait(delay_s)
+            server.waited_for.append(not released.wait(delay_s))
             try:
                 self.send_response(status)
                 if location:
@@ -209,11 +209,10 @@ def test_a_receiver_can_verify_the_signature_as_documented(tmp_path: Path, monke
 def test_a_webhook_that_hangs_holds_no_job_and_not_the_other_targets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serving(delay_s=30) as hanging, serving() as server:
+    with serving(delay_s=120) as hanging, serving() as server:
         path = recipe(tmp_path, {"kind": "webhook", "url": hanging.url}, {"kind": "webhook", "url": server.url})
-        began = time.monotonic()
         assert run_cli(monkeypatch, path, Exit.DATA) == Exit.DATA
-        assert time.monotonic() - began < 4
+        assert not any(hanging.waited_for), "the job has gone on without its answer"
     assert len(hanging.events()) == len(server.events()) == 1
     assert "notify.targets.0 (webhook)" in caplog.text and "notify.targets.1" not in errors(caplog)
 
@@ -235,9 +234,8 @@ def test_a_server_that_answers_byte_by_byte_holds_no_job(tmp_path: Path, caplog:
         thread = threading.Thread(target=drip)
         thread.start()
         config = config_of(tmp_path, {"kind": "webhook", "url": f"http://127.0.0.1:{listener.getsockname()[1]}"})
-        began = time.monotonic()
         send(config.notify, failed(), None)
-        assert time.monotonic() - began < 4 and "no answer within 1 s" in errors(caplog)
+        assert "no answer within 1 s" in errors(caplog)
         stop.set()
         thread.join()
 
@@ -258,9 +256,8 @@ def test_a_command_that_fails_is_logged_and_changes_no_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, command: list[str], words: str
 ) -> None:
     path = recipe(tmp_path, {"kind": "command", "command": command})
-    began = time.monotonic()
     assert run_cli(monkeypatch, path, Exit.QUALITY) == Exit.QUALITY
-    assert words in errors(caplog) and time.monotonic() - began < 4
+    assert words in errors(caplog)
 
 
 def test_a_command_gets_the_event_as_its_input(tmp_path: Path) -> None:

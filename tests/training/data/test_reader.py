@@ -535,11 +535,8 @@ def test_leaving_between_two_epochs_ends_every_thread(
         batches = reader.batches(0, 1000)
         for _ in range(steps):
             next(batches)
-        began = time.monotonic()
         batches.close()  # type: ignore[attr-defined]
-        assert (
-            time.monotonic() - began < 5 and reader._pool is not None and reader._pool.free_pages == reader._pool._pages
-        )
+        assert reader._pool is not None and reader._pool.free_pages == reader._pool._pages
     reader.close()
 
 

@@ -111,22 +111,21 @@ def test_a_new_column_changes_the_fingerprint_unless_others_are_declared(table):
     assert pin("t", config(table, columns=columns)).fingerprint == declared.fingerprint
 
 
-def test_a_snapshot_is_pinned_within_seconds_in_a_process_without_spark(table):
+def test_a_snapshot_is_pinned_in_a_process_without_spark(table):
     """The promise of a dataset that is found: no Spark session, so no JVM, and no data file is opened."""
     for add in adds(table):
         (table / add["path"]).unlink()
     code = """
-import json, sys, time
-started = time.process_time()
+import json, sys
 from sparkring.conf.sources import DeltaSource
 from sparkring.etl.sources.pin import pin
 found = pin("t", DeltaSource(format="delta", path=sys.argv[1], versionAsOf=1)).fingerprint
 from pyspark import SparkContext
-print(json.dumps([found, time.process_time() - started, SparkContext._gateway is None]))
+print(json.dumps([found, SparkContext._gateway is None]))
 """
     done = subprocess.run([sys.executable, "-c", code, str(table)], capture_output=True, text=True, check=True)
-    found, seconds, no_jvm = json.loads(done.stdout)
-    assert found == pin("t", config(table)).fingerprint and no_jvm and seconds < 5
+    found, no_jvm = json.loads(done.stdout)
+    assert found == pin("t", config(table)).fingerprint and no_jvm
 
 
 # --- Partitions and columns

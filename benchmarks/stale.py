@@ -1,0 +1,87 @@
+"""List the results that are older than the code they measure: `python benchmarks/stale.py`.
+
+A result names the commit it was measured at; one that names none, or one of another history, counts from the commit
+that wrote its file. Its age is the number of commits since then that changed what it measures. This only lists: whether
+a result still holds is a person's judgment, and measuring again takes hours.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+MOST = 50  # commits on what a result measures before it is listed
+COMMIT = re.compile(r'\bcommit"?:? "?([0-9a-f]{7,40})\b')
+
+# What each result measures, by the beginning of its name; the first that fits counts.
+MEASURES: dict[str, tuple[str, ...]] = {
+    "airflow": ("pipelines/schedule", "examples/schedulers"),
+    "averaging": ("training/parallel/averaging",),
+    "bound_quality": ("training/servers", "training/parallel/servers"),
+    "checkpoint_stall": ("training/checkpoint",),
+    "codecs": ("training/parallel/data_parallel",),
+    "compare": ("training/parallel",),
+    "control_channel": ("training/launch",),
+    "data": ("training/data",),
+    "etl": ("etl",),
+    "fuzz": ("tests/fuzz", "conf"),
+    "house": ("training", "pipelines", "etl", "conf"),
+    "lag_quality": ("training/tables",),
+    "launch": ("training/launch", "pipelines/launch"),
+    "loop": ("training/loop.py", "training/worker.py", "training/parallel"),
+    "mutants": ("tests/mutants",),
+    "new_user": ("pipelines/init",),
+    "night_pages": ("pipelines/tracking",),
+    "nights": ("pipelines/schedule", "pipelines/job.py", "pipelines/promotion"),
+    "petastorm_suite": ("training/data/petastorm_adapter",),
+    "predict": ("pipelines/predict",),
+    "recipe_choice": ("training/models", "conf/recipes"),
+    "recommender": ("training/models", "training/tables"),
+    "scoring": ("pipelines/evaluation",),
+    "servers": ("training/servers", "training/parallel/servers"),
+    "soak": ("training/launch", "pipelines/launch", "training/checkpoint", "training/servers"),
+    "sparse_tables": ("training/tables", "training/parallel/sparse.py"),
+    "strategies": ("training/parallel",),
+    "whole_line": ("etl", "training", "pipelines"),
+}
+
+
+def measured(name: str) -> tuple[str, ...]:
+    """What the result file of this name measures. KeyError where MEASURES has nothing for it."""
+    return next((paths for prefix, paths in MEASURES.items() if name.startswith(prefix)), None) or MEASURES[name]
+
+
+def git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def commit_of(result: Path) -> str:
+    """The last commit that the result names and that this history has, else the one that wrote the file last."""
+    named = [
+        found for found in COMMIT.findall(result.read_text()) if git("rev-parse", "--verify", f"{found}^{{commit}}")
+    ]
+    return named[-1] if named else git("log", "-1", "--format=%h", "--", str(result.relative_to(ROOT)))
+
+
+def age(result: Path) -> int:
+    """Commits since the result that changed what it measures; 0 where this is no checkout."""
+    count = git("rev-list", "--count", f"{commit_of(result)}..HEAD", "--", *measured(result.name))
+    return int(count or 0)
+
+
+def main() -> int:
+    ages = {result.name: age(result) for result in sorted(RESULTS.iterdir())}
+    old = {name: commits for name, commits in ages.items() if commits > MOST}
+    for name, commits in sorted(old.items(), key=lambda item: -item[1]):
+        print(f"benchmarks/results/{name}: {commits} commits older than {', '.join(measured(name))}")
+    print(f"{len(old)} of {len(ages)} results are more than {MOST} commits older than what they measure")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
