@@ -13,7 +13,7 @@ RUN TESTS=0 .ci/setup.sh
 FROM python:3.11-slim-bookworm
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
+    && apt-get install -y --no-install-recommends g++ openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 sparkring
 COPY --from=build /opt/sparkring /opt/sparkring

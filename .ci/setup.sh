@@ -61,6 +61,17 @@ if ! .venv/bin/python -c 'import importlib.metadata as m, sys; sys.exit(m.versio
     pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$fetched"/torch-*.whl
 fi
 
+if [ -n "${GPU:-}" ]; then  # said before minutes of building
+    [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ] || command -v nvcc >/dev/null ||
+        die "GPU=1: no nvcc in ${CUDA_HOME:-/usr/local/cuda}/bin or on the PATH; install the CUDA toolkit, or set CUDA_HOME"
+    found=""
+    for place in ${HOROVOD_NCCL_HOME:+"$HOROVOD_NCCL_HOME/include"} ${HOROVOD_NCCL_INCLUDE:+"$HOROVOD_NCCL_INCLUDE"} \
+        "${CUDA_HOME:-/usr/local/cuda}/include" /usr/include /usr/local/include; do
+        [ -e "$place/nccl.h" ] && found=$place
+    done
+    [ -n "$found" ] || die "GPU=1: no nccl.h found; install NCCL's headers (libnccl-dev), or set HOROVOD_NCCL_HOME"
+fi
+
 if ! command -v "${CXX:-g++}" >/dev/null; then
     say "no C++ compiler (${CXX:-g++}): going on without Horovod; the ring will be torch.distributed's (engine: torch)"
 elif wheel=$(HOROVOD_GPU_OPERATIONS=${GPU:+NCCL} .ci/build_horovod.sh "$PWD/.venv/bin/python" | tail -1) && [ -n "$wheel" ]; then

@@ -113,6 +113,7 @@ def pick_device(wanted: str, info: RankInfo, timeout: timedelta, together: bool 
         return torch.device("cpu")
     device = torch.device("cuda", gpu_index(info.local_rank))
     torch.cuda.set_device(device)
+    torch.backends.cudnn.allow_tf32 = False  # "fp32" would be TF32 in convolutions alone; matrix products have it off
     return device
 
 

@@ -113,7 +113,7 @@ class Lars(LayerWise):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         update = grad.add(parameter, alpha=decay) if decay else grad
-        state["momentum_buffer"].mul_(group["momentum"]).add_(update * float(rate))
+        state["momentum_buffer"].mul_(group["momentum"]).add_(update * rate)
         parameter.sub_(state["momentum_buffer"])
 
 
@@ -137,5 +137,6 @@ class Lamb(LayerWise):
         square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
         root = (square / (1 - beta2**steps)).sqrt_().add_(group["eps"])
         update = (mean / (1 - beta1**steps)).div_(root).add_(parameter, alpha=group["weight_decay"])
-        trust = float(_ratio(whole_norm(parameter), whole_norm(update))) if group["adapt"] else 1.0
+        # On the device, in double: a float here would wait for the device at every parameter.
+        trust = _ratio(whole_norm(parameter), whole_norm(update)).double() if group["adapt"] else 1.0
         parameter.sub_(update * (group["lr"] * trust))

@@ -105,7 +105,8 @@ class ParallelConfig(Strict):
     offload: bool = Field(False, description="keep shards and optimizer state in host memory (needs zero >= 1)")
     activation_checkpointing: bool = Field(False, description="recompute each block's activations in backward")
     precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="dtype of compute; fp32 is the model's own dtype; fp16 scales the loss"
+        "fp32",
+        description="dtype of compute; fp32 is the model's own dtype, without TF32 on GPUs; fp16 scales the loss",
     )
     sequence_parallel: bool = Field(False, description="also cut norms and residuals along the sequence (needs tp > 1)")
     bucket_bytes: PositiveInt = Field(25 * 2**20, description="gradients are sent in buckets of at most this size")

@@ -62,6 +62,12 @@ class Batch:
     real: torch.Tensor | None = None  # (B,) bool, on the host: false on padding rows; None = all true
     part: Part | None = None  # with backup workers: whose rows these are; None: this rank's own, of this step
     step_rows: int | None = None  # with backup workers: rows of this step's global batch; None: `global_rows`
+    host_columns: Columns | None = None  # `columns` as they were before they were moved to a device
+
+    @property
+    def on_host(self) -> Columns:
+        """The columns in host memory, for what works there: reading them back from a device would wait for it."""
+        return self.columns if self.host_columns is None else self.host_columns
 
     @property
     def rows_of_step(self) -> int:

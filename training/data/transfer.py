@@ -24,11 +24,14 @@ def to_device(batches: Iterator[Batch], device: torch.device | None, meter: Mete
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply `change` to all tensors of a value: one, a `Ragged`, a list or a dict."""
+    """Apply `change` to all tensors of a value: one, the values of a `Ragged`, a list or a dict.
+
+    Offsets stay on the host: rows are cut by them there, and each cut would wait for a device.
+    """
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Ragged):
-        return Ragged(change(value.values), tuple(change(o) for o in value.offsets))
+        return Ragged(change(value.values), value.offsets)
     if isinstance(value, dict):
         return {k: map_tensors(v, change) for k, v in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
@@ -38,7 +41,8 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 
 def _moved(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
     columns, weight = map_tensors(batch.columns, change), map_tensors(batch.weight, change)
-    return replace(batch, columns=columns, weight=weight)  # ids stay: the audit runs on the host
+    host = batch.columns if batch.host_columns is None else batch.host_columns
+    return replace(batch, columns=columns, weight=weight, host_columns=host)  # ids stay: the audit runs on the host
 
 
 def _plain(batches: Iterator[Batch], device: torch.device, meter: Meter) -> Iterator[Batch]:
@@ -69,7 +73,7 @@ def _cuda(batches: Iterator[Batch], device: torch.device, meter: Meter) -> Itera
 
     def send(batch: Batch) -> tuple[Batch, Batch, torch.cuda.Event]:
         began = time.perf_counter()
-        pinned = _moved(batch, lambda t: t.pin_memory())
+        pinned = replace(_moved(batch, lambda t: t.pin_memory()), host_columns=None)  # the pinned ones are kept
         with torch.cuda.device(device), torch.cuda.stream(side):  # set per thread
             moved, copied = _moved(pinned, lambda t: t.to(device, non_blocking=True)), torch.cuda.Event()
             copied.record(side)

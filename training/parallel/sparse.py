@@ -127,8 +127,8 @@ class SparseTables:
             return
         waiting: deque[Batch] = deque()
         for batch in batches:
-            found = self._submit(partial(self._counted, "pull", partial(self._find, batch.columns, True)))
-            self._ahead.append((batch.columns, found))
+            found = self._submit(partial(self._counted, "pull", partial(self._find, batch.on_host, True)))
+            self._ahead.append((batch.on_host, found))
             waiting.append(batch)
             if len(waiting) > self.lag:
                 yield waiting.popleft()

@@ -196,7 +196,7 @@ class MeshStrategy(Strategy):
         self.data_parallel.set_loss_scale(self.scaler.scale)
         self.prepared.runnable.train()
         with self._measuring():
-            self.tables.pull(batch.columns, training=True)
+            self.tables.pull(batch.on_host, training=True)
             self.loss_sum = self._pipelined(self.pipeline, batch) if self.pipeline else self._accumulated(batch)
         return self.loss_sum
 
@@ -349,7 +349,7 @@ class MeshStrategy(Strategy):
     def evaluate(self, batch: Batch) -> Any:
         module = self.prepared.module
         module.eval()
-        self.tables.pull(batch.columns, training=False)
+        self.tables.pull(batch.on_host, training=False)
         try:
             with torch.no_grad(), autocast(self.config.precision, self.device):
                 given = self.prepared.task.inputs(self._columns(self._some_rows(batch)))

@@ -295,16 +295,14 @@ def test_the_first_attempt_waits_for_the_slots_still_coming(
 def test_a_job_that_starts_on_the_first_free_slot_runs_on_all_that_come(tmp_path: Path) -> None:
     """One attempt on the world wanted, not one on the first slot and another to grow."""
     events: list[Event] = []
-    job = recovery(
-        tmp_path, [], RestartPolicy(2, min_world=1), Filling((0, 0), (0.1, 1), (0.5, 2)).platform(), events, sleep_s=0.0
-    )
-    job._slots_wait_s = 10.0
+    job = recovery(tmp_path, [], RestartPolicy(2, min_world=1), Filling(0, 0, 1, 1, 2).platform(), events, sleep_s=0.0)
+    job._slots_wait_s = 600.0
     assert job.run().result == {"finished": True, "total": EXPECTED, "world": 2}
     assert not ends(events)
 
 
 def test_a_cancel_is_heard_while_slots_are_waited_for(tmp_path: Path) -> None:
-    job = recovery(tmp_path, [], RestartPolicy(2), Filling((0, 0)).platform())
+    job = recovery(tmp_path, [], RestartPolicy(2), Filling(0).platform())
     job._slots_wait_s = 60.0
     job._control.cancel()
     with pytest.raises(Cancelled):

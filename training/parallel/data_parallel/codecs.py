@@ -162,9 +162,9 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 def orthonormal(columns: torch.Tensor) -> torch.Tensor:
     """(a, r) -> (a, min(a, r)), orthonormal, spanning at least the same; not a number where a value is not finite."""
-    if columns.isfinite().all():
-        return torch.linalg.qr(columns).Q
-    return columns.new_full((columns.shape[0], min(columns.shape)), math.nan)
+    finite = columns.isfinite().all()  # a tensor: the host does not wait for it
+    basis = torch.linalg.qr(columns.where(finite, 0.0)).Q
+    return basis.where(finite, math.nan)
 
 
 def flag_bytes(parameters: int) -> int:

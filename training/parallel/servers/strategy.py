@@ -147,7 +147,7 @@ class ServersStrategy(MeshStrategy):
         if self.link.met_at == self.clock:
             self._go_on()
         self._batch, self._sent_before = batch, self.link.client.sent_bytes
-        self._ids = self._served.distinct(batch.columns)
+        self._ids = self._served.distinct(batch.on_host)
         return self._computed(batch)
 
     def _computed(self, batch: Batch) -> torch.Tensor:
@@ -158,7 +158,7 @@ class ServersStrategy(MeshStrategy):
 
     def distinct_ids(self, batch: Batch) -> list[Ids]:
         """By table, the distinct ids of a batch."""
-        return [distinct_ids(name, module, batch.columns)[0] for name, module in self._served.modules.items()]
+        return [distinct_ids(name, module, batch.on_host)[0] for name, module in self._served.modules.items()]
 
     def compute(self, batch: Batch, pulled: Pulled, ids: list[Ids]) -> torch.Tensor:
         """Accumulate the gradient of a batch with what was pulled: a function of these, the seed, rank and clock."""
