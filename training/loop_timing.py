@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from sparkring.training.data.batch import ONCE, Batch, Reader
 from sparkring.training.parallel.strategy import Strategy
 
@@ -67,6 +69,8 @@ class LoopTiming:
         taken["perf/wait_s"] = (strategy.waited_s - self.waited_s) / steps
         taken["perf/busy_sd_s"] = statistics.pstdev(self.busy_s) if self.busy_s else 0.0
         taken["perf/rows_per_s"] = steps * global_rows / wall_s
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            taken["gpu/peak_allocated_bytes"] = float(torch.cuda.max_memory_allocated())
         taken |= {f"data/{name}": v if name in ONCE else v / steps for name, v in reader.meter.take().items()}
         self.waited_s = strategy.waited_s
         self.spent_s, self.busy_s, self.steps, self.opened = {}, [], 0, time.monotonic()

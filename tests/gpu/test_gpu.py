@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_single", ROOT / "benchmarks" / "gpu_single.py")
+    spec = importlib.util.spec_from_file_location("gpu_session", ROOT / "benchmarks" / "gpu_session.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -34,7 +34,7 @@ def script() -> ModuleType:
 
 
 def test_float64_and_float32_equal_the_cpu() -> None:
-    assert len(script().equality(torch.device("cuda"))) == 2
+    assert all(line.good for line in script().equality(torch.device("cuda")))
 
 
 def run(precision: str, compiled: bool, steps: int = 30, poison: int | None = None) -> tuple[list[float], list[bool]]:
