@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -40,6 +39,7 @@ from sparkring.training.data.resume import explain_difference
 from sparkring.training.device import pick_device
 from sparkring.training.evaluation import WholeSplit, evaluate_split, wants_whole_split
 from sparkring.training.hooks import CheckpointSeen, EvaluationSeen, Hooks, StepSeen
+from sparkring.training.launch.host.processes import usable_cores
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.loop import (
     Callbacks,
@@ -111,7 +111,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
     manifest = read_manifest(dataset)
     timeout = timedelta(seconds=config.launch.collective_timeout_s)
     device = pick_device(config.train.device, ctx.rank_info, timeout, together=not config.parallel.servers.per_host)
-    offer = max(1, (os.cpu_count() or 1) // max(ctx.local_size, 1))  # ranks of one host share its cores
+    offer = max(1, usable_cores() // max(ctx.local_size, 1))  # ranks of one host share its cores
     torch.set_num_threads(config.train.threads_per_rank or offer)
     seed_everything(config.train.seed)
     made = start_model(config, manifest)

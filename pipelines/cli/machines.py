@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 
 from sparkring.conf.load import ConfigError
@@ -66,13 +65,14 @@ def _launch(arguments: argparse.Namespace) -> int:
     from sparkring.conf.blocks.spark import SparkConfig
     from sparkring.pipelines.launch.script import NAME, launch
     from sparkring.pipelines.spark import submitted
+    from sparkring.training.launch.host.processes import usable_cores
 
     elsewhere = arguments.master or submitted()
     if arguments.world is None and elsewhere:
         raise ConfigError(NAME, ["--world: say how many ranks; a cluster's slots come one by one"])
     settings = dict(word.partition("=")[::2] for word in arguments.conf)
     limits = LaunchConfig(
-        world=arguments.world or len(os.sched_getaffinity(0)),
+        world=arguments.world or usable_cores(),
         min_world=arguments.min_world,
         max_attempts=arguments.max_attempts,
         hang_timeout_s=arguments.hang_timeout,

@@ -16,6 +16,7 @@ from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.group import WorkerGroup, log_event
 from sparkring.training.launch.host.agent import Agent, AgentOptions
+from sparkring.training.launch.host.processes import usable_cores
 from sparkring.training.launch.job import JobResult, JobSpec
 from sparkring.training.launch.topology import check_world
 
@@ -55,7 +56,7 @@ def local_group(
     Their fork servers stay warm between them.
     """
     check_world(world)
-    environment = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // world)), **os.environ}
+    environment = {"OMP_NUM_THREADS": str(max(1, usable_cores() // world)), **os.environ}
     with WorkerGroup("127.0.0.1", run_id=run_id) as group:
         options = AgentOptions(group.endpoint, environment, preload, lines_per_s=lines_per_s)
         threads = [threading.Thread(target=_run_agent, args=(options, i), daemon=True) for i in range(world)]

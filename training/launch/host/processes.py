@@ -16,6 +16,37 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STACKS_SIGNAL = signal.SIGRTMIN + 8  # free of the meanings users and schedulers give SIGUSR1 and SIGUSR2
 
 
+def usable_cores() -> int:
+    """Count the cores that this process may use: of its affinity, and no more than its cgroup's quota; at least 1."""
+    quotas = [cores for text in _cpu_limits() if (cores := quota_cores(text)) is not None]
+    return min([len(os.sched_getaffinity(0)), *quotas])
+
+
+def quota_cores(limit: str) -> int | None:
+    """Read whole cores of `QUOTA PERIOD`, microseconds, as cgroups write it; None without a limit."""
+    quota, _, period = limit.strip().partition(" ")
+    if not (quota.isdecimal() and period.isdecimal() and int(period)):  # "max 100000", or -1
+        return None
+    return max(1, int(quota) // int(period))
+
+
+def _cpu_limits() -> list[str]:
+    """Read the limits of this process's cgroups, of version 2 and 1, as `QUOTA PERIOD`."""
+    found = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for below in {path, "/"}:  # in a container its own cgroup is the root
+                with contextlib.suppress(OSError):
+                    if controllers == "":
+                        found.append(Path("/sys/fs/cgroup" + below, "cpu.max").read_text())
+                    elif "cpu" in controllers.split(","):
+                        folder = Path("/sys/fs/cgroup/cpu" + below)
+                        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                        found.append(" ".join((folder / name).read_text().strip() for name in names))
+    return found
+
+
 def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel send `by` to this process when the thread that made it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by, 0, 0, 0)

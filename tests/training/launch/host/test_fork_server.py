@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,6 +15,7 @@ from sparkring.conf.rank_info import RankInfo
 from sparkring.training.launch.channel.frames import SocketChannel
 from sparkring.training.launch.host.fork_server import ForkServer
 from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.local import run_local
 from sparkring.training.launch.messages import (
     FromRankToAgent,
     RankExited,
@@ -52,3 +55,16 @@ def test_a_rank_is_forked_runs_and_ends_and_the_server_takes_the_next() -> None:
     assert not server.alive
     with pytest.raises((EOFError, OSError)):
         server.receive()
+
+
+def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libgomp reads it when torch is imported, which the fork server does."""
+
+    def policy(ctx: Any) -> str:
+        variables = Path(f"/proc/{os.getppid()}/environ").read_text().split("\0")
+        return next(each.partition("=")[2] for each in variables if each.startswith("OMP_WAIT_POLICY="))
+
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert run_local(JobSpec(policy, preload=()), 1).results == ["PASSIVE"]
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert run_local(JobSpec(policy, preload=()), 1).results == ["ACTIVE"]

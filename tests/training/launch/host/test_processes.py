@@ -10,9 +10,44 @@ from typing import Any
 import pytest
 
 from sparkring.training.launch.failure import WorkerFailed
-from sparkring.training.launch.host.processes import describe_status, kernel_oom_kills
+from sparkring.training.launch.host.processes import describe_status, kernel_oom_kills, quota_cores, usable_cores
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import run_local
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [
+        ("max 100000\n", None),
+        ("200000 100000\n", 2),
+        ("150000 100000", 1),
+        ("10000 100000", 1),
+        ("6400000 100000", 64),
+        ("-1 100000", None),
+        ("", None),
+        ("100000 0", None),
+        ("nonsense", None),
+    ],
+)
+def test_the_quota_of_a_container_counts_in_whole_cores(limit: str, cores: int | None) -> None:
+    assert quota_cores(limit) == cores
+
+
+@pytest.mark.ranks
+def test_ranks_share_the_cores_that_the_process_may_use() -> None:
+    """Not those of the machine: each rank would have threads for all of them."""
+    affinity = os.sched_getaffinity(0)
+
+    def threads(ctx: Any) -> str:
+        return os.environ["OMP_NUM_THREADS"]
+
+    try:
+        os.sched_setaffinity(0, {min(affinity)})
+        assert usable_cores() == 1
+        assert run_local(JobSpec(threads, preload=()), 1).results == ["1"]
+    finally:
+        os.sched_setaffinity(0, affinity)
+
 
 CGROUPS = [p for p in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")) if (p / "cgroup.procs").exists()]
 
