@@ -100,7 +100,8 @@ class WorkerGroup:
         self._run_id, self._silence_timeout_s = run_id, silence_timeout_s
         self._stores: dict[int, Store] = {}  # by attempt
         self.server = ControlServer(host, self._answer)
-        self.endpoint = Endpoint(addresses or (host,), self.server.port, self.server.secret, self.server.certificate)
+        reached = tuple(address.strip("[]") for address in addresses or (host,))  # Spark's brackets around IPv6
+        self.endpoint = Endpoint(reached, self.server.port, self.server.secret, self.server.certificate)
 
     def __enter__(self) -> WorkerGroup:
         return self

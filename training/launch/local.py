@@ -49,15 +49,27 @@ def run_local(
 
 @contextmanager
 def local_group(
-    world: int, preload: tuple[str, ...], *, lines_per_s: float | None = 200.0, run_id: str = "local"
+    world: int,
+    preload: tuple[str, ...],
+    *,
+    lines_per_s: float | None = 200.0,
+    run_id: str = "local",
+    host: str = "127.0.0.1",
 ) -> Iterator[WorkerGroup]:
-    """Start `world` agents on loopback, for any number of attempts.
+    """Start `world` agents on this machine, for any number of attempts.
 
     Their fork servers stay warm between them.
+
+    Args:
+        world: agents, each of which has one rank.
+        preload: modules that fork servers import.
+        lines_per_s: as in AgentOptions.
+        run_id: of torch's variables.
+        host: address that the driver listens on.
     """
     check_world(world)
     environment = {"OMP_NUM_THREADS": str(max(1, usable_cores() // world)), **os.environ}
-    with WorkerGroup("127.0.0.1", run_id=run_id) as group:
+    with WorkerGroup(host, run_id=run_id) as group:
         options = AgentOptions(group.endpoint, environment, preload, lines_per_s=lines_per_s)
         threads = [threading.Thread(target=_run_agent, args=(options, i), daemon=True) for i in range(world)]
         for thread in threads:

@@ -23,6 +23,7 @@ import torch
 
 from sparkring.conf.storage import Storage
 from sparkring.training.data.batch import Part
+from sparkring.training.launch.channel.connection import listen
 from sparkring.training.servers.backup import Backup
 from sparkring.training.servers.definition import OptimizerFactory, decoded
 from sparkring.training.servers.event_log import LogHeader, encode, file_name
@@ -79,7 +80,7 @@ class Server:
             address: to listen on.
         """
         self.place, self._make_optimizer = place, make_optimizer
-        self._listener = socket.create_server((address, 0), backlog=128)
+        self._listener = listen(address, backlog=128)
         self.port: int = self._listener.getsockname()[1]
         self._changed = threading.Condition()
         self._pending = threading.Semaphore(MAX_PENDING)

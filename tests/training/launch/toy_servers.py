@@ -11,6 +11,8 @@ import threading
 import time
 from typing import Any
 
+from sparkring.training.launch.channel.connection import listen
+
 PUSH = struct.Struct("<iiq")  # rank, clock, value
 
 
@@ -47,7 +49,7 @@ def serve(ctx: Any) -> None:
         raise ValueError("no such shard")
     if end == "is never ready":
         time.sleep(600)
-    sums, listening = Sums(ctx.world_size), socket.create_server((ctx.address, 0))
+    sums, listening = Sums(ctx.world_size), listen(ctx.address, 16)
     ctx.event("pid", {"pid": os.getpid(), "attempt": ctx.attempt})
     ctx.ready(listening.getsockname()[1])
     if end == "returns":

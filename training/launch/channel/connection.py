@@ -102,6 +102,18 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
+def listen(host: str, backlog: int) -> socket.socket:
+    """Listen on a free port of an address or name of this host; on IPv6 where it has no IPv4 address.
+
+    Args:
+        host: an address, in brackets too, as Spark writes those of IPv6.
+        backlog: connections that may wait.
+    """
+    found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return socket.create_server(address, family=family, backlog=backlog)
+
+
 class LoopThread:
     """An event loop that runs in its own thread."""
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from sparkring.training.launch.channel.connection import Connection, LoopThread
+from sparkring.training.launch.channel.connection import Connection, LoopThread, listen
 from sparkring.training.launch.channel.frames import ProtocolError, encode, new_secret
 from sparkring.training.launch.channel.tls import new_certificate
 from sparkring.training.launch.messages import (
@@ -71,7 +71,7 @@ class ControlServer:
         self._heartbeats: dict[str, Heartbeat] = {}
         self._heartbeats_lock = threading.Lock()
         self.refused = 0  # connections that did not prove themselves
-        self._socket = socket.create_server((host, 0), backlog=4096)
+        self._socket = listen(host, backlog=4096)
         self._socket.setblocking(False)
         self.host, self.port = self._socket.getsockname()[:2]
         self._thread = LoopThread("sparkring-control")

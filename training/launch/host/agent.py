@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from sparkring.training.launch.channel.connection import LoopThread
+from sparkring.training.launch.channel.connection import LoopThread, listen
 from sparkring.training.launch.channel.control_client import ControlClient, Endpoint
 from sparkring.training.launch.channel.frames import ProtocolError
 from sparkring.training.launch.channel.rendezvous import RendezvousProxy
@@ -111,7 +111,7 @@ class Agent:
             self._fork_server.close()
             raise
         address, interface = choose_interface(self._client.local_address, options.interface)
-        self._store = socket.create_server((address, 0), backlog=256)
+        self._store = listen(address, backlog=256)
         self._info = AgentInfo(
             name=name,
             index=index,
@@ -290,23 +290,25 @@ class Agent:
 
 
 def choose_interface(local_address: str, wanted: str | None) -> tuple[str, str]:
-    """Choose (IPv4 address, interface) of the ring.
+    """Choose (address, interface) of the ring.
 
-    That of the wanted interface, else of the one that reached the driver.
+    That of the wanted interface, else of the one that reached the driver. Of several addresses of an interface: one of
+    the family that reached the driver, and not one of the link alone, which needs an interface's name beside it.
     """
-    found = {
-        name: entry.address
+    found = [
+        (name, entry.address)
         for name, entries in psutil.net_if_addrs().items()
         for entry in entries
-        if entry.family == socket.AF_INET
-    }
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+    ]
     if wanted is not None:
-        if wanted not in found:
+        of_wanted = [address for name, address in found if name == wanted]
+        if not of_wanted:
             raise ValueError(
-                f"launch.interface = {wanted!r}: no such interface with an IPv4 address here; there are {found}"
+                f"launch.interface = {wanted!r}: no such interface with an address here; there are {found}"
             )
-        return found[wanted], wanted
-    for name, address in found.items():
+        return min(of_wanted, key=lambda each: ("%" in each, (":" in each) != (":" in local_address))), wanted
+    for name, address in found:
         if address == local_address:
             return address, name
     raise ValueError(f"no interface has the address {local_address} that reached the driver; there are {found}")
