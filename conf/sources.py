@@ -149,7 +149,9 @@ class DeltaSource(SourceConfig):
 class IcebergSource(SourceConfig):
     """An Iceberg table, at one snapshot. No option: the current one, resolved when the job starts, and recorded."""
 
-    POINTERS: ClassVar[frozenset[str]] = frozenset({"table", "path", "snapshot_id", "branch", "tag", "as_of_timestamp"})
+    POINTERS: ClassVar[frozenset[str]] = frozenset(
+        {"table", "path", "snapshot_id", "branch", "tag", "as_of_timestamp", "allowed_folders"}
+    )
     SNAPSHOTS: ClassVar[tuple[str, ...]] = ("snapshot_id", "branch", "tag", "as_of_timestamp")
     format: Literal["iceberg"]
     table: str | None = Field(
@@ -170,6 +172,9 @@ class IcebergSource(SourceConfig):
         alias="as-of-timestamp",
         description="what was current then: milliseconds since 1970, or an instant, in UTC where it names no offset; "
         "read with the schema of that snapshot",
+    )
+    allowed_folders: list[Annotated[str, Field(pattern="/")]] = Field(
+        [], description="folders outside the table's own whose files its metadata may name: s3://lake/other/data"
     )
     where: str | None = Field(
         None, description="SQL condition on columns: other rows are not read, nor files that hold no such row"

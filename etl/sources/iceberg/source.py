@@ -19,7 +19,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.iceberg.files import IcebergFile, deleted_rows, field_ids, footers, gone, plan, split_host
 from sparkring.etl.sources.iceberg.schema import comparable, field_id, spark_fields, stored, stored_by_names
-from sparkring.etl.sources.iceberg.table import TableVersion, instant, open_version
+from sparkring.etl.sources.iceberg.table import TableVersion, instant, open_version, readable
 from sparkring.etl.sources.iceberg.where import file_filter
 from sparkring.etl.sources.lake_files import (
     LakeFile,
@@ -99,7 +99,8 @@ class IcebergSnapshot(SourceSnapshot):
             return stored(self.columns), {
                 by_id[n]: v for n, v in file.identity if n in by_id and n not in ids and v is not None
             }
-        mapping = self.version.metadata.name_mapping()
+        with readable(self.key):
+            mapping = self.version.name_mapping
         if mapping is None:
             raise EtlError(
                 f"{self.key}: {file.path} was written without field ids, and the table has no name mapping "
