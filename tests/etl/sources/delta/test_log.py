@@ -339,3 +339,18 @@ def test_without_deltalake_the_command_that_installs_it_is_named(table, monkeypa
     monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
     with pytest.raises(EtlError, match=r"etl\.sources\.t: Delta tables are read with .*: pip install deltalake==1\.6"):
         opened(table)
+
+
+@pytest.mark.parametrize("path", ["../other/a.parquet", "%2e%2e/other/a.parquet", "x/../../other/a.parquet", "a%00b"])
+def test_a_log_names_no_file_outside_the_tables_folder(table, path):
+    commit(table, [{"add": {**adds(table)[0], "path": path}}])
+    with pytest.raises(EtlError, match="has files of another table, such as"):
+        opened(table).files()
+
+
+def test_no_property_of_a_table_chooses_where_its_files_are_read(table):
+    metadata = last(table, "metaData")
+    chosen = {"AWS_ENDPOINT_URL": "http://attacker.invalid", "delta.storage.endpoint": "http://attacker.invalid"}
+    commit(table, [{"metaData": {**metadata, "configuration": {**metadata["configuration"], **chosen}}}])
+    found = opened(table)
+    assert len(found.files()) == 5 and found.table._storage_options in ({}, None)
