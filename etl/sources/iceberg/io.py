@@ -21,6 +21,7 @@ from sparkring.etl.sources.iceberg.table import METADATA
 
 OWN_IMPL = "sparkring.py-io-impl"  # the class that the reader's configuration names, if any
 ONE_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}  # schemes of the same store
+KEPT_BYTES = 64 << 20  # of metadata of one table
 GZIPPED = f".gz{METADATA}"
 
 
@@ -51,18 +52,19 @@ class MetadataIO(TableIO):
     def __init__(self, properties: Properties = EMPTY_DICT) -> None:
         super().__init__(properties)
         self.of_data = TableIO(self.properties)
+        self._kept: dict[str, bytes] = {}  # a window plans each of its intervals by the same files
 
     def new_input(self, location: str) -> InputFile:
-        return _Checked(super().new_input(location))
+        return _Checked(super().new_input(location), self._kept)
 
 
 class _Checked(InputFile):
     """A file of metadata, decompressed. `open` raises ValueError for one that is damaged or too large."""
 
-    def __init__(self, under: InputFile) -> None:
+    def __init__(self, under: InputFile, kept: dict[str, bytes]) -> None:
         # pyiceberg would decompress a file with the other name, without a bound.
         super().__init__(under.location.removesuffix(GZIPPED) + METADATA * under.location.endswith(GZIPPED))
-        self._under = under
+        self._under, self._kept = under, kept
 
     def __len__(self) -> int:
         return len(self._under)
@@ -71,6 +73,8 @@ class _Checked(InputFile):
         return self._under.exists()
 
     def open(self, seekable: bool = True) -> Any:
+        if self._under.location in self._kept:
+            return io.BytesIO(self._kept[self._under.location])
         with self._under.open() as stream:
             data = stream.read(MOST_BYTES + 1)
         try:
@@ -83,6 +87,8 @@ class _Checked(InputFile):
                 check_avro(data)
         except Exception as error:
             raise ValueError(f"{self._under.location}: {error}") from error
+        if sum(map(len, [*self._kept.values()])) + len(data) <= KEPT_BYTES:
+            self._kept[self._under.location] = data
         return io.BytesIO(data)
 
 
