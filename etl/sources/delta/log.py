@@ -29,7 +29,8 @@ from sparkring.conf.storage import Storage, check_below
 from sparkring.etl.errors import EtlError
 
 INSTALL = "pip install deltalake==1.6.6"
-READER_FEATURES = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint"})
+ONLY_VACUUM = frozenset({"vacuumProtocolCheck"})  # asks nothing of who reads: which files VACUUM may delete
+READER_FEATURES = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint"}) | ONLY_VACUUM
 WITHOUT_FEATURE = (
     "remove it with the engine that keeps the table (ALTER TABLE ... DROP FEATURE ...), or copy the rows to a table "
     "without it (CREATE TABLE ... AS SELECT)"
