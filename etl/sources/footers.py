@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,6 +20,28 @@ from sparkring.etl.sources.files import FileList, SourceFile
 FOOTER_THREADS = 16
 NAMES = {"parquet": "Parquet", "orc": "ORC"}
 ORC_TYPE = b"spark.sql.catalyst.type"  # what Spark notes of a column whose ORC type is not the whole of its own
+
+
+MOST_DIGITS = 38
+# In the text of an Arrow type that Spark has none for -> why, and what to write instead.
+UNKNOWN = {
+    "timestamp[ns": ", which reads microseconds: in pandas, to_parquet(coerce_timestamps='us')",
+    "time32[": ", which reads no time of day: write seconds as a number, or a text",
+    "time64[": ", which reads no time of day: write seconds as a number, or a text",
+    "halffloat": ": write float32",
+    "arrow.uuid": ": write the text of it",
+}
+# Arrow's types that are stored as another one, and what Spark reads of them.
+STORED: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
+    (pa.types.is_duration, pa.int64()),
+    (pa.types.is_uint8, pa.int16()),
+    (pa.types.is_uint16, pa.int32()),
+    (pa.types.is_uint32, pa.int64()),
+    (pa.types.is_uint64, pa.decimal128(20)),
+    (pa.types.is_null, pa.int32()),
+    (pa.types.is_string_view, pa.string()),
+    (pa.types.is_binary_view, pa.binary()),
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +61,7 @@ def check_footers(listed: FileList, kind: str, schema: StructType, partitions: S
 def _check(storage: Storage, file: SourceFile, kind: str, declared: tuple[StructType, StructType]) -> Footer:
     try:
         with storage.fs.open_input_file(file.full) as stream:
-            found = _parquet_schema(pq.ParquetFile(stream)) if kind == "parquet" else _orc_schema(orc.ORCFile(stream))
+            found = parquet_schema(pq.ParquetFile(stream)) if kind == "parquet" else _orc_schema(orc.ORCFile(stream))
     except (pa.ArrowInvalid, OSError) as error:
         return Footer([f"{file.path}: not a readable {NAMES[kind]} file: {first_line(error)}"], [])
     columns, partitions = declared
@@ -60,28 +84,43 @@ def _check(storage: Storage, file: SourceFile, kind: str, declared: tuple[Struct
     return Footer(problems, [f.name for f in partitions if f.name in found.names])
 
 
-def parquet_types(file: pq.ParquetFile) -> dict[str, str]:
-    """Name Spark's type of every column of a Parquet file."""
-    return {field.name: spark_type(field) for field in _parquet_schema(file)}
-
-
 def _orc_schema(file: orc.ORCFile) -> pa.Schema:
     return pa.schema([_typed(field) for field in file.schema])
 
 
-def _parquet_schema(file: pq.ParquetFile) -> pa.Schema:
-    """The columns. pyarrow gives INT96 no time zone, though it holds instants: Spark's default for timestamps."""
-    leaves = [file.schema.column(i) for i in range(len(file.schema))]
-    instants = [leaf.path for leaf in leaves if leaf.physical_type == "INT96"]
+def parquet_schema(file: pq.ParquetFile) -> pa.Schema:
+    """The columns with Arrow's types of what Spark reads of them: the types of the Parquet schema.
 
-    def is_instant(field: pa.Field) -> bool:
-        return any(f"{path}.".startswith(f"{field.name}.") for path in instants)
+    Spark does not see what pyarrow notes for itself (`ARROW:schema`: durations, dictionaries, views).
+    """
+    leaves = iter([file.schema.column(i) for i in range(len(file.schema))])
+    return pa.schema([field.with_type(_as_stored(field.type, leaves)) for field in file.schema_arrow])
 
-    return pa.schema([_typed(field) if is_instant(field) else field for field in file.schema_arrow])
+
+def _as_stored(kind: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.DataType:
+    """Arrow's type of a column as Spark reads it. `leaves`: Parquet's columns, from the first that it is stored in."""
+    if isinstance(kind, pa.BaseExtensionType) and pa.types.is_nested(kind.storage_type):
+        return _as_stored(kind.storage_type, leaves)
+    if pa.types.is_dictionary(kind):
+        return _as_stored(kind.value_type, leaves)
+    if pa.types.is_struct(kind):
+        return pa.struct([inner.with_type(_as_stored(inner.type, leaves)) for inner in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_as_stored(kind.key_type, leaves), _as_stored(kind.item_type, leaves))
+    if pa.types.is_nested(kind):  # a list of any layout
+        return pa.list_(_as_stored(kind.value_type, leaves))
+    leaf = next(leaves)
+    if leaf.physical_type == "INT96":
+        return pa.timestamp("us", "UTC")  # instants, Spark's default for timestamps
+    if leaf.logical_type.type in ("ENUM", "JSON"):
+        return pa.string()
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind if leaf.logical_type.type == "UUID" else _as_stored(kind.storage_type, iter([leaf]))
+    return next((stored for is_kind, stored in STORED if is_kind(kind)), kind)
 
 
 def _typed(field: pa.Field) -> pa.Field:
-    """A column with Spark's type, where the file's is without a zone: ORC's instants and wall-clock times, INT96."""
+    """A column with Spark's type, where an ORC file's is without a zone: instants and wall-clock times."""
     kind: pa.DataType = field.type
     if pa.types.is_struct(kind):
         return field.with_type(pa.struct([_typed(inner) for inner in kind]))
@@ -96,11 +135,15 @@ def _typed(field: pa.Field) -> pa.Field:
 
 
 def spark_type(field: pa.Field) -> str:
-    """Name Spark's type of a column as a file has it."""
-    arrow = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    if "timestamp[ns" in str(arrow):
-        return f"{arrow} (unknown to Spark, which reads microseconds: in pandas, to_parquet(coerce_timestamps='us'))"
+    """Name Spark's type of a column as a file has it; where it has none, what is there, and how to write it instead."""
+    arrow = field.type
+    for sign, remedy in UNKNOWN.items():
+        if sign in str(arrow):
+            return f"{arrow} (unknown to Spark{remedy})"
     try:
-        return str(from_arrow_type(arrow, prefer_timestamp_ntz=True).simpleString())
+        found = str(from_arrow_type(arrow, prefer_timestamp_ntz=True).simpleString())
     except Exception:  # PySparkTypeError or its subclasses: a type Spark does not have
         return f"{arrow} (unknown to Spark)"
+    if any(int(digits) > MOST_DIGITS for digits in re.findall(r"decimal\((\d+)", found)):
+        return f"{found} (unknown to Spark, whose decimals have {MOST_DIGITS} digits: write fewer, or texts)"
+    return found

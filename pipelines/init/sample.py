@@ -19,7 +19,7 @@ from sparkring.conf.errors import first_line
 from sparkring.conf.load import ConfigError
 from sparkring.conf.sources import CsvOptions
 from sparkring.etl.sources import csv_file
-from sparkring.etl.sources.footers import parquet_types
+from sparkring.etl.sources.footers import parquet_schema, spark_type
 from sparkring.etl.sources.values import convert
 
 MOST_ROWS = 1_000_000  # looked at
@@ -80,8 +80,7 @@ def read_columns(sample: TableSample, columns: list[str]) -> pa.Table:
         return sample.rows.select(columns)
     files, _ = _files(sample.path, str(sample.path))
     if sample.format == "parquet":
-        batches = (b for file in files for b in pq.ParquetFile(file).iter_batches(columns=columns))
-        return pa.Table.from_batches([_decoded(batch) for batch in batches]).select(columns)
+        return pa.Table.from_batches(list(_parquet_batches(files, columns))).select(columns)
     texts_of = dict.fromkeys(sample.types, "string")
     options, null = CsvOptions.model_validate(sample.options), sample.options.get("nullValue")
     texts = (b for file in files for b in csv_file.read(lambda file=file: _open(file), options, texts_of))  # type: ignore[misc]
@@ -105,10 +104,24 @@ def _kind(path: Path) -> str | None:
 
 
 def _read_parquet(path: Path, files: list[Path], most_rows: int) -> TableSample:
-    types = parquet_types(pq.ParquetFile(files[0]))
-    batches = (batch for file in files for batch in pq.ParquetFile(file).iter_batches(columns=list(types)))
-    rows, is_whole = _first(batches, most_rows)
+    types = {field.name: spark_type(field) for field in parquet_schema(pq.ParquetFile(files[0]))}
+    rows, is_whole = _first(_parquet_batches(files, list(types)), most_rows)
     return TableSample(path, "parquet", types, {}, rows, is_whole)
+
+
+def _parquet_batches(files: list[Path], columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Read columns as Spark does: unsigned integers, durations and codes of dictionaries are its types."""
+    for path in files:
+        file = pq.ParquetFile(path)
+        stored = parquet_schema(file)
+        for batch in file.iter_batches(columns=columns):
+            arrays = [_as_stored(batch.column(name), stored.field(name).type) for name in columns]
+            yield pa.RecordBatch.from_arrays(arrays, names=columns)
+
+
+def _as_stored(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    storage = array.storage if isinstance(array, pa.ExtensionArray) else array
+    return array if array.type == kind or isinstance(kind, pa.BaseExtensionType) else storage.cast(kind)
 
 
 def _read_csv(path: Path, files: list[Path], most_rows: int) -> TableSample:
@@ -160,18 +173,12 @@ def _first(batches: Iterator[pa.RecordBatch], most: int) -> tuple[pa.Table, bool
     """The first rows as one table, and whether there were no more."""
     kept: list[pa.RecordBatch] = []
     for batch in batches:
-        kept.append(_decoded(batch))
+        kept.append(batch)
         if sum(b.num_rows for b in kept) > most:
             return pa.Table.from_batches(kept).slice(0, most).combine_chunks(), False
     if not sum(b.num_rows for b in kept):
         raise ValueError("there is no row in it")
     return pa.Table.from_batches(kept).combine_chunks(), True
-
-
-def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with its dictionaries' values in place of codes, as Spark reads them."""
-    fields = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in batch.schema]
-    return batch.cast(pa.schema(fields))
 
 
 def _null_text(distinct: dict[str, pa.Array]) -> str | None:
