@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -46,19 +47,37 @@ STORED: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
 
 @dataclass(frozen=True)
 class Footer:
-    """What was found in one file: how it differs from the declaration, and the partition columns it has itself."""
+    """What was found in one file: how it differs from the declaration, and the partition columns it has itself.
+
+    `lacking`: the declared columns that are not in it.
+    """
 
     problems: list[str]
     partition_columns: list[str]
+    lacking: list[str] = field(default_factory=list)
 
 
-def check_footers(listed: FileList, kind: str, schema: StructType, partitions: StructType) -> list[Footer]:
-    """Compare the columns of every Parquet or ORC (`kind`) file with the declared ones; in the order of the files."""
+def check_footers(
+    listed: FileList, kind: str, schema: StructType, partitions: StructType, may_lack: bool = False
+) -> list[Footer]:
+    """Compare the columns of every file with the declared ones, in the order of the files.
+
+    Args:
+        listed: the files.
+        kind: parquet or orc.
+        schema: declared columns.
+        partitions: declared partition columns.
+        may_lack: a column that is not in a file is no problem of it.
+    """
+    look = partial(_check, listed.storage, kind=kind, declared=(schema, partitions), may_lack=may_lack)
     with ThreadPoolExecutor(FOOTER_THREADS) as pool:
-        return list(pool.map(lambda file: _check(listed.storage, file, kind, (schema, partitions)), listed.files))
+        return list(pool.map(look, listed.files))
 
 
-def _check(storage: Storage, file: SourceFile, kind: str, declared: tuple[StructType, StructType]) -> Footer:
+def _check(
+    storage: Storage, file: SourceFile, kind: str, declared: tuple[StructType, StructType], may_lack: bool
+) -> Footer:
+    """As `check_footers`, of one file."""
     try:
         with storage.fs.open_input_file(file.full) as stream:
             found = parquet_schema(pq.ParquetFile(stream)) if kind == "parquet" else _orc_schema(orc.ORCFile(stream))
@@ -66,22 +85,24 @@ def _check(storage: Storage, file: SourceFile, kind: str, declared: tuple[Struct
         return Footer([f"{file.path}: not a readable {NAMES[kind]} file: {first_line(error)}"], [])
     columns, partitions = declared
     own = [f for f in partitions if f.name in found.names and f.name not in columns.names]
-    problems = []
-    for field in [*columns, *own]:
-        if alike := [n for n in found.names if n != field.name and n.lower() == field.name.lower()]:
+    problems, lacking = list[str](), list[str]()
+    for column in [*columns, *own]:
+        if alike := [n for n in found.names if n != column.name and n.lower() == column.name.lower()]:
             problems.append(
                 f"{file.path}: has a column {alike[0]!r}, which Spark, as it ignores case, takes for the declared "
-                f"{field.name!r}; rename it"
+                f"{column.name!r}; rename it"
             )
             continue
-        if field.name not in found.names:
-            problems.append(f"{file.path}: has no column {field.name!r}; it has {found.names}")
+        if column.name not in found.names:
+            lacking.append(column.name)
+            if not may_lack:
+                problems.append(f"{file.path}: has no column {column.name!r}; it has {found.names}")
             continue
-        stored, want = found.field(field.name), field.dataType.simpleString()
+        stored, want = found.field(column.name), column.dataType.simpleString()
         have = spark_type(stored)
         if have != want:
-            problems.append(f"{file.path}: column {field.name!r} is {have}, declared {want}")
-    return Footer(problems, [f.name for f in partitions if f.name in found.names])
+            problems.append(f"{file.path}: column {column.name!r} is {have}, declared {want}")
+    return Footer(problems, [f.name for f in partitions if f.name in found.names], lacking)
 
 
 def _orc_schema(file: orc.ORCFile) -> pa.Schema:
