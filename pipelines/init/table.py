@@ -46,11 +46,8 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
     """The recipe, as a dict in the order it is written."""
     label = columns.label
     batch, epochs = batch_and_epochs(sample.rows.num_rows)
-    source: dict[str, Any] = {"path": str(sample.path), "format": sample.format}
-    if sample.options:
-        source["options"] = sample.options
     read = " ".join([*label.columns.values(), *columns.selected.values()])
-    kept = sample.types if sample.format == "csv" else {n: t for n, t in sample.types.items() if quoted(n) in read}
+    kept = [name for name in sample.types if quoted(name) in read]
     names = [*label.columns]
     kept_beside = [name for name in (*columns.key, *label.columns) if not OURS.fullmatch(name)]
     model: dict[str, Any] = {"task": label.task, "args": {"width": 64, "blocks": 1, "dropout": 0.1}}
@@ -59,7 +56,7 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
     return {
         "name": name,
         "etl": {
-            "sources": {SOURCE: source | {"columns": kept}},
+            "sources": {SOURCE: sample.source(kept)},
             "views": {VIEW: view_sql(columns.selected | label.columns)},
             "rows": VIEW,
             **({"key": columns.key} if columns.key else {}),
