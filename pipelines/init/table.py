@@ -128,6 +128,7 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
             f"rows are split at random; to predict later rows from earlier ones, split by {columns.dates[0]} "
             "(etl.split of kind time, docs/etl.md)"
         )
+    lines += [f"{column}: {remark}" for column, remark in columns.remarks.items()]
     if nulls:
         lines.append(
             f"{nulls} rows have no {' or '.join(columns.label.columns)}; the check label_known leaves them out"
