@@ -169,3 +169,14 @@ def test_a_compressed_metadata_file_is_read_within_the_bound(table, tmp_path):
     whole.write_bytes(ZEROS)
     with pytest.raises(EtlError, match=r"cannot be opened: .*has more than \d+ bytes"):
         pinned()
+
+
+@pytest.mark.parametrize("codec", ["null", "gzip", "zstd"])
+def test_a_table_whose_rows_were_all_deleted_is_empty(tmp_path, codec):
+    with catalog_at(tmp_path) as catalog:
+        properties = {"write.avro.compression-codec": codec}
+        made = catalog.create_table("db.t", pa.schema([("n", pa.int64())]), properties=properties)
+        made.append(pa.table({"n": [1, 2]}))
+        assert len(pinned().files) == 1
+        made.delete()
+        assert pinned().files == ()
