@@ -58,7 +58,7 @@ class SourceConfig(Strict):
 class FilesSource(SourceConfig):
     """Files in a folder. A file that does not match the declared columns stops the job, named with the column."""
 
-    POINTERS: ClassVar[frozenset[str]] = frozenset({"path", "where"})
+    POINTERS: ClassVar[frozenset[str]] = frozenset({"path", "where", "missing_columns"})
     path: str = Field(
         description="a file, a folder (all files below it named as the format: *.csv, *.csv.gz or *.parquet; text and "
         "binaryFile: all there are) or a glob (`*` stays within a folder, `**` crosses them); local or any storage URI"
@@ -80,6 +80,10 @@ class FilesSource(SourceConfig):
         "content", description="content: sha256 of every file; stat: path, size and mtime (for lakes too large to read)"
     )
 
+    missing_columns: Literal["refuse", "null"] = Field(
+        "refuse", description="parquet, orc: a declared column that some files lack stops the job, or is null there"
+    )
+
     @field_validator("format", mode="before")
     @classmethod
     def _not_avro(cls, value: Any) -> Any:
@@ -93,6 +97,8 @@ class FilesSource(SourceConfig):
             whole = " and ".join(WHOLE_FILES)
             raise ValueError(f"columns must be declared for {', '.join(FILE_FORMATS)}, and may not be for {whole}")
         check_case("columns", self.columns)
+        if self.missing_columns == "null" and self.format not in ("parquet", "orc"):
+            raise ValueError(f"missing_columns is for parquet and orc; a {self.format} source has none")
         if self.options is not None and self.format != "csv":
             raise ValueError(f"options are for csv; a {self.format} source has none")
         return self
@@ -149,7 +155,9 @@ class DeltaSource(SourceConfig):
 class IcebergSource(SourceConfig):
     """An Iceberg table, at one snapshot. No option: the current one, resolved when the job starts, and recorded."""
 
-    POINTERS: ClassVar[frozenset[str]] = frozenset({"table", "path", "snapshot_id", "branch", "tag", "as_of_timestamp"})
+    POINTERS: ClassVar[frozenset[str]] = frozenset(
+        {"table", "path", "snapshot_id", "branch", "tag", "as_of_timestamp", "allowed_folders"}
+    )
     SNAPSHOTS: ClassVar[tuple[str, ...]] = ("snapshot_id", "branch", "tag", "as_of_timestamp")
     format: Literal["iceberg"]
     table: str | None = Field(
@@ -170,6 +178,9 @@ class IcebergSource(SourceConfig):
         alias="as-of-timestamp",
         description="what was current then: milliseconds since 1970, or an instant, in UTC where it names no offset; "
         "read with the schema of that snapshot",
+    )
+    allowed_folders: list[Annotated[str, Field(pattern="/")]] = Field(
+        [], description="folders outside the table's own whose files its metadata may name: s3://lake/other/data"
     )
     where: str | None = Field(
         None, description="SQL condition on columns: other rows are not read, nor files that hold no such row"

@@ -310,6 +310,8 @@ def check_uri(uri: str) -> None:
     if parts.scheme not in ARROW_SCHEMES:
         import fsspec
 
+        if "::" in uri:
+            raise ValueError(f"{uri}: `::` chains file systems, of which one may be any server; give the plain URI")
         if parts.scheme not in fsspec.available_protocols():
             raise ValueError(f"{uri}: no filesystem for scheme {parts.scheme!r} in pyarrow or fsspec")
 
@@ -333,6 +335,31 @@ def open_storage(uri: str) -> Storage:
     except Exception as error:  # pyarrow raises several kinds here; fsspec is the second chance
         fs, root = _fsspec(uri, error)
     return Storage(fs, root.rstrip("/") or root, uri)
+
+
+def open_stored(uri: str, found_in: Storage) -> Storage:
+    """Open a URI that a stored file names. ValueError where `check_stored` refuses it."""
+    check_stored(uri, found_in)
+    return open_storage(uri)
+
+
+def check_stored(uri: str, found_in: Storage) -> None:
+    """Raise ValueError for a URI of a server that only the stored file names: it would get the reader's keys.
+
+    found_in: the folder of the file, as the user named it.
+    """
+    server = _server(uri)
+    if server and server != _server(found_in.uri):
+        raise ValueError(
+            f"{uri}: the server {server} is named by a file in {found_in.uri} alone, and would be sent this machine's "
+            "credentials; if you trust it, name this folder yourself"
+        )
+
+
+def _server(uri: str) -> str:
+    options = dict(parse_qsl(urlsplit(uri).query))
+    endpoint = options.get("endpoint_override", "")
+    return f"{options.get('scheme', 'https')}://{endpoint}" if endpoint else ""
 
 
 def _s3(options: dict[str, str]) -> pafs.FileSystem:

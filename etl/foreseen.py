@@ -49,7 +49,7 @@ def row_columns(etl: EtlConfig) -> list[str] | None:
     parser_log.setLevel(logging.CRITICAL)  # it warns of what it takes for a command: Spark decides that
     try:
         return _columns(etl.rows, etl)
-    except _NotCertain:
+    except (_NotCertain, RecursionError):  # a query may be nested more deeply than sqlglot can read
         return None
     finally:
         parser_log.setLevel(level)

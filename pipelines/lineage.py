@@ -13,7 +13,7 @@ from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest, read_manifest
 from sparkring.conf.sources import DeltaSource, IcebergSource, SourceConfig
-from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.storage import Storage, check_stored, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.pin import pin
@@ -106,7 +106,12 @@ def of_run(made: Origin, folder: Storage) -> Origin:
         "steps": result.train.steps,
         "scores": result.scores.get(MODEL, {}),
     }
-    return of_dataset(_with(made, run=run), result.dataset, result)
+    made = _with(made, run=run)
+    try:
+        check_stored(result.dataset, folder)
+    except ValueError as error:
+        return _lacking(made, f"the dataset {error}")
+    return of_dataset(made, result.dataset, result)
 
 
 def of_dataset(made: Origin, uri: str, result: TrainResult | None) -> Origin:
@@ -138,10 +143,21 @@ def source_states(manifest: DatasetManifest, storage: Storage, etl: EtlConfig | 
         config = etl.sources.get(name) if etl is not None else None
         if etl is None or config is None:
             yield SourceState(name, read, "not looked at", "the run's configuration says how it is read")
+        elif why := _elsewhere(config, storage):
+            yield SourceState(name, read, "not looked at", why)
         elif etl.interval is not None and name in etl.interval.sources:
             yield _states_of_parts(name, read, manifest, storage, etl)
         else:
             yield source_state(name, read, config)
+
+
+def _elsewhere(config: SourceConfig, dataset: Storage) -> str:
+    """Why a source is not looked at: its server is named by the stored configuration alone; "" where it is not."""
+    try:
+        check_stored(getattr(config, "path", None) or "", dataset)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def source_state(name: str, read: Mapping[str, Any], config: SourceConfig) -> SourceState:

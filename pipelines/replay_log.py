@@ -8,7 +8,7 @@ import torch
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import read_manifest
-from sparkring.conf.storage import open_storage
+from sparkring.conf.storage import open_storage, open_stored
 from sparkring.training.replay_run import ReplayReport, replay_run
 from sparkring.training.result import read_result
 from sparkring.training.servers.event_log import EVENTS
@@ -24,7 +24,8 @@ def replay_log(run_uri: str, dataset_uri: str = "", show: Callable[[str], None] 
     """
     run = open_storage(run_uri)
     result = read_result(run)
-    config, dataset = RunConfig.model_validate(result.config), open_storage(dataset_uri or result.dataset)
+    config = RunConfig.model_validate(result.config)
+    dataset = open_storage(dataset_uri) if dataset_uri else open_stored(result.dataset, run)
     manifest = read_manifest(dataset)
     if manifest.fingerprint != result.fingerprint:
         raise ValueError(f"{dataset.uri}: not the dataset of {run.uri}: its fingerprint is another; restore that one")

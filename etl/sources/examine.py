@@ -107,7 +107,8 @@ def _file_problems(source: FilesSource, listed: FileList) -> list[str]:
     if source.format not in ("parquet", "orc"):
         return []
     columns, partitions = known_schema(source.columns), known_schema(source.partitions)
-    footers = check_footers(listed, source.format, columns, partitions)
+    may_lack = source.missing_columns == "null"
+    footers = check_footers(listed, source.format, columns, partitions, may_lack)
     return [problem for footer in footers for problem in footer.problems]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 from pyspark.sql import SparkSession
 
@@ -16,9 +18,9 @@ from sparkring.conf.sources import (
     SourceConfig,
 )
 from sparkring.etl.sources.catalog.source import pin_table
-from sparkring.etl.sources.delta.source import pin_delta
+from sparkring.etl.sources.delta.source import open_delta
 from sparkring.etl.sources.file_source import pin_files
-from sparkring.etl.sources.iceberg.source import pin_iceberg
+from sparkring.etl.sources.iceberg.source import open_iceberg
 from sparkring.etl.sources.jdbc import pin_query
 from sparkring.etl.sources.snapshot import SourceSnapshot
 
@@ -42,15 +44,29 @@ def pin_sources(sources: Mapping[str, SourceConfig], context: PinContext | None 
 
 def pin(name: str, config: SourceConfig, context: PinContext | None = None) -> SourceSnapshot:
     """Pin one source. Raises EtlError if there is no such table."""
-    if isinstance(config, FilesSource):
-        return pin_files(name, config)
+    return open_source(name, config, context)(config)
+
+
+def open_source(
+    name: str, config: SourceConfig, context: PinContext | None = None
+) -> Callable[[SourceConfig], SourceSnapshot]:
+    """Resolve which version of a table is read; returns the function that pins rows of that version, by any `where`.
+
+    Tables of files and of catalogs have no versions: there each call pins what is there at that moment.
+    """
+    opened: Any
     if isinstance(config, DeltaSource):
-        return pin_delta(name, config)
-    if isinstance(config, IcebergSource):
-        return pin_iceberg(name, config)
-    assert context is not None, f"etl.sources.{name} is pinned with Spark"
-    if isinstance(config, CatalogSource):
-        return pin_table(name, config, context.session)
-    if isinstance(config, JdbcSource):
-        return pin_query(name, config, context.session, context.datasets_uri)
-    raise TypeError(f"etl.sources.{name}: a {type(config).__name__} is no kind of source that can be pinned")
+        opened = open_delta(name, config).pin
+    elif isinstance(config, IcebergSource):
+        opened = open_iceberg(name, config).pin
+    elif isinstance(config, FilesSource):
+        opened = partial(pin_files, name)
+    elif isinstance(config, CatalogSource):
+        assert context is not None, f"etl.sources.{name} is pinned with Spark"
+        opened = partial(pin_table, name, session=context.session)
+    elif isinstance(config, JdbcSource):
+        assert context is not None, f"etl.sources.{name} is pinned with Spark"
+        opened = partial(pin_query, name, session=context.session, datasets_uri=context.datasets_uri)
+    else:
+        raise TypeError(f"etl.sources.{name}: a {type(config).__name__} is no kind of source that can be pinned")
+    return cast(Callable[[SourceConfig], SourceSnapshot], opened)

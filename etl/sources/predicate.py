@@ -70,6 +70,15 @@ def parse(key: str, text: str, types: Mapping[str, str], kind: str = "partition 
     Raises EtlError for a text that is no condition, for another column, and for what is not understood.
     """
     compiler = _Compiler(f"{key} = {text!r}", types, kind)
+    try:
+        return _parsed(compiler, text)
+    except RecursionError as error:
+        raise compiler.error(
+            "conditions are nested too deeply in it; leave out parentheses and NOTs, or filter in etl.views"
+        ) from error
+
+
+def _parsed(compiler: _Compiler, text: str) -> Predicate:
     if "\\" in text:
         raise compiler.error("a backslash is not understood: what it means in a string depends on Spark's settings")
     try:

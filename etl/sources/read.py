@@ -49,7 +49,7 @@ def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileL
         found = _with_files(spark, _scan(spark, "binaryFile", listed).drop("path"), listed, partitions)
         found = found.select(F.col(PATH).alias("path"), "content", *map(quoted, partitions.names))
         return found.unionByName(_empty_files(spark, listed, partitions))
-    _check_columns(spark, key, config.format, listed, (schema, partitions))
+    _check_columns(spark, key, config, listed, (schema, partitions))
     inside = StructType([f for f in schema if f.name not in partitions.names])
     found = _scan(spark, config.format, listed, inside)
     if partitions.names:
@@ -144,26 +144,31 @@ def _empty_files(spark: SparkSession, listed: FileList, partitions: StructType) 
 
 
 def _check_columns(
-    spark: SparkSession, key: str, kind: str, listed: FileList, declared: tuple[StructType, StructType]
+    spark: SparkSession, key: str, config: FilesSource, listed: FileList, declared: tuple[StructType, StructType]
 ) -> None:
     """Raise EtlError where a file has other columns, or partition columns of its own with other values.
 
     Args:
         spark: the session.
         key: names the source in errors.
-        kind: parquet or orc.
+        config: a source of parquet or orc.
         listed: the files.
         declared: the columns, and the partition columns.
     """
-    footers = check_footers(listed, kind, *declared)
+    footers = check_footers(listed, config.format, *declared, may_lack=config.missing_columns == "null")
     _raise(key, [problem for footer in footers for problem in footer.problems])
+    if config.where is None:  # else these are some of the table's files, as of one day
+        nowhere = set.intersection(*(set(footer.lacking) for footer in footers))
+        _raise(key, [f"no file has a column {name!r}" for name in sorted(nowhere)])
     for field in declared[1]:
         have = zip(listed.files, footers, strict=True)
         some = replace(listed, files=tuple(file for file, footer in have if field.name in footer.partition_columns))
         if not some.files:
             continue
         own = F.col(quoted(f"__own_{field.name}"))
-        scan = _scan(spark, kind, some, StructType([field])).withColumnRenamed(field.name, f"__own_{field.name}")
+        scan = _scan(spark, config.format, some, StructType([field])).withColumnRenamed(
+            field.name, f"__own_{field.name}"
+        )
         found = _with_files(spark, scan, some, declared[1])
         differ = found.where(~own.eqNullSafe(F.col(quoted(field.name)))).select(PATH, own.cast("string").alias("value"))
         wrong = [(row[PATH], row["value"] or "null") for row in differ.limit(SHOWN).collect()]

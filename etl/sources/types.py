@@ -50,6 +50,9 @@ FOREIGN = {
     "int32": "int",
     "int64": "bigint",
     "uint8": "smallint",
+    "uint16": "int",
+    "uint32": "bigint",
+    "uint64": "decimal(20,0)",
     "float32": "float",
     "float64": "double",
     "number": "double",
@@ -82,7 +85,10 @@ def parse_type(text: str) -> DataType | None:
         at = found.end()
     if len(tokens) > 1 and (tokens[1] == ":" or tokens[1] not in "<>(),"):
         return None  # `a int, b string`: the fields of a struct
-    kind, rest = _type(tokens)
+    try:
+        kind, rest = _type(tokens)
+    except RecursionError as error:
+        raise NoSuchType(f"types are nested too deeply in it, {text.count('<')} of them") from error
     if rest:
         raise NoSuchType(f"{''.join(rest)!r} is too much")
     return kind

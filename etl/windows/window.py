@@ -10,7 +10,7 @@ import hashlib
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -42,7 +42,8 @@ from sparkring.etl.fit import fit
 from sparkring.etl.flags import fit_flags
 from sparkring.etl.rows import RowsJob
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.pin import PinContext, pin
+from sparkring.etl.sources.catalog.source import CatalogSnapshot
+from sparkring.etl.sources.pin import PinContext, open_source, pin
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import UNDIVIDED, check_splits, split_names
 from sparkring.etl.statistics import Statistics, measured_by, merge, nothing
@@ -63,6 +64,7 @@ from sparkring.etl.windows.parts import (
 
 log = logging.getLogger(__name__)
 
+VERSION_KEYS = {"version", "snapshot-id"}  # in the lineage of tables that have versions
 PARTS_AT_ONCE, BYTES_AT_ONCE = 32, 256 << 20  # that are written in one pass
 
 
@@ -139,6 +141,7 @@ def pin_window(
         cut = {name: [*(sources.of(name, e) for e in earlier), own] for name, own in found.items()}
         part = PartSources(interval, sources.whole(), cut)
         parts.append(PinnedPart(interval, part_fingerprint(config, part, spark_version, settings), part))
+    sources.check_together()
     _check_missing(interval_config, missing, len(intervals))
     return PinnedWindow(tuple(parts), tuple(missing), _window_fingerprint(config, parts, list(missing)))
 
@@ -309,6 +312,8 @@ def sources_of(parts: Sequence[Part]) -> dict[str, Any]:
             "bytes": sum(one["bytes"] for one in own),
             "details": f"{PART_NAME} of each part",
         }
+        for key in VERSION_KEYS & own[-1].keys():
+            found[name][key] = {part.interval: one.get(key) for part, one in zip(parts, own, strict=True)}
     return found
 
 
@@ -406,6 +411,7 @@ class _SourcePins:
         self._config, self._interval, self._context = config, _interval_of(config), context
         self._whole: dict[str, SourceSnapshot] | None = None
         self._cut: dict[tuple[str, Interval], SourceSnapshot | None] = {}
+        self._opened: dict[str, Callable[[SourceConfig], SourceSnapshot]] = {}
 
     def whole(self) -> dict[str, SourceSnapshot]:
         if self._whole is None:
@@ -419,11 +425,22 @@ class _SourcePins:
             self._cut[name, interval] = self._pin(name, interval)
         return self._cut[name, interval]
 
+    def check_together(self) -> None:
+        """Raise EtlError for a table of a catalog that changed while its intervals were pinned, one after the other.
+
+        Rows may have moved from one interval to another, and then they would be in both or in neither. Tables with
+        versions are pinned at one.
+        """
+        found = [snapshot for snapshot in self._cut.values() if isinstance(snapshot, CatalogSnapshot)]
+        for snapshot in found if len(found) > 1 else ():
+            snapshot.check_unchanged()
+
     def _pin(self, name: str, interval: Interval) -> SourceSnapshot | None:
+        source = self._config.sources[name]
+        if name not in self._opened:
+            self._opened[name] = open_source(name, source, self._context)
         try:
-            snapshot = pin(
-                name, cut_source(self._config.sources[name], self._interval.sources[name], interval), self._context
-            )
+            snapshot = self._opened[name](cut_source(source, self._interval.sources[name], interval))
         except NoFiles:
             return None
         return None if snapshot.is_empty else snapshot

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
 from sparkring.etl.sources.read import quoted
-from sparkring.etl.sources.values import convert
+from sparkring.etl.sources.values import DECIMAL, convert
 from sparkring.pipelines.init.sample import TableSample
 
 WHOLE = ("tinyint", "smallint", "int", "bigint")
@@ -24,7 +24,28 @@ MOST_CLASSES = 1000
 CLASS_NUMBERS = 10  # a label of at most so many whole numbers is taken for classes
 CATEGORY_NUMBERS, ROWS_PER_NUMBER = 12, 20  # a feature of few whole numbers, each in many rows, is one of categories
 SHOWN = 5
-COMMA = re.compile("-?[0-9]+,[0-9]+")
+IDS = re.compile(r"(?i:(?:^|_| |-)(?:id|ids|nr|no|num|number|code|key|zip|zipcode|plz|postcode|sku)$)|[a-z0-9]I[dD]$")
+DIGITS = r"[+-]?[0-9]+(?:[.,' \u00a0\u202f][0-9]+)*"
+CURRENCY = r"(?:[$\u20ac\u00a3\u00a5\u20b9]|USD|EUR|GBP|CHF)"
+# How numbers and dates are written that are texts to Spark: what they are, and the pattern of one.
+WRITTEN = {
+    "dates with the day or month first": r"[0-9]{1,2}([./-])[0-9]{1,2}\1[0-9]{4}(?: .*)?",
+    "dates with points or strokes": r"[0-9]{4}([./])[0-9]{1,2}\1[0-9]{1,2}(?: .*)?",
+    "percentages": rf"{DIGITS} ?%",
+    "amounts with a currency": rf"[+-]?{CURRENCY} ?{DIGITS}|{DIGITS} ?{CURRENCY}",
+    "numbers with thousands separators": r"[+-]?[0-9]{1,3}(?:(?:,[0-9]{3})+(?:\.[0-9]+)?"
+    r"|(?:[' \u00a0\u202f][0-9]{3})+(?:[.,][0-9]+)?)",
+    "numbers with a decimal comma": r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:\.[0-9]{3})+),[0-9]+"
+    r"|[+-]?[0-9]{1,3}(?:\.[0-9]{3}){2,}",
+}
+OF_DATES = ("dates with the day or month first", "dates with points or strokes")
+MONTHS = 12
+POINT_SQL = "CAST(regexp_replace({}, '[^0-9.-]', '') AS double)"
+COMMA_SQL = "CAST(replace(regexp_replace({}, '[^0-9,-]', ''), ',', '.') AS double)"
+DECIMAL_COMMA = re.compile(r",[0-9]{1,2}(?![0-9])|\.[0-9]{3},")
+WHOLE_NUMBER = re.compile("[+-]?[0-9]+")
+NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?")
+MOST_ODD = 0.1  # of the distinct texts of a column of numbers or dates may be something else
 PLAIN = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # what Spark takes for a name without backquotes, but for:
 KEYWORDS = {
     "ALL", "CASE", "CAST", "CURRENT_PATH", "DISTINCT", "EXISTS", "FALSE", "FROM", "INTERVAL", "NOT", "NULL", "SELECT",
@@ -53,7 +74,10 @@ class Label:
 
 @dataclass
 class Columns:
-    """What becomes of each column. `selected`: SQL expression by name; `left_out`: why, by column."""
+    """What becomes of each column.
+
+    `selected`: SQL expression by name; `left_out`: why, by column; `remarks`: what a person should look at, by column.
+    """
 
     label: Label
     selected: dict[str, str] = field(default_factory=dict)
@@ -61,6 +85,7 @@ class Columns:
     left_out: dict[str, str] = field(default_factory=dict)
     key: list[str] = field(default_factory=list)
     dates: list[str] = field(default_factory=list)
+    remarks: dict[str, str] = field(default_factory=dict)
 
 
 def decide_columns(sample: TableSample, label: str, task: str | None = None) -> Columns:
@@ -181,12 +206,52 @@ def label_remedy(texts: list[str]) -> str:
     if len(wrong) < len(texts) / 2:
         shown = ", ".join(map(repr, wrong[:SHOWN])) + ", ..." * (len(wrong) > SHOWN)
         return f"all but {len(wrong)} are numbers; leave {shown} empty in the file, or name another label"
-    commas = [text for text in texts if COMMA.fullmatch(text)]
-    if len(commas) > len(texts) / 2:
-        return (
-            f"write numbers with a decimal point, {commas[0].replace(',', '.')} for {commas[0]}, or name another label"
-        )
+    if written := written_otherwise(texts):
+        what, example, _ = written
+        if what == "numbers with a decimal comma":
+            return (
+                f"write numbers with a decimal point, {example.replace(',', '.')} for {example}, or name another label"
+            )
+        return f"they are {what}, such as {example!r}: write plain numbers in the file, or name another label"
     return "name another label"
+
+
+def written_otherwise(texts: Iterable[str]) -> tuple[str, str, str] | None:
+    """Find numbers or dates in texts: what they are, one of them, and SQL that reads a column `{}`; else None."""
+    values = [text.strip() for text in texts]
+    for what, pattern in WRITTEN.items():
+        found = [text for text in values if re.fullmatch(pattern, text)]
+        # A plain 12.5 among 1,5 leaves it open which sign is the decimal one.
+        number = WHOLE_NUMBER if what == "numbers with a decimal comma" else NUMBER
+        plain = 0 if what in OF_DATES else sum(number.fullmatch(text) is not None for text in values)
+        if found and len(found) + plain >= len(values) * (1 - MOST_ODD):
+            return what, found[0], _date_sql(found) if what in OF_DATES else _number_sql(what, values)
+    return None
+
+
+def _date_sql(texts: list[str]) -> str:
+    parts = [re.split("[^0-9]", text)[:3] for text in texts]
+    order = ["yyyy", "M", "d"] if len(parts[0][0]) == 4 else ["d", "M", "yyyy"]
+    if order[0] == "d" and any(int(part[1]) > MONTHS for part in parts):
+        order = ["M", "d", "yyyy"]
+    mark = next(character for character in texts[0] if not character.isdecimal())
+    column = "substring_index({}, ' ', 1)" if any(" " in text for text in texts) else "{}"
+    return f"to_date({column}, '{mark.join(order)}')"
+
+
+def _number_sql(what: str, texts: list[str]) -> str:
+    has_comma = what == "numbers with a decimal comma" or any(DECIMAL_COMMA.search(text) for text in texts)
+    return (
+        COMMA_SQL if has_comma and not any(re.search(r"\.[0-9]{1,2}(?![0-9])", text) for text in texts) else POINT_SQL
+    )
+
+
+def written_remark(kind: str, values: Any, column: str) -> str:
+    """What to do about a column of texts that are numbers or dates written in another way; "" for others."""
+    if kind != "string" or not (written := written_otherwise(pc.unique(values).drop_null().to_pylist())):
+        return ""
+    what, example, sql = written
+    return f"its texts are {what}, such as {example!r}; to use them, write {sql.format(quoted(column))} in the view"
 
 
 def _task_of(kind: str, distinct: int, rows: int) -> tuple[str | None, str]:
@@ -206,6 +271,16 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
     """Make features of one column, or note why there are none."""
     kind, values = sample.types[column], sample.rows.column(column)
     reason = left_out_reason(kind, values)
+    if remark := written_remark(kind, values, column):
+        if reason is None:
+            found.remarks[column] = remark
+        else:
+            reason = f"{reason}; {remark}"
+    if reason is None and kind in WHOLE and IDS.search(column) and feature_of(kind, values)["kind"] == "numeric":
+        found.remarks[column] = (
+            "its name is one of ids or codes, and its whole numbers are taken for amounts; if they are ids, "
+            f"set etl.features.{name}.kind to categorical"
+        )
     if reason is not None:
         found.left_out[column] = reason
         if reason.startswith("an id") and sample.is_whole and not values.null_count and not found.key:
@@ -252,7 +327,7 @@ def feature_of(kind: str, values: Any) -> dict[str, Any]:
 
 
 def _is_number(kind: str) -> bool:
-    return kind in (*WHOLE, "float", "double") or kind.startswith("decimal")
+    return kind in (*WHOLE, "float", "double") or DECIMAL.fullmatch(kind) is not None
 
 
 def _is_counted(kind: str) -> bool:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
 from sparkring.etl.sources.read import quoted
+from sparkring.etl.sources.values import DECIMAL
 from sparkring.pipelines.init.columns import (
     DATES,
     FEWEST_ROWS,
@@ -165,7 +166,9 @@ def interaction_label(sample: TableSample, roles: Roles, names: dict[str, str]) 
     column, name = roles.label, names[roles.label]
     values = pc.drop_null(sample.rows[column])
     distinct = pc.count_distinct(values).as_py()
-    is_number = sample.types[column] in (*WHOLE, "float", "double") or sample.types[column].startswith("decimal")
+    is_number = (
+        sample.types[column] in (*WHOLE, "float", "double") or DECIMAL.fullmatch(sample.types[column]) is not None
+    )
     if distinct <= 2 or not is_number:
         label = decide_label(sample, column, name, "binary")
         return Outcome(name, label.columns[name], label.why)

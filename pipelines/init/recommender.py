@@ -88,11 +88,7 @@ def recommender_project(data: str, roles: Roles, folder: Path) -> Project:
 
 def recommender_recipe(sample: TableSample, roles: Roles, found: Interactions, name: str) -> dict[str, Any]:
     """The recipe, as a dict in the order it is written."""
-    source: dict[str, Any] = {"path": str(sample.path), "format": sample.format}
-    if sample.options:
-        source["options"] = sample.options
     used = {*roles.named.values(), *(column for facts in found.facts.values() for column in facts.values())}
-    kept = sample.types if sample.format == "csv" else {n: t for n, t in sample.types.items() if n in used}
     batch, epochs = batch_and_epochs(sample.rows.num_rows * (1 + DRAWN * found.is_drawn))
     names = (found.user, found.item, PERIOD, found.label.name)
     known = " AND ".join(f"{in_sql(name)} IS NOT NULL" for name in names)
@@ -101,7 +97,7 @@ def recommender_recipe(sample: TableSample, roles: Roles, found: Interactions, n
     return {
         "name": name,
         "etl": {
-            "sources": {SOURCE: source | {"columns": kept}},
+            "sources": {SOURCE: sample.source(used)},
             "views": views | {TO_RANK: f"SELECT * FROM {ROWS} WHERE {PERIOD} = 'test'\n"},
             "rows": ROWS,
             **({"key": [found.user, found.item, PERIOD]} if found.is_drawn else {}),

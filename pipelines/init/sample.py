@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,13 +23,29 @@ from sparkring.conf.errors import first_line
 from sparkring.conf.load import ConfigError
 from sparkring.conf.sources import CsvOptions
 from sparkring.etl.sources import csv_file
-from sparkring.etl.sources.footers import parquet_types
+from sparkring.etl.sources.footers import parquet_schema, spark_type
+from sparkring.etl.sources.partitions import NULL_NAME
 from sparkring.etl.sources.values import convert
 
 MOST_ROWS = 1_000_000  # looked at
 HEADER_BYTES = 1 << 20
 ENDINGS = {".csv": "csv", ".tsv": "csv", ".csv.gz": "csv", ".parquet": "parquet"}
+# What is no table that is read here, by its ending, and what to do.
+OTHERS = {
+    ".json": "JSON; save it as Parquet: pandas.read_json(FILE, lines=True).to_parquet(NEW)",
+    ".jsonl": "JSON; save it as Parquet: pandas.read_json(FILE, lines=True).to_parquet(NEW)",
+    ".xlsx": "a workbook of Excel; save its sheet as CSV UTF-8",
+    ".xls": "a workbook of Excel; save its sheet as CSV UTF-8",
+    ".zst": "compressed with zstd; decompress it first: unzstd FILE",
+    ".zip": "compressed with zip; unpack it first: unzip FILE",
+    ".bz2": "compressed with bzip2; decompress it first: bunzip2 FILE",
+    ".xz": "compressed with xz; decompress it first: unxz FILE",
+    ".orc": "ORC; save it as Parquet: pandas.read_orc(FILE).to_parquet(NEW)",
+    ".avro": "Avro, which is not read; save it as Parquet",
+    ".feather": "Feather; save it as Parquet: pandas.read_feather(FILE).to_parquet(NEW)",
+}
 SEPARATORS = ",;\t|"
+FOLDER = re.compile(r"([^=/]+)=(.*)")  # of a partition
 # what files say for a null
 NULLS = (
     "NA",
@@ -60,18 +80,31 @@ class TableSample:
     options: dict[str, str]
     rows: pa.Table
     is_whole: bool  # no row was left unread
+    partitions: dict[str, str] = field(default_factory=dict)  # column -> type, of folders such as `day=2024-01-31`
+    some_lack: tuple[str, ...] = ()  # columns that are not in every file
+
+    def source(self, columns: Container[str]) -> dict[str, Any]:
+        """The source of the recipe, with these columns; of CSV all of a file's are declared."""
+        of_files = {n: t for n, t in self.types.items() if n not in self.partitions}
+        kept = {n: t for n, t in of_files.items() if self.format == "csv" or n in columns}
+        made: dict[str, Any] = {"path": str(self.path), "format": self.format}
+        made |= {"options": self.options} if self.options else {}
+        made |= {"partitions": self.partitions} if self.partitions else {}
+        made |= {"missing_columns": "null"} if any(name in kept for name in self.some_lack) else {}
+        return made | {"columns": kept}
 
 
 def read_sample(data: str, most_rows: int = MOST_ROWS) -> TableSample:
     """Read a CSV or Parquet file, or a folder of them, up to `most_rows` rows. ConfigError where that is not one."""
     path = Path(data).resolve()
     files, kind = _files(path, data)
-    try:
-        return _read_parquet(path, files, most_rows) if kind == "parquet" else _read_csv(path, files, most_rows)
-    except (pa.ArrowException, OSError, ValueError, csv.Error) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(data, [f"is no readable {kind} file: {first_line(error)}"]) from error
+    folders = [_partition(path, file) for file in files]
+    if odd := next((file for file, own in zip(files, folders, strict=True) if own.keys() != folders[0].keys()), None):
+        raise ConfigError(data, [f"{odd} is not in folders of {[*folders[0]]}, as {files[0]} is; move it, or name one"])
+    texts = {name: pa.array([own[name] for own in folders], pa.string()) for name in folders[0]}
+    partitions = {name: text_type(pc.drop_null(values)) for name, values in texts.items()}
+    empty = TableSample(path, kind, partitions, {}, pa.table({}), False, partitions)
+    return _read_parquet(empty, files, most_rows) if kind == "parquet" else _read_csv(empty, files, most_rows)
 
 
 def read_columns(sample: TableSample, columns: list[str]) -> pa.Table:
@@ -80,51 +113,149 @@ def read_columns(sample: TableSample, columns: list[str]) -> pa.Table:
         return sample.rows.select(columns)
     files, _ = _files(sample.path, str(sample.path))
     if sample.format == "parquet":
-        batches = (b for file in files for b in pq.ParquetFile(file).iter_batches(columns=columns))
-        return pa.Table.from_batches([_decoded(batch) for batch in batches]).select(columns)
-    texts_of = dict.fromkeys(sample.types, "string")
-    options, null = CsvOptions.model_validate(sample.options), sample.options.get("nullValue")
-    texts = (b for file in files for b in csv_file.read(lambda file=file: _open(file), options, texts_of))  # type: ignore[misc]
-    made = [[_typed(batch.column(name), sample.types[name], null) for name in columns] for batch in texts]
-    return pa.Table.from_batches([pa.RecordBatch.from_arrays(arrays, names=columns) for arrays in made])
+        kinds = {field.name: field.type for field in sample.rows.schema}
+        return pa.Table.from_batches([batch.select(columns) for batch in _parquet_batches(sample, files, kinds)])
+    texts = (batch.select(columns) for batch in _csv_batches(sample, files))
+    return _typed_table(sample, pa.Table.from_batches(list(texts)))
 
 
 def _files(path: Path, data: str) -> tuple[list[Path], str]:
     if not path.exists():
         raise ConfigError(data, ["--data: no such file or folder"])
-    found = sorted(p for p in path.rglob("*") if p.is_file() and _kind(p)) if path.is_dir() else [path]
+    below = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    found = [file for file in below if _kind(file)]
     kinds = {_kind(file) for file in found}
-    if len(kinds) != 1 or None in kinds:
-        what = f"holds {sorted(map(str, kinds))} files" if len(kinds) > 1 else "is or holds no such file"
+    if len(kinds) != 1:
+        other = next((f"{f.name} is {words}" for f in below for end, words in OTHERS.items() if _ends(f, end)), "")
+        what = f"holds {sorted(map(str, kinds))} files" if kinds else other or "is or holds no such file"
         raise ConfigError(data, [f"--data: {what}; a table is files of one kind: {', '.join(ENDINGS)}"])
     return found, str(kinds.pop())
 
 
+def _partition(path: Path, file: Path) -> dict[str, str | None]:
+    """The values that a file's folders give to partition columns: `day=2024-01-31/country=DE`, None for null."""
+    names = [FOLDER.fullmatch(name) for name in file.parent.relative_to(path).parts] if path.is_dir() else []
+    return {m[1]: None if m[2] == NULL_NAME else unquote(m[2]) for m in names if m}
+
+
+def _ends(path: Path, ending: str) -> bool:
+    return path.name.lower().endswith(ending)
+
+
+def _with_partition(sample: TableSample, file: Path, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Add the partition columns, as constants of their type."""
+    for name, text in _partition(sample.path, file).items():
+        value = convert(pa.array([text], pa.string()), sample.partitions[name])[0]
+        batch = batch.append_column(name, pa.repeat(value[0], batch.num_rows))
+    return batch
+
+
 def _kind(path: Path) -> str | None:
-    return next((kind for ending, kind in ENDINGS.items() if path.name.lower().endswith(ending)), None)
+    return next((kind for ending, kind in ENDINGS.items() if _ends(path, ending)), None)
 
 
-def _read_parquet(path: Path, files: list[Path], most_rows: int) -> TableSample:
-    types = parquet_types(pq.ParquetFile(files[0]))
-    batches = (batch for file in files for batch in pq.ParquetFile(file).iter_batches(columns=list(types)))
-    rows, is_whole = _first(batches, most_rows)
-    return TableSample(path, "parquet", types, {}, rows, is_whole)
+def _read_parquet(sample: TableSample, files: list[Path], most_rows: int) -> TableSample:
+    """Read the columns of all files: one that only later files have is null in the others."""
+    found: dict[str, pa.Field] = {}
+    some_lack, where = list[str](), dict[str, Path]()
+    for number, file in enumerate(files):
+        with _readable(file, "parquet"):
+            schema = parquet_schema(pq.ParquetFile(file))
+        if problems := _same_names(schema.names):
+            raise ConfigError(str(file), problems)
+        some_lack += [name for name in schema.names if name not in found and number]
+        some_lack += [name for name in found if name not in schema.names]
+        for field_ in schema:
+            first, name = found.setdefault(field_.name, field_), field_.name
+            where.setdefault(name, file)
+            if spark_type(first) != spark_type(field_):
+                raise ConfigError(
+                    str(file),
+                    [
+                        f"column {name!r} is {spark_type(field_)}, and {spark_type(first)} in {where[name]}; "
+                        "files of one table have one type for it: write one of them again"
+                    ],
+                )
+    if problems := _same_names([*found]):
+        raise ConfigError(str(sample.path), problems)
+    kinds = {name: one.type for name, one in found.items() if name not in sample.partitions}
+    rows, is_whole = _first(sample.path, _parquet_batches(sample, files, kinds), most_rows)
+    types = {name: spark_type(found[name]) for name in kinds} | sample.partitions
+    return replace(sample, types=types, rows=rows, is_whole=is_whole, some_lack=tuple(dict.fromkeys(some_lack)))
 
 
-def _read_csv(path: Path, files: list[Path], most_rows: int) -> TableSample:
-    with _open(files[0]) as stream:
+def _parquet_batches(
+    sample: TableSample, files: list[Path], kinds: Mapping[str, pa.DataType]
+) -> Iterator[pa.RecordBatch]:
+    """Read columns as Spark does: unsigned integers, durations and codes of dictionaries are its types."""
+    names = [name for name in kinds if name not in sample.partitions]
+    for path in files:
+        with _readable(path, "parquet"):
+            file = pq.ParquetFile(path)
+            own = [name for name in names if name in file.schema_arrow.names]
+            for batch in file.iter_batches(columns=own):
+                arrays = [
+                    _as_stored(batch.column(n), kinds[n]) if n in own else pa.nulls(batch.num_rows, kinds[n])
+                    for n in names
+                ]
+                yield _with_partition(sample, path, pa.RecordBatch.from_arrays(arrays, names=names))
+
+
+def _as_stored(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    storage = array.storage if isinstance(array, pa.ExtensionArray) else array
+    if array.type == kind or isinstance(kind, pa.BaseExtensionType):
+        return array
+    return storage.cast(kind)
+
+
+def _read_csv(sample: TableSample, files: list[Path], most_rows: int) -> TableSample:
+    with _readable(files[0], "csv"), _open(files[0]) as stream:
         head = stream.read(HEADER_BYTES)
     encoding = _encoding(head)
-    options, names = _header(path, head.decode(encoding, errors="replace"), encoding)
-    texts_of = dict.fromkeys(names, "string")
-    batches = (batch for file in files for batch in csv_file.read(lambda file=file: _open(file), options, texts_of))  # type: ignore[misc]
-    texts, is_whole = _first(batches, most_rows)
+    options, names = _header(files[0], head.decode(encoding, errors="replace"), encoding)
+    texts_of = replace(sample, types=dict.fromkeys(names, "string"), options=options.model_dump(exclude_defaults=True))
+    texts, is_whole = _first(sample.path, _csv_batches(texts_of, files), most_rows)
     distinct = {name: pc.drop_null(pc.unique(texts.column(name))) for name in names}
     null = _null_text(distinct)
-    types = {name: text_type(_without(values, null)) for name, values in distinct.items()}
-    given = options.model_dump(exclude_defaults=True) | ({"nullValue": null} if null else {})
-    columns = [_typed(texts.column(name), types[name], null) for name in names]
-    return TableSample(path, "csv", types, given, pa.table(dict(zip(names, columns, strict=True))), is_whole)
+    types = {name: text_type(_without(values, null)) for name, values in distinct.items()} | sample.partitions
+    given = texts_of.options | ({"nullValue": null} if null else {})
+    made = replace(sample, types=types, options=given, is_whole=is_whole)
+    return replace(made, rows=_typed_table(made, texts))
+
+
+def _csv_batches(sample: TableSample, files: list[Path]) -> Iterator[pa.RecordBatch]:
+    """Read all columns as texts. ConfigError for a file with another header than the first."""
+    names = [name for name in sample.types if name not in sample.partitions]
+    options = CsvOptions.model_validate(sample.options)
+    for file in files:
+        opener = partial(_open, file)
+        with _readable(file, "csv"):
+            if problems := csv_file.header_problems(opener, options, names):
+                raise ConfigError(
+                    str(file), [*problems, f"files of one table have one header; the first is {files[0]}"]
+                )
+            for batch in csv_file.read(opener, options, dict.fromkeys(names, "string")):
+                yield _with_partition(sample, file, batch)
+
+
+def _typed_table(sample: TableSample, texts: pa.Table) -> pa.Table:
+    null = sample.options.get("nullValue")
+    columns = [
+        column if name in sample.partitions else _typed(column, sample.types[name], null)
+        for name, column in zip(texts.column_names, texts.columns, strict=True)
+    ]
+    return pa.table(dict(zip(texts.column_names, columns, strict=True)))
+
+
+@contextmanager
+def _readable(file: Path, kind: str) -> Iterator[None]:
+    """Raise what readers of files raise as one ConfigError that names the file."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, csv.Error) as error:
+        raise ConfigError(str(file), [f"is no readable {kind} file: {first_line(error)}"]) from error
 
 
 def _open(path: Path) -> Any:
@@ -132,6 +263,8 @@ def _open(path: Path) -> Any:
 
 
 def _encoding(head: bytes) -> str:
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
     try:
         head[: len(head) - 4 * (len(head) == HEADER_BYTES)].decode()  # a character may be cut at the end
     except UnicodeDecodeError as error:
@@ -142,36 +275,39 @@ def _encoding(head: bytes) -> str:
 def _header(path: Path, text: str, encoding: str) -> tuple[CsvOptions, list[str]]:
     """Find what separates the columns, and their names. ConfigError for names that no recipe can have."""
     first = text.removeprefix("\ufeff").split("\n", 1)[0]
+    if re.fullmatch(r'"?sep=.?"?', first.strip(), re.IGNORECASE):
+        raise ConfigError(
+            str(path), [f"line 1 is {first.strip()!r}, a mark for Excel where the header should be; delete the line"]
+        )
     separator = max(SEPARATORS, key=first.count)
     names = next(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter=separator, strict=True), [])
-    lower = [name.lower() for name in names]
     problems = [f"column {i} of the header has no name; give it one" for i, name in enumerate(names, 1) if not name]
-    problems += [
-        f"two columns are called {name!r}, upper and lower case aside; rename one"
-        for i, name in enumerate(names)
-        if name and name.lower() in lower[:i]
-    ]
+    problems += _same_names(names)
     if problems or not names:
         raise ConfigError(str(path), problems or ["is empty; a csv file begins with its header"])
     return CsvOptions(sep=separator, encoding=encoding), names
 
 
-def _first(batches: Iterator[pa.RecordBatch], most: int) -> tuple[pa.Table, bool]:
+def _same_names(names: list[str]) -> list[str]:
+    """List names that are one name to Spark."""
+    lower = [name.lower() for name in names]
+    return [
+        f"two columns are called {name!r}, upper and lower case aside; rename one"
+        for i, name in enumerate(names)
+        if name and name.lower() in lower[:i]
+    ]
+
+
+def _first(path: Path, batches: Iterator[pa.RecordBatch], most: int) -> tuple[pa.Table, bool]:
     """The first rows as one table, and whether there were no more."""
     kept: list[pa.RecordBatch] = []
     for batch in batches:
-        kept.append(_decoded(batch))
+        kept.append(batch)
         if sum(b.num_rows for b in kept) > most:
             return pa.Table.from_batches(kept).slice(0, most).combine_chunks(), False
     if not sum(b.num_rows for b in kept):
-        raise ValueError("there is no row in it")
+        raise ConfigError(str(path), ["there is no row in it"])
     return pa.Table.from_batches(kept).combine_chunks(), True
-
-
-def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with its dictionaries' values in place of codes, as Spark reads them."""
-    fields = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in batch.schema]
-    return batch.cast(pa.schema(fields))
 
 
 def _null_text(distinct: dict[str, pa.Array]) -> str | None:

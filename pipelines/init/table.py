@@ -46,11 +46,8 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
     """The recipe, as a dict in the order it is written."""
     label = columns.label
     batch, epochs = batch_and_epochs(sample.rows.num_rows)
-    source: dict[str, Any] = {"path": str(sample.path), "format": sample.format}
-    if sample.options:
-        source["options"] = sample.options
     read = " ".join([*label.columns.values(), *columns.selected.values()])
-    kept = sample.types if sample.format == "csv" else {n: t for n, t in sample.types.items() if quoted(n) in read}
+    kept = [name for name in sample.types if quoted(name) in read]
     names = [*label.columns]
     kept_beside = [name for name in (*columns.key, *label.columns) if not OURS.fullmatch(name)]
     model: dict[str, Any] = {"task": label.task, "args": {"width": 64, "blocks": 1, "dropout": 0.1}}
@@ -59,7 +56,7 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
     return {
         "name": name,
         "etl": {
-            "sources": {SOURCE: source | {"columns": kept}},
+            "sources": {SOURCE: sample.source(kept)},
             "views": {VIEW: view_sql(columns.selected | label.columns)},
             "rows": VIEW,
             **({"key": columns.key} if columns.key else {}),
@@ -131,6 +128,7 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
             f"rows are split at random; to predict later rows from earlier ones, split by {columns.dates[0]} "
             "(etl.split of kind time, docs/etl.md)"
         )
+    lines += [f"{column}: {remark}" for column, remark in columns.remarks.items()]
     if nulls:
         lines.append(
             f"{nulls} rows have no {' or '.join(columns.label.columns)}; the check label_known leaves them out"

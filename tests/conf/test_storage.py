@@ -47,9 +47,11 @@ def test_credentials_in_a_uri_are_refused() -> None:
         open_storage("s3://key:secret@bucket/x")
 
 
-@pytest.mark.parametrize("uri", ["nosuch://bucket/x", "s3://bucket/x?nonsense=1"])
+@pytest.mark.parametrize(
+    "uri", ["nosuch://bucket/x", "s3://bucket/x?nonsense=1", "simplecache::http://host/x", "reference::https://host/x"]
+)
 def test_unknown_schemes_and_options_say_so(uri: str) -> None:
-    with pytest.raises(ValueError, match=r"no filesystem for scheme|unknown option"):
+    with pytest.raises(ValueError, match=r"no filesystem for scheme|unknown option|chains file systems"):
         open_storage(uri)
 
 

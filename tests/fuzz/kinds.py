@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +18,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from pydantic import TypeAdapter
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.transforms import IdentityTransform
 from torch import nn
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.manifest import ManifestError, digest, read_manifest
 from sparkring.conf.recipe_file import recipe_names
+from sparkring.conf.sources import IcebergSource
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError, parse, read
+from sparkring.etl.errors import EtlError
+from sparkring.etl.sources.iceberg.source import pin_iceberg
+from sparkring.etl.sources.predicate import parse as parse_where
 from sparkring.etl.tokenizer import Codec, train_bpe
 from sparkring.etl.windows.parts import PART_NAME, Part, find_part
 from sparkring.etl.windows.window import list_files
@@ -55,6 +62,8 @@ from sparkring.training.result import SUMMARY, FailedAttempt, read_result
 from sparkring.training.tables.exchange import Alone
 from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import TableSpec
+from tests.etl.sources.iceberg.tables import delete_by_position
+from tests.etl.sources.iceberg.tables import paths as table_paths
 from tests.pipelines.results import train_result
 from tests.training.launch.examples import MESSAGES, example
 
@@ -84,6 +93,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         SUMMARY: _summary(folder),
         PREDICTIONS: _scored(),
     }
+    made |= _iceberg(folder / "lake") | {"where": _where()}
     made |= _checkpoint(folder / "checkpoints") | _model(folder / "model") | _recipe(folder)
     made |= {"tokenizer": _tokenizer(), "predictions": _predictions(folder), "journal": _journal(folder / "tracking")}
     header = {"format": 3, "attempt": 1, "rank": 0, "size": 2, "dataset": "d", "order_state": {"seed": 1}}
@@ -195,6 +205,63 @@ def _date(folder: Path) -> Kind:
         ledger.read(record.ds)
 
     return Kind([record.to_json()], check, (StoredError,))
+
+
+def _iceberg(folder: Path) -> dict[str, Kind]:
+    """The files of metadata of a table with deletes and two manifests, each in turn damaged below whole others."""
+    folder.mkdir()
+    examples: dict[str, list[bytes]] = {"metadata.json": [], "manifest list": [], "manifest": []}
+    first: dict[str, Path] = {}
+    for codec in ("null", "gzip"):  # uncompressed, damage is to values and lengths
+        catalog = SqlCatalog("fuzz", uri=f"sqlite:///{folder}/{codec}.db", warehouse=f"file://{folder}/{codec}")
+        catalog.create_namespace("db")
+        rows = pa.table({"n": [1, 2], "s": ["a", None]})
+        table = catalog.create_table("db.t", rows.schema, properties={"write.avro.compression-codec": codec})
+        with table.update_spec() as update:
+            update.add_field("s", IdentityTransform(), "s")
+        table.append(rows)
+        table.append(rows)
+        delete_by_position(table, table_paths(table)[0], [0])
+        catalog.close()
+        snapshot = table.current_snapshot()
+        assert snapshot is not None
+        locations = [
+            table.metadata_location,
+            snapshot.manifest_list,
+            *[m.manifest_path for m in snapshot.manifests(table.io)],
+        ]
+        files = [Path(location.removeprefix("file://")) for location in locations]
+        for name, file in zip([*examples, "manifest"], files, strict=False):
+            examples[name].append(file.read_bytes())
+            first.setdefault(name, file)
+
+    def check(name: str, data: bytes) -> None:
+        for other, file in first.items():
+            file.write_bytes(data if other == name else examples[other][0])
+        path = str(first["metadata.json"])
+        found = pin_iceberg("t", IcebergSource(format="iceberg", path=path, allowed_folders=[str(folder)]))
+        json.dumps(found.lineage())
+        found.version.schema.highest_field_id  # noqa: B018
+
+    for name, found in examples.items():
+        for data in found[:2]:  # the second manifest is not of the first table
+            check(name, data)
+    return {f"iceberg {name}": Kind(found, partial(check, name), (EtlError,)) for name, found in examples.items()}
+
+
+def _where() -> Kind:
+    types = {"day": "date", "n": "int", "s": "string", "d": "decimal(9,2)", "b": "boolean", "at": "timestamp"}
+    texts = [
+        "day >= '2024-01-03' AND NOT (n IN (1, 2) OR s IS NULL)",
+        "(((d BETWEEN 1.5 AND 2) <=> NULL)) OR b",
+        "NOT NOT at < DATE '2024-01-03' AND s <> 'it''s'",
+        "n = 1 AND " * 40 + "n <= 3",
+    ]
+
+    def check(data: bytes) -> None:
+        parse_where("k", data.decode(errors="replace"), types).matches(dict.fromkeys(types))
+
+    return Kind([text.encode() for text in texts], check, (EtlError,))
 
 
 def _lease() -> Kind:

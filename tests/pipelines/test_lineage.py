@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.blocks.tracking import TrackingConfig
@@ -25,8 +27,10 @@ from sparkring.etl.windows.parts import PART_NAME, Part
 from sparkring.etl.windows.window import cut_source
 from sparkring.pipelines import lineage
 from sparkring.pipelines.cli import main
+from sparkring.pipelines.replay_log import replay_log
 from sparkring.pipelines.runs import Runs, training_digest
 from sparkring.pipelines.serving import signature_inputs, signature_outputs
+from sparkring.pipelines.tracking.fetch import RegisteredModel, copy_model
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.result import SUMMARY
@@ -178,3 +182,40 @@ def test_a_registered_model_leads_to_its_run_and_sources(
     assert [s["state"] for s in json.loads(capsys.readouterr().out)["sources"]] == ["same", "same"]
     assert main(["lineage", "models:/again/9", words[2]]) == 3
     assert "models:/again/9: no such model" in capsys.readouterr().err
+
+
+# --- what a stored run may not do
+
+
+EVIL = "endpoint_override=attacker.invalid:9000&scheme=http"
+
+
+def test_a_run_names_no_server_that_gets_the_readers_keys(run: Path) -> None:
+    """Sources and dataset on a server that only the run's own files name: neither is asked."""
+    config = json.loads((run / SUMMARY).read_text())["config"]
+    config["etl"]["sources"]["flights"]["path"] = f"s3://bucket/flights?{EVIL}"
+    etl = EtlConfig.model_validate(config["etl"])
+    write_run(run, run.parent / "dataset", etl)
+    found = {source.name: source for source in lineage.trace(str(run), NOWHERE).sources}
+    assert found["planes"].state == "same" and found["flights"].state == "not looked at"
+    assert "the server http://attacker.invalid:9000 is named by a file in" in found["flights"].why
+    stored = train_result(run=str(run), dataset=f"s3://bucket/d?{EVIL}", config=config)
+    open_storage(str(run)).put_atomic(SUMMARY, stored.to_json())
+    made = lineage.trace(str(run), NOWHERE)
+    assert made.sources == [] and "the server http://attacker.invalid:9000" in made.missing[0]
+    with pytest.raises(ValueError, match=r"the server http://attacker\.invalid:9000 is named by"):
+        replay_log(str(run))
+
+
+def test_a_registered_model_that_is_copied_runs_no_code_that_it_names(tmp_path: Path) -> None:
+    """MLmodel names the module that MLflow would import, and a folder of modules it would put first."""
+    folder = tmp_path / "artifacts"
+    (folder / "code").mkdir(parents=True)
+    (folder / "data").mkdir()
+    ran = tmp_path / "ran"
+    (folder / "code" / "planted.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    flavor = {"loader_module": "planted", "code": "code", "data": "data", "python_version": "3.11"}
+    (folder / "MLmodel").write_text(yaml.safe_dump({"flavors": {"python_function": flavor}}))
+    model = RegisteredModel("models:/m/1", "m", "1", "r", str(folder), (), {}, 0)
+    assert copy_model(TrackingConfig(root=str(tmp_path / "mlflow")), model, tmp_path / "copy").name == "data"
+    assert not ran.exists() and "planted" not in sys.modules

@@ -25,11 +25,12 @@ import pyarrow.fs as pafs
 
 from sparkring.conf.errors import first_line
 from sparkring.conf.sources import DeltaSource, instant
-from sparkring.conf.storage import Storage
+from sparkring.conf.storage import Storage, check_below
 from sparkring.etl.errors import EtlError
 
 INSTALL = "pip install deltalake==1.6.6"
-READER_FEATURES = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint"})
+ONLY_VACUUM = frozenset({"vacuumProtocolCheck"})  # asks nothing of who reads: which files VACUUM may delete
+READER_FEATURES = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint"}) | ONLY_VACUUM
 WITHOUT_FEATURE = (
     "remove it with the engine that keeps the table (ALTER TABLE ... DROP FEATURE ...), or copy the rows to a table "
     "without it (CREATE TABLE ... AS SELECT)"
@@ -207,7 +208,7 @@ class DeltaVersion:
             actions = pa.table(self.table.get_add_actions(flatten=False))
             vectors = pa.table(self.table.deletion_vectors().read_all())
         uris, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
-        if outside := [uri for uri in uris if ABSOLUTE.match(uri)]:
+        if outside := [uri for uri in uris if _is_outside(uri)]:
             raise EtlError(
                 f"{self.key}: version {self.version} has files of another table, such as {outside[0]}: a shallow clone "
                 "loses them when that one is vacuumed; declare that table, or a deep clone"
@@ -228,6 +229,15 @@ class DeltaVersion:
         paths = [unquote(uri.removeprefix(root)) for uri in vectors["filepath"].to_pylist()]
         masks = [kept.values.to_numpy(zero_copy_only=False) for kept in vectors["selection_vector"]]
         return {path: np.flatnonzero(~mask).astype(np.int64) for path, mask in zip(paths, masks, strict=True)}
+
+
+def _is_outside(uri: str) -> bool:
+    """Whether a file's URI in the log leaves the table's folder."""
+    try:
+        check_below(unquote(uri))
+    except ValueError:
+        return True
+    return ABSOLUTE.match(uri) is not None
 
 
 def open_version(key: str, config: DeltaSource, storage: Storage) -> DeltaVersion:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import BinaryType, DataType, StructField, StructType
 
 from sparkring.conf.manifest import digest
 from sparkring.conf.sources import DeltaSource
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.delta.log import DeltaVersion, list_log, open_version
+from sparkring.etl.sources.delta.log import DeltaFile, DeltaVersion, list_log, open_version
 from sparkring.etl.sources.lake_files import (
     FIELD_ID,
     LakeFile,
@@ -97,17 +97,53 @@ class DeltaSnapshot(SourceSnapshot):
         for version in found.versions[-TRIED:] if found else []:
             config = DeltaSource(format="delta", path=self.config.path, versionAsOf=version)
             with contextlib.suppress(EtlError):
-                if not _pinned(self.key, config, self.files.storage)[1].gone():
+                if not open_delta(self.name, config).select(config).gone():
                     whole.append(version)
         return whole
 
 
-def pin_delta(name: str, config: DeltaSource) -> DeltaSnapshot:
-    """Pin one table, from its log alone. Raises EtlError if it has no such version, or one that is not read here."""
-    found, files = _pinned(f"etl.sources.{name}", config, open_storage(config.path))
+@dataclass(frozen=True)
+class OpenDelta:
+    """A table at the version that a recipe asks for, with its log read: `pin` reads nothing more of it."""
+
+    name: str
+    storage: Storage
+    version: DeltaVersion
+    listed: tuple[DeltaFile, ...]
+
+    def pin(self, config: DeltaSource) -> DeltaSnapshot:
+        """Pin the columns and files that `config` asks for. Raises EtlError for those that are not there."""
+        files = self.select(config)
+        fingerprint = digest(["delta", self.version.table_id, files.content()])
+        return DeltaSnapshot(self.name, config, fingerprint, self.version.version, self.version.table_id, files)
+
+    def select(self, config: DeltaSource) -> LakeFiles:
+        """Select the columns and files that `config` asks for."""
+        key, found = f"etl.sources.{self.name}", self.version
+        table = StructType.fromJson(found.schema)
+        schema = select_columns(key, config.columns, lake_schema(table, found.column_mapping, found.partition_columns))
+        if odd := [name for name in schema.partitions if isinstance(schema.columns[name].dataType, BinaryType)]:
+            raise EtlError(
+                f"{key}: the table is partitioned by {odd[0]!r}, which is binary, and no certain bytes of it are in "
+                "the log (writers escape them in different ways); leave it out of `columns`, or copy the table "
+                "into one that is partitioned by base64 of it"
+            )
+        listed = self.listed
+        if config.where is not None:
+            kinds = {f.name: f.dataType.simpleString() for f in table if f.name in found.partition_columns}
+            condition = parse(f"{key}.where", config.where, kinds)
+            listed = tuple(file for file in listed if condition.matches(file.partition))
+        values = [tuple(file.partition[name] for name in schema.partitions) for file in listed]
+        files = [LakeFile(f.path, f.bytes, value, f.deleted) for f, value in zip(listed, values, strict=True)]
+        return LakeFiles(self.storage, schema, tuple(files))
+
+
+def open_delta(name: str, config: DeltaSource) -> OpenDelta:
+    """Resolve the version that a recipe asks for. Raises EtlError if there is none such, or it is not read here."""
+    storage = open_storage(config.path)
+    found = open_version(f"etl.sources.{name}", config, storage)
     log.info("etl.sources.%s: version %d of %s", name, found.version, config.path)
-    fingerprint = digest(["delta", found.table_id, files.content()])
-    return DeltaSnapshot(name, config, fingerprint, found.version, found.table_id, files)
+    return OpenDelta(name, storage, found, tuple(found.files()))
 
 
 def uses_connector(extensions: str, loadable: Callable[[str], bool]) -> bool:
@@ -118,21 +154,6 @@ def uses_connector(extensions: str, loadable: Callable[[str], bool]) -> bool:
 def _loadable(spark: SparkSession, name: str) -> bool:
     jvm: Any = spark.sparkContext._jvm
     return bool(jvm.org.apache.spark.util.Utils.classIsLoadable(name))
-
-
-def _pinned(key: str, config: DeltaSource, storage: Storage) -> tuple[DeltaVersion, LakeFiles]:
-    """The version that the recipe asks for, and the files and columns of it that the recipe asks for."""
-    found = open_version(key, config, storage)
-    table = StructType.fromJson(found.schema)
-    schema = select_columns(key, config.columns, lake_schema(table, found.column_mapping, found.partition_columns))
-    listed = found.files()
-    if config.where is not None:
-        kinds = {f.name: f.dataType.simpleString() for f in table if f.name in found.partition_columns}
-        condition = parse(f"{key}.where", config.where, kinds)
-        listed = [file for file in listed if condition.matches(file.partition)]
-    values = [tuple(file.partition[name] for name in schema.partitions) for file in listed]
-    files = [LakeFile(f.path, f.bytes, value, f.deleted) for f, value in zip(listed, values, strict=True)]
-    return found, LakeFiles(storage, schema, tuple(files))
 
 
 def lake_schema(table: StructType, mapping: str, partitions: tuple[str, ...]) -> LakeSchema:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from sparkring.conf.errors import first_line
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.iceberg.table import SHOWN, TableVersion
+from sparkring.etl.sources.iceberg.table import SHOWN, TableVersion, readable
 from sparkring.etl.sources.spark_path import HOST
 
 if TYPE_CHECKING:
@@ -50,16 +50,26 @@ def plan(key: str, version: TableVersion, row_filter: BooleanExpression | None) 
 
     The filter is about columns as the version's schema names them; None: all files.
     """
+    with readable(key):
+        return _plan(key, version, row_filter)
+
+
+def _plan(key: str, version: TableVersion, row_filter: BooleanExpression | None) -> tuple[IcebergFile, ...]:
     from pyiceberg.expressions import AlwaysTrue
-    from pyiceberg.manifest import INITIAL_SEQUENCE_NUMBER, DataFileContent
+    from pyiceberg.manifest import INITIAL_SEQUENCE_NUMBER, DataFileContent, read_manifest_list
     from pyiceberg.table import ManifestGroupPlanner
     from pyiceberg.table.delete_file_index import DeleteFileIndex
 
     if version.snapshot is None:
         return ()
     # Not `DataScan.plan_files`: of pyiceberg 0.12 it fails where a condition meets a partition of nulls.
-    planner = ManifestGroupPlanner(version.metadata, version.io, row_filter or AlwaysTrue())
-    entries = list(chain.from_iterable(planner.plan_manifest_entries(version.snapshot.manifests(version.io))))
+    planner = ManifestGroupPlanner(version.metadata, version.metadata_io, row_filter or AlwaysTrue())
+    version.check_place(key, version.snapshot.manifest_list)
+    # Not `snapshot.manifests`: its cache, by path and for the whole process, believes what another table said.
+    manifests = list(read_manifest_list(version.metadata_io.new_input(version.snapshot.manifest_list)))
+    for manifest in manifests:
+        version.check_place(key, manifest.manifest_path)
+    entries = list(chain.from_iterable(planner.plan_manifest_entries(manifests)))
     deletes = DeleteFileIndex()
     for entry in entries:
         if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
@@ -84,14 +94,15 @@ def plan(key: str, version: TableVersion, row_filter: BooleanExpression | None) 
 
 
 def _file(key: str, version: TableVersion, data: DataFile, deletes: Iterable[DataFile]) -> IcebergFile:
-    file = _checked(key, data)
-    deleted = sorted((_checked(key, delete) for delete in deletes), key=lambda d: d.path)
+    file = _checked(key, version, data)
+    deleted = sorted((_checked(key, version, delete) for delete in deletes), key=lambda d: d.path)
     return IcebergFile(file.path, file.bytes, file.rows, tuple(sorted(_identity(version, data))), tuple(deleted))
 
 
-def _checked(key: str, file: DataFile) -> IcebergFile:
+def _checked(key: str, version: TableVersion, file: DataFile) -> IcebergFile:
     from pyiceberg.manifest import FileFormat
 
+    version.check_place(key, file.file_path)
     if file.file_format != FileFormat.PARQUET:
         raise EtlError(
             f"{key}: {file.file_path} is a file of {file.file_format.value}, and only Parquet is read; set "
@@ -153,7 +164,7 @@ def gone(version: TableVersion, files: Iterable[IcebergFile]) -> list[str]:
 
 
 def _of_each(key: str, version: TableVersion, files: Iterable[IcebergFile], read: Callable[[Any], Any]) -> list[Any]:
-    """Call `read(opened file)` for each file. Its ValueErrors, and files that cannot be read, are one EtlError."""
+    """Call `read(opened file)` for each file. Files that cannot be read, or hold something else, are one EtlError."""
 
     def one(file: IcebergFile) -> tuple[str, Any]:
         if problem := _size_problem(version, file):
@@ -161,7 +172,7 @@ def _of_each(key: str, version: TableVersion, files: Iterable[IcebergFile], read
         try:
             with version.io.new_input(file.path).open() as opened:
                 return "", read(opened)
-        except (OSError, ValueError) as error:  # Arrow's are both
+        except Exception as error:  # of damaged bytes Arrow raises many types
             return f"{file.path}: {first_line(error)}", None
 
     with ThreadPoolExecutor(THREADS) as pool:

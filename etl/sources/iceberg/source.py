@@ -19,7 +19,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.iceberg.files import IcebergFile, deleted_rows, field_ids, footers, gone, plan, split_host
 from sparkring.etl.sources.iceberg.schema import comparable, field_id, spark_fields, stored, stored_by_names
-from sparkring.etl.sources.iceberg.table import TableVersion, instant, open_version
+from sparkring.etl.sources.iceberg.table import TableVersion, instant, open_version, readable
 from sparkring.etl.sources.iceberg.where import file_filter
 from sparkring.etl.sources.lake_files import (
     LakeFile,
@@ -99,7 +99,8 @@ class IcebergSnapshot(SourceSnapshot):
             return stored(self.columns), {
                 by_id[n]: v for n, v in file.identity if n in by_id and n not in ids and v is not None
             }
-        mapping = self.version.metadata.name_mapping()
+        with readable(self.key):
+            mapping = self.version.name_mapping
         if mapping is None:
             raise EtlError(
                 f"{self.key}: {file.path} was written without field ids, and the table has no name mapping "
@@ -134,17 +135,32 @@ class IcebergSnapshot(SourceSnapshot):
         }
 
 
+@dataclass(frozen=True)
+class OpenIceberg:
+    """A table at the snapshot that a recipe asks for: `pin` plans files of this one, whatever is committed since."""
+
+    name: str
+    version: TableVersion
+
+    def pin(self, config: IcebergSource) -> IcebergSnapshot:
+        """Pin the columns and files that `config` asks for. Raises EtlError for those that are missing or not read."""
+        key, version, where = f"etl.sources.{self.name}", self.version, None
+        if config.where is not None:
+            where = parse(f"{key}.where", config.where, comparable(version.schema), "comparable column")
+        names = [*asked_names(config, version), *sorted(where.columns if where else ())]
+        columns = spark_fields(key, version.schema, dict.fromkeys(names))
+        files = plan(key, version, None if where is None else file_filter(where.test, version.schema))
+        return IcebergSnapshot(self.name, config, fingerprint(version, columns, files), version, files, columns)
+
+
+def open_iceberg(name: str, config: IcebergSource) -> OpenIceberg:
+    """Resolve the snapshot that a recipe asks for. Raises EtlError if it, or the table, is not there."""
+    return OpenIceberg(name, open_version(f"etl.sources.{name}", config))
+
+
 def pin_iceberg(name: str, config: IcebergSource) -> IcebergSnapshot:
-    """Pin one table. Raises EtlError if it, its snapshot or a column is not there, or it has what is not read."""
-    key = f"etl.sources.{name}"
-    version = open_version(key, config)
-    where = None
-    if config.where is not None:
-        where = parse(f"{key}.where", config.where, comparable(version.schema), "comparable column")
-    names = [*asked_names(config, version), *sorted(where.columns if where else ())]
-    columns = spark_fields(key, version.schema, dict.fromkeys(names))
-    files = plan(key, version, None if where is None else file_filter(where.test, version.schema))
-    return IcebergSnapshot(name, config, fingerprint(version, columns, files), version, files, columns)
+    """Pin one table, as `OpenIceberg.pin` does."""
+    return open_iceberg(name, config).pin(config)
 
 
 def asked_names(config: IcebergSource, version: TableVersion) -> list[str]:

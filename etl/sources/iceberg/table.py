@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow.fs as pafs
@@ -19,17 +21,22 @@ from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError
 
 if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
     from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.name_mapping import NameMapping
     from pyiceberg.table.snapshots import Snapshot
+
+    from sparkring.etl.sources.iceberg.io import MetadataIO, TableIO
 
 INSTALL = "pip install 'pyiceberg>=0.12,<0.13'"
 METADATA = ".metadata.json"
 NUMBERED = re.compile(r"v([0-9]+)(?:\.gz)?\.metadata\.json")
 SHOWN = 10  # names in a message
 LATEST_FORMAT = 2
+DAMAGED = (
+    "the table's metadata is damaged, or of a writer that breaks Iceberg's format; read an older metadata file of the "
+    "table (path: .../metadata/<name>.metadata.json), or have the engine that keeps it write it again"
+)
 GONE = "no such snapshot; it may have expired (expire_snapshots), and then its rows are gone"
 
 
@@ -38,7 +45,8 @@ class TableVersion:
     """A table's metadata at one snapshot: what is current in it is what is read."""
 
     metadata: TableMetadata  # its current snapshot and schema are those that are read
-    io: FileIO
+    metadata_io: MetadataIO
+    folders: tuple[str, ...]  # where its files may be: its own folder, and those that the recipe allows
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -49,30 +57,80 @@ class TableVersion:
     def schema(self) -> Schema:
         return self.metadata.schema()
 
+    @property
+    def name_mapping(self) -> NameMapping | None:
+        return self.metadata.name_mapping()
+
+    @property
+    def io(self) -> TableIO:
+        """Opens data files."""
+        return self.metadata_io.of_data
+
+    def check_place(self, key: str, path: str) -> None:
+        """Raise EtlError for a file outside the folders: the metadata could name the rows of any other table."""
+        from sparkring.etl.sources.iceberg.io import is_below
+
+        if not is_below(path, self.folders):
+            raise EtlError(
+                f"{key}: the table's metadata names {path}, which is not below {' or '.join(self.folders)}, where the "
+                "table's metadata is: it may be another table's. If this table's files are there, allow the folder: "
+                f"{key}.allowed_folders: [{path.rpartition('/')[0]}]"
+            )
+
+
+@contextmanager
+def readable(where: str) -> Iterator[None]:
+    """Raise what pyiceberg raises of damaged metadata, of many types, as one EtlError."""
+    try:
+        yield
+    except EtlError:
+        raise
+    except Exception as error:
+        text = redact(first_line(error))
+        raise EtlError(f"{where}: {DAMAGED} ({type(error).__name__}: {text[:300]})") from error
+
 
 def open_version(key: str, config: IcebergSource) -> TableVersion:
     """Open the table that `key` declares, at the snapshot it asks for. Raises EtlError if one is missing."""
-    table = _open(key, config)
-    metadata = table.metadata
+    location, metadata, metadata_io = _open(key, config)
+    folders = (table_folder(location), *config.allowed_folders)
+    with readable(key):
+        return _at_snapshot(key, config, TableVersion(metadata, metadata_io, folders))
+
+
+def _at_snapshot(key: str, config: IcebergSource, version: TableVersion) -> TableVersion:
+    metadata = version.metadata
     if metadata.format_version > LATEST_FORMAT:
         raise EtlError(
             f"{key}: the table has Iceberg's format-version {metadata.format_version}, and only versions 1 and 2 are "
             "read (not the deletion vectors, default values and types of version 3); copy it into a table of version 2 "
             "with the engine that keeps it (CREATE TABLE ... TBLPROPERTIES ('format-version'='2') AS SELECT ...)"
         )
+    main, current = metadata.refs.get("main"), metadata.current_snapshot_id
+    if current is not None and metadata.snapshot_by_id(current) is None:
+        raise ValueError(f"current-snapshot-id {current} is not one of the table's snapshots")
+    if main is not None and main.snapshot_id != current:
+        raise ValueError(f"current-snapshot-id is {current}, and the branch main is at {main.snapshot_id}")
     snapshot, schema_id = resolve(key, config, metadata)
+    if metadata.schema_by_id(schema_id) is None:
+        raise ValueError(f"schema {schema_id} is not one of the table's schemas")
+    if snapshot is not None:
+        instant(snapshot.timestamp_ms)  # ValueError, OverflowError
     at = {"current_snapshot_id": snapshot and snapshot.snapshot_id, "current_schema_id": schema_id}
-    return TableVersion(metadata.model_copy(update=at), table.io)
+    return replace(version, metadata=metadata.model_copy(update=at))
 
 
 # --- which table
 
 
-def _open(key: str, config: IcebergSource) -> Table:
+def _open(key: str, config: IcebergSource) -> tuple[str, TableMetadata, MetadataIO]:
+    """Read a table's metadata: the file it is in, what it says, and how the table's files are opened."""
     try:
         from pyiceberg.catalog import load_catalog
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-        from pyiceberg.table import StaticTable
+        from pyiceberg.serializers import FromInputFile
+
+        from sparkring.etl.sources.iceberg.io import MetadataIO, with_own_io
     except ImportError as error:
         raise EtlError(f"{key}.format = 'iceberg': needs the package pyiceberg ({error}): {INSTALL}") from error
     if config.path is not None:
@@ -83,8 +141,10 @@ def _open(key: str, config: IcebergSource) -> Table:
         catalog_name, _, table_name = str(config.table).partition(".")
     try:
         if config.path is not None:
-            return StaticTable.from_metadata(location)
-        return load_catalog(catalog_name).load_table(table_name)
+            files = MetadataIO()
+            return location, FromInputFile.table_metadata(files.new_input(location)), files
+        table = with_own_io(load_catalog(catalog_name)).load_table(table_name)
+        return table.metadata_location or f"{table.metadata.location}/metadata/", table.metadata, table.io
     except (NoSuchTableError, NoSuchNamespaceError) as error:
         raise EtlError(f"{where}: catalog {catalog_name!r} has no such table ({first_line(error)})") from error
     except Exception as error:  # of the catalog's client: it may be SQL, REST, Thrift or an SDK
@@ -95,6 +155,12 @@ def _open(key: str, config: IcebergSource) -> Table:
             f"PYICEBERG_CATALOG__{catalog_name.upper()}__URI and its like"
         )
         raise EtlError(f"{where}: cannot be opened: {redact(first_line(error))}{remedy}") from error
+
+
+def table_folder(metadata_location: str) -> str:
+    """The folder of the table whose metadata file this is. What the file itself says of it proves nothing."""
+    folder = metadata_location.rpartition("/")[0]
+    return folder.removesuffix("/metadata") or "/"
 
 
 def metadata_file(where: str, path: str) -> str:
@@ -155,7 +221,8 @@ def _of_ref(key: str, kind: str, name: str, metadata: TableMetadata) -> Snapshot
         what = f"{kind} names in the table are {there[:SHOWN]}" if there else f"the table has no {kind}"
         raise EtlError(f"{key}.{kind} = {name!r}: no such {kind}; {other}{what}")
     snapshot = metadata.snapshot_by_name(name)
-    assert snapshot is not None  # Iceberg keeps a snapshot as long as a name refers to it
+    if snapshot is None:  # Iceberg keeps a snapshot as long as a name refers to it
+        raise ValueError(f"{kind} {name!r} is a snapshot that is not one of the table's")
     return snapshot
 
 

@@ -16,8 +16,11 @@ from pyspark.sql.types import (
 )
 
 from sparkring.conf.sources import FilesSource
+from sparkring.etl.errors import EtlError
+from sparkring.etl.session import build_session
 from sparkring.etl.sources.files import list_files
 from sparkring.etl.sources.footers import NAMES, check_footers
+from sparkring.etl.sources.pin import pin
 
 DECLARED = StructType([StructField("a", LongType()), StructField("b", StringType())])
 DAY = StructType([StructField("day", DateType())])
@@ -67,3 +70,25 @@ def test_nanoseconds_are_refused_as_spark_does_not_read_them(tmp_path, zone):
     for kind in (TimestampType(), TimestampNTZType()):
         (found,) = check_footers(listed, "parquet", StructType([StructField("at", kind)]), StructType())
         assert "to_parquet(coerce_timestamps='us')" in found.problems[0]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "orc"])
+def test_a_column_that_later_files_have_is_null_in_earlier_ones_where_the_recipe_says_so(spark, tmp_path, kind):
+    write = pq.write_table if kind == "parquet" else orc.write_table
+    write(pa.table({"a": [1, 2]}), tmp_path / f"0.{kind}")
+    write(pa.table({"b": ["x"], "a": [3]}), tmp_path / f"1.{kind}")
+
+    def rows(**changes):
+        source = FilesSource(path=str(tmp_path), format=kind, columns={"a": "bigint", "b": "string"}, **changes)
+        return sorted(map(tuple, pin("t", source).read(build_session(spark, {})).collect()))
+
+    assert rows(missing_columns="null") == [(1, None), (2, None), (3, "x")]
+    with pytest.raises(EtlError, match=rf"0\.{kind}: has no column 'b'"):
+        rows()
+    write(pa.table({"a": [1], "b": [2]}), tmp_path / f"2.{kind}")
+    with pytest.raises(EtlError, match=rf"2\.{kind}: column 'b' is bigint, declared string"):
+        rows(missing_columns="null")
+    (tmp_path / f"1.{kind}").unlink()
+    (tmp_path / f"2.{kind}").unlink()
+    with pytest.raises(EtlError, match="no file has a column 'b'"):
+        rows(missing_columns="null")

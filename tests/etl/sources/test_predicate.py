@@ -109,3 +109,26 @@ def test_what_is_not_understood_is_refused_with_key_condition_and_name(text, wor
 def test_a_thousand_parts_are_no_deeper_than_one():
     text = " OR ".join(f"day = '2024-01-{n % 28 + 1:02}'" for n in range(1000)) + " OR n = 3"
     assert parse(KEY, text, TYPES).matches(ROW)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NOT " * 200 + "flag",
+        "(" * 500 + "flag" + ")" * 500,
+        "n = 1 AND (flag OR " * 200 + "flag" + ")" * 200,
+        "n = " + "- " * 2000 + "1",
+        "n = " + "CASE WHEN flag THEN " * 300 + "1" + " END" * 300,
+        "n = 1" + "[" * 3000,
+        "n IN " + "(SELECT 1 WHERE n IN " * 200 + "(1)" + ")" * 200,
+    ],
+)
+def test_a_condition_that_is_nested_too_deeply_is_one_error(text):
+    with pytest.raises(EtlError, match=r"^etl\.sources\.t\.where = "):
+        parse(KEY, text, TYPES)
+
+
+def test_a_condition_may_be_long():
+    assert parse(KEY, " AND ".join(["n = 3"] * 500) + f" AND n IN ({', '.join(map(str, range(5000)))})", TYPES).matches(
+        ROW
+    )

@@ -60,3 +60,10 @@ def test_the_name_that_was_meant_is_said() -> None:
     for text, meant in {"int64": "bigint", "integr": "integer", "array<float64>": "double", "str": "string"}.items():
         with pytest.raises(NoSuchType, match=f"did you mean '{meant}'"):
             parse_type(text)
+
+
+@pytest.mark.parametrize("start", ["array<", "map<int,", "struct<a:", "array<struct<a:"])
+def test_types_that_are_nested_too_deeply_are_refused(start):
+    text = start * 2000 + "int" + ">" * (2000 * start.count("<"))
+    with pytest.raises(NoSuchType, match="nested too deeply"):
+        parse_type(text)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +16,8 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import Column, DataFile, Lineage
 from sparkring.conf.sources import FilesSource
 from sparkring.etl.errors import EtlError
+from sparkring.etl.session import build_session
+from sparkring.etl.sources.pin import PinContext
 from sparkring.etl.statistics import Measured, nothing
 from sparkring.etl.windows import window
 from sparkring.etl.windows.interval import interval_from, window_of
@@ -28,6 +33,7 @@ from sparkring.etl.windows.window import (
     sources_of,
     split_of,
 )
+from tests.etl.sources.iceberg.tables import NAME, catalog_at
 from tests.etl.windows.test_parts import BLOCK, config
 
 
@@ -246,3 +252,107 @@ def test_small_parts_are_written_at_once_and_large_ones_alone(monkeypatch) -> No
     assert batches([]) == []
     assert batches([1] * 7) == [range(3), range(3, 6), range(6, 7)]
     assert batches([4, 6, 1, 11, 5, 5, 1]) == [range(2), range(2, 3), range(3, 4), range(4, 6), range(6, 7)]
+
+
+# --- one version for all intervals, whatever is committed while they are pinned
+
+
+DAYS = [dt.date(2013, 3, day) for day in (2, 3, 4)]
+
+
+def moving(monkeypatch, move) -> None:
+    """Call `move(number)` after each interval that is pinned: a writer that works at the same time."""
+    real = window.open_source
+
+    def opened(*given):
+        pin_rows, count = real(*given), itertools.count()
+
+        def pinned(config):
+            found = pin_rows(config)
+            move(next(count))
+            return found
+
+        return pinned
+
+    monkeypatch.setattr(window, "open_source", opened)
+
+
+def lake_recipe(source: dict[str, Any]) -> EtlConfig:
+    interval = {**BLOCK["interval"], "look_back": 0}
+    return config(sources={"a": source}, split={"kind": "hash"}, interval=interval)
+
+
+def test_a_window_of_a_delta_table_is_of_one_version(tmp_path, monkeypatch) -> None:
+    """Each commit moves every row to the next file; after the first interval not even the log can be read any more."""
+    root, rows = tmp_path / "t", pa.table({"x": pa.array([1, 2, 3], pa.int32()), "day": DAYS})
+    deltalake.write_deltalake(str(root), rows, partition_by=["day"])
+    recipe = lake_recipe({"path": str(root), "format": "delta"})
+    at_rest = pin_window(recipe, "4.3.0", {})
+
+    def move(number: int) -> None:
+        if number:
+            (root / "_delta_log").rename(root / f"log-{number}")
+            return
+        moved = rows.set_column(1, "day", pa.array(DAYS[1:] + DAYS[:1]))
+        deltalake.write_deltalake(str(root), moved, partition_by=["day"], mode="overwrite")
+
+    def once(number: int) -> None:
+        if number < 2:
+            move(number)
+
+    moving(monkeypatch, once)
+    assert pin_window(recipe, "4.3.0", {}).fingerprint == at_rest.fingerprint
+    (root / "log-1").rename(root / "_delta_log")
+    monkeypatch.undo()
+    after = pin_window(recipe, "4.3.0", {})
+    assert after.fingerprint != at_rest.fingerprint
+    versions = [{part.sources.cut["a"][-1].lineage()["version"] for part in w.parts} for w in (at_rest, after)]
+    assert versions == [{0}, {1}]
+
+
+def test_a_window_of_an_iceberg_table_is_of_one_snapshot(tmp_path, monkeypatch) -> None:
+    with catalog_at(tmp_path) as catalog:
+        rows = pa.table({"x": pa.array([1, 2, 3], pa.int32()), "day": DAYS})
+        table = catalog.create_table("db.t", rows.schema)
+        table.append(rows)
+        recipe = lake_recipe({"table": NAME, "format": "iceberg"})
+        at_rest = pin_window(recipe, "4.3.0", {})
+        moving(monkeypatch, lambda number: table.overwrite(rows.set_column(1, "day", pa.array(DAYS[1:] + DAYS[:1]))))
+        assert pin_window(recipe, "4.3.0", {}).fingerprint == at_rest.fingerprint
+        assert table.refresh().current_snapshot().snapshot_id not in {
+            part.sources.cut["a"][-1].lineage()["snapshot-id"] for part in at_rest.parts
+        }
+
+
+def test_the_manifest_names_the_version_of_each_part() -> None:
+    def part(day: int, **version: Any) -> Any:
+        own = {"files": 1, "bytes": 2, **version}
+        return SimpleNamespace(interval=f"2013-03-0{day}", lineage=Lineage(sources={"a": [own], "b": {}}))
+
+    found = sources_of([part(1, version=4), part(2, version=7)])
+    assert found["a"]["version"] == {"2013-03-01": 4, "2013-03-02": 7}
+    assert sources_of([part(1, **{"snapshot-id": 5})])["a"]["snapshot-id"] == {"2013-03-01": 5}
+    assert not {"version", "snapshot-id"} & sources_of([part(1), part(2)])["a"].keys()
+
+
+@pytest.mark.spark
+def test_a_window_of_a_catalogs_table_that_changes_while_it_is_pinned_is_refused(spark, tmp_path, monkeypatch) -> None:
+    name = f"db_{tmp_path.name}".lower()
+    session = build_session(spark, {})
+    session.sql(f"CREATE DATABASE {name} LOCATION '{tmp_path}/w'")
+    try:
+        session.sql(f"CREATE TABLE {name}.t (x INT, day DATE) USING parquet PARTITIONED BY (day)")
+        for number, day in enumerate(DAYS):
+            session.sql(f"INSERT INTO {name}.t VALUES ({number}, DATE '{day}')")
+        recipe, context = lake_recipe({"table": f"{name}.t"}), PinContext(lambda: session, "")
+        pin_window(recipe, "4.3.0", {}, context)
+
+        def move(number: int) -> None:
+            if number == 1:
+                session.sql(f"INSERT INTO {name}.t VALUES (9, DATE '{DAYS[0]}')")
+
+        moving(monkeypatch, move)
+        with pytest.raises(EtlError, match=r"etl\.sources\.a\.table = .*: changed after it was pinned \(1 files added"):
+            pin_window(recipe, "4.3.0", {}, context)
+    finally:
+        session.sql(f"DROP DATABASE {name} CASCADE")

@@ -23,7 +23,7 @@ from PIL import Image
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.pipelines.cli import main, parse
 from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers
+from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers, written_otherwise
 from sparkring.pipelines.init.folder import readme, run_name
 from sparkring.pipelines.init.sample import read_sample, text_type
 from sparkring.pipelines.init.table import batch_and_epochs, table_project
@@ -410,3 +410,176 @@ def test_images_without_classes_or_too_few_are_refused(
     (tmp_path / "pets/cat/0.png").write_bytes(b"no image")
     assert main(words) == Exit.USAGE and "0.png: 1 problem" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+# --- files of other writers
+
+
+@pytest.mark.parametrize(
+    ("write", "what", "sql"),
+    [
+        (lambda i: f"{i % 97},{i % 9 + 1}", "numbers with a decimal comma", "replace"),
+        (lambda i: f"{i % 7 + 1},{i % 900 + 100}", "numbers with thousands separators", "'[^0-9.-]'"),
+        (lambda i: f"{i % 7 + 1} {i % 900 + 100},5", "numbers with thousands separators", "'[^0-9,-]'"),
+        (lambda i: f"{i % 7 + 1}.{i % 900 + 100},50", "numbers with a decimal comma", "'[^0-9,-]'"),
+        (lambda i: f"${i % 7 + 1},{i % 900 + 100}.50", "amounts with a currency", "'[^0-9.-]'"),
+        (lambda i: f"{i % 300},50 \u20ac", "amounts with a currency", "'[^0-9,-]'"),
+        (lambda i: f"{i % 300}.5%", "percentages", "'[^0-9.-]'"),
+        (lambda i: f"{i % 28 + 1}.{i % 12 + 1}.{2000 + i % 5}", "dates with the day or month first", "'d.M.yyyy'"),
+        (lambda i: f"{i % 12 + 1}/{i % 28 + 1}/{2000 + i % 5}", "dates with the day or month first", "'M/d/yyyy'"),
+        (lambda i: f"{2000 + i % 5}/{i % 12 + 1}/{i % 28 + 1}", "dates with points or strokes", "'yyyy/M/d'"),
+    ],
+)
+def test_numbers_and_dates_that_are_texts_to_spark_are_named_with_a_remedy(tmp_path: Path, write, what, sql) -> None:
+    """As a feature of many values, as one of few, and as the label."""
+    columns = {"many": [write(i) for i in range(ROWS)], "few": [write(i % 5) for i in range(ROWS)]}
+    pq.write_table(pa.table({**columns, "x": PLAIN["rooms"], "y": PLAIN["price"]}), tmp_path / "t.parquet")
+    sample = read_sample(str(tmp_path / "t.parquet"))
+    found = decide_columns(sample, "y")
+    assert what in (found.left_out | found.remarks)["many"] and sql in (found.left_out | found.remarks)["many"]
+    assert what in found.remarks["few"] and found.features["few"] == {"kind": "categorical"}
+    shown = table_project(str(tmp_path / "t.parquet"), "y", None, tmp_path / "x").look_at
+    assert any(line.startswith("few: its texts are") for line in shown)
+    texts = pa.table({"y": [write(i * 7) for i in range(ROWS)], "x": PLAIN["rooms"]})
+    if len(set(texts["y"].to_pylist())) > ROWS // 2:
+        pq.write_table(texts, tmp_path / "label.parquet")
+        with pytest.raises(ConfigError, match=r"write (plain )?numbers"):
+            decide_columns(read_sample(str(tmp_path / "label.parquet")), "y")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("texts", "values"),
+    [
+        (["1,5", "12", "-3,25"], [1.5, 12.0, -3.25]),
+        (["1.234,50", "7,1", "1.234.567"], [1234.5, 7.1, 1234567.0]),
+        (["1,234", "999", "1,234.5"], [1234.0, 999.0, 1234.5]),
+        (["$1,234.50", "$7", "-$5.00"], [1234.5, 7.0, -5.0]),
+        (["1.234,50 \u20ac", "3,00 \u20ac"], [1234.5, 3.0]),
+        (["12.5%", "3 %"], [12.5, 3.0]),
+        (["12,50 %"], [12.5]),
+        (["1 234,5"], [1234.5]),
+        (["31.12.2024", "1.2.2023 10:00"], [datetime(2024, 12, 31).date(), datetime(2023, 2, 1).date()]),
+        (["12/31/2024", "1/2/2023"], [datetime(2024, 12, 31).date(), datetime(2023, 1, 2).date()]),
+        (["2024/12/31"], [datetime(2024, 12, 31).date()]),
+    ],
+)
+def test_the_sql_of_the_remedy_reads_the_texts(spark: Any, texts: list[str], values: list[Any]) -> None:
+    written = written_otherwise(texts)
+    assert written is not None
+    rows = spark.createDataFrame([(text,) for text in texts], "x string").selectExpr(written[2].format("x"))
+    assert [row[0] for row in rows.collect()] == values
+
+
+def test_words_and_codes_are_no_numbers_written_otherwise(tmp_path: Path) -> None:
+    values = {"w": RANDOM.choice(["a,b", "10-12", "v1.2.3", "100%ig"], ROWS), "x": PLAIN["rooms"], "y": PLAIN["price"]}
+    pq.write_table(pa.table(values), tmp_path / "t.parquet")
+    assert not decide_columns(read_sample(str(tmp_path / "t.parquet")), "y").remarks
+
+
+def test_repeated_whole_numbers_that_are_called_ids_are_remarked(tmp_path: Path) -> None:
+    ids = RANDOM.integers(1000, 1100, ROWS)
+    values = {"customer_id": ids, "storeId": ids, "paid": ids, "y": PLAIN["price"]}
+    pq.write_table(pa.table(values), tmp_path / "t.parquet")
+    found = decide_columns(read_sample(str(tmp_path / "t.parquet")), "y")
+    assert [*found.remarks] == ["customer_id", "storeId"]
+    assert "set etl.features.customer_id.kind to categorical" in found.remarks["customer_id"]
+
+
+def test_types_that_spark_reads_as_others_are_features(tmp_path: Path) -> None:
+    """Unsigned integers of polars, durations of pandas; a decimal of 50 digits is left out by name."""
+    amounts = RANDOM.integers(0, 60_000, ROWS)
+    table = pa.table(
+        {f"u{bits}": pa.array(amounts % 200, getattr(pa, f"uint{bits}")()) for bits in (8, 16, 32, 64)}
+        | {
+            "took": pa.array(amounts, pa.duration("ns")),
+            "big": pa.array([Decimal(1), Decimal(2)] * 200, pa.decimal256(50)),
+        }
+        | {"y": PLAIN["price"]}
+    )
+    pq.write_table(table, tmp_path / "t.parquet")
+    sample = read_sample(str(tmp_path / "t.parquet"))
+    found = decide_columns(sample, "y")
+    assert [*found.features] == ["u8", "u16", "u32", "u64", "took"] and "at most" not in found.left_out["big"]
+    assert sample.types["took"] == "bigint" and sample.rows["took"].to_pylist() == amounts.tolist()
+    columns = table_project(str(tmp_path / "t.parquet"), "y", None, tmp_path / "x").recipe["etl"]["sources"]["raw"][
+        "columns"
+    ]
+    assert columns == {
+        "u8": "smallint",
+        "u16": "int",
+        "u32": "bigint",
+        "u64": "decimal(20,0)",
+        "took": "bigint",
+        "y": "double",
+    }
+
+
+def test_folders_of_partitions_are_columns(tmp_path: Path) -> None:
+    """As pandas writes them with partition_cols; one of the columns is the label's best feature."""
+    frame = pd.DataFrame({"country": RANDOM.choice(["DE", "F R"], ROWS), "year": RANDOM.choice([2023, 2024], ROWS)})
+    frame = frame.assign(x=PLAIN["rooms"], y=PLAIN["price"])
+    frame.to_parquet(tmp_path / "t", partition_cols=["country", "year"])
+    sample = read_sample(str(tmp_path / "t"))
+    assert sample.partitions == {"country": "string", "year": "bigint"}
+    assert sorted(sample.rows["country"].to_pylist()) == sorted(frame["country"])
+    assert sorted(read_sample(str(tmp_path / "t"), 50).rows.column_names) == sorted(frame.columns)
+    recipe = table_project(str(tmp_path / "t"), "y", None, tmp_path / "x").recipe
+    source = recipe["etl"]["sources"]["raw"]
+    assert source["partitions"] == {"country": "string", "year": "bigint"} and [*source["columns"]] == ["x", "y"]
+    assert {"country", "year"} <= recipe["etl"]["features"].keys()
+    assert main(["init", "table", str(tmp_path / "new"), "--data", str(tmp_path / "t"), "--label", "y"]) == Exit.OK
+    assert main(["config", "validate", str(tmp_path / "new/recipe.yaml")]) == Exit.OK
+
+
+def test_a_column_that_only_later_files_have_is_a_feature(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    table = pa.table({"x": PLAIN["rooms"], "y": PLAIN["price"]})
+    pq.write_table(table, tmp_path / "t/0.parquet")
+    pq.write_table(table.append_column("z", pa.array(PLAIN["kind"])), tmp_path / "t/1.parquet")
+    recipe = table_project(str(tmp_path / "t"), "y", None, tmp_path / "x").recipe
+    assert recipe["etl"]["sources"]["raw"]["missing_columns"] == "null" and "z" in recipe["etl"]["features"]
+    pq.write_table(table.append_column("z", pa.array(PLAIN["rooms"])), tmp_path / "t/2.parquet")
+    with pytest.raises(ConfigError, match=r"2\.parquet.*\n.*column 'z' is bigint, and string in .*1\.parquet"):
+        read_sample(str(tmp_path / "t"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_a_csv_with_a_byte_order_mark_is_read(tmp_path: Path, encoding: str) -> None:
+    lines = ["größe;y", *[f"{i % 7};{i % 50}.5" for i in range(ROWS)]]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n", encoding=encoding)
+    sample = read_sample(str(tmp_path / "t.csv"))
+    assert sample.types == {"größe": "bigint", "y": "double"} and sample.rows.num_rows == ROWS
+    assert main(["init", "table", str(tmp_path / "new"), "--data", str(tmp_path / "t.csv"), "--label", "y"]) == Exit.OK
+    assert main(["config", "validate", str(tmp_path / "new/recipe.yaml")]) == Exit.OK
+
+
+ODD_FILES: list[tuple[str, Any, str]] = [
+    ("t.json", b"{}", "t.json is JSON; save it as Parquet"),
+    ("t.xlsx", b"PK", "is a workbook of Excel; save its sheet as CSV"),
+    ("t.csv.zst", b"x", "is compressed with zstd; decompress it first"),
+    ("t.csv", b"sep=;\na;b\n1;2\n", "line 1 is 'sep=;', a mark for Excel"),
+    ("t.parquet", pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), "two columns are called 'a'"),
+    ("t.parquet", pa.table({"size": [1], "SIZE": [2]}), "two columns are called 'SIZE'"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), ODD_FILES)
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_what_is_no_table_that_is_read_is_named_with_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: Any, words: str, in_folder: bool
+) -> None:
+    path = tmp_path / "data" / name
+    path.parent.mkdir()
+    pq.write_table(content, path) if isinstance(content, pa.Table) else path.write_bytes(content)
+    data = path.parent if in_folder else path
+    assert main(["init", "table", str(tmp_path / "new"), "--data", str(data), "--label", "a"]) == Exit.USAGE
+    shown = capsys.readouterr().err
+    assert words in shown and "Traceback" not in shown
+
+
+def test_a_csv_of_a_folder_with_another_header_is_named(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "1.csv").write_text("b,a\n1,2\n")
+    with pytest.raises(ConfigError, match=r"1\.csv.*\n.*stand in another order.*\n.*the first is .*0\.csv"):
+        read_sample(str(tmp_path))

@@ -278,7 +278,7 @@ def test_columns_are_mapped_where_the_protocol_has_the_feature_and_not_by_the_pr
 
 @pytest.mark.parametrize(
     "feature",
-    ["typeWidening", "typeWidening-preview", "vacuumProtocolCheck", "variantType", "variantShredding-preview"],
+    ["typeWidening", "typeWidening-preview", "variantType", "variantShredding-preview"],
 )
 def test_a_feature_that_is_not_done_here_is_refused_by_its_name(table, feature):
     features = sorted(READER_FEATURES | {feature})
@@ -307,7 +307,8 @@ def test_every_feature_that_is_done_here_opens(table):
     names = sorted(READER_FEATURES)
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": names, "writerFeatures": names}
     commit(table, [{"protocol": protocol}])
-    assert opened(table).version == 5
+    found = opened(table)
+    assert found.version == 5 and len(found.files()) == 5
 
 
 def test_a_shallow_clone_is_refused(table):
@@ -339,3 +340,18 @@ def test_without_deltalake_the_command_that_installs_it_is_named(table, monkeypa
     monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
     with pytest.raises(EtlError, match=r"etl\.sources\.t: Delta tables are read with .*: pip install deltalake==1\.6"):
         opened(table)
+
+
+@pytest.mark.parametrize("path", ["../other/a.parquet", "%2e%2e/other/a.parquet", "x/../../other/a.parquet", "a%00b"])
+def test_a_log_names_no_file_outside_the_tables_folder(table, path):
+    commit(table, [{"add": {**adds(table)[0], "path": path}}])
+    with pytest.raises(EtlError, match="has files of another table, such as"):
+        opened(table).files()
+
+
+def test_no_property_of_a_table_chooses_where_its_files_are_read(table):
+    metadata = last(table, "metaData")
+    chosen = {"AWS_ENDPOINT_URL": "http://attacker.invalid", "delta.storage.endpoint": "http://attacker.invalid"}
+    commit(table, [{"metaData": {**metadata, "configuration": {**metadata["configuration"], **chosen}}}])
+    found = opened(table)
+    assert len(found.files()) == 5 and found.table._storage_options in ({}, None)

@@ -229,3 +229,11 @@ def test_sparks_connector_is_used_where_it_is_configured_and_its_jar_is_there(ex
     asked = []
     assert uses_connector(extensions, lambda name: asked.append(name) or jar) is used
     assert asked in ([], [CONNECTOR])
+
+
+def test_a_table_partitioned_by_bytes_is_refused_unless_the_column_is_left_out(tmp_path):
+    rows = pa.table({"k": pa.array([b"a", b"\x00\xff", b"%41"]), "n": [1, 2, 3]})
+    deltalake.write_deltalake(str(tmp_path / "t"), rows, partition_by=["k"])
+    with pytest.raises(EtlError, match=r"sources\.t: the table is partitioned by 'k', which is binary, .*`columns`"):
+        pin("t", config(tmp_path / "t"))
+    assert len(pin("t", config(tmp_path / "t", columns={"n": "bigint"})).paths) == 3

@@ -43,7 +43,7 @@ def catalog_at(root: Path) -> Iterator[Catalog]:
 
 def source(**options: Any) -> IcebergSource:
     """A source of the table NAME, or of `path`; `as_of_timestamp` is the option `as-of-timestamp`."""
-    values = {name.replace("_", "-"): value for name, value in options.items()}
+    values = {name if name == "allowed_folders" else name.replace("_", "-"): v for name, v in options.items()}
     return IcebergSource.model_validate({"format": "iceberg"} | ({} if "path" in values else {"table": NAME}) | values)
 
 
