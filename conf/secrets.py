@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote, unquote_plus
 
+from sparkring.conf.plain_text import for_terminal
+
 HIDDEN = "**********"  # as pydantic shows a SecretStr
 
 # Long words come in logs: nothing here begins with a repetition, and none is gone through twice (`++`).
@@ -170,7 +172,7 @@ def is_secret_name(name: str) -> bool:
 
 
 class RedactingFormatter(logging.Formatter):
-    """Hides secrets in whole log records, tracebacks too."""
+    """Hides secrets in whole log records, tracebacks too, and what a terminal would obey."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        return for_terminal(redact(super().format(record)))

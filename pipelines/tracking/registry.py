@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import yaml
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
@@ -26,6 +25,7 @@ from sparkring.conf.errors import first_line
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, exclusive, open_storage
 from sparkring.conf.stored import StoredError
+from sparkring.pipelines.portable.mlmodel import read_mlmodel
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.describe import CARD_BEGINS
 from sparkring.pipelines.tracking.rules import (
@@ -106,8 +106,7 @@ class Registry:
             copied = download_artifacts(
                 artifact_uri=version.source, dst_path=str(into), tracking_uri=self.config.store_uri
             )
-            flavor = yaml.safe_load((Path(copied) / "MLmodel").read_text())["flavors"]["python_function"]
-            return open_storage(str(Path(copied) / flavor["data"]))
+            return open_storage(str(Path(copied) / read_mlmodel(Path(copied), where)["data"]))
         except Exception as error:  # of whatever keeps the artifacts
             raise StoredError(f"{where}: its files cannot be read: {_words(error)}") from error
 

@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.cli import main, parse, parser
+from sparkring.pipelines.cli import main, parse, parser, recipes
 from sparkring.pipelines.exit_codes import Exit
 
 
@@ -159,3 +160,17 @@ def test_overrides_may_stand_behind_options_and_other_words_may_not(capsys: pyte
         with pytest.raises(SystemExit):
             parse(words)
         assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_what_a_command_shows_holds_nothing_that_a_terminal_obeys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def show(_: Any) -> int:
+        print("column \x1b[2J\x1b]0;title\x07 \x1b[31mred\x1b[0m\r")
+        raise ValueError("no such column \x1b[2J")
+
+    monkeypatch.setattr(recipes, "_show", show)
+    main(["-v", "config", "show", "flights"])
+    captured = capsys.readouterr()
+    assert captured.out == "column \\x1b[2J\\x1b]0;title\\x07 red\\r\n"
+    assert "no such column \\x1b[2J" in captured.err and "\x1b" not in captured.err
