@@ -80,7 +80,8 @@ def _run_command(arguments: argparse.Namespace) -> int:
     for noisy in ("py4j", "mlflow.store", "alembic", "matplotlib", "fsspec"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries: who asked says once that a server is away
-    for twin in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # JSON twins of errors we report ourselves
+    # Twins of errors that we report ourselves: Spark's as JSON, MLflow's with its SQL and a traceback.
+    for twin in ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "mlflow.store.db.utils"):
         logging.getLogger(twin).setLevel(logging.CRITICAL)
     try:
         command: Command = arguments.command

@@ -28,6 +28,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.portable.mlmodel import read_mlmodel
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.describe import CARD_BEGINS
+from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.rules import (
     DATE,
     DECISION,
@@ -62,7 +63,7 @@ class Registry:
     @property
     def _client(self) -> MlflowClient:
         if self._given is None:
-            self._given = MlflowClient(self.config.store_uri, registry_uri=self.config.store_uri)
+            self._given = open_client(self.config)
         return self._given
 
     def lock(self) -> AbstractContextManager[None]:
