@@ -77,11 +77,11 @@ def _run_command(arguments: argparse.Namespace) -> int:
     handler = LogHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.DEBUG if arguments.verbose else logging.INFO, handlers=[handler])
-    for noisy in ("py4j", "mlflow.store", "alembic", "matplotlib", "fsspec"):
+    for noisy in ("mlflow.store", "alembic", "matplotlib", "fsspec"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries: who asked says once that a server is away
-    # Twins of errors that we report ourselves: Spark's as JSON, MLflow's with its SQL and a traceback.
-    for twin in ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "mlflow.store.db.utils"):
+    # Twins of errors that we report ourselves: Spark's as JSON, py4j's and MLflow's with frames and SQL.
+    for twin in ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger", "mlflow.store.db.utils"):
         logging.getLogger(twin).setLevel(logging.CRITICAL)
     try:
         command: Command = arguments.command
