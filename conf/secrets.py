@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote, unquote_plus
+
+from sparkring.conf.plain_text import for_terminal
 
 HIDDEN = "**********"  # as pydantic shows a SecretStr
 
@@ -24,33 +27,41 @@ _NAME = (
     r"|(?:signature|authorization|j?session[_-]?id|cookie|bearer|client[_.-]?assertion)(?!\w))"
 )
 _VALUE = (
-    r"""(?:\\{1,8}["'][^"'\n]*+["']?|"(?:[^"\\\n]|\\.)*+"?|'(?:[^'\\\n]|\\.)*+'?|\[[^\]\n]*+\]?|\{[^}\n]*+\}?"""
+    r"""(?:\\{1,8}["'][^"'\n]*+["']?|"(?:[^"\\\n]|\\.|"")*+"?|'(?:[^'\\\n]|\\.|'')*+'?|\[[^\]\n]*+\]?|\{(?:[^}\n]|\}\})*+\}?"""
     r"""|(?:(?:bearer|basic|digest|negotiate)\s+)?[^\s"'<>]++)"""
 )
 _NAMED = re.compile(rf"({_NAME}\\{{0,8}}[\"']?\s*[=:]\s*)(?!\*{{10}}){_VALUE}", re.IGNORECASE)
 _IS_NAME = re.compile(rf"{_NAME}$", re.IGNORECASE)
 _REST = r"[^\s\"'<>]++"
+_SERVICES = (  # whose URLs are the key to them; what follows is hidden
+    r"hooks\.slack\.com/\w{1,20}/|discord(?:app)?\.com/api/(?:v\d+/)?webhooks/|api\.telegram\.org/(?:file/)?bot"
+    r"|\.webhook\.office\.com/\w{1,20}/|outlook\.office(?:365)?\.com/webhook/|hc-ping\.com/|healthchecks\.io/ping/"
+    r"|nosnch\.in/|cronitor\.link/(?:p/)?|ntfy\.sh/|hooks\.zapier\.com/hooks/|\bhook\.(?:\w+\.)?make\.com/"
+    r"|maker\.ifttt\.com/trigger/[^\s/]{1,100}/(?:json/)?with/key/|events\.pagerduty\.com/integration/"
+    r"|webexapis\.com/v1/webhooks/incoming/|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/v2/hook/"
+    r"|uptime\.better(?:stack|uptime)\.com/api/v1/heartbeat/"
+)
 _FORMS = [
     (re.compile(pattern, re.IGNORECASE), rf"\g<1>{HIDDEN}\g<2>")
     for pattern in (
         # In abfs and wasb the name before the @ is a container; a colon there is a key. A port is not a password.
         r"(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)(://)(?:[^\s\"'<>/?#@]{0,512}+(@))++",
         r"(?<!/)(//)[^\s\"'<>/?#@\[:]{0,100}+:(?!\d{1,5}(?:[\s\"'/?#]|$))(?:[^\s\"'<>@]{0,512}+(@))++",
-        r"(jdbc:oracle:\w{1,10}:)[^\s\"'@/]{1,100}+/(?:[^\s\"'<>@]{0,512}+(@))++",
+        r"(jdbc:oracle:\w{1,10}:)(?:\"[^\"\n]*+\"|[^\s\"'@/]{1,100}+)+/(?:(?:\"[^\"\n]*+\"|[^\s\"'<>@]{0,512}+)(@))++",
         rf"([?&]key=){_REST}()",
         rf"(--[\w-]{{0,50}}(?:password|secret|token|api-key)\s+){_REST}()",
         rf"(?<![\w.])(bearer\s+){_REST}()",
         rf"((?:secret|passw(?:or)?d|passphrase)[\w.-]{{0,100}}\t+){_REST}()",
         r"(\bcookie:\s*)[^\n\"']++()",
         rf"(\bcurl\b[^\n]{{0,200}}?\s(?:-u|--user)[ =]?[\"']?)[^\s\"'<>:]++:(?!//){_REST}()",
-        rf"(hooks\.slack\.com/\w{{1,20}}/){_REST}()",
+        rf"({_SERVICES}){_REST}()",
     )
 ] + [
     (re.compile(pattern), HIDDEN)
     for pattern in (
         r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
         r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-|sk-)[\w-]{16,}+|\b(?:hf|npm)_[A-Za-z0-9]{16,}+",
-        r"\bdapi[0-9a-f]{32}|\bAIza[\w-]{35}",
+        r"\bdapi[0-9a-f]{32}|\bAIza[\w-]{35}|\b\d{8,10}:[\w-]{35}\b",
         r"\beyJ[\w-]{8,}+\.[\w-]++\.[\w-]*+",
         r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----[^-]*+(?:-----END [A-Z ]{0,20}PRIVATE KEY-----)?",
     )
@@ -68,6 +79,63 @@ def _hidden(text: str) -> str:
     for pattern, instead in _FORMS:
         text = pattern.sub(instead, text)
     return _NAMED.sub(rf"\g<1>{HIDDEN}", text)
+
+
+_RANDOM = re.compile(r"(?=[a-z]*\d)(?=\d*[a-z])[a-z\d]{16,}|[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}", re.IGNORECASE)
+
+
+def is_secret_url(url: str) -> bool:
+    """Whether a URL to be called has a secret, or a long random word, by which services know their callers."""
+    return redact(url) != url or bool(_RANDOM.search(unquote(url)))
+
+
+_OF_LOGIN = re.compile(r"user|uid|login|pass|pwd|secret|token|key|cred|auth|wallet|jaas|sas|pin", re.IGNORECASE)
+_PARAMETER = re.compile(r"(?:^|[?&;,(:/])\s*([\w.%-][\w.% -]*?)\s*=\s*")
+_QUOTED = re.compile(r""""(?:[^"]|"")*+"|'(?:[^']|'')*+'|\{(?:[^}]|\}\})*+\}""")
+_ENDS = ("&", ";", "[&;]", r"[&;,]", r"[&;,)]", r"\)+$")  # of a value, by the driver
+
+
+def url_secrets(url: str) -> set[str]:
+    """What of a URL that is a secret must not be shown: itself, its server and what tells who asks, in all spellings.
+
+    Of JDBC's URLs too: `;Password={a;b}`, `(user=u,password=p)`, `user/"password"@host`.
+    """
+    servers = re.findall(r"//([^/?;]+)", url)
+    logins = [name for server in re.findall(r"//([^?;]*)@", url) for name in re.split(r"[:@,]", server)]
+    logins += [server.rpartition("@")[0].partition(":")[2] for server in re.findall(r"//(\S*@)", url)]
+    if oracle := re.match(r"jdbc:oracle:\w+:(.*)@", url):
+        logins += [oracle[1], *oracle[1].split("/", 1)]
+    rests = [url[found.end() :] for found in _PARAMETER.finditer(url) if _OF_LOGIN.search(unquote(found[1]))]
+    values = [quoted[0] for rest in rests if (quoted := _QUOTED.match(rest))]
+    values += [re.split(end, rest, maxsplit=1)[0] for rest in rests if not _QUOTED.match(rest) for end in _ENDS]
+    return {form for part in [url, *servers, *logins, *values] for form in _spellings(part) if form}
+
+
+def _spellings(value: str) -> set[str]:
+    """A value as it is, without its quotes, and without percent-encoding."""
+    value = value.strip()
+    bare = value
+    if len(value) > 1 and value[0] + value[-1] in ('""', "''", "{}"):
+        bare = value[1:-1].replace(value[-1] * 2, value[-1])
+    return {value, bare, unquote(value), unquote(bare), unquote_plus(bare)}
+
+
+def hide_values(text: str, names: Mapping[str, str]) -> str:
+    """Put `$NAME` in the place of secrets that are known, however they are written.
+
+    names: secret -> the variable that holds it.
+    """
+    spelled = {
+        form.lower(): name
+        for secret, name in names.items()
+        for form in (secret, repr(secret)[1:-1], quote(secret, safe=""), quote(secret))
+    }
+    forms = [
+        (r"(?<!\w)" if form[0].isalnum() else "") + re.escape(form) + (r"(?!\w)" if form[-1].isalnum() else "")
+        for form in sorted(filter(None, spelled), key=len, reverse=True)
+    ]
+    known = re.compile("|".join(forms) or "(?!)", re.IGNORECASE)
+    return known.sub(lambda found: f"${spelled[found[0].lower()]}", text)
 
 
 # By path in a recipe: the user's names of tables and columns, SQL and prose. There a name tells nothing, and
@@ -104,7 +172,7 @@ def is_secret_name(name: str) -> bool:
 
 
 class RedactingFormatter(logging.Formatter):
-    """Hides secrets in whole log records, tracebacks too."""
+    """Hides secrets in whole log records, tracebacks too, and what a terminal would obey."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        return for_terminal(redact(super().format(record)))

@@ -149,14 +149,35 @@ class Storage:
         """
         if not self.is_local:
             return []
-        left = [path for path in self.list_files(relative) if re.search(rf"\.[0-9a-f]{{32}}{PART}$", path)]
-        return [path for path in left if _delete_unlocked(self.path(path))]
+        left = [path for path in self.own_files(relative) if re.search(rf"\.[0-9a-f]{{32}}{PART}$", path)]
+        return [path for path in sorted(left) if _delete_unlocked(self.path(path))]
 
     def list_files(self, relative: str = "") -> list[str]:
         """Paths of all files below `relative`, relative to this folder, sorted; empty where the folder is missing."""
         selector = pafs.FileSelector(self.path(relative), allow_not_found=True, recursive=True)
         prefix = len(self.root) + 1
         return sorted(i.path[prefix:] for i in self.fs.get_file_info(selector) if i.type == pafs.FileType.File)
+
+    def own_files(self, relative: str = "") -> dict[str, int]:
+        """Sizes in bytes of the files below `relative`, by path; symbolic links are passed over, never followed."""
+        if self.is_local:
+            if self.link_on(relative):
+                return {}
+            walk = os.walk(self.path(relative))
+            inside = [os.path.join(folder, name) for folder, _, names in walk for name in names]
+            infos = self.fs.get_file_info([path for path in inside if not os.path.islink(path)])
+        else:
+            infos = self.fs.get_file_info(pafs.FileSelector(self.path(relative), allow_not_found=True, recursive=True))
+        prefix = len(self.root) + 1
+        return {info.path[prefix:]: info.size for info in infos if info.type == pafs.FileType.File}
+
+    def link_on(self, relative: str) -> str:
+        """Path of the first symbolic link on the way from this folder to `relative`; empty where there is none."""
+        if not self.is_local:
+            return ""
+        names = relative.split("/") if relative else []
+        ways = (self.path("/".join(names[: count + 1])) for count in range(len(names)))
+        return next((way for way in ways if os.path.islink(way)), "")
 
     def list_folders(self) -> list[str]:
         """Names of the folders directly below this one, sorted."""
@@ -165,7 +186,14 @@ class Storage:
         return sorted(i.base_name for i in infos if i.type == pafs.FileType.Directory)
 
     def delete(self, relative: str) -> None:
-        """Delete a file or a folder; silent where it is already gone."""
+        """Delete a file or a folder; silent where it is already gone.
+
+        Of a symbolic link the link itself goes; what only a link leads to is not ours and stays.
+        """
+        if link := self.link_on(relative):
+            if link == self.path(relative):
+                os.unlink(link)
+            return
         info = self.fs.get_file_info(self.path(relative))
         if info.type == pafs.FileType.Directory:
             self.fs.delete_dir(info.path)

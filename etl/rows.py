@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 
 STAGES = {"read": "read sources", "check": "check rows", "write": "write shards", "fit": "fit features"}
 DEAD_BUILD_AGE = timedelta(days=1)
+BUILD = re.compile(r"data-[0-9a-f]{12}")  # the folder of a build, below its dataset or part
 PLAN_CHARACTERS = 20_000
 TEXT_BYTES = "text_bytes"
 LIMIT_SALT, LIMIT_BUCKETS = "sparkring.limit", 1_000_000_000  # of the hash; apart from those of split and order
@@ -397,7 +398,7 @@ def delete_dead_builds(storage: Storage, used: Container[str]) -> None:
     newest: dict[str, datetime] = {}
     for info in storage.fs.get_file_info(pafs.FileSelector(storage.root, recursive=True)):
         top = info.path[len(storage.root) + 1 :].split("/")[0]
-        if top.startswith("data-") and top not in used and info.mtime is not None:
+        if BUILD.fullmatch(top) and top not in used and info.mtime is not None:
             newest[top] = max(newest.get(top, info.mtime), info.mtime)
     for top in sorted(t for t, at in newest.items() if at < limit):
         log.info("deleting %s: left by a build that was killed", storage.at(top).uri)

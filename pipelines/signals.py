@@ -19,8 +19,9 @@ log = logging.getLogger(__name__)
 def obeying_signals(control: Control, grace_s: float) -> Iterator[None]:
     """Turn signals inside the block into requests to the ranks.
 
-    SIGUSR1 requests a checkpoint. Ctrl-C and SIGTERM request a last one and an end; a second of them, or `grace_s`
-    passing, kills the ranks. The block then leaves as KeyboardInterrupt or SystemExit(143), once the ranks are gone.
+    SIGUSR1 requests a checkpoint. Ctrl-C, SIGTERM and SIGHUP (a closed terminal) request a last one and an end; a
+    second of them, or `grace_s` passing, kills the ranks. The block then leaves as KeyboardInterrupt or
+    SystemExit(143), once the ranks are gone.
     """
     if threading.current_thread() is not threading.main_thread():  # a notebook's worker thread: signals are not ours
         yield
@@ -40,7 +41,10 @@ def obeying_signals(control: Control, grace_s: float) -> Iterator[None]:
         timer.daemon = True
         timer.start()
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
+        ends.remove(signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in ends}
     before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: control.checkpoint())
     try:
         yield

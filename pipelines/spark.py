@@ -6,19 +6,28 @@ import contextlib
 import functools
 import logging
 import os
+import pwd
+import re
+import signal
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.conf.errors import first_line
+from sparkring.training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +44,18 @@ DEFAULTS = {
 # During ETL only Spark notices a host that is gone. Its default limit is two minutes (10 s between heartbeats).
 DEAD_HOSTS = {"spark.network.timeout": "60s", "spark.executor.heartbeatInterval": "5s"}
 AFTER_GRACE_S = 30.0  # for killed ranks to end, and for MLflow's last operations
+LOG_PREFIX, LOG_AGE_S = "sparkring-spark-", 7 * 86400.0
+POLL_S, DEAD_S, SILENT_S = 0.2, 5.0, 180.0  # of a JVM that starts: looked at; dead but there; silent
+JVM_REMEDIES = {  # what its log has -> what to do
+    r"LoginException|invalid null input: name": "this user id has no entry in /etc/passwd: add one where the container "
+    'starts, `echo "spark:x:$(id -u):0::/tmp:/bin/sh" >> /etc/passwd`',
+    r"UnknownHostException": "this host's name does not resolve: put it into /etc/hosts, or set SPARK_LOCAL_IP",
+    r"JAVA_HOME|java: (?:command )?not found|bin/java: No such": "set JAVA_HOME to a Java 17 or newer, or unset it",
+    r"Too many open files": "allow more open files, such as `ulimit -n 4096`",
+    r"InvalidPathException|Malformed input": "set LC_ALL=C.UTF-8, or TMPDIR to a path of plain letters",
+    r"UnsupportedClassVersionError": "Spark needs Java 17 or newer: set JAVA_HOME to one",
+    r"OutOfMemoryError|Could not reserve enough space|insufficient memory": "set spark.conf.spark.driver.memory lower",
+}
 BEFORE_SPARKS_OWN = 1000  # Hadoop runs shutdown hooks by falling priority; Spark's is below 100
 
 
@@ -68,13 +89,15 @@ def spark_session(name: str, config: SparkConfig, launch: LaunchConfig) -> Itera
     if not submitted():
         # Spark would start the first `python3` of the PATH on its workers, which need not be this one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if python := config.settings().get("spark.pyspark.python"):  # which only spark-submit reads
+            os.environ["PYSPARK_PYTHON"] = python
     settings = session_settings(name, config, launch.world, submitted())
-    if not submitted() and config.log == "file":
-        start_jvm(settings)
-    builder = SparkSession.builder
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with variables(user_variables(os.environ)):
+        jvm_log = start_jvm(settings) if not submitted() and config.log == "file" else None
+        builder = SparkSession.builder
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        spark = builder.getOrCreate()
     if borrowed:
         yield spark
         return
@@ -84,19 +107,99 @@ def spark_session(name: str, config: SparkConfig, launch: LaunchConfig) -> Itera
         finally:
             with contextlib.suppress(Exception):  # the JVM may have ended first; another error reports that
                 spark.stop()
+    if jvm_log is not None:  # nobody needs it of a session that did not fail
+        jvm_log.unlink(missing_ok=True)
 
 
-def start_jvm(settings: Mapping[str, str]) -> None:
-    """Start the JVM that the session will run in, with its output and Spark's log in a file, which is named.
+def user_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which a JVM knows its user where the user id has no name, as in a container of OpenShift."""
+    try:
+        pwd.getpwuid(os.getuid())
+        return {}
+    except KeyError:
+        home = environment.get("HOME", "")
+        home = home if home and os.access(home, os.W_OK) else tempfile.gettempdir()
+        name = environment.get("HADOOP_USER_NAME") or environment.get("USER") or f"uid{os.getuid()}"
+        java = f"-Duser.home={home} -Duser.name={name} {environment.get('SPARK_SUBMIT_OPTS', '')}".strip()
+        return {"SPARK_SUBMIT_OPTS": java, "HADOOP_USER_NAME": name, "SPARK_USER": name}
 
-    A JVM says a dozen lines before any setting of Spark's is heard, and native libraries say more.
+
+@contextmanager
+def variables(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the block."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+def start_jvm(settings: Mapping[str, str]) -> Path:
+    """Start the JVM that the session will run in, with its output and Spark's log in a file, which is returned.
+
+    A JVM says a dozen lines before any setting of Spark's is heard, and native libraries say more. LaunchError where it
+    does not start, dies, or is silent for too long.
     """
-    descriptor, name = tempfile.mkstemp(prefix="sparkring-spark-", suffix=".log")
+    sweep_logs(time.time())
+    descriptor, name = tempfile.mkstemp(prefix=LOG_PREFIX, suffix=".log")
+    path = Path(name)
     log.info("Spark starts, %s; its own log: %s", settings["spark.master"], name)
     conf = SparkConf(loadDefaults=True).setAll([*settings.items()])
-    with os.fdopen(descriptor, "w") as out:
-        gateway = launch_gateway(conf, popen_kwargs={"stdout": out, "stderr": out})
+    before = _children()
+    with os.fdopen(descriptor, "w") as out, ThreadPoolExecutor(1) as starter:
+        started = starter.submit(launch_gateway, conf, {"stdout": out, "stderr": out})  # waits without a limit
+        try:
+            while not started.done():
+                wait([started], timeout=POLL_S)
+                if not started.done() and (why := silent_too_long(path, time.time())):
+                    raise LaunchError(jvm_problem(path, why))
+            gateway = started.result()
+        except (PySparkException, OSError, EOFError) as error:
+            raise LaunchError(jvm_problem(path, "it ended")) from error
+        except BaseException:
+            for pid in _children() - before:  # so that the starter ends too
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            raise
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+    return path
+
+
+def _children() -> set[int]:
+    """Process ids of the children of this process."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for task in tasks for pid in task.read_text().split()}
+
+
+def silent_too_long(path: Path, now: float) -> str:
+    """Say why a JVM that has not started is not waited for any longer; empty where it is.
+
+    Downloads of packages may take long, and name each file. One whose main thread has died may live on in others.
+    """
+    silent_s = now - path.stat().st_mtime
+    if silent_s > DEAD_S and 'Exception in thread "main"' in path.read_text(errors="replace"):
+        return "it failed, and did not end"
+    return f"it wrote nothing for {silent_s:.0f} s" if silent_s > SILENT_S else ""
+
+
+def jvm_problem(path: Path, why: str) -> str:
+    """The message for a JVM that did not start: the first exception in its log, and what to do."""
+    lines = path.read_text(errors="replace").splitlines()
+    found = next((line for line in lines if re.search(r"Exception|Error\b|error:", line)), lines[-1] if lines else "")
+    said = first_line(found.removeprefix('Exception in thread "main" ')) if found.strip() else "it wrote nothing"
+    remedy = next((remedy for form, remedy in JVM_REMEDIES.items() if re.search(form, "\n".join(lines))), "see its log")
+    return f"Spark's JVM did not start ({why}): {said}; its log: {path}; {remedy}"
+
+
+def sweep_logs(now: float) -> None:
+    """Delete this user's logs of Spark that are older than LOG_AGE_S: of sessions that failed or were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{LOG_PREFIX}*.log"):
+        with contextlib.suppress(OSError):  # another job has just deleted it
+            state = path.lstat()
+            if state.st_uid == os.getuid() and now - state.st_mtime > LOG_AGE_S:
+                path.unlink()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from sparkring.conf.schema import Strict
-from sparkring.conf.secrets import redact
+from sparkring.conf.secrets import is_secret_url
 
 EventName = Literal["failed", "rejected", "held", "late", "recovered"]
 EVENTS: tuple[EventName, ...] = ("failed", "rejected", "held", "late", "recovered")
@@ -57,8 +57,11 @@ class _UrlTarget(Strict):
     def _one_url(self) -> Self:
         if (self.url is None) == (self.url_env is None):
             raise ValueError("needs either url or url_env")
-        if self.url is not None and redact(self.url) != self.url:
-            raise ValueError("url holds a secret, which would be logged and tracked; give it by url_env")
+        if self.url is not None and is_secret_url(self.url):
+            raise ValueError(
+                "url holds a secret, or a long random word that may be one, which would be logged and tracked; put the "
+                "URL into an environment variable and give its name by url_env"
+            )
         return self
 
 
@@ -111,17 +114,22 @@ class NotifyConfig(Strict):
 
 def url_problem(url: str, http_hosts: Sequence[str]) -> str | None:
     """Say why no event may be sent to the URL; None where it may. Shows no more of it than scheme and host."""
+    if not url.isascii() or not url.isprintable() or " " in url:
+        return "holds a blank, a line break or another character that no URL has; write it percent-encoded (%20)"
     try:
         parts = urlsplit(url)
-        host = parts.hostname
+        host, port = parts.hostname, parts.port
     except ValueError:
-        return "is no URL, such as https://hooks.example.com/nights"
+        return "is no URL, such as https://hooks.example.com/nights; its port, if any, is a number up to 65535"
+    if port == 0:
+        return "has the port 0, which nothing listens on"
     if parts.scheme not in ("http", "https") or not host:
         return "is no http(s) URL, such as https://hooks.example.com/nights"
     if parts.scheme == "http" and host not in http_hosts:
+        shown = "<host>" if "@" in url else host  # where a password has a `/`, the user's name looks like a host
         return (
-            f"http://{host}: events hold scores and paths, and http is read by everybody on the way; use https, or add "
-            f"{host!r} to notify.http_hosts"
+            f"http://{shown}: events hold scores and paths, and http is read by everybody on the way; use https, or "
+            f"add {shown!r} to notify.http_hosts"
         )
     return None
 

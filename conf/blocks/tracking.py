@@ -60,7 +60,10 @@ class TrackingConfig(Strict):
 
     @property
     def store_uri(self) -> str:
-        return self.uri or f"sqlite:///{Path(self.root).resolve()}/mlflow.db"
+        path = str(Path(self.root).resolve())
+        for mark in "%?#":  # of a URI
+            path = path.replace(mark, f"%{ord(mark):02X}")
+        return self.uri or f"sqlite:///{path}/mlflow.db"
 
     @property
     def unknown_store(self) -> str | None:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from math import floor
 from typing import Any
-from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DateType, NumericType, StructField, TimestampNTZType, TimestampType
 
+from sparkring.conf.secrets import hide_values, url_secrets
 from sparkring.conf.sources import JdbcSource
 from sparkring.etl.errors import EtlError, innermost
 from sparkring.etl.sources.declared import select_declared
@@ -95,9 +95,7 @@ class Database:
 
     def hide(self, text: str) -> str:
         """Put the names of variables in the place of what they hold."""
-        for secret in sorted(self.names, key=len, reverse=True):
-            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", f"${self.names[secret]}", text)
-        return text
+        return hide_values(text, self.names)
 
 
 def pin_query(name: str, config: JdbcSource, session: Callable[[], SparkSession], datasets_uri: str) -> JdbcSnapshot:
@@ -136,8 +134,7 @@ def find_database(key: str, config: JdbcSource, environment: Mapping[str, str]) 
     kind = match[1] if (match := re.match(r"jdbc:(\w+):", url)) else ""
     if not kind:
         raise EtlError(f"{key}.url_env = {config.url_env!r}: holds no URL of the form jdbc:postgresql://host/database")
-    parts = re.findall(r"//([^/?;]+)", url) + re.findall(r"[?&;](?:user|password)=([^&;]+)", url)
-    names |= dict.fromkeys([*parts, *map(unquote, parts)], config.url_env)
+    names = dict.fromkeys(url_secrets(url), config.url_env) | names
     driver = config.driver or DRIVERS.get(kind, ("", ""))[0]
     if not driver:
         raise EtlError(f"{key}.driver: name the Java class of the driver; known without it: {sorted(DRIVERS)}")

@@ -73,9 +73,9 @@ class Landing:
 
 def land(rows: DataFrame, datasets_uri: str) -> Landing:
     """Write the rows, which are computed once, sorted into files of planned sizes. Nothing is left where it fails."""
-    root = open_storage(datasets_uri).at(FOLDER)
-    sweep(root, datetime.now(UTC) - LANDING_AGE)
-    folder = root.at(f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:12]}")
+    datasets = open_storage(datasets_uri)
+    sweep(datasets, datetime.now(UTC) - LANDING_AGE)
+    folder = datasets.at(FOLDER).at(f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:12]}")
     held = rows.persist(StorageLevel.DISK_ONLY)
     try:
         schema = StructType([StructField(field.name, field.dataType) for field in rows.schema])
@@ -89,8 +89,11 @@ def land(rows: DataFrame, datasets_uri: str) -> Landing:
     return landing
 
 
-def sweep(root: Storage, limit: datetime) -> None:
-    """Delete landings to which nothing was written since `limit`."""
+def sweep(datasets: Storage, limit: datetime) -> None:
+    """Delete landings to which nothing was written since `limit`; none where their folder is a symbolic link."""
+    root = datasets.at(FOLDER)
+    if datasets.link_on(FOLDER):
+        return
     selector = pafs.FileSelector(root.root, allow_not_found=True, recursive=True)
     newest: dict[str, datetime] = {}
     for info in root.fs.get_file_info(selector):
@@ -98,7 +101,7 @@ def sweep(root: Storage, limit: datetime) -> None:
         newest[name] = max(newest.get(name, info.mtime), info.mtime)
     for name in sorted(name for name, at in newest.items() if at < limit):
         log.info("deleting %s: a landing of an earlier job", root.at(name).uri)
-        root.delete(name)
+        datasets.delete(f"{FOLDER}/{name}")
 
 
 def _write(rows: DataFrame, folder: Storage) -> Iterator[LandedFile]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import select
@@ -10,8 +11,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
-from typing import TextIO
+from typing import Any, TextIO
 
+from sparkring.conf.plain_text import for_terminal
 from sparkring.conf.secrets import RedactingFormatter, redact
 from sparkring.pipelines.cli import jobs, machines, models, recipes, upkeep
 from sparkring.pipelines.cli.arguments import Command, add_command
@@ -46,6 +48,20 @@ class LogHandler(logging.StreamHandler[TextIO]):
             super().emit(record)
 
 
+class PlainOutput:
+    """Standard output through `for_terminal`: what a command shows may have been named by others."""
+
+    def __init__(self, under: TextIO) -> None:
+        self._under = under
+
+    def write(self, text: str) -> int:
+        self._under.write(for_terminal(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._under, name)
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse a command line. Overrides may stand behind options too, where argparse alone does not look for them."""
     top = parser()
@@ -64,14 +80,16 @@ def _run_command(arguments: argparse.Namespace) -> int:
     handler = LogHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.DEBUG if arguments.verbose else logging.INFO, handlers=[handler])
-    for noisy in ("py4j", "mlflow.store", "alembic", "matplotlib", "fsspec"):
+    for noisy in ("mlflow.store", "alembic", "matplotlib", "fsspec"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries: who asked says once that a server is away
-    for twin in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # JSON twins of errors we report ourselves
+    # Twins of errors that we report ourselves: Spark's as JSON, py4j's and MLflow's with frames and SQL.
+    for twin in ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger", "mlflow.store.db.utils"):
         logging.getLogger(twin).setLevel(logging.CRITICAL)
     try:
         command: Command = arguments.command
-        code = int(command(arguments))
+        with contextlib.redirect_stdout(PlainOutput(sys.stdout)):
+            code = int(command(arguments))
         print(end="", flush=True)  # what cannot be written is an error here, and not after this function
         return code
     except (Exception, KeyboardInterrupt) as error:
@@ -79,10 +97,10 @@ def _run_command(arguments: argparse.Namespace) -> int:
             raise
         failure = exit_code(error)
         if arguments.verbose or failure is Exit.BUG:
-            print(redact(traceback.format_exc()), file=sys.stderr, end="")
+            print(for_terminal(redact(traceback.format_exc())), file=sys.stderr, end="")
             if isinstance(error, WorkerFailed):
-                print(f"in rank {error.rank}:\n{redact(error.failure.traceback)}", file=sys.stderr)
-        print(f"sparkring: {redact(message(error))}", file=sys.stderr)
+                print(f"in rank {error.rank}:\n{for_terminal(redact(error.failure.traceback))}", file=sys.stderr)
+        print(f"sparkring: {for_terminal(redact(message(error)))}", file=sys.stderr)
         return failure
 
 

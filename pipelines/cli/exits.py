@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
 from sparkring.conf.load import ConfigError
 from sparkring.conf.stored import StoredError
@@ -38,13 +42,19 @@ def exit_code(error: BaseException) -> Exit:
 
 def message(error: BaseException) -> str:
     """The error's message; a full disk's with its remedy."""
-    if not _no_room(error):
+    if not (full := _no_room(error)):
         return str(error) or "interrupted"
     return (
-        f"{error}: make room there, or point the storage or tracking key of that folder elsewhere; then give the same "
+        f"{full}: make room there, or point the storage or tracking key of that folder elsewhere; then give the same "
         "command again, which goes on from the last checkpoint"
     )
 
 
-def _no_room(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in NO_ROOM
+def _no_room(error: BaseException) -> str:
+    """What a full or read-only disk said, of this process or of a task of Spark's; empty for other errors."""
+    if isinstance(error, OSError):
+        return str(error) if error.errno in NO_ROOM else ""
+    if not isinstance(error, Py4JJavaError | PySparkException):
+        return ""
+    said = [line.strip() for line in str(error).splitlines() if any(os.strerror(each) in line for each in NO_ROOM)]
+    return min(said, key=len) if said else ""  # the traceback of a task's Python is in it, and frames around it

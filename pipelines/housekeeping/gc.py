@@ -31,6 +31,7 @@ from sparkring.pipelines.housekeeping.retention import (
     Inventory,
     Kind,
     Leftover,
+    Place,
     Pointer,
     Root,
     StoredDataset,
@@ -112,6 +113,8 @@ def collect_garbage(config: RunConfig, dry_run: bool, show: Callable[[str], None
         dead = expendable_pointers(pointers, _marked(roots.runs, pointers), deletions)
         if not config.retention.is_set:
             show("retention is not set, so no dataset, part or run is old; see docs/housekeeping.md")
+        for link in sorted(set(found.links.values())):
+            show(f"passed over: {link} is a symbolic link; what it leads to is not deleted")
         if protected.all_parts:
             show(f"no part is deleted: {protected.all_parts}")
         if protected.all_datasets:
@@ -225,12 +228,11 @@ def delete_folder(storage: Storage, deletion: Deletion) -> None:
     if (whole_by := WHOLE_BY.get(deletion.kind)) and storage.exists(f"{path}/{whole_by}"):
         storage.rename_file(f"{path}/{whole_by}", f"{path}/{whole_by}{DELETED}")
     if deletion.kind == "checkpoints":
-        for marker in [file for file in storage.list_files(path) if file.endswith(f"/{MARKER}")]:
+        for marker in sorted(file for file in storage.own_files(path) if file.endswith(f"/{MARKER}")):
             storage.delete(marker)
-    top = storage.at(path)
-    for name in _entries(top):
+    for name in _entries(storage.at(path)):
         if not name.endswith(DELETED):
-            top.delete(name)
+            storage.delete(f"{path}/{name}")
     storage.delete(path)
     if deletion.root == "datasets" and path.startswith("parts/") and storage.is_local:
         with contextlib.suppress(OSError):  # the interval has other parts
@@ -252,7 +254,21 @@ def take_inventory(roots: Roots, live: Mapping[str, str]) -> Inventory:
     datasets, half_datasets = _datasets(roots, unreadable["dataset"])
     parts, half_parts = _parts(roots, unreadable["part"])
     leftovers = [*half_runs, *half_datasets, *half_parts]
-    return Inventory(datasets, parts, runs, leftovers, unreadable, _used_by_other_recipes(roots, live))
+    links = _links(roots, [*datasets, *parts, *runs, *leftovers])
+    return Inventory(datasets, parts, runs, leftovers, unreadable, _used_by_other_recipes(roots, live), links)
+
+
+def _links(roots: Roots, found: Iterable[StoredDataset | StoredPart | StoredRun | Leftover]) -> dict[Place, str]:
+    """Root and path of what is behind a symbolic link below `storage.datasets` or `storage.runs` -> the link's path."""
+    links = dict[Place, str]()
+    for one in found:
+        root: Root = one.root if isinstance(one, Leftover) else "runs" if isinstance(one, StoredRun) else "datasets"
+        inside = ("", f"/{CHECKPOINTS}", f"/{PREDICTIONS}") if isinstance(one, StoredRun) else ("",)
+        base, above = (roots.all_runs, f"{roots.name}/") if root == "runs" else (roots.datasets, "")
+        for path in (one.path + below for below in inside):
+            if link := base.link_on(above + path):
+                links[root, path] = link
+    return links
 
 
 def _datasets(roots: Roots, unreadable: list[str]) -> tuple[list[StoredDataset], list[Leftover]]:
@@ -371,13 +387,11 @@ def _time(text: str) -> datetime:
 
 def tree_bytes(storage: Storage, folder: str) -> dict[str, int]:
     """Bytes of all files below a folder: "" for all, and by folder directly below it."""
-    root = storage.path(folder)
     sizes = {"": 0}
-    for info in storage.fs.get_file_info(pafs.FileSelector(root, allow_not_found=True, recursive=True)):
-        if info.type == pafs.FileType.File:
-            top = info.path[len(root) + 1 :].split("/")[0]
-            sizes[""] += info.size
-            sizes[top] = sizes.get(top, 0) + info.size
+    for path, size in storage.own_files(folder).items():
+        top = path[len(folder) + 1 :].split("/")[0]
+        sizes[""] += size
+        sizes[top] = sizes.get(top, 0) + size
     return sizes
 
 

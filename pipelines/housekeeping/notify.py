@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from http.client import HTTPMessage
 from typing import IO, Any, NotRequired
 from urllib.error import HTTPError
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from typing_extensions import TypedDict
 
@@ -38,7 +38,7 @@ from sparkring.conf.blocks.housekeeping import (
 )
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
-from sparkring.conf.secrets import redact
+from sparkring.conf.secrets import hide_values, redact, url_secrets
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import CLOSED, OPEN, Finite, StoredError, read
 from sparkring.pipelines.housekeeping.events import (
@@ -202,7 +202,8 @@ def send(config: NotifyConfig, event: Event | None, code: int | None) -> None:
         if (work := _work(target, wanted, code, config.timeout_s)) is None:
             continue
         name = f"notify.targets.{number} ({target.kind})"
-        threads.append(threading.Thread(target=_logged, args=(name, work), name=name, daemon=True))
+        secrets = {} if isinstance(target, CommandTarget) else _secrets(target)
+        threads.append(threading.Thread(target=_logged, args=(name, work, secrets), name=name, daemon=True))
         threads[-1].start()
     for thread in threads:
         thread.join(max(0.0, deadline + 0.5 - time.monotonic()))  # each has its own limit; this is for one that hangs
@@ -223,11 +224,21 @@ def _work(target: Target, event: Event | None, code: int | None, timeout_s: floa
     return lambda: _post(target, body, timeout_s)
 
 
-def _logged(name: str, work: Callable[[], None]) -> None:
+def _secrets(target: WebhookTarget | PingTarget) -> dict[str, str]:
+    """The secrets of a target's URL, by the variable that holds them."""
+    url = target_url(target, os.environ) if target.url_env is not None else ""
+    parts = urlsplit(url)
+    port = parts.netloc.rpartition("@")[2].rpartition(":")[2]
+    pieces = {parts.path, parts.query, *parts.path.split("/"), *([] if port.isdigit() else [port])} - {"", "/"}
+    return dict.fromkeys(url_secrets(url) - {parts.netloc} | pieces, target.url_env or "")
+
+
+def _logged(name: str, work: Callable[[], None], secrets: Mapping[str, str]) -> None:
+    """Do the work, and log how it went. `secrets`: hidden, each with the variable that holds it."""
     try:
         work()
     except Exception as error:  # of the network, of the operating system, of what a server answers
-        log.error("%s: %s", name, redact(first_line(error)))
+        log.error("%s: %s", name, hide_values(redact(first_line(error)), secrets))
     else:
         log.info("%s: told", name)
 
@@ -279,7 +290,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _open(request: urllib.request.Request, timeout_s: float) -> None:
-    """Send a request. HTTPError for any answer but 2xx."""
+    """Send a request, with the user and password of its URL. HTTPError for any answer but 2xx."""
+    parts = urlsplit(request.full_url)
+    login, at, server = parts.netloc.rpartition("@")
+    if at:  # urllib takes what is behind the colon for a port
+        pair = login if ":" in login else f"{login}:"
+        request.full_url = urlunsplit(parts._replace(netloc=server))
+        request.add_header("Authorization", f"Basic {base64.b64encode(unquote(pair).encode()).decode()}")
     with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s) as answer:
         if not 200 <= answer.status < 300:
             raise HTTPError(request.full_url, answer.status, answer.reason, answer.headers, None)

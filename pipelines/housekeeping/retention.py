@@ -17,6 +17,7 @@ from sparkring.pipelines.tracking.rules import AliasedModel
 
 Kind = Literal["dataset", "part", "run", "predictions", "checkpoints", "leftover"]
 Root = Literal["datasets", "runs"]
+Place = tuple[Root, str]  # a folder below that root
 DAY_S = 86400.0
 CHECKPOINTS, PREDICTIONS = "checkpoints", "predictions"  # folders of a run
 
@@ -77,7 +78,8 @@ class Leftover:
 class Inventory:
     """What one recipe has on disk. `unreadable`: URIs of files that say what a dataset or run is, by kind.
 
-    `others`: fingerprint -> why, of datasets that unfinished runs of other recipes use.
+    `others`: fingerprint -> why, of datasets that unfinished runs of other recipes use. `links`: what is behind a
+    symbolic link, which is read but never deleted -> the link.
     """
 
     datasets: Sequence[StoredDataset] = ()
@@ -86,6 +88,7 @@ class Inventory:
     leftovers: Sequence[Leftover] = ()
     unreadable: Mapping[Kind, Sequence[str]] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[Place, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -199,13 +202,17 @@ def decide(inventory: Inventory, protected: Protected, rules: RetentionConfig, n
         rules: of the recipe.
         now: the time, with its zone.
     """
-    datasets = _decide_datasets(inventory, protected, rules.datasets, now)
+
+    def is_ours(deletion: Deletion) -> bool:
+        return (deletion.root, deletion.path) not in inventory.links
+
+    datasets = list(filter(is_ours, _decide_datasets(inventory, protected, rules.datasets, now)))
     gone = {deletion.path for deletion in datasets}
     return [
-        *_decide_leftovers(inventory, protected),
+        *filter(is_ours, _decide_leftovers(inventory, protected)),
         *datasets,
-        *_decide_parts(inventory, protected, rules.parts, now, gone),
-        *_decide_runs(inventory, protected, rules, now),
+        *filter(is_ours, _decide_parts(inventory, protected, rules.parts, now, gone)),
+        *filter(is_ours, _decide_runs(inventory, protected, rules, now)),
     ]
 
 

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import re
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -101,8 +102,23 @@ def run_barrier(
         raise TypeError(f"spark = {spark!r}: must be the SparkSession whose executors run the ranks")
     job.check()  # before anything starts
     check_slots(spark, SlotRequest(world, profile=options.profile), control)
-    with barrier_group(spark, world, job.preload, options) as group:
+    with this_python(spark.sparkContext), barrier_group(spark, world, job.preload, options) as group:
         return group.run(job, world, on_event, control=control, limits=options.limits)
+
+
+@contextmanager
+def this_python(sc: SparkContext) -> Iterator[None]:
+    """Let local executors run this Python for the block, unless the user has named one.
+
+    Of a session that was made elsewhere, as in a notebook, Spark takes the first `python3` of the PATH.
+    """
+    before, named = sc.pythonExec, "PYSPARK_PYTHON" in os.environ or sc.getConf().contains("spark.pyspark.python")
+    if (sc.master or "").startswith("local") and not named:
+        sc.pythonExec = sys.executable
+    try:
+        yield
+    finally:
+        sc.pythonExec = before
 
 
 @contextmanager

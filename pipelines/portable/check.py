@@ -13,18 +13,19 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.errors import first_line
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.portable.mlmodel import MLMODEL, read_mlmodel
 from sparkring.pipelines.portable.sample import PREDICTIONS, ROWS, changed_files
 from sparkring.pipelines.scratch import scratch_folder
 from sparkring.training.launch.failure import LaunchError
 
-MLMODEL, REQUIREMENTS = "MLmodel", "requirements.txt"  # MLflow's
+REQUIREMENTS = "requirements.txt"  # MLflow's
 PROGRAM = Path(__file__).with_name("check_program.py")
 NOT_PASSED_ON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "SPARKRING_MODEL_MODULES")
 ROUNDING = 1e-6  # relative, at least absolute: other processors round the last bits of float32 differently
@@ -61,7 +62,10 @@ def serve_check(target: str, tracking: TrackingConfig, say: Callable[[str], None
         if not (data / PREDICTIONS).exists():
             say(f"{target}: loads; it has no sample of predictions to compare with (tracking.sample_rows)")
             return Exit.OK
-        expected = pq.read_table(data / PREDICTIONS)
+        try:
+            expected = pq.read_table(data / PREDICTIONS)
+        except (pa.ArrowException, OSError) as error:
+            raise StoredError(f"{target}: {PREDICTIONS} cannot be read: {first_line(error)}") from error
         for way, found in answer.predictions.items():
             if difference := first_difference(expected, found):
                 say(f"{target}: rows from {way}: {difference}")
@@ -91,14 +95,10 @@ def find_folder(target: str, tracking: TrackingConfig, scratch: Path) -> Path:
 
 def data_folder(folder: Path, target: str) -> Path:
     """Where the model's own files are, as MLmodel says. StoredError for one that has no code with it."""
-    try:
-        flavor = yaml.safe_load((folder / MLMODEL).read_text())["flavors"]["python_function"]
-        data = folder / flavor["data"]
-    except (yaml.YAMLError, KeyError, TypeError) as error:
-        raise StoredError(f"{target}: its {MLMODEL} describes no model that sparkring registered: {error}") from error
+    flavor = read_mlmodel(folder, target)
     if not flavor.get("code"):
         raise StoredError(f"{target}: was registered by an older sparkring, without its code; train again")
-    return data
+    return folder / flavor["data"]
 
 
 def make_environment(requirements: Path, folder: Path, target: str) -> Path:

@@ -21,7 +21,8 @@ from sparkring.conf.blocks.train import TrainConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.features import State
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.storage import Storage
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.stored import RelativePath, Sha256, read
 from sparkring.pipelines.serving import Predictor, Writer
 
 ROWS, PREDICTIONS = "sample_rows.parquet", "sample_predictions.parquet"
@@ -45,11 +46,14 @@ def write_digests(folder: Path) -> None:
 
 
 def changed_files(folder: Path) -> list[str]:
-    """The files that are not what was recorded, or not there; [] for a model of before this was recorded."""
+    """The files that are not what was recorded, or not there; [] for a model of before this was recorded.
+
+    StoredError where the record is damaged.
+    """
     if not (folder / DIGESTS).exists():
         return []
     now = digests(folder)
-    recorded: dict[str, str] = json.loads((folder / DIGESTS).read_text())
+    recorded = read(dict[RelativePath, Sha256], open_storage(str(folder)), DIGESTS)
     return [name for name, sha256 in recorded.items() if now.get(name) != sha256]
 
 

@@ -10,13 +10,13 @@ run; a reader that takes every file of the folder may find those of two.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
 import logging
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,7 +115,8 @@ def staged(target: Storage) -> Iterator[Storage]:
         try:
             yield open_storage(str(folder))
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                _delete(folder)
     finally:
         os.close(lock)
 
@@ -125,7 +126,12 @@ def _sweep(root: Path) -> None:
     for left in root.parent.glob(".*.staging"):
         if (found := STAGING.fullmatch(left.name)) and found["name"] == root.name:
             log.info("deleting %s: left by a process that was killed", left)
-            shutil.rmtree(left)
+            _delete(left)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a staging folder, which is a symbolic link where it was exchanged for one: then only the link goes."""
+    open_storage(str(folder.parent)).delete(folder.name)
 
 
 def publish(target: Storage, staging: Storage, predictions: PublishedPredictions) -> None:

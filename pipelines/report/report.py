@@ -31,6 +31,7 @@ from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.result import read_result
 
 log = logging.getLogger(__name__)
+LEAST_SHOWN = 1e-6  # a smaller number is shown as zero
 LOSSES = {
     "binary": "log loss (nats)",
     "multiclass": "log loss (nats)",
@@ -163,11 +164,15 @@ def _sentence(text: str) -> str:
 
 
 def number(value: Any) -> str:
-    """Four significant digits; integers and texts as they are, a dash for what is no number."""
+    """Four significant digits, without an exponent; integers and texts as they are, a dash for what is no number."""
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
     if math.isnan(value):
         return "–"
+    if 0 < abs(value) < LEAST_SHOWN:
+        return "≈ 0"  # an R2 of -6.743e-08 is one
+    if 0 < abs(value) < 1e-4:
+        return f"{value:.7f}".rstrip("0")
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}".replace(",", " ")
 
 

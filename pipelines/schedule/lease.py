@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import Field
 
 from sparkring.conf.stored import CLOSED, Count, Label, StoredError, parse
 from sparkring.pipelines.schedule.conditional import ConditionalFile, Found
@@ -26,6 +29,7 @@ log = logging.getLogger(__name__)
 RENEWALS = 3  # in the time after which a lease that is not renewed can be taken
 CLOCK_STEP_S = 2.0  # by which an age may be below zero: S3 dates objects and answers by whole seconds
 RACES = 3
+LONGEST_S = 7 * 86400.0  # of a lease: one that is damaged, or forged, ends too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,7 @@ class LeaseState:
     epoch: Count  # how many times it was taken
     renewals: Count = 0
     released: bool = False
-    duration_s: float
+    duration_s: Annotated[float, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
     what: Label  # the job, for people
     since: Label  # by the holder's clock, for people
     host: Label  # with pid and start_ticks: the ProcessId of the holder

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import between, dates_since_begin, last_ended, moved
@@ -34,12 +35,14 @@ class Status:
 
 
 def status_of(schedule: ScheduleConfig, records: Sequence[DateRecord], last: int, now: datetime) -> Status:
-    """The state of the last dates whose intervals have ended, and of those that have an entry beside them."""
+    """The state of the last dates whose intervals have ended; where none of them has an entry, of the last that do."""
     newest_due = last_ended(schedule, now)
     before_it = max(0, dates_since_begin(schedule, newest_due))
     first = max(moved(schedule, newest_due, -min(last - 1, before_it)), schedule.begin)
     known = {record.ds: record for record in records}
     shown = {ds: known.get(ds) for ds in between(schedule, first, newest_due)}
+    if not any(shown.values()):  # as after a backfill of old dates
+        shown = {ds: known.get(ds) for ds in sorted(known)[-last:]} | shown
     succeeded = [record for record in records if record.status == "succeeded"]
     if not succeeded:
         return Status(shown, None, None)
@@ -50,8 +53,15 @@ def status_of(schedule: ScheduleConfig, records: Sequence[DateRecord], last: int
 
 
 def table(records: Mapping[str, DateRecord | None]) -> list[str]:
-    """One line for each date."""
-    return [line(ds, record) for ds, record in records.items()]
+    """One line for each date; one for all of several missing ones in a row."""
+    lines = list[str]()
+    for is_missing, group in groupby(records, key=lambda ds: records[ds] is None):
+        dates = list(group)
+        if is_missing and len(dates) > 2:
+            lines.append(f"{dates[0]} to {dates[-1]}  missing, {len(dates)} dates")
+        else:
+            lines += [line(ds, records[ds]) for ds in dates]
+    return lines
 
 
 def line(ds: str, record: DateRecord | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparkring.conf.plain_text import in_markdown
 from sparkring.pipelines.sweep.space import SweepSpec, short
 from sparkring.pipelines.sweep.study import Ended
 
@@ -32,7 +33,9 @@ def trial_markdown(ended: list[Ended], metric: str, mode: str) -> list[str]:
     """The best trials as a Markdown table."""
     rows = [f"| trial | valid/{metric} | values |", "| --- | --- | --- |"]
     ranked = ranking(ended, mode)
-    rows += [f"| {t.number} | {_outcome(t)} | {short(t.values)} |" for t in ranked[:MOST_SHOWN]]
+    rows += [
+        f"| {t.number} | {in_markdown(_outcome(t))} | {in_markdown(short(t.values))} |" for t in ranked[:MOST_SHOWN]
+    ]
     rows += [f"| | | and {len(ranked) - MOST_SHOWN} more |"] if len(ranked) > MOST_SHOWN else []
     return [*rows, "", COMPARE]
 

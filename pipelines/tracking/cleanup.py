@@ -15,6 +15,7 @@ from mlflow.exceptions import MlflowException
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.secrets import redact
+from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.rules import (
     FINGERPRINT,
@@ -47,7 +48,7 @@ class Cleanup:
         embedded = config.uri is None
         if not embedded or (Path(config.root) / "mlflow.db").exists():
             with _answering(where):
-                self._client = MlflowClient(config.store_uri, registry_uri=config.store_uri)
+                self._client = open_client(config)
                 found = self._client.get_experiment_by_name(str(config.experiment))
                 self._experiment = None if found is None else str(found.experiment_id)
         if self._experiment is None and knows_runs:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import code_in_markdown, in_markdown
 from sparkring.pipelines.tracking.views import TRAINING, scores_of
 from sparkring.training.result import MODEL, TrainResult
 
@@ -72,7 +73,7 @@ def reason_line(message: str) -> str:
 
 def version_link(model: str, version: str) -> str:
     """A registered version, linked to its page."""
-    return f"[{model} version {version}](#/models/{model}/versions/{version}?{TRAINING})"
+    return f"[{in_markdown(model)} version {version}](#/models/{model}/versions/{version}?{TRAINING})"
 
 
 def main_scores(scores: Mapping[str, float]) -> str:
@@ -83,7 +84,7 @@ def main_scores(scores: Mapping[str, float]) -> str:
 
 def job_note(description: str, command: str) -> str:
     """Of a job that begins: the recipe's own words, and the command."""
-    return "\n\n".join(filter(None, [description.strip(), f"`{command}`" if command else ""]))
+    return "\n\n".join(filter(None, [description.strip(), code_in_markdown(command)]))
 
 
 def experiment_note() -> str:
@@ -116,15 +117,16 @@ def model_card(result: TrainResult, manifest: DatasetManifest, raw: Sequence[str
     config = result.run_config()
     tracking = config.tracking.named(config.name)
     named = sorted(manifest.splits.items(), key=lambda split: (split[0] != "train", split[0]))
-    splits = ", ".join(f"{name} {info.rows:,}" for name, info in named)
+    splits = ", ".join(f"{in_markdown(name)} {info.rows:,}" for name, info in named)
     load = (
         f'**Load** `mlflow.pyfunc.load_model("models:/{tracking.registered_model}/{VERSION}")`; rows are raw, with '
-        f"{', '.join(f'`{name}`' for name in raw)}"
+        f"{', '.join(map(code_in_markdown, raw))}"
     )
     commit = f", code `{result.commit[:12]}`" if result.commit else ""
-    report = f"**Report** `report.html` among the artifacts of the job's run; run folder `{result.run}`{commit}"
+    run, dataset = code_in_markdown(result.run), code_in_markdown(result.dataset)
+    report = f"**Report** `report.html` among the artifacts of the job's run; run folder {run}{commit}"
     parts = [
-        f"{CARD_BEGINS}rows by split: {splits}; dataset `{result.fingerprint[:12]}` in `{result.dataset}`",
+        f"{CARD_BEGINS}rows by split: {splits}; dataset `{result.fingerprint[:12]}` in {dataset}",
         score_table(result),
         load,
         "**Limits** " + "; ".join(limits(result)),
@@ -139,18 +141,23 @@ def score_table(result: TrainResult) -> str:
     names = [name for name in result.scores.get(MODEL, {}) if name != "positive_share"]
     if not names:
         return ""
-    rows = [["", *names], ["---"] * (len(names) + 1)]
+    rows = [["", *names]]
     for model, scores in result.scores.items():
         rows.append([model, *(f"{scores[name]:.4f}" if name in scores else "" for name in names)])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    first, *others = ("| " + " | ".join(map(in_markdown, row)) + " |" for row in rows)
+    return "\n".join([first, "| " + " | ".join(["---"] * (len(names) + 1)) + " |", *others])
 
 
 def limits(result: TrainResult) -> list[str]:
     """What to know before the model is used, one clause each."""
     split = result.run_config().train.test_split
-    found = [f"scored on the rows of `{split}` only" if split else "scored on the validation rows, which chose it"]
-    found += [f"no comparison with {name}: {why}" for name, why in result.missing.items()]
+    found = [
+        f"scored on the rows of {code_in_markdown(split)} only"
+        if split
+        else "scored on the validation rows, which chose it"
+    ]
+    found += [f"no comparison with {in_markdown(name)}: {in_markdown(why)}" for name, why in result.missing.items()]
     if result.unseen:
-        values = ", ".join(f"`{name}` {rows:,}" for name, rows in result.unseen.items())
+        values = ", ".join(f"{code_in_markdown(name)} {rows:,}" for name, rows in result.unseen.items())
         found.append(f"test rows with a value that no training row has: {values}")
     return found

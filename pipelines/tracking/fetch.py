@@ -18,6 +18,7 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.secrets import redact
 from sparkring.conf.stored import StoredError
+from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.rules import StoreUnreachable
 
 MISSING = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}  # the second: of an alias that is not set
@@ -105,7 +106,7 @@ def copy_model(tracking: TrackingConfig, model: RegisteredModel, target: Path) -
 
 
 def _client(tracking: TrackingConfig) -> MlflowClient:
-    return MlflowClient(tracking.store_uri, registry_uri=tracking.store_uri)
+    return open_client(tracking)
 
 
 def _asked(tracking: TrackingConfig, uri: str, question: Callable[[], T]) -> T:

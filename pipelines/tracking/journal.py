@@ -44,6 +44,12 @@ class Journal:
             self.state = parse(State, (folder / "state.json").read_bytes(), f"{folder}/state.json")
         self._ops = os.open(folder / "ops.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._end = os.fstat(self._ops).st_size  # of what is in the file for good
+        if self.state["done"] > self._end:
+            os.close(self._ops)
+            raise StoredError(
+                f"{folder}/state.json: done = {self.state['done']}, but ops.jsonl has {self._end} bytes: operations "
+                "are lost, and others may not have been sent"
+            )
         self._unwritten: list[bytes] = []  # lines after it, while the disk takes no more
         self.dropped = 0  # operations for which there was no room in memory either
 
@@ -187,7 +193,7 @@ def abandoned_journals(root: Path) -> Iterator[Journal]:
         except (OSError, ValueError) as error:
             os.close(lock)
             aside = folder.rename(folder.with_name(DAMAGED + folder.name))
-            log.warning("%s/state.json is damaged (%s); this journal is set aside, others are sent", aside, error)
+            log.warning("%s is damaged (%s); this journal is set aside, others are sent", aside, error)
             continue
         yield journal
 

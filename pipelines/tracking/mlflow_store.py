@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING
 from mlflow import MlflowClient
 from mlflow.entities import (
     DatasetInput,
+    Experiment,
     InputTag,
+    LifecycleStage,
     LoggedModel,
     LoggedModelOutput,
     LoggedModelStatus,
@@ -28,6 +31,8 @@ from mlflow.entities import (
     RunTag,
 )
 from mlflow.exceptions import MlflowException
+from mlflow.tracking._tracking_service.utils import get_default_host_creds
+from mlflow.utils.rest_utils import http_request
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
@@ -42,6 +47,7 @@ from sparkring.pipelines.tracking.describe import (
     experiment_note,
     with_headline,
 )
+from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.history_run import history_run, log_figure, log_values
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
 from sparkring.pipelines.tracking.mlflow_dataset import DIGEST_CHARACTERS, SparkringDataset
@@ -51,6 +57,7 @@ from sparkring.pipelines.tracking.rules import (
     HEARTBEAT,
     JOB,
     RECIPE,
+    StoreUnfit,
     StoreUnreachable,
     TryAgain,
     is_abandoned,
@@ -112,6 +119,8 @@ class MlflowSink:
             for batch, position in _batches(pending):
                 try:
                     self._connect()
+                except StoreUnfit:
+                    raise
                 except Exception as error:
                     raise StoreUnreachable(_first_line(error)) from error
                 try:
@@ -123,6 +132,7 @@ class MlflowSink:
                     self._not_recorded(batch[0], error)
                 except Exception as error:  # of the store's client, or of whatever it keeps artifacts with
                     self._check_store(error)
+                    self._check_not_deleted(batch[0].key, error)
                     if self._may_pass(error, batch[0].op):
                         raise TryAgain(_first_line(error)) from error
                     log.warning("MLflow refused %s: %s", batch[0].op, _first_line(error))
@@ -146,6 +156,22 @@ class MlflowSink:
             self._connect().get_experiment(self._experiment)
         except Exception:
             raise StoreUnreachable(_first_line(error)) from error
+
+    def _check_not_deleted(self, key: str, error: Exception) -> None:
+        """Raise StoreUnfit where the operation failed because its experiment or run was deleted meanwhile."""
+        client, run = self._connect(), self.runs.get(key)
+        check_experiment(client.get_experiment(self._experiment))
+        if run is None:
+            return
+        try:
+            stage = client.get_run(run).info.lifecycle_stage
+        except MlflowException:
+            return  # gone for good: nothing can be kept for it
+        if stage == LifecycleStage.DELETED:
+            raise StoreUnfit(
+                f"the run {run} is deleted in MLflow: `mlflow runs restore --run-id {run}`, or delete "
+                f"{self.journal.folder}"
+            ) from error
 
     def _may_pass(self, error: Exception, kind: str) -> bool:
         """Whether to try again. Not after a refusal, nor after MOST_FAILURES while the store answers others."""
@@ -172,8 +198,9 @@ class MlflowSink:
             store, embedded = self.config.store_uri, self.config.uri is None
             # Two processes that open a fresh sqlite store at a time both fail.
             lock = exclusive(Path(self.config.root) / ".create.lock") if embedded else nullcontext()
+            client = open_client(self.config)
+            check_version(store)
             with lock:
-                client = MlflowClient(store, registry_uri=store)
                 self._experiment = self._experiment_id(client)
             self._client = client
         return self._client
@@ -186,6 +213,7 @@ class MlflowSink:
         name = self._experiment_name
         found = client.get_experiment_by_name(name)
         if found is not None:
+            check_experiment(found)
             return str(found.experiment_id)
         folder = Path(self.config.root).resolve() / "artifacts" / name
         return str(client.create_experiment(name, None if self.config.uri else folder.as_uri(), EXPERIMENT_TAGS))
@@ -492,6 +520,25 @@ def _batches(pending: list[tuple[ops.Op, int]]) -> Iterator[tuple[list[ops.Op], 
 def _first_line(error: BaseException) -> str:
     """First line of a message, which may quote the store's URI: its credentials are hidden."""
     return redact(first_line(error))[:500]
+
+
+def check_experiment(found: Experiment) -> None:
+    """Raise StoreUnfit for an experiment that is deleted: MLflow refuses all that is sent to it."""
+    if found.lifecycle_stage == LifecycleStage.DELETED:
+        raise StoreUnfit(
+            f"the experiment {found.name!r} is deleted in MLflow: "
+            f"`mlflow experiments restore -x {found.experiment_id}`, or set tracking.experiment to another name"
+        )
+
+
+def check_version(store: str) -> None:
+    """Raise StoreUnfit for a server of MLflow 2: it knows no logged models, so no checkpoint and no version."""
+    if not store.startswith(("http://", "https://")):
+        return
+    answer = http_request(get_default_host_creds(store), "/version", "GET", raise_on_status=False)
+    found = answer.text.strip()
+    if answer.status_code == 200 and re.fullmatch(r"[0-2]\.\d[\w.]*", found):
+        raise StoreUnfit(f"{redact(store)} is MLflow {found}, and 3.0 or newer is needed: upgrade the server")
 
 
 def replay(config: TrackingConfig) -> tuple[int, int]:

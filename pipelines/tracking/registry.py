@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import yaml
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
@@ -26,8 +25,10 @@ from sparkring.conf.errors import first_line
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, exclusive, open_storage
 from sparkring.conf.stored import StoredError
+from sparkring.pipelines.portable.mlmodel import read_mlmodel
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.describe import CARD_BEGINS
+from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.rules import (
     DATE,
     DECISION,
@@ -62,7 +63,7 @@ class Registry:
     @property
     def _client(self) -> MlflowClient:
         if self._given is None:
-            self._given = MlflowClient(self.config.store_uri, registry_uri=self.config.store_uri)
+            self._given = open_client(self.config)
         return self._given
 
     def lock(self) -> AbstractContextManager[None]:
@@ -106,8 +107,7 @@ class Registry:
             copied = download_artifacts(
                 artifact_uri=version.source, dst_path=str(into), tracking_uri=self.config.store_uri
             )
-            flavor = yaml.safe_load((Path(copied) / "MLmodel").read_text())["flavors"]["python_function"]
-            return open_storage(str(Path(copied) / flavor["data"]))
+            return open_storage(str(Path(copied) / read_mlmodel(Path(copied), where)["data"]))
         except Exception as error:  # of whatever keeps the artifacts
             raise StoredError(f"{where}: its files cannot be read: {_words(error)}") from error
 

@@ -6,6 +6,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
 
+from sparkring.conf.plain_text import for_terminal, in_markdown
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.describe import (
     FAILED,
@@ -41,9 +42,9 @@ class Shown:
 
     def failure(self, run: str, error: str) -> None:
         """Say why a run failed, in a tag and in the first line of its description."""
-        why = reason_line(error)[:LONGEST_ERROR]
+        why = for_terminal(reason_line(error))[:LONGEST_ERROR]
         note = self.client.get_run(run).data.tags.get(NOTE, "")
-        self.client.set_tag(run, NOTE, with_headline(note, FAILED + why, FAILED))
+        self.client.set_tag(run, NOTE, with_headline(note, FAILED + in_markdown(why), FAILED))
         self.client.set_tag(run, ERROR, why)
 
     def forget_failure(self, run: str) -> None:

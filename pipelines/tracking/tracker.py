@@ -32,6 +32,7 @@ from sparkring.pipelines.tracking.rules import (
     COMMIT,
     HEARTBEAT_S,
     JOB,
+    StoreUnfit,
     StoreUnreachable,
     client_limits,
     end_status,
@@ -81,6 +82,7 @@ class Tracker:
         self._nonfinite: dict[tuple[str, str], int] = {}
         self._stop, self._wake = threading.Event(), threading.Event()
         self._down_since: float | None = None
+        self._unfit = ""  # what must be done before the store takes the job
         self.waiting = 0  # operations that the store had not taken when this was closed
         self._limits = ExitStack()
         self._sink: MlflowSink | None = None
@@ -364,13 +366,16 @@ class Tracker:
             self._wake.clear()
 
     def _down(self, error: Exception, journal: Journal) -> None:
+        self._unfit = str(error) if isinstance(error, StoreUnfit) else ""
         if self._down_since is None:
             self._down_since = time.monotonic()
             store, away = redact(self.config.store_uri), isinstance(error, StoreUnreachable)
             how = "cannot be reached" if away else "does not take what is sent"
+            how = "cannot take this job" if isinstance(error, StoreUnfit) else how
             log.warning("%s %s (%s); tracking goes to %s", store, how, error, journal.folder)
 
     def _up(self) -> None:
+        self._unfit = ""
         if self._down_since is not None:
             log.info("the tracking store answers again after %.0f s", time.monotonic() - self._down_since)
             self._down_since = None
@@ -433,7 +438,8 @@ class Tracker:
         self._thread.join(timeout_s)
         self.waiting = left = len(self._journal.pending(10_000))
         if left:
-            log.warning("%d tracking operations wait in %s for the next job or replay", left, self._journal.folder)
+            until = f"; no job can send them until: {self._unfit}" if self._unfit else " for the next job or replay"
+            log.warning("%d tracking operations wait in %s%s", left, self._journal.folder, until)
         wait_s = min(EVENTS_WAIT_S, max(deadline - time.monotonic(), 0.0))
         sent = self.config.openlineage is None or (self._events is not None and self._events.close(wait_s))
         if not sent:

@@ -8,10 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mlflow import MlflowClient
-
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.secrets import redact
+from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.views import VIEW, links, nights_key, runs_key, runs_page, undated_links
 from sparkring.training.launch.host.processes import adopt_orphans, end_descendants
 
@@ -25,7 +24,7 @@ def pages(config: TrackingConfig, recipe: str) -> dict[str, str]:
     """
     if not (Path(config.root) / "mlflow.db").exists():
         return {}
-    experiment = MlflowClient(config.store_uri).get_experiment_by_name(str(config.experiment))
+    experiment = open_client(config).get_experiment_by_name(str(config.experiment))
     if experiment is None:
         return {}
     if VIEW + nights_key(recipe) in experiment.tags:

@@ -18,6 +18,9 @@ JOB_FOLDERS = ("storage.runs", "tracking.root")
 ALL_FOLDERS = (*JOB_FOLDERS, DATASETS)
 
 
+LEAST_FREE_BYTES = 1 << 20  # less is full: a job's first files do not fit
+
+
 def check_folders(config: RunConfig, folders: Sequence[str]) -> None:
     """Make the folders of these keys. LaunchError for those that cannot be made or written."""
     storage_problems(config, folders, make=True).raise_any(config.name)
@@ -64,8 +67,14 @@ def _local_problem(folder: Path) -> str:
         return f"{there} is a file" if there.exists() else f"{there} is a link to nothing"
     if not os.access(there, os.W_OK | os.X_OK):
         return f"no right to write in {there}"
-    if os.statvfs(there).f_flag & os.ST_RDONLY:
+    disk = os.statvfs(there)
+    if disk.f_flag & os.ST_RDONLY:
         return f"{there} is on a filesystem that is read-only"
+    free = disk.f_bavail * disk.f_frsize
+    if free < LEAST_FREE_BYTES:
+        return f"{there} is on a disk that is full ({free:,} bytes are free)"
+    if disk.f_files and not disk.f_favail:
+        return f"{there} is on a filesystem that takes no more files (no inode is free)"
     return ""
 
 

@@ -42,6 +42,26 @@ def test_listing_hash_size_and_delete(tmp_path: Path) -> None:
     assert folder.list_files() == []
 
 
+def test_deleting_and_sweeping_never_go_through_a_symbolic_link(tmp_path: Path) -> None:
+    others, folder = tmp_path / "others", open_storage(str(tmp_path / "ours"))
+    part = f"a.{'0' * 32}.part"
+    for base in (others, tmp_path / "ours"):
+        (base / "deep").mkdir(parents=True)
+        for file in (part, f"deep/{part}", "deep/file"):
+            (base / file).touch()
+    (tmp_path / "ours/link").symlink_to(others)
+    (tmp_path / "ours/deep/link").symlink_to(others / "deep")
+    (tmp_path / "ours/deep/loop").symlink_to(tmp_path / "ours")
+    before = sorted(others.rglob("*"))
+    assert folder.sweep() == [part, f"deep/{part}"] and folder.sweep("link") == []
+    assert folder.own_files() == {"deep/file": 0} and folder.own_files("link/deep") == {}
+    for path in ("link/deep/file", "link/deep", f"deep/link/{part}", "link", "deep"):
+        folder.delete(path)
+    (tmp_path / "ours/gone").symlink_to(tmp_path / "nowhere")
+    folder.delete("gone")
+    assert list((tmp_path / "ours").iterdir()) == [] and sorted(others.rglob("*")) == before
+
+
 def test_credentials_in_a_uri_are_refused() -> None:
     with pytest.raises(ValueError, match="holds a secret, which would be logged"):
         open_storage("s3://key:secret@bucket/x")

@@ -11,14 +11,15 @@ from sparkring.etl.rows import check_one_per, delete_dead_builds
 
 
 def test_only_old_folders_that_nothing_lists_are_deleted(tmp_path):
-    for name in ("data-used", "data-dead", "data-young", "notes"):
+    used, dead, young = (f"data-{letter * 12}" for letter in "abc")
+    for name in (used, dead, young, "data-raw", "notes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train-00000.parquet").write_bytes(b"x")
-        if name != "data-young":
+        if name != young:
             for path in (tmp_path / name / "train-00000.parquet", tmp_path / name):
                 os.utime(path, (time.time() - 90_000,) * 2)
-    delete_dead_builds(open_storage(str(tmp_path)), {"data-used"})
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["data-used", "data-young", "notes"]
+    delete_dead_builds(open_storage(str(tmp_path)), {used})
+    assert sorted(p.name for p in tmp_path.iterdir()) == [used, young, "data-raw", "notes"]
 
 
 @pytest.mark.parametrize(("rows", "verb"), [(9, "lost"), (11, "multiplied")])

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import yaml
 from pydantic import TypeAdapter
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.transforms import IdentityTransform
@@ -26,6 +27,8 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.manifest import ManifestError, digest, read_manifest
 from sparkring.conf.recipe_file import recipe_names
+from sparkring.conf.schedule.block import ScheduleConfig
+from sparkring.conf.schedule.dates import interval_of, parse_date
 from sparkring.conf.sources import IcebergSource
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError, parse, read
@@ -37,6 +40,9 @@ from sparkring.etl.windows.parts import PART_NAME, Part, find_part
 from sparkring.etl.windows.window import list_files
 from sparkring.pipelines import serving
 from sparkring.pipelines.evaluation.evaluate import read_predictions
+from sparkring.pipelines.portable.check import data_folder
+from sparkring.pipelines.portable.mlmodel import MLMODEL
+from sparkring.pipelines.portable.sample import DIGESTS, changed_files, write_digests
 from sparkring.pipelines.predict.publish import MANIFEST as PREDICTIONS
 from sparkring.pipelines.predict.publish import PredictionFile, PublishedPredictions
 from sparkring.pipelines.runs import RunRecord, Runs
@@ -94,6 +100,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         PREDICTIONS: _scored(),
     }
     made |= _iceberg(folder / "lake") | {"where": _where()}
+    made |= {"sha256.json": _digests(folder / "hashed"), MLMODEL: _mlmodel(folder / "mlmodel"), "date": _dates()}
     made |= _checkpoint(folder / "checkpoints") | _model(folder / "model") | _recipe(folder)
     made |= {"tokenizer": _tokenizer(), "predictions": _predictions(folder), "journal": _journal(folder / "tracking")}
     header = {"format": 3, "attempt": 1, "rank": 0, "size": 2, "dataset": "d", "order_state": {"seed": 1}}
@@ -379,6 +386,46 @@ def _model(folder: Path) -> dict[str, Kind]:
         TABLES: Kind([tables], check_tables, (StoredError,)),
         WEIGHTS_FILE: Kind([(folder / WEIGHTS_FILE).read_bytes()], check_weights, (StoredError,)),
     }
+
+
+def _digests(folder: Path) -> Kind:
+    folder.mkdir()
+    for name in ("config.json", "weights"):
+        (folder / name).write_bytes(b"x")
+    write_digests(folder)
+
+    def check(data: bytes) -> None:
+        (folder / DIGESTS).write_bytes(data)
+        changed_files(folder)
+
+    return Kind([(folder / DIGESTS).read_bytes()], check, (StoredError,))
+
+
+def _mlmodel(folder: Path) -> Kind:
+    folder.mkdir()
+    flavor = {"data": "data/data", "code": "code", "loader_module": "m", "env": {"virtualenv": "python_env.yaml"}}
+    model = {
+        "flavors": {"python_function": flavor}, "model_size_bytes": 5, "utc_time_created": "2026-11-22 00:00:00.5",
+        "signature": {"inputs": '[{"type": "long", "name": "x", "required": true}]', "params": None},
+    }  # fmt: skip
+
+    def check(data: bytes) -> None:
+        (folder / MLMODEL).write_bytes(data)
+        data_folder(folder, "m")
+
+    return Kind([yaml.safe_dump(model).encode()] * 2 + [json.dumps(model).encode()], check, (StoredError,), 2.0)
+
+
+def _dates() -> Kind:
+    """Of a command line, of MLflow's tags and of names of folders."""
+    schedules = [ScheduleConfig(begin="2013-01-01"), ScheduleConfig(begin="2013-01-01T00", interval="hour")]
+
+    def check(data: bytes) -> None:
+        schedule = schedules[(data or b"\0")[0] % 2]
+        interval_of(schedule, parse_date(schedule, data[1:].decode(errors="surrogateescape")))
+
+    examples = [b"\x002013-03-28", b"\x002024-02-29", b"\x012013-03-28T05", b"\x012013-03-28T05:00:00+02:00"]
+    return Kind(examples, check, (ConfigError, ValueError), 0.5)
 
 
 def _recipe(folder: Path) -> dict[str, Kind]:

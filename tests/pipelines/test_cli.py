@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
 import shlex
 import signal
@@ -13,12 +14,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.cli import main, parse, parser
+from sparkring.pipelines.cli import main, parse, parser, recipes
 from sparkring.pipelines.exit_codes import Exit
 
 
@@ -159,3 +161,61 @@ def test_overrides_may_stand_behind_options_and_other_words_may_not(capsys: pyte
         with pytest.raises(SystemExit):
             parse(words)
         assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_what_a_command_shows_holds_nothing_that_a_terminal_obeys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def show(_: Any) -> int:
+        print("column \x1b[2J\x1b]0;title\x07 \x1b[31mred\x1b[0m\r")
+        raise ValueError("no such column \x1b[2J")
+
+    monkeypatch.setattr(recipes, "_show", show)
+    main(["-v", "config", "show", "flights"])
+    captured = capsys.readouterr()
+    assert captured.out == "column \\x1b[2J\\x1b]0;title\\x07 red\\r\n"
+    assert "no such column \\x1b[2J" in captured.err and "\x1b" not in captured.err
+
+
+FULL = """
+import os, subprocess, sys
+folder, size, fill = sys.argv[1:]
+subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", f"{folder}/datasets"], check=True)
+if int(fill):
+    with open(f"{folder}/datasets/other", "wb") as file:
+        file.write(b"x" * int(fill))
+from sparkring.pipelines.cli import main
+print("CODE", main(["etl", f"{folder}/r.yaml"]))
+"""
+FULL_RECIPE = """
+name: r
+storage: {{datasets: {folder}/datasets, runs: {folder}/runs}}
+tracking: {{enabled: false}}
+launch: {{world: 1}}
+etl:
+  sources: {{t: {{path: {folder}/t.csv, columns: {{id: bigint, x: double, y: double}}}}}}
+  rows: t
+  key: [id]
+  label: y
+  features: {{x: {{kind: numeric}}}}
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("size", "fill", "words"), [("3m", "0", "No space left on device"), ("4m", "3700000", "is on a disk that is full")]
+)
+def test_a_full_disk_of_datasets_is_exit_5_with_what_to_do(
+    tmp_path: Path, private_mounts: list[str], size: str, fill: str, words: str
+) -> None:
+    """A tmpfs without room for the dataset, and one without any."""
+    draw = random.Random(1)
+    rows = (f"{number},{draw.random()},{draw.random()}\n" for number in range(200_000))
+    (tmp_path / "t.csv").write_text("id,x,y\n" + "".join(rows))
+    (tmp_path / "r.yaml").write_text(FULL_RECIPE.format(folder=tmp_path))
+    (tmp_path / "datasets").mkdir()
+    command = [*private_mounts, sys.executable, "-c", FULL, str(tmp_path), size, fill]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
+    last = done.stderr.strip().splitlines()[-1]
+    assert f"CODE {int(Exit.RESOURCES)}" in done.stdout, done.stdout + done.stderr
+    assert words in last and "Traceback" not in done.stderr and len(last) < 1000, done.stderr

@@ -22,7 +22,9 @@ def test_a_signal_asks_for_a_checkpoint_and_training_goes_on() -> None:
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
-@pytest.mark.parametrize(("number", "left"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+@pytest.mark.parametrize(
+    ("number", "left"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)]
+)
 def test_the_first_signal_asks_for_an_end_and_the_second_makes_it(
     number: signal.Signals, left: type[BaseException]
 ) -> None:
@@ -42,3 +44,14 @@ def test_the_grace_time_ends_what_does_not_end() -> None:
         while not control.cancelled:
             signal.sigtimedwait([], 0.01)
     assert caught.value.code == 143
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
+    control = Control()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with obeying_signals(control, grace_s=60):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not control.stopping and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

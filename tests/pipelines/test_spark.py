@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,7 +83,8 @@ def test_a_session_is_opened_once_when_it_is_needed_and_closed_at_the_end(
 
 
 LOUD = """
-import logging, sys
+import logging, os, sys, tempfile
+from pathlib import Path
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.pipelines.spark import spark_session
@@ -90,6 +93,8 @@ logging.getLogger("py4j").setLevel(logging.WARNING)
 with spark_session("loud", SparkConfig(log=sys.argv[1]), LaunchConfig(world=1)) as spark:
     spark._jvm.java.lang.System.err.println("SAID BY THE JVM")
     print("ours")
+    for file in Path(tempfile.gettempdir()).glob("sparkring-spark-*.log"):
+        os.link(file, file.with_suffix(".kept"))
 """
 
 
@@ -98,8 +103,103 @@ def test_sparks_own_log_is_in_the_file_that_is_named_or_on_the_console(tmp_path:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", LOUD, log], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "ours\n"), done.stderr
-    kept = "".join(file.read_text() for file in tmp_path.glob("sparkring-spark-*.log"))
+    kept = "".join(file.read_text() for file in tmp_path.glob("sparkring-spark-*.kept"))
+    assert not list(tmp_path.glob("sparkring-spark-*.log")), "it is deleted after a session that did not fail"
     in_file, on_console = kept.splitlines(), done.stderr.splitlines()
     assert ("SAID BY THE JVM" in in_file, "SAID BY THE JVM" in on_console) == (log == "file", log == "console")
     if log == "file":
         assert len(on_console) == 1 and str(tmp_path) in on_console[0]
+
+
+STARTS = """
+import sys
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.pipelines import spark
+from sparkring.training.launch.failure import LaunchError
+spark.DEAD_S, spark.SILENT_S = 1.0, 3.0
+try:
+    with spark.spark_session("x", SparkConfig(), LaunchConfig(world=1)):
+        pass
+except LaunchError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("java", "words"),
+    [
+        (None, "set JAVA_HOME to a Java 17 or newer"),
+        ("exit 1", "(it ended): "),
+        ("exit 0", "(it ended): "),
+        ("sleep 600", "it wrote nothing for"),
+        ("echo 'Exception in thread \"main\" java.net.UnknownHostException: h' >&2; sleep 600", "SPARK_LOCAL_IP"),
+        ("echo 'javax.security.auth.login.LoginException: no name' >&2; exit 1", "/etc/passwd"),
+        ("echo 'java.io.IOException: Too many open files' >&2; exit 1", "ulimit -n"),
+    ],
+)
+def test_a_jvm_that_does_not_start_is_one_error_with_its_log_and_a_remedy(
+    tmp_path: Path, java: str | None, words: str
+) -> None:
+    """The program that Spark starts as Java fails, hangs, or says why."""
+    program = tmp_path / "home/bin/java"
+    if java is not None:
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/bash\n[ $# = 1 ] && exit 0\n{java}\n")
+        program.chmod(0o755)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
+    environment |= {"JAVA_HOME": str(tmp_path / "home")}
+    done = subprocess.run([sys.executable, "-c", STARTS], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (log,) = tmp_path.glob("sparkring-spark-*.log")
+    assert done.stdout.startswith("Spark's JVM did not start (") and len(done.stdout.splitlines()) == 1
+    assert words in done.stdout and str(log) in done.stdout
+
+
+def test_logs_of_a_week_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("sparkring-spark-old.log", "sparkring-spark-new.log", "others.log"):
+        (tmp_path / name).touch()
+    for name in ("sparkring-spark-old.log", "others.log"):
+        os.utime(tmp_path / name, (1, 1))
+    spark_module.sweep_logs(time.time())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["others.log", "sparkring-spark-new.log"]
+
+
+@pytest.mark.parametrize("before", [None, "/from/the/environment"])
+def test_a_recipes_python_is_that_of_sparks_workers(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = "import os, sys; from sparkring.conf.blocks.spark import SparkConfig; " + (
+        "from sparkring.conf.blocks.launch import LaunchConfig; from sparkring.pipelines.spark import spark_session\n"
+        "with spark_session('x', SparkConfig(conf={'spark.pyspark.python': sys.argv[1]}), LaunchConfig()) as spark:\n"
+        "    print(spark.sparkContext.pythonExec)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2])} | ({"PYSPARK_PYTHON": before} if before else {})
+    done = subprocess.run([sys.executable, "-c", found, "/a/python"], env=environment, capture_output=True, text=True)
+    assert done.stdout == "/a/python\n", done.stderr
+
+
+NAMELESS = """
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.pipelines.spark import spark_session
+with spark_session("x", SparkConfig(), LaunchConfig(world=1)) as spark:
+    print(spark.range(5).count())
+"""
+
+
+def test_a_user_id_without_a_name_works(tmp_path: Path) -> None:
+    """As a container of OpenShift has it, with a home that cannot be written."""
+    os.chmod(tmp_path, 0o777)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path), "HOME": "/"}
+    command = ["setpriv", "--reuid", "54321", "--regid", "0", "--clear-groups", sys.executable, "-c"]
+    for folder in tmp_path.parents[:2]:
+        os.chmod(folder, 0o755)
+    try:
+        can = subprocess.run([*command, "import sparkring.conf"], env=environment, cwd=tmp_path, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("no setpriv here")
+    if can.returncode:
+        pytest.skip("this user may not run programs as another")
+    done = subprocess.run([*command, NAMELESS], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "5\n", done.stderr

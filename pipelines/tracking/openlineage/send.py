@@ -64,6 +64,9 @@ class EventSink:
         before = self._sent
         self._make(partial(self._events.abandoned, self.journal.state["runs"]))
         self._send_due()
+        if self._sent > self._made:
+            where = f"{self.journal.folder}/sent.json"
+            raise StoredError(f"{where}: events = {self._sent}, but its operations make {self._made}")
         return self._sent - before
 
     @property
@@ -108,8 +111,21 @@ def emit(client: OpenLineageClient, event: event_v2.RunEvent) -> None:
         log.warning("the OpenLineage collector refuses the event %s: %s", event.eventType, shown)
 
 
+class _Client(OpenLineageClient):
+    """The client without the `openlineage.yml` of the working directory, which may be another's and names a class."""
+
+    @staticmethod
+    def _find_yaml_config_path() -> str | None:  # of openlineage-python 1.x
+        files = (os.environ.get("OPENLINEAGE_CONFIG", ""), os.path.expanduser("~/.openlineage/openlineage.yml"))
+        if os.path.exists("openlineage.yml") and not files[0]:
+            log.warning(
+                "openlineage.yml of the working directory is not read; OPENLINEAGE_CONFIG=openlineage.yml reads it"
+            )
+        return next((file for file in files if file and os.access(file, os.R_OK) and os.path.isfile(file)), None)
+
+
 def make_client() -> OpenLineageClient:
-    """The client by its own settings: OPENLINEAGE_URL, OPENLINEAGE__* variables, openlineage.yml.
+    """The client by its own settings: OPENLINEAGE_URL, OPENLINEAGE__* variables, the file of OPENLINEAGE_CONFIG.
 
     It copies the first into variables of the second kind, which processes that are started would inherit; here they
     are removed again. Where its facet of the source code is switched on, it reads the remote of whatever checkout it is
@@ -117,7 +133,7 @@ def make_client() -> OpenLineageClient:
     """
     before = {name for name in os.environ if name.startswith(PREFIX)}
     try:
-        client = OpenLineageClient()
+        client = _Client()
     finally:
         for name in [name for name in os.environ if name.startswith(PREFIX) and name not in before]:
             del os.environ[name]

@@ -49,10 +49,54 @@ def test_a_wrong_value_is_named_with_its_key(tmp_path: Path, block: str, words: 
     assert [word for word in words if word not in message] == [], message
 
 
-def test_a_url_with_a_secret_belongs_in_the_environment(tmp_path: Path) -> None:
-    block = "notify: {targets: [{kind: webhook, url: 'https://user:hunter2@hooks.example/x'}]}"
-    message = problems_of(tmp_path, block)
-    assert "url_env" in message and "hunter2" not in message
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:hunter2@hooks.example/x",
+        "https://discord.com/api/webhooks/12345/hunter2-x",
+        "https://discordapp.com/api/v10/webhooks/12345/hunter2",
+        "https://hc-ping.com/hunter2/nights",
+        "https://hc-ping.com/0f5d1c6e-8c4b-4d53-9a57-9f2f5d6fe001",
+        "https://acme.webhook.office.com/webhookb2/hunter2@tenant/IncomingWebhook/1/2",
+        "https://api.telegram.org/bot123456:hunter2/sendMessage",
+        "https://hooks.zapier.com/hooks/catch/1/hunter2",
+        "https://maker.ifttt.com/trigger/night/with/key/hunter2",
+        "https://events.pagerduty.com/integration/hunter2/enqueue",
+        "https://nosnch.in/hunter2",
+        "https://ntfy.sh/hunter2",
+        "https://mattermost.example/hooks/hunter2qwertyuiop1234567890",
+        "https://kuma.example/api/push/hunter2AbCdEf9876?status=up",
+        "https://checks.example/ping/0f5d1c6e-8c4b-4d53-9a57-9f2f5d6fe001",
+        "https://n8n.example/webhook/%30f5d1c6e-8c4b-4d53-9a57-9f2f5d6fe001",
+        "https://prod-1.westeurope.logic.azure.com/workflows/a/triggers/manual/paths/invoke?sig=hunter2",
+    ],
+)
+def test_a_url_with_a_secret_belongs_in_the_environment(tmp_path: Path, url: str) -> None:
+    message = problems_of(tmp_path, f"notify: {{targets: [{{kind: webhook, url: '{url}'}}]}}")
+    assert "url_env" in message and "hunter2" not in message and "0f5d1c6e" not in message
+
+
+@pytest.mark.parametrize(
+    "url", ["https://hooks.example.com/nights/2026-11-25/team_a", "https://ping.example:8443/flights-nightly-eu-west-1"]
+)
+def test_a_url_without_a_secret_may_stand_in_a_recipe(url: str) -> None:
+    assert NotifyConfig.model_validate({"targets": [{"kind": "ping", "url": url}]}).targets
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://hooks.example/hunter2 x", "https://hooks.example/hunter2\nx", "https://hooks.example/hunter2\x00",
+        "https://hooks.example:hunter2/x", "https://hooks.example:99999/hunter2", "https://hooks.example:0/hunter2",
+        "https://u:hunter2#@hooks.example/x", "https://u:hunter2/x@hooks.example", "https://[hunter2/x", "hunter2",
+        "http://hunter2/x@hooks.example", "https://hooks.example/hunter2\u00fc", "ftp://hooks.example/hunter2",
+        "https:///hunter2", "https://hooks.example/\x1b[31mhunter2",
+    ],
+)  # fmt: skip
+def test_a_url_that_cannot_be_called_is_refused_before_the_job_and_not_shown(url: str) -> None:
+    config = NotifyConfig.model_validate({"targets": [{"kind": "webhook", "url_env": "HOOK"}]})
+    (problem,) = notify_problems(config, {"HOOK": url})
+    assert problem.startswith("notify.targets.0.url_env = 'HOOK': ") and "hunter2" not in problem
 
 
 def test_http_is_allowed_to_a_host_that_is_listed() -> None:

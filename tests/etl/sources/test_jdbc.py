@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import threading
 import time
@@ -440,6 +441,46 @@ def test_secrets_are_hidden_by_the_names_of_their_variables() -> None:
     url = "jdbc:postgresql://h1,h2:1/shop?user=me&password=a%2Fb&ssl=true"
     database = find_database("k", source(dbtable="t", user_env=None, password_env=None), {"LAKE_URL": url})
     assert database.hide("me: a/b, a%2Fb at h1,h2:1") == "$LAKE_URL: $LAKE_URL, $LAKE_URL at $LAKE_URL"
+
+
+@pytest.mark.parametrize(
+    ("url", "secrets"),
+    [
+        ("jdbc:sqlserver://h;user=sa;Password=hunter2Zq;encrypt=true", ["hunter2Zq"]),
+        ("jdbc:sqlserver://h;User Id=sa;PWD = hunter2Zq", ["hunter2Zq"]),
+        ("jdbc:sqlserver://h;password={hun;ter}}2Zq};x=1", ["hun;ter}2Zq", "{hun;ter}}2Zq}"]),
+        ("jdbc:sqlserver://h;trustStorePassword=hunter2Zq;keyStoreSecret=0therZq", ["hunter2Zq", "0therZq"]),
+        ("jdbc:sqlserver://h;accessToken=hunter2Zq", ["hunter2Zq"]),
+        ("jdbc:oracle:thin:scott/hunter2Zq@//h:1521/x", ["hunter2Zq", "scott/hunter2Zq", "SCOTT"]),
+        ('jdbc:oracle:thin:scott/"hun@ter2Zq"@h:1521:x', ["hun@ter2Zq"]),
+        ("jdbc:oracle:thin:[app]scott/hunter2Zq@tcps://h:1/x?wallet_password=0therZq", ["hunter2Zq", "0therZq"]),
+        ("jdbc:mysql://(host=h,user=u,password=hunter2Zq)/d", ["hunter2Zq"]),
+        ("jdbc:mysql://address=(host=h)(user=u)(password=hunter2Zq)/d", ["hunter2Zq"]),
+        ("jdbc:mysql://u:hunter2Zq@h1,v:0therZq@h2/d", ["hunter2Zq", "0therZq"]),
+        ("jdbc:mysql://u:hun@ter/2Zq@h/d", ["hun@ter/2Zq"]),
+        ("jdbc:mysql://h/d?password1=hunter2Zq&password2=0therZq", ["hunter2Zq", "0therZq"]),
+        ("jdbc:mariadb://h/d?user=u&PASSWORD=hunter2Zq", ["hunter2Zq", "HUNTER2ZQ"]),
+        ("jdbc:postgresql://h/d?user=u&password=hun%26ter%2B2Zq", ["hun&ter+2Zq", "hun%26ter%2b2Zq"]),
+        ("jdbc:postgresql://h/d?%70assword=hunter2Zq&sslpassword=0therZq", ["hunter2Zq", "0therZq"]),
+        ("jdbc:db2://h:50000/d:user=u;password=hunter2Zq;", ["hunter2Zq"]),
+        ("jdbc:h2:tcp://h/d;USER=sa;PASSWORD='hun ter2Zq'", ["hun ter2Zq"]),
+        ("jdbc:derby://h/d;user=u;password=hun,ter2Zq;bootPassword=0therZq", ["hun,ter2Zq", "0therZq"]),
+        ("jdbc:snowflake://h/?private_key_file_pwd=hunter2Zq", ["hunter2Zq"]),
+    ],
+)
+def test_a_password_in_a_url_is_hidden_however_it_is_written_and_repeated(url: str, secrets: list[str]) -> None:
+    config = source(dbtable="t", user_env=None, password_env=None, consistency="none", driver="a.B")
+    database = find_database("k", config, {"LAKE_URL": url})
+    for secret in [url, *secrets]:
+        for said in (
+            f"login failed with {secret}",
+            f"{secret!r}: bad",
+            f"at {secret}, password={secret}",
+            f"({secret})",
+        ):
+            shown = database.hide(said)
+            assert not re.search(re.escape(secret), shown, re.IGNORECASE) and "2Zq" not in shown, shown
+    assert not re.search("hun|ter2|0ther", redact(f"cannot connect to {url}"), re.IGNORECASE)
 
 
 def test_a_bound_is_a_whole_number_near_the_value() -> None:

@@ -67,9 +67,17 @@ def test_old_landings_are_deleted_and_young_ones_stay(spark: Any, tmp_path: Path
     for file in Path(old.folder.root).rglob("*"):
         os.utime(file, (1, 1))
     os.utime(old.folder.root, (1, 1))
-    sweep(open_storage(str(tmp_path)).at("landed"), datetime.now(UTC) - LANDING_AGE)
+    sweep(open_storage(str(tmp_path)), datetime.now(UTC) - LANDING_AGE)
     assert young.is_whole() and not old.is_whole() and not Path(old.folder.root).exists()
-    sweep(open_storage(str(tmp_path / "nowhere")).at("landed"), datetime.now(UTC) + timedelta(days=1))
+    sweep(open_storage(str(tmp_path / "nowhere")), datetime.now(UTC) + timedelta(days=1))
+
+
+def test_a_folder_of_landings_that_is_a_symbolic_link_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "others/mine").mkdir(parents=True)
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets/landed").symlink_to(tmp_path / "others")
+    sweep(open_storage(str(tmp_path / "datasets")), datetime.now(UTC) + timedelta(days=1))
+    assert (tmp_path / "others/mine").exists()
 
 
 def test_row_groups_are_exact_whatever_the_batches() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ import pytest
 from mlflow import MlflowClient
 from moto.server import ThreadedMotoServer
 
+from sparkring.conf.blocks.housekeeping import RetentionConfig
 from sparkring.conf.load import load_config
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import find_dataset
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping import gc
-from sparkring.pipelines.housekeeping.retention import Deletion, Leftover
+from sparkring.pipelines.housekeeping.retention import Deletion, Leftover, TrackedState, decide, protect
 from sparkring.pipelines.runs import Runs
 from sparkring.pipelines.tracking.cleanup import Cleanup
 from sparkring.pipelines.tracking.rules import StoreUnreachable
@@ -294,7 +296,7 @@ def test_on_an_object_store_a_folder_goes_and_a_half_deleted_one_is_known(monkey
         delete = Storage.delete
 
         def stop(folder: Storage, relative: str) -> None:
-            if relative == "model":
+            if relative.endswith("/model"):
                 raise Stopped
             delete(folder, relative)
 
@@ -308,6 +310,54 @@ def test_on_an_object_store_a_folder_goes_and_a_half_deleted_one_is_known(monkey
         assert runs.list_files() == ["b/model/weights", "b/run.json"] and gc.tree_bytes(runs, "b")[""] == 20
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "datasets/sales-{0}", "datasets/parts", "datasets/parts/sales", "datasets/parts/sales/2024-03-01",
+        "datasets/parts/sales/2024-03-01/{1}", "runs/sales", "runs/sales/{2}", "runs/sales/{2}/checkpoints",
+        "runs/sales/{2}/checkpoints/step-1", "runs/sales/{2}/predictions",
+    ],
+)  # fmt: skip
+def test_what_a_symbolic_link_leads_to_is_not_deleted(link: str, tmp_path: Path) -> None:
+    """With files that an earlier gc would have left, so that no rule is needed."""
+    dataset, part, run = "d" * 12, "e" * 64, "20240301-020000-0a"
+    folders = {
+        f"datasets/sales-{dataset}": "_manifest.json", f"datasets/parts/sales/2024-03-01/{part}": "_part.json",
+        f"runs/sales/{run}": "run.json",
+    }  # fmt: skip
+    for folder, name in folders.items():
+        place = tmp_path / "home" / folder
+        for file in ("mine", "checkpoints/step-1/COMMIT.json", "predictions/rows.parquet"):
+            (place / file).parent.mkdir(parents=True, exist_ok=True)
+            (place / file).write_text("{}")
+        (place / f"{name}.deleted").write_text("{}")
+    at = tmp_path / "home" / link.format(dataset, part, run)
+    at.rename(tmp_path / "elsewhere")
+    at.symlink_to(tmp_path / "elsewhere")
+    before = sorted((tmp_path / "elsewhere").rglob("*"))
+    roots = gc.Roots("sales", *(open_storage(str(tmp_path / "home" / name)) for name in ("datasets", "runs")))
+    inventory = gc.take_inventory(roots, {})
+    deletions = decide(inventory, protect("sales", inventory, TrackedState()), RetentionConfig(), datetime.now(UTC))
+    for deletion in deletions:
+        gc.delete_folder(roots.at(deletion.root), deletion)
+    assert sorted((tmp_path / "elsewhere").rglob("*")) == before
+
+
+def test_a_link_among_runs_is_named_and_the_rest_goes(house: House) -> None:
+    aside = house.home.with_name("aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    (house.runs[1] / "checkpoints").rename(aside)
+    (house.runs[1] / "checkpoints").symlink_to(aside)
+    before = sorted(aside.rglob("*"))
+    assert before
+    for words in ((), ("retention.runs.keep=1",)):
+        code, lines = collect(house, words=words)
+        assert code == Exit.OK and sorted(aside.rglob("*")) == before
+        named_link = f"passed over: {house.runs[1]}/checkpoints is a symbolic link; what it leads to is not deleted"
+        assert named_link in lines
+    assert not house.runs[1].exists() and not house.datasets[1].exists()
 
 
 def test_a_checkpoint_stays_while_mlflow_still_points_at_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

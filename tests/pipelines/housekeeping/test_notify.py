@@ -284,6 +284,31 @@ def test_an_answer_other_than_2xx_is_an_error_and_no_redirect_is_followed(
     assert elsewhere.requests == [] and errors(caplog).count(str(status)) == 2
 
 
+@pytest.mark.parametrize("kind", ["webhook", "ping"])
+@pytest.mark.parametrize(("login", "pair"), [("user:pa%40ss", "user:pa@ss"), ("token", "token:"), ("u:a:b", "u:a:b")])
+def test_user_and_password_of_a_url_are_sent_as_basic_authorization(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, login: str, pair: str
+) -> None:
+    with serving() as server:
+        monkeypatch.setenv("HOOK", server.url.replace("://", f"://{login}@") + "/x")
+        send(config_of(tmp_path, {"kind": kind, "url_env": "HOOK"}).notify, failed(), 0)
+    ((_, path, headers, _),) = server.requests
+    assert path == "/x" and base64.b64decode(headers["Authorization"].removeprefix("Basic ")).decode() == pair
+    assert headers["Host"] == f"127.0.0.1:{server.port}"
+
+
+@pytest.mark.parametrize("rest", [":hunter2/x", "/hunter2 x", "/hunter2\x01", "/x?a=hunter2\n", "/hunter2?x"])
+def test_no_error_of_a_target_shows_its_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rest: str
+) -> None:
+    """The URL is checked before the job; another library's error may hold it all the same."""
+    config = config_of(tmp_path, *({"kind": kind, "url_env": "HOOK"} for kind in ("webhook", "ping")))
+    with serving(404) as server:
+        monkeypatch.setenv("HOOK", server.url + rest)
+        send(config.notify, failed(), 0)
+    assert errors(caplog).count("notify.targets.") == 2 and "hunter2" not in errors(caplog)
+
+
 def test_a_job_whose_alerts_cannot_work_does_not_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -252,3 +252,15 @@ def test_pointers_go_with_their_checkpoints_and_where_those_are_gone() -> None:
 def test_the_age_of_a_run_is_in_its_name() -> None:
     assert run_created("20260201-030000-0a1b2c3d") == datetime(2026, 2, 1, 3, tzinfo=UTC)
     assert run_created("20261301-030000-0a1b2c3d") is None and run_created("dates") is None
+
+
+def test_nothing_behind_a_symbolic_link_goes_and_a_linked_dataset_keeps_its_parts() -> None:
+    runs, datasets = [run(day) for day in (1, 2, 3)], [dataset(1, 1), dataset(2, 2), dataset(3, 3)]
+    found = Inventory(datasets, [part(day) for day in (1, 2, 3)], runs, [Leftover("datasets", "r-0", 1)])
+    ours = decide(found, protect("r", found, NOTHING), ALL, NOW)
+    places = {(deletion.root, deletion.path): "/a/link" for deletion in ours}
+    assert {deletion.kind for deletion in ours} == {"dataset", "part", "run", "leftover"}
+    assert decide(replace(found, links=places), protect("r", found, NOTHING), ALL, NOW) == []
+    linked = replace(found, links={("datasets", datasets[0].path): "/a/link"})
+    left = decide(linked, protect("r", linked, NOTHING), ALL, NOW)
+    assert {d.path for d in ours} - {d.path for d in left} == {datasets[0].path, part(1).path}

@@ -6,6 +6,7 @@ import os
 import pwd
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import threading
@@ -66,6 +67,30 @@ def test_rings_of_both_engines_and_a_warm_second_launch(spark: Any) -> None:
     assert first.results == second.results == [[6.0], [6.0]]
     assert first.metrics[0].values == {"sum": 6.0}
     assert parents[0] == parents[1], "what was imported once is not imported again"
+
+
+OF_A_NOTEBOOK = """
+import sys
+from pyspark.sql import SparkSession
+from sparkring.pipelines.launch.barrier import run_barrier
+from sparkring.training.launch.job import JobSpec
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+print(run_barrier(spark, JobSpec(lambda ctx: sys.executable, preload=()), 1).results == [sys.executable])
+print(spark.sparkContext.pythonExec)
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.ranks
+def test_ranks_of_a_session_made_elsewhere_run_this_python(tmp_path: Path) -> None:
+    """As in a notebook: the session is the user's, and the first `python3` of the PATH is another."""
+    (tmp_path / "python3").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "python3").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-c", OF_A_NOTEBOOK]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["True", "python3"], done.stderr
 
 
 @pytest.mark.spark

@@ -88,3 +88,19 @@ def test_a_folder_that_is_no_registered_model_is_refused(tmp_path: Path) -> None
     (tmp_path / "MLmodel").write_text("flavors: {sklearn: {}}\n")
     with pytest.raises(StoredError, match="describes no model that sparkring registered"):
         data_folder(tmp_path, "m")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "flavors: 1", "flavors: {python_function: {}}", "flavors: {python_function: {data: 1, code: c}}",
+        "flavors: {python_function: {data: ../../x, code: c}}", "flavors: {python_function: {data: /etc, code: c}}",
+        "flavors: {python_function: {data: a, code: [c]}}", "a: &a [1, 1]\nb: &b [*a, *a]\nc: *c", "\x00", "a: [" * 99,
+        "a: !!python/object/apply:os.system [ls]",
+    ],
+)  # fmt: skip
+def test_a_damaged_mlmodel_is_one_error_that_names_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "MLmodel").write_text(text)
+    with pytest.raises(StoredError, match="m: MLmodel") as caught:
+        data_folder(tmp_path, "m")
+    assert len(str(caught.value).splitlines()) == 1

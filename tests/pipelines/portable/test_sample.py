@@ -12,6 +12,7 @@ import pytest
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column, DataFile, DatasetManifest, SplitInfo
 from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.stored import StoredError
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.portable.pack import add_sample, pack_model
 from sparkring.pipelines.portable.sample import (
@@ -150,3 +151,16 @@ def test_a_changed_or_missing_file_of_a_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_bytes(bytes([1, *range(1, 100)]))
     (tmp_path / "body/config.json").unlink()
     assert changed_files(tmp_path) == ["body/config.json", "weights.safetensors"]
+
+
+SHA = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", "null", '{"a": 1}', '{"a": "xyz"}', f'{{"../a": "{SHA}"}}', f'{{"/etc/a": "{SHA}"}}', "\x00"],
+)
+def test_a_damaged_record_of_digests_is_one_error_that_names_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sha256.json").write_text(text)
+    with pytest.raises(StoredError, match=r"sha256\.json: "):
+        changed_files(tmp_path)

@@ -120,6 +120,18 @@ def test_a_writer_killed_at_any_moment_leaves_one_version(tmp_path: Path) -> Non
     assert not list(tmp_path.glob(".*.staging"))
 
 
+def test_a_target_that_is_a_symbolic_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others/mine").touch()
+    (tmp_path / "day=2013-03-01").symlink_to(tmp_path / "others")
+    (tmp_path / f".day=2013-03-01.{'0' * 32}.staging").symlink_to(tmp_path / "others")  # left by a killed process
+    target = open_storage(str(tmp_path / "day=2013-03-01"))
+    for version in (1, 2):
+        write(target, version)
+    assert versions(tmp_path / "day=2013-03-01") == {version_hex(2)}
+    assert not list(tmp_path.glob(".*.staging")) and [p.name for p in (tmp_path / "others").iterdir()] == ["mine"]
+
+
 def test_one_process_at_a_time_writes_an_interval(tmp_path: Path) -> None:
     target = open_storage(str(tmp_path / "day=2013-03-01"))
     with staged(target), pytest.raises(PredictionsTaken, match="another process is writing there"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -381,3 +382,31 @@ def test_each_of_several_labels_has_its_positives_and_scores_in_a_table() -> Non
     assert [int(n) for n in re.findall(r'data-metric="positives" class="n">(\d+)', table)] == [g.rows for g in each]
     assert f'data-metric="ROC AUC" class="n">{each[2].scores["auc"]:.4g}<' in table
     assert "Scores by label" not in build_report(inputs(held, model={"task": "multilabel"}))
+
+
+def test_numbers_have_no_exponent() -> None:
+    shown = {0.0: "0", -6.743e-08: "≈ 0", 1e-300: "≈ 0", 2.34e-05: "0.0000234", -1e-6: "-0.000001", 0.123456: "0.1235"}
+    assert {value: number(value) for value in shown} == shown
+    assert number(123456.7) == "123 457" and number(float("nan")) == "–"
+
+
+def luminance(color: str) -> float:
+    """Relative, as WCAG 2 defines it."""
+    parts = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_texts_have_the_contrast_of_aa_in_both_color_schemes_and_tables_scroll() -> None:
+    page = resources.files("sparkring.pipelines.report").joinpath("report.html").read_text()
+    schemes = [dict(re.findall(r"--(\w+): (#\w{6})", line)) for line in page.splitlines() if line.startswith(":root")]
+    assert len(schemes) == 2 and "prefers-color-scheme: dark" in page and "@media print" in page
+    for scheme in schemes:
+        for ink in ("ink", "muted", "accent", "good", "bad"):
+            for paper in ("paper", "soft", "badge"):
+                dark, light = sorted(luminance(scheme[name]) for name in (ink, paper))
+                assert (light + 0.05) / (dark + 0.05) >= 4.5, (scheme, ink, paper)
+    checks = page[page.index("<h2>Checks</h2>") : page.index("<h2>Configuration</h2>")]
+    titles = re.findall(r"<th[^>]*>(\w+)</th>", checks)
+    assert '<table class="scores">' in checks, "on a phone a line per value, not a row that is cut"
+    assert titles == ["check", *re.findall(r'data-metric="(\w+)"', checks)]

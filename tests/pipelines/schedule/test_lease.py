@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.storage import Storage
-from sparkring.pipelines.schedule.conditional import ConditionalFile, conditional_file
+from sparkring.pipelines.schedule.conditional import ConditionalFile, Found, conditional_file
 from sparkring.pipelines.schedule.errors import DateTaken, LeaseLost
 from sparkring.pipelines.schedule.lease import (
     Clock,
@@ -264,3 +264,11 @@ def current(file: ConditionalFile) -> LeaseState:
     read = read_state(found, file.uri)
     assert read is not None
     return read
+
+
+@pytest.mark.parametrize("duration_s", ["NaN", "Infinity", "-Infinity", "-1", "0", "1e300", "null", '"60"'])
+def test_a_lease_of_no_possible_duration_is_damaged(duration_s: str) -> None:
+    state = LeaseState(nonce="a", epoch=1, duration_s=60.0, what="w", since="s", host="h", pid=1, start_ticks=2)
+    data = state.to_json()
+    assert read_state(Found(data, "v", 0.0), "here") == state
+    assert read_state(Found(data.replace(b"60.0", duration_s.encode()), "v", 0.0), "here") is None

@@ -4,8 +4,6 @@ import datetime as dt
 import json
 from pathlib import Path
 
-import pytest
-
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.pipelines.schedule.status import STALE, status_of, status_text, table
@@ -27,6 +25,15 @@ def test_the_last_dates_are_shown_with_those_that_are_missing() -> None:
     assert [*status_of(DAYS, [], 14, NOW).records] == [*status_of(DAYS, [], 10**8, NOW).records] == all_dates
     assert [*status_of(DAYS, [], 1, NOW).records] == ["2024-03-05"]
     assert not status_of(ScheduleConfig(begin="2024-03-07"), [], 14, NOW).records
+
+
+def test_after_a_backfill_of_old_dates_those_are_shown_and_missing_ones_take_one_line() -> None:
+    records = [done(f"2024-03-0{day}", "2024-06-01T02:00:00+00:00") for day in (2, 3, 5)]
+    status = status_of(DAYS, records, 14, dt.datetime(2024, 6, 1, 2, tzinfo=dt.UTC))
+    lines = table(status.records)
+    assert [text.split()[0] for text in lines[:3]] == ["2024-03-02", "2024-03-03", "2024-03-05"]
+    assert lines[3:] == ["2024-05-18 to 2024-05-31  missing, 14 dates"]
+    assert len(table(status_of(DAYS, records, 2, dt.datetime(2024, 6, 1, 2, tzinfo=dt.UTC)).records)) == 4
 
 
 def test_what_is_not_a_success_does_not_count() -> None:
@@ -80,5 +87,4 @@ def test_the_newest_success_that_is_too_old_is_named(tmp_path: Path) -> None:
     ledger.write(done("2024-03-05", "2024-03-06T01:00:00+00:00"))
     code, text = status_text(DAYS, ledger, 2, 26 * 3600.0, as_object=False)
     assert code == STALE and "2024-03-05 ended" in text.splitlines()[-1] and "more than 93600 s" in text
-    with pytest.raises(IndexError):
-        _ = text.splitlines()[3]
+    assert text.startswith("2024-03-05  succeeded") and len(text.splitlines()) == 4, "and two that are missing"

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.plain_text import code_in_markdown
 from sparkring.pipelines.tracking.checkout import shown_command, source_name, source_tags
 from sparkring.pipelines.tracking.describe import (
     CARD_BEGINS,
@@ -138,3 +139,17 @@ def test_who_ran_what_is_in_mlflows_own_tags(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_not_about_the_model_is_a_system_metric() -> None:
     names = ["train/loss", "valid/auc", "test/champion/loss", "rows/in", "perf/step_s", "cost/core_hours_etl"]
     assert [shown_name(name) for name in names] == [*names[:4], "system/perf/step_s", "system/cost/core_hours_etl"]
+
+
+HOSTILE = "x`](https://evil.example) | <b>\x1b[2J\n\n# y"
+
+
+def test_names_and_errors_change_nothing_of_a_card() -> None:
+    scores = {MODEL: {"auc": 0.5}, HOSTILE: {"auc": 0.4}}
+    result = train_result(missing={HOSTILE: HOSTILE}, unseen={HOSTILE: 3}, scores=scores)
+    card = model_card(result, manifest(), [HOSTILE])
+    as_code = code_in_markdown(HOSTILE)
+    assert as_code in card and "\x1b" not in card and "\n# y" not in card
+    rest = card.replace(as_code, "")
+    assert "](https" not in rest.replace(r"\](https", "") and "<b>" not in rest
+    assert {line.count("|") for line in score_table(result).splitlines()} == {3}

@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
 from sparkring.pipelines.tracking.ops import Op, Tags
 
@@ -60,6 +62,19 @@ def test_a_journal_with_an_unreadable_state_does_not_hold_up_those_after_it(tmp_
     (found,) = abandoned_journals(tmp_path)
     assert found.folder == folders[1] and f"damaged~{folders[0].name}" in caplog.text
     found.close(delete=True)
+
+
+@pytest.mark.parametrize("beyond", [1, 10**9, 2**63 - 1])
+def test_a_journal_that_is_shorter_than_what_was_applied_is_set_aside(tmp_path: Path, beyond: int, caplog: Any) -> None:
+    """Its last lines are lost, as in a power cut: it is kept, since what was sent of it is not known."""
+    journal = Journal.create(tmp_path, "job")
+    journal.append(said("unsent"))
+    size = (journal.folder / "ops.jsonl").stat().st_size
+    journal.done(min(size + beyond, 2**63 - 1))
+    name = journal.folder.name
+    journal.close(delete=False)
+    assert list(abandoned_journals(tmp_path)) == [] and "but ops.jsonl has" in caplog.text
+    assert "unsent" in (tmp_path / f"buffer/damaged~{name}/ops.jsonl").read_text()
 
 
 def test_a_living_owner_is_left_alone(tmp_path: Path) -> None:

@@ -10,21 +10,26 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import ViewType
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines import cli
 from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.journal import Journal
 from sparkring.pipelines.tracking.mlflow_dataset import SparkringSource
 from sparkring.pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, replay
@@ -453,6 +458,108 @@ def test_an_unknown_error_is_tried_again_and_in_the_end_told_on_the_run(
     told = client.get_run(run).data.tags.get("sparkring.not_recorded")
     assert told == (None if arrives else f"artifact a.txt: {why}; artifact b.txt: {why}")
     assert len(tries) == (failures + 2 if arrives else MOST_FAILURES + 1), "the second is not waited for as long"
+
+
+@pytest.mark.parametrize("name", ["moved", "a copy", "100%25 größe?#1"])
+def test_a_project_that_was_moved_or_copied_writes_and_reads_where_it_is(tmp_path: Path, name: str) -> None:
+    old, new = tmp_path / "old/mlflow", tmp_path / name / "mlflow"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/w.txt").write_text("1")
+
+    def track(root: Path, job: str) -> str:
+        with Tracker(quick(root), job, job) as tracker:
+            tracker.artifact("job", b"text", f"{job}.txt")
+            with tracker.part("evaluate"):
+                tracker.model("evaluate", tmp_path / "model", tiny_model("m", job[-1] * 64))
+            run = tracker.run_id()
+        assert run is not None and tracker.waiting == 0
+        return run
+
+    first = track(old, "j1")
+    if name == "moved":
+        old.parent.rename(new.parent)
+    else:
+        shutil.copytree(old.parent, new.parent)
+    before = sorted(old.rglob("*"))
+    second = track(new, "j2")
+    assert sorted(old.rglob("*")) == before
+    client, here = open_client(quick(new)), new.resolve().as_uri()
+    for run, file in ((first, "j1.txt"), (second, "j2.txt")):
+        assert client.get_run(run).info.artifact_uri.startswith(f"{here}/artifacts/tests/")
+        assert [item.path for item in client.list_artifacts(run)] == [file]
+    for version in ("1", "2"):
+        place = client.get_model_version_download_uri("m", version)
+        assert place.startswith(here) and list(Path(unquote(urlsplit(place).path)).iterdir())
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("what", ["experiment before", "experiment meanwhile", "run meanwhile"])
+def test_what_is_deleted_in_mlflow_is_named_with_its_remedy_and_nothing_is_dropped(
+    store: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = quick(store, experiment=f"deleted {what}")
+    client = client_of(settings)
+    with Tracker(settings, "first", "first") as tracker:
+        first = tracker.run_id()
+    assert first is not None
+    experiment = client.get_run(first).info.experiment_id
+    if what == "experiment before":
+        client.delete_experiment(experiment)
+    tracker = Tracker(settings, "second", "second")
+    if what != "experiment before":
+        run = tracker.run_id()
+        assert run is not None
+        client.delete_run(run) if what == "run meanwhile" else client.delete_experiment(experiment)
+    tracker.metrics("job", 1, {"loss": 0.5})
+    tracker.artifact("job", b"text", "a.txt")
+    wait_for(lambda: "restore" in caplog.text)
+    tracker.close()
+    assert tracker.waiting and "no job can send them until: the " in caplog.text
+    if what == "run meanwhile":
+        client.restore_run(run)
+    else:
+        client.restore_experiment(experiment)
+        for deleted in client.search_runs([experiment], run_view_type=ViewType.DELETED_ONLY):
+            client.restore_run(deleted.info.run_id)
+    assert replay(settings)[0] == 1
+    (found,) = client.search_runs([experiment], "tags.`sparkring.job` = 'second'")
+    assert found.data.metrics["loss"] == 0.5 and found.info.status == "FINISHED"
+    assert [item.path for item in client.list_artifacts(found.info.run_id)] == ["a.txt"]
+
+
+@pytest.mark.parametrize("version", ["2.22.1", "2.0.0rc1", "1.30.0"])
+def test_a_server_of_mlflow_2_is_named_at_the_start_and_nothing_is_dropped(
+    tmp_path: Path, version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stand-in that has its version: MLflow 2 cannot be installed beside 3."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/version" else 404)
+            self.end_headers()
+            self.wfile.write(version.encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        uri = f"http://127.0.0.1:{server.server_address[1]}"
+        with Tracker(quick(tmp_path, uri=uri), "j", "n") as tracker:
+            wait_for(lambda: f"{uri} is MLflow {version}, and 3.0 or newer is needed" in caplog.text)
+        assert tracker.waiting == 2
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def test_status_after_success_failure_and_signals(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -310,6 +311,7 @@ def test_the_clients_own_settings_decide_where_events_go(
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "events.jsonl"
     (tmp_path / "openlineage.yml").write_text(f"transport:\n  type: file\n  log_file_path: {file}\n  append: true\n")
+    monkeypatch.setenv("OPENLINEAGE_CONFIG", "openlineage.yml")
     tracked(settings_of(store))
     assert [json.loads(line)["eventType"] for line in file.read_text().splitlines()] == ["START", "COMPLETE"]
     monkeypatch.setenv("OPENLINEAGE_DISABLED", "true")
@@ -322,6 +324,36 @@ def test_the_clients_own_settings_decide_where_events_go(
         tracked(settings_of(store))
         assert server.kinds() == ["START", "COMPLETE"]
     assert not [name for name in os.environ if name.startswith("OPENLINEAGE__")], "the client's copies are removed"
+
+
+def test_a_file_of_the_working_directory_chooses_no_class(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be another's, as that of an unpacked archive is: its transport is a class that would be imported."""
+    here, home = tmp_path / "here", tmp_path / "home"
+    for folder in (here, home / ".openlineage"):
+        folder.mkdir(parents=True)
+    (here / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (here / "openlineage.yml").write_text("transport:\n  type: evil.Transport\n")
+    (home / ".openlineage/openlineage.yml").write_text(f"transport: {{type: file, log_file_path: {tmp_path}/events}}\n")
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(str(here))
+    monkeypatch.setenv("HOME", str(home))
+    tracked(settings_of(store))
+    assert not (tmp_path / "ran").exists() and list(tmp_path.glob("events*")), "the user's own file is read"
+    assert "openlineage.yml of the working directory is not read" in caplog.text
+
+
+def test_a_journal_that_counts_more_events_than_it_has_is_not_deleted(store: Path, collector: Collector) -> None:
+    collector.status = 401
+    tracked(settings_of(store))
+    (folder,) = buffered(store)
+    (folder / "sent.json").write_text('{"events": 9}')
+    collector.status = 201
+    replay_events(settings_of(store))
+    (aside,) = buffered(store)
+    assert aside.name == f"damaged~{folder.name}"
+    shutil.rmtree(aside)
 
 
 def test_no_remote_of_the_checkout_around_the_job_is_sent_by_the_client(

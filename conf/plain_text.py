@@ -1,0 +1,41 @@
+"""Names, errors and other texts from outside on their way to a reader: one function for each door.
+
+A file's column, a library's error or a program's output may hold escape codes that a terminal obeys, or marks that
+Markdown reads as links, headlines and tables.
+"""
+
+from __future__ import annotations
+
+import re
+
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+# Control characters but for tab and line feed, and those that turn the direction of writing.
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_MARKS = re.compile(r"[\\`*\[\]<>|~]|(?<![^\W_])_|_(?![^\W_])|^[#+=-](?=[\s#+=-]|$)|^\d+(?=[.)](?:\s|$))")
+
+
+def for_terminal(text: str) -> str:
+    r"""Show what a terminal would obey as its code (`\x1b`); colors alone are left out."""
+    plain = _COLOR.sub("", text) if "\x1b" in text else text
+    return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], plain)
+
+
+def in_markdown(text: str) -> str:
+    """Show a text as it is in a line, or a table's cell, of Markdown."""
+    line = " ".join(for_terminal(text).split())
+    return _MARKS.sub(_escaped, line)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    mark = found[0]
+    if mark in "<>|":  # a backslash does not help everywhere: not in tables, not before HTML
+        return f"&#{ord(mark)};"
+    return f"{mark}\\" if mark.isdigit() else f"\\{mark}"
+
+
+def code_in_markdown(text: str) -> str:
+    """Show a text as code in a line of Markdown: between more backticks than it has in a row."""
+    line = " ".join(for_terminal(text).split())
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    pad = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{pad}{line}{pad}{fence}" if line else ""

@@ -1,0 +1,61 @@
+"""Open the store; an embedded one that was moved or copied with its project gets the paths of where it is now.
+
+MLflow keeps whole paths: of each experiment's artifacts, and below it those of runs, models and versions. Whatever is
+in the folder of before is another project's, or gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from mlflow import MlflowClient
+
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.storage import exclusive
+
+log = logging.getLogger(__name__)
+# Columns of MLflow 3 that hold whole paths.
+PATHS = {
+    "experiments": ("artifact_location",),
+    "runs": ("artifact_uri",),
+    "logged_models": ("artifact_location",),
+    "model_versions": ("source", "storage_location"),
+}
+
+
+def open_client(config: TrackingConfig) -> MlflowClient:
+    """MLflow's client of the store of `config`, which has its names filled in."""
+    if config.uri is not None:
+        return MlflowClient(config.uri, registry_uri=config.uri)
+    root = Path(config.root)
+    with exclusive(root / ".create.lock"):  # two processes that open a fresh store at a time both fail
+        if (root / "mlflow.db").exists():
+            _relocate(root / "mlflow.db", f"{(root.resolve() / 'artifacts').as_uri()}/")
+        return MlflowClient(config.store_uri, registry_uri=config.store_uri)
+
+
+def _relocate(database: Path, artifacts: str) -> None:
+    """Let every path below the folder of artifacts of before be below `artifacts`, which ends with a slash."""
+    with closing(sqlite3.connect(database, timeout=30.0)) as store:
+        tables = {row[0] for row in store.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "experiments" not in tables:  # it is being made
+            return
+        places = [place for (place,) in store.execute("SELECT artifact_location FROM experiments") if place]
+        for before in {found for place in places if (found := folder_of(place)) and found != artifacts}:
+            with store:
+                for table in PATHS.keys() & tables:
+                    for column in {row[1] for row in store.execute(f"PRAGMA table_info({table})")} & {*PATHS[table]}:
+                        store.execute(
+                            f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
+                            (artifacts, len(before) + 1, len(before), before),
+                        )
+            log.warning("%s was moved or copied: its artifacts are now in %s, not in %s", database, artifacts, before)
+
+
+def folder_of(place: str) -> str | None:
+    """The folder of artifacts that an experiment's location is directly below, as this package makes them."""
+    folder, _, name = place.rstrip("/").rpartition("/")
+    return f"{folder}/" if name and folder.startswith("file:///") and folder.endswith("/artifacts") else None

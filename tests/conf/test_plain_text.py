@@ -1,0 +1,50 @@
+"""What a terminal or Markdown would obey is shown as it is written."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from sparkring.conf.plain_text import code_in_markdown, for_terminal, in_markdown
+from sparkring.conf.secrets import RedactingFormatter
+
+OBEYED = ["\x1b[2J", "\x1b]0;title\x07", "\x1b[1A", "\r", "\b", "\x9b31m", "\u202e", "\x00", "\x1bc", "\x7f"]
+
+
+@pytest.mark.parametrize("code", OBEYED)
+def test_a_terminal_gets_nothing_that_it_obeys(code: str) -> None:
+    shown = for_terminal(f"before{code}after\tx\n")
+    assert shown.startswith("before\\") and shown.endswith("after\tx\n")
+    assert not [letter for letter in shown if not letter.isprintable() and letter not in "\t\n"]
+    record = logging.LogRecord("n", logging.ERROR, "p", 1, "%s", (code,), None)
+    assert code not in RedactingFormatter("%(message)s").format(record)
+
+
+def test_colors_are_left_out_and_plain_texts_stay() -> None:
+    assert for_terminal("\x1b[1;31mred\x1b[0m") == "red" and for_terminal("größe 3 °C → ☃") == "größe 3 °C → ☃"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[win](https://evil.example)", r"\[win\](https://evil.example)"),
+        ("a\n\n# headline", "a # headline"),
+        ("# headline", r"\# headline"),
+        ("- item", r"\- item"),
+        ("1. item", r"1\. item"),
+        ("**bold** _x_ `code` ~no~", r"\*\*bold\*\* \_x\_ \`code\` \~no\~"),
+        ("a | b", "a &#124; b"),
+        ("<img src=x onerror=y>", "&#60;img src=x onerror=y&#62;"),
+        ("test/log_loss: 0.5, n_token = -3", "test/log_loss: 0.5, n_token = -3"),
+    ],
+)
+def test_markdown_shows_a_text_as_it_is(text: str, shown: str) -> None:
+    assert in_markdown(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("a_b", "`a_b`"), ("a`b", "``a`b``"), ("`a``", "``` `a`` ```"), ("a\nb", "`a b`"), ("", "")]
+)
+def test_code_ends_where_it_should(text: str, shown: str) -> None:
+    assert code_in_markdown(text) == shown
