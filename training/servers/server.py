@@ -205,7 +205,7 @@ class Server:
         clock, attempt = self.shard.restart(*frame.numbers)
         if self._backup is not None:  # servers may have made a step whose outcome nobody has said
             clock = self._backup.restart(*frame.numbers)
-        return [clock, attempt], []
+        return [clock, attempt, self.shard.version], []
 
     def pull(self, frame: Frame) -> Reply:
         """Numbers: worker, clock, try, ids of each table; body: the ids."""
