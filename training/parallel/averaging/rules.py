@@ -12,8 +12,9 @@ x_i' = x_i + beta / n (c - x_i); c' = c + beta (mean(x) - c), so the sum of all 
 evaluated. Memory: one more tensor.
 
 `gossip` (https://arxiv.org/abs/1705.09056): a replica goes on with the mean of itself and its peers: both neighbors on
-a ring (of two, the other one), or one other replica, drawn anew for each window (of an odd number one has none). The mean
-over all stays and is evaluated; without gradients, distances to it shrink on a ring by (1 + 2 cos(2 pi / n)) / 3 or more in each window.
+a ring (of two, the other one), or one other replica, drawn anew for each window (of an odd number one has none). The
+mean over all stays and is evaluated; without gradients, distances to it shrink on a ring by (1 + 2 cos(2 pi / n)) / 3
+or more in each window.
 """
 
 from __future__ import annotations
