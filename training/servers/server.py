@@ -347,6 +347,7 @@ class Server:
             name = file_name(place.attempt, begin, clock, place.server)
             place.events.put_atomic(name, encode(header, self.shard.take_events()))
         self._begun_at = clock
+        self.shard.cut()
         return [], []
 
     def counts(self, frame: Frame) -> Reply:

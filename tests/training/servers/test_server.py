@@ -5,19 +5,33 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from sparkring.training.servers.client import ALL_BYTES, Client, RequestFailed, whole_states
+from sparkring.training.servers.client import ALL_BYTES, Client, RequestFailed, cut_gradient, whole_states
 from sparkring.training.servers.protocol import NONCE, ProtocolError, Request, pack_tensors, receive, unpack_tensors
 from sparkring.training.servers.rounds import START
 from sparkring.training.servers.server import MAX_PENDING
-from sparkring.training.tables.files import to_tensors
-from sparkring.training.tables.hashing import BUCKETS
-from tests.training.servers.toy import SECRET, connect, definition, fresh_shards, ids_of, run_all, run_clock, servers
+from sparkring.training.tables.files import newest, stored_dumps, to_tensors
+from sparkring.training.tables.hashing import BUCKETS, bucket_owners
+from tests.training.servers.toy import (
+    SECRET,
+    connect,
+    definition,
+    fresh_shards,
+    gradient_of,
+    ids_of,
+    run_all,
+    run_clock,
+    servers,
+)
+from tests.training.tables.test_increments import as_file
 
 
 def test_a_connection_without_the_secret_can_neither_read_nor_write_nor_stall() -> None:
@@ -197,6 +211,44 @@ def test_what_servers_hold_is_copied_to_others_whole(count: int, tmp_path: Path)
         assert not len(client.dump(0, every, 10, saving=True).since), "more than 10 bytes changed"
         for each in (client, other, target_client):
             each.close()
+
+
+@pytest.mark.parametrize("bound", [0, 2, None])
+@pytest.mark.parametrize("history", ["p.s", "p.ss", "p.s.p.", "..", "s.s.p.", "p.ss.s.pp.", "pp.p.s.s.sp."])
+def test_checkpoints_of_servers_between_which_steps_were_skipped_or_none_was_made_can_be_loaded(
+    bound: int | None, history: str
+) -> None:
+    """p: a step, s: one that is skipped, `.`: a checkpoint, of two workers with their halves of the buckets."""
+    given, chain, clock = definition(2, bound=bound), [list[Any](), list[Any]()], 0
+    halves = [np.flatnonzero(bucket_owners(2) == rank) for rank in range(2)]
+
+    def skipped(client: Client, clock: int) -> None:
+        ids = ids_of(client.worker, clock)
+        pulled = client.pull(clock, 0, ids)
+        gradient = replace(gradient_of(client.worker, clock, pulled), norm=np.nan)
+        client.push(cut_gradient(gradient, given, client.worker, clock, 0, pulled.versions))
+        if given.synchronous:
+            client.settle(clock, np.nan)
+
+    with servers(2, 2) as made, ThreadPoolExecutor(2) as threads:
+        clients = [connect(made, worker, given) for worker in range(2)]
+        clients[0].begin(0)
+        for event in history:
+            if event != ".":
+                list(threads.map(skipped if event == "s" else run_clock, clients, [clock] * 2))
+                clock += 1
+                continue
+            clients[0].write_logs(clock)
+            for table in range(2):
+                for client, half in zip(clients, halves, strict=True):
+                    dump = client.dump(table, half, 1 << 30, saving=True)
+                    chain[table] = [*chain[table], as_file(dump)]
+            for table in range(2):
+                found = newest(np.arange(BUCKETS), [*stored_dumps("t", chain[table], np.arange(BUCKETS))])
+                now = clients[0].dump(table, np.arange(BUCKETS), ALL_BYTES, saving=False)
+                assert np.array_equal(found.ids, now.ids) and np.array_equal(found.rows, now.rows)
+        for client in clients:
+            client.close()
 
 
 def test_named_tensors_travel_and_a_cut_body_is_refused() -> None:
