@@ -47,6 +47,7 @@ from sparkring.training.tables.hashing import Ids
 from sparkring.training.tables.table import TableDump
 
 log = logging.getLogger(__name__)
+ACCEPT_AGAIN_S = 0.2  # after a failure
 MAX_PENDING = 64  # connections that have not proven themselves; more are closed at once
 Reply = tuple[list[int], list[Buffer]]
 
@@ -92,6 +93,7 @@ class Server:
         self._failure: BaseException | None = None
         self._closed = threading.Event()
         self._connections: set[socket.socket] = set()
+        self._unaccepted = 0  # connections in a row
 
     def run(self) -> None:
         """Accept connections until `close`, or until the shard's promise is broken, which is raised."""
@@ -110,12 +112,27 @@ class Server:
         while not self._closed.is_set():
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:  # closed; else such as no file descriptor left: others end and give theirs back
+                if not self._closed.wait(ACCEPT_AGAIN_S):
+                    self._log_unaccepted(error)
+                continue
             if not self._pending.acquire(blocking=False):
                 sock.close()
                 continue
-            threading.Thread(target=self._connection, args=(sock,), name="servers-worker", daemon=True).start()
+            try:
+                threading.Thread(target=self._connection, args=(sock,), name="servers-worker", daemon=True).start()
+                self._unaccepted = 0
+            except RuntimeError as error:  # no thread can be started
+                self._pending.release()
+                sock.close()
+                self._log_unaccepted(error)
+
+    def _log_unaccepted(self, error: Exception) -> None:
+        """Log the first of a row of connections that could not be accepted."""
+        self._unaccepted += 1
+        if self._unaccepted == 1:
+            place = f"server {self.place.server} of {self.place.servers}"
+            log.warning("%s cannot accept connections for now, and tries again: %s", place, error)
 
     def _connection(self, sock: socket.socket) -> None:
         try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +75,48 @@ def test_connections_that_only_wait_make_room_after_a_while(monkeypatch: pytest.
         connect(made, 0, definition(1)).close()
         for sock in silent:
             sock.close()
+
+
+@pytest.mark.parametrize("lacking", ["file descriptors", "threads"])
+def test_a_server_that_could_not_accept_for_a_while_accepts_again(
+    lacking: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    start = threading.Thread.start
+
+    def cannot(thread: threading.Thread) -> None:
+        if thread.name == "servers-worker":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with servers(1, 1) as made, socket.socket() as first, socket.socket() as waiting:
+        connect(made, 0, definition(1)).close()
+        try:
+            if lacking == "threads":
+                monkeypatch.setattr(threading.Thread, "start", cannot)
+            else:  # those that are open stay so
+                resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            first.connect(("127.0.0.1", made[0].port))  # an accept that waits already has its descriptor
+            waiting.connect(("127.0.0.1", made[0].port))
+            wait_until(lambda: "cannot accept connections for now" in caplog.text)
+        finally:
+            monkeypatch.undo()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        waiting.settimeout(60)
+        if lacking == "file descriptors":
+            assert len(waiting.recv(NONCE)) == NONCE, "it is accepted when there is room"
+        client = connect(made, 0, definition(1))
+        client.begin(0)
+        run_clock(client, 0)
+        client.close()
+    assert len([record for record in caplog.records if "cannot accept" in record.message]) == 1
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < give_up, "it did not come"
+        time.sleep(0.01)
 
 
 def test_a_refused_request_says_why_and_the_connection_goes_on() -> None:

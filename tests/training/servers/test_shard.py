@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from sparkring.conf.stored import StoredError
 from sparkring.training.data.batch import Part
 from sparkring.training.servers.client import cut_gradient
 from sparkring.training.servers.definition import Definition, decoded
@@ -188,6 +190,30 @@ def test_a_replaced_worker_begins_with_its_first_clock_that_is_not_done() -> Non
 def test_settings_that_no_server_can_keep_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         definition(**{"workers": 3, **settings})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda given: [],
+        lambda given: given | {"workers": "3"},
+        lambda given: given | {"workers": 0},
+        lambda given: given | {"shapes": {"w": [4, -1]}},
+        lambda given: given | {"shapes": {"w": [10**30]}},
+        lambda given: given | {"shapes": None},
+        lambda given: given | {"dtype": "nn"},
+        lambda given: given | {"lr_share": -1.0},
+        lambda given: given | {"lr_share": math.nan},
+        lambda given: given | {"tables": [{"name": "t"}]},
+        lambda given: given | {"tables": [given["tables"][0] | {"rule": {"kind": "momentum"}}]},
+        lambda given: {key: value for key, value in given.items() if key != "tables"} | {"tables": 3},
+        lambda given: {"workers": 3},
+    ],
+)
+def test_a_definition_that_is_none_is_one_error(change: Any) -> None:
+    data = json.dumps(change(json.loads(definition(3).encoded()))).encode()
+    with pytest.raises(StoredError, match="the definition of the servers: "):
+        decoded(data)
 
 
 def test_a_definition_travels_as_it_is() -> None:
