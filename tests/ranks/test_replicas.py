@@ -38,7 +38,7 @@ def test_an_average_after_every_step_is_the_ring(launch: Any) -> None:
         "local_sgd uneven": {**TORCH, **UNEVEN, **EVERY_STEP},
         "diloco uneven": {**TORCH, **UNEVEN, **AS_LOCAL},
         "diloco momentum": {**TORCH, "optimizer": "momentum", **AS_LOCAL},
-        "ring momentum": {**TORCH, "optimizer": "momentum"},
+        "ring momentum": {**TORCH, "optimizer": "momentum", "sync_batch_norm": False},  # as replicas see their own rows
         "local_sgd momentum": {**TORCH, "optimizer": "momentum", **EVERY_STEP},
     }
     ranks = launch(3, "cases_replicas:trained", {"cases": cases, "steps": 8})
@@ -173,6 +173,15 @@ def test_a_replica_skips_a_step_alone_and_all_count_it_when_the_window_ends(laun
         assert all(bool(t.isfinite().all()) for t in weights[0].values())
     for rank in ranks:  # the largest count of steps, where moments are averaged
         assert {float(v) for k, v in rank["fp16"]["moments"].items() if k.endswith(".step")} == {6.0}
+
+
+def test_a_host_that_skips_a_step_counts_it_once_whatever_ranks_it_has(launch: Any) -> None:
+    averaging = {"kind": "local_sgd", "every": 3, "groups": "host"}
+    cases = {"hosts": {**TORCH, "model": "net", "local_size": 2, "averaging": averaging}}
+    ranks = launch(4, "cases_replicas:trained", {"cases": cases, "steps": 6, "bad_step": 1}, timeout_s=60)
+    infos = [rank["hosts"]["infos"] for rank in ranks]
+    assert [[info.skipped for info in each] for each in infos[2:]] == [[False, True, False, False, False, False]] * 2
+    assert [[info.counted_skips for info in each] for each in infos] == [[0, 0, 1, 0, 0, 0]] * 4
 
 
 def test_a_replica_without_rows_for_many_steps_is_no_parameter_that_nothing_reaches(launch: Any) -> None:

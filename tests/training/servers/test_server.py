@@ -21,7 +21,7 @@ from sparkring.training.servers.protocol import NONCE, ProtocolError, Request, p
 from sparkring.training.servers.rounds import START
 from sparkring.training.servers.server import MAX_PENDING
 from sparkring.training.tables.files import newest, stored_dumps, to_tensors
-from sparkring.training.tables.hashing import BUCKETS, bucket_owners
+from sparkring.training.tables.hashing import BUCKETS, bucket_of, bucket_owners
 from tests.training.servers.toy import (
     SECRET,
     connect,
@@ -255,6 +255,31 @@ def test_what_servers_hold_is_copied_to_others_whole(count: int, tmp_path: Path)
         assert not len(client.dump(0, every, 10, saving=True).since), "more than 10 bytes changed"
         for each in (client, other, target_client):
             each.close()
+
+
+def test_where_some_servers_give_changes_and_some_all_the_whole_table_is_copied() -> None:
+    """Changes are limited in bytes on each server: here one has many and the other none."""
+    given, every, owners = definition(1, bound=None), np.arange(BUCKETS), bucket_owners(2)
+    with servers(2, 1) as made:
+        client = connect(made, 0, given)
+        client.begin(0)
+        run_clock(client, 0)
+        client.dump(0, every, ALL_BYTES, saving=True)
+        ids = np.arange(4000)
+        ids = ids[owners[bucket_of(ids)] == 0]
+        gradient = replace(
+            gradient_of(0, 1, client.pull(1, 0, ids_of(0, 1))),
+            ids=[ids, np.zeros(0, np.int64)],
+            rows=[np.ones((len(ids), 4)), np.zeros((0, 2))],
+        )
+        client.push(cut_gradient(gradient, given, 0, 1, 0, client.pull(1, 0, ids_of(0, 1)).versions))
+        most_bytes = 10_000
+        own = [server.shard.tables[0].copy_changes(server.shard.own_buckets, most_bytes // 2) for server in made]
+        assert [len(dump.since) for dump in own] == [0, 1], "one server gives all, the other changes"
+        found = client.dump(0, every, most_bytes, saving=True)
+        whole = client.dump(0, every, ALL_BYTES, saving=False)
+        assert not len(found.since) and np.array_equal(found.ids, whole.ids) and np.array_equal(found.rows, whole.rows)
+        client.close()
 
 
 @pytest.mark.parametrize("bound", [0, 2, None])

@@ -148,6 +148,15 @@ def test_a_stale_push_has_a_smaller_rate_with_damp() -> None:
     torch.testing.assert_close(moved[0] / 2, moved[1])
 
 
+@pytest.mark.parametrize(("workers", "max_lag"), [(2, 1), (3, 2), (3, 4)])
+def test_a_push_whose_lag_is_max_lag_is_applied_and_one_more_is_too_many(workers: int, max_lag: int) -> None:
+    for lag, status in ((max_lag, Status.APPLIED), (max_lag + 1, Status.REJECTED)):
+        shard = alone(workers, bound=None, max_lag=max_lag)
+        for clock in range(lag):
+            assert shard.push(pushed(shard, 1, clock)) is Status.APPLIED
+        assert shard.push(pushed(shard, 0, 0, version=0)) is status, lag
+
+
 def test_a_push_above_max_lag_is_computed_again_and_the_next_try_is_in_time() -> None:
     shard = alone(3, bound=None, max_lag=2)
     for clock in range(3):
