@@ -159,3 +159,31 @@ def test_a_backup_rank_0_that_takes_anothers_place_adds_late_residuals_once(end:
         for rank in ranks:
             rank.close()
     torch.testing.assert_close(found, weights_of({"bound": 0}, None, None), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bound", [0, None])
+def test_residuals_wait_on_where_the_others_steps_went_on_or_skipped_without_them(bound: int | None) -> None:
+    """Bound 0: rank 1's rows skip the step of both. None: rank 1 makes a step while rank 0 dies before its push."""
+    settings = {"bound": bound}
+
+    def step_of(strategy: ServersStrategy, skipped: int | None) -> None:
+        strategy.forward_backward(batch_of(strategy.clock, skipped))
+        strategy.step(0.01)
+
+    with servers(2, 2, make=make_sgd) as made, ThreadPoolExecutor(2) as threads:
+        ranks = list(threads.map(lambda rank: opened(made, rank, 2, settings), range(2)))
+        list(threads.map(begin, ranks))
+        due = set(ranks[0].residuals.late)
+        ends_after(ranks[0].link.client, *(("settle", 1) if bound == 0 else ("keep", 1)))
+        first = threads.submit(step_of, ranks[0], None)
+        if bound is None:
+            assert isinstance(first.exception(60), Killed)
+        step_of(ranks[1], 0 if bound == 0 else None)
+        assert isinstance(first.exception(60), Killed)
+        ranks[0].close()
+        ranks[0] = opened(made, 0, 2, settings)
+        begin(ranks[0])
+        assert ranks[0].clock == (1 if bound == 0 else 0)
+        assert set(ranks[0].residuals.late) == due, "no step has them"
+        for rank in ranks:
+            rank.close()
