@@ -10,7 +10,7 @@ import collections
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import reduce
@@ -69,6 +69,7 @@ from sparkring.training.result import IdUses, ServerTotals, WorkerResult
 from sparkring.training.schedules import after_value, make_schedule, scaled_lr
 from sparkring.training.splits import Splits, left_out
 from sparkring.training.starting import begin_with, check_starts_without_tables, start_from
+from sparkring.training.tables.files import RowFile, check_whole
 from sparkring.training.tables.hot_ids import HotIds
 from sparkring.training.tasks import build_task, check_takes_weights
 
@@ -326,7 +327,15 @@ def open_checkpoints(
         asynchronous=keep.asynchronous,
         on_commit=on_commit,
         on_progress=ctx.on_progress,
+        check=check_usable,
     )
+
+
+def check_usable(trainer: dict[str, Any], tables: Mapping[str, Sequence[Mapping[str, RowFile]]]) -> None:
+    """Raise ValueError where training cannot go on from a checkpoint's values, or a table lacks some of its rows."""
+    TypeAdapter(LoopRecord).validate_python(trainer)
+    for name, files in tables.items():
+        check_whole(name, files)
 
 
 def resume(parts: Parts, record: dict[str, Any]) -> TrainerState:

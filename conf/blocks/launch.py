@@ -109,6 +109,9 @@ class ParallelConfig(Strict):
         description="dtype of compute; fp32 is the model's own dtype, without TF32 on GPUs; fp16 scales the loss",
     )
     sequence_parallel: bool = Field(False, description="also cut norms and residuals along the sequence (needs tp > 1)")
+    sync_batch_norm: bool = Field(
+        True, description="batch normalization over the rows of all data ranks in a pass, not of each by itself"
+    )
     bucket_bytes: PositiveInt = Field(25 * 2**20, description="gradients are sent in buckets of at most this size")
     compress: CompressConfig = CompressConfig()
     averaging: AveragingConfig = AveragingConfig()

@@ -65,9 +65,12 @@ from sparkring.training.model_folder import TABLES, attach_tables, model_files, 
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.parallel.state import TensorInfo
 from sparkring.training.result import SUMMARY, FailedAttempt, read_result
+from sparkring.training.servers.definition import Definition, decoded
+from sparkring.training.servers.partition import cut_parameters
 from sparkring.training.tables.exchange import Alone
 from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import TableSpec
+from sparkring.training.tables.update_rules import UpdateRule
 from tests.etl.sources.iceberg.tables import delete_by_position
 from tests.etl.sources.iceberg.tables import paths as table_paths
 from tests.pipelines.results import train_result
@@ -96,6 +99,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "run.json": _run(folder),
         STATE: _date(folder / "ledger"),
         "lease": _lease(),
+        "server definition": _definition(),
         SUMMARY: _summary(folder),
         PREDICTIONS: _scored(),
     }
@@ -276,6 +280,23 @@ def _lease() -> Kind:
         nonce="ab", epoch=2, duration_s=60.0, what="2026-11-22", since="now", host="h", pid=1, start_ticks=2
     )
     return Kind([state.to_json()], lambda data: read_state(Found(data, "v", 0.0), "here"), ())
+
+
+def _definition() -> Kind:
+    """Of parameters and tables on servers, and what a server makes of it."""
+    rules = [UpdateRule("adam"), UpdateRule("sgd", (0.8, 0.9), 1e-6)]
+    specs = [TableSpec("u", 2, [0.1, 0.2], 3, rules[0], "float32", 4096, 2), TableSpec("i", 3, 0.3, 4, rules[1])]
+    shapes = {"w": [4, 3], "b": [3], "s": []}
+    given = [
+        Definition(2, shapes, "float64", specs, 2.0, 3, 9, True),
+        Definition(4, shapes, "bfloat16", backup=2),
+        Definition(1, {}, "float32", specs, bound=None),
+    ]
+
+    def check(data: bytes) -> None:
+        cut_parameters(decoded(data).shapes, 2)
+
+    return Kind([each.encoded() for each in given], check, (StoredError,))
 
 
 def _summary(folder: Path) -> Kind:

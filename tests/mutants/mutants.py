@@ -103,6 +103,10 @@ SHARD, T_SHARD, T_SERVER, T_SERVERS_REPLAY = (
     f"{SERVERS_FOLDER}/shard.py",
     *(f"tests/{SERVERS_FOLDER}/test_{name}.py" for name in ("shard", "server", "replay")),
 )
+T_LATE = f"tests/{PARALLEL}/servers/test_late_residuals.py"
+T_DRAWS = f"tests/{PARALLEL}/servers/test_strategy.py"
+BATCH_NORM = f"{PARALLEL}/data_parallel/batch_norm.py"
+T_BATCH_NORM = "tests/ranks/test_batch_norm.py"
 RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
 OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
 TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
@@ -1226,7 +1230,16 @@ MUTANTS = (
         "weight.lerp_(center, share)",
         T_AVERAGING,
     ),
-    Mutant(f"{AVERAGING}/rules.py", "for side in (-1, 1)]", "for side in (1,)]", T_AVERAGING),
+    Mutant(f"{AVERAGING}/rules.py", "(1 + len(peers))", "3", T_AVERAGING),
+    Mutant(
+        f"{AVERAGING}/links.py", "number if self.collectives.leads else 0", "number", f"{T_REPLICAS} -k counts_it_once"
+    ),
+    Mutant(
+        f"{AVERAGING}/strategy.py",
+        "weights if evaluated is None else evaluated, strict",
+        "self.links.mean(weights), strict",
+        f"{T_REPLICAS} -k resume",
+    ),
     Mutant(f"{AVERAGING}/rules.py", "{config.seed} {window} {r}", "{config.seed} {r}", T_AVERAGING),
     Mutant(
         f"{AVERAGING}/strategy.py", "self.clock // self.settings.every)", "self.clock)", f"{T_REPLICAS} -k formulas"
@@ -1273,6 +1286,31 @@ MUTANTS = (
         "frozenset.union(",
         "tests/training/servers/test_replay.py tests/training/servers/test_shard.py",
     ),
+    Mutant(SHARD, "lag > self.definition.max_lag", "lag >= self.definition.max_lag", T_SHARD),
+    Mutant(SERVER, "        self.shard.cut()\n", "", T_SERVER),
+    Mutant(
+        SERVER,
+        "if not self._closed.wait(ACCEPT_AGAIN_S):",
+        "if not self._closed.set():",
+        f"{T_SERVER} -k accepts_again",
+    ),
+    Mutant(f"{SERVERS_FOLDER}/client.py", "if len({len(dump.since) for dump in dumps}) > 1:", "if False:", T_SERVER),
+    Mutant(f"{PARALLEL}/servers/strategy.py", "        if self.rank:  # rank 0", "        if False:  # rank 0", T_LATE),
+    Mutant(f"{PARALLEL}/servers/strategy.py", "version > note.version", "True", T_LATE),
+    Mutant(f"{PARALLEL}/servers/strategy.py", "note.clock < self.clock and", "", T_LATE),
+    Mutant(f"{PARALLEL}/servers/strategy.py", "return self.rank, self.clock", "return 0, self.clock", T_DRAWS),
+    Mutant(f"{PARALLEL}/servers/strategy.py", "return self.rank, self.clock", "return self.rank, 0", T_DRAWS),
+    Mutant(
+        "training/data/mix.py",
+        "return -(-total // self.plan.rows[number])",
+        "return total // self.plan.rows[number]",
+        "tests/training/data/test_mix.py",
+    ),
+    Mutant(COMPRESS, "mine[:, end - begin :] = 0", "pass", T_COMPRESS),
+    Mutant("training/parallel/data_parallel/codecs.py", "filled.clamp(min=1)", "SIGN_BLOCK", T_COMPRESS),
+    Mutant(BATCH_NORM, "each * (len(x) if counted is None else int(counted.sum()))", "each * len(x)", T_BATCH_NORM),
+    Mutant(BATCH_NORM, "(shift if counted is None else shift * counted)", "shift", T_BATCH_NORM),
+    Mutant(BATCH_NORM, "var * count / (count - 1)", "var", T_BATCH_NORM),
     Mutant(SHARD, "        if self._copied:\n            self._mark_saved()", "", T_SERVER),
     Mutant(
         SHARD,

@@ -80,11 +80,12 @@ class Odd(nn.Module):
         return self.head(x)
 
 
-def odd() -> nn.Module:
+def odd(beside: bool = False) -> nn.Module:
+    """`beside`: the plan of its file is of another class."""
     torch.manual_seed(7)
     kinds = {"inner": "replicate", "blocks.0.up": "column", "blocks.0.down": "row", "blocks.1.inner": "replicate"}
     plan = ShardingPlan(("inner", "blocks.*", "head"), kinds | {"blocks.2": "replicate", "head": "replicate"})
-    return planned(Odd(), plan).double()
+    return planned(Odd(), GPT_PLAN if beside else plan).double()
 
 
 def one_process() -> dict[str, Any]:
@@ -92,12 +93,12 @@ def one_process() -> dict[str, Any]:
 
 
 def run_odd(rank: int, world: int, case: dict[str, Any]) -> dict[str, Any]:
-    """`uneven` leaves the last data rank no rows."""
+    """`uneven` leaves the last data rank no rows; `beside`: as of `odd`."""
     case = {"accumulate": 2, "bucket_bytes": 3000, **case}
-    uneven = case.pop("uneven", False)
+    uneven, beside = case.pop("uneven", False), case.pop("beside", False)
     strategy = make_strategy(rank, world, case)
     batches = [table_batch(step, (24, 7)[step % 2]) for step in range(10)]
-    result = train(strategy, odd(), SquaredError(), batches, uneven=uneven, lr=1e-2)
+    result = train(strategy, odd(beside), SquaredError(), batches, uneven=uneven, lr=1e-2)
     none = strategy.evaluate(slice_batch(batches[0], 0, 0))
     result["no_rows"] = None if none is None else tuple(none.shape)
     strategy.data_parallel.close(failed=True)

@@ -21,6 +21,7 @@ LAUNCHES: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
             "zero1": {**TORCH, "zero": 1},
             "zero2": {**TORCH, "zero": 2, "uneven": True},
             "zero3": {**TORCH, "zero": 3, "uneven": True},
+            **{f"zero{n} beside another's plan": {**TORCH, "zero": n, "beside": True} for n in (1, 2, 3)},
             "tp": {**TORCH, "tp": 2},
             "1f1b": {**TORCH, **PIPE},
             "zero-bubble": {**TORCH, **ZERO_BUBBLE},

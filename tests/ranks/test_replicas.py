@@ -38,7 +38,7 @@ def test_an_average_after_every_step_is_the_ring(launch: Any) -> None:
         "local_sgd uneven": {**TORCH, **UNEVEN, **EVERY_STEP},
         "diloco uneven": {**TORCH, **UNEVEN, **AS_LOCAL},
         "diloco momentum": {**TORCH, "optimizer": "momentum", **AS_LOCAL},
-        "ring momentum": {**TORCH, "optimizer": "momentum"},
+        "ring momentum": {**TORCH, "optimizer": "momentum", "sync_batch_norm": False},  # as replicas see their own rows
         "local_sgd momentum": {**TORCH, "optimizer": "momentum", **EVERY_STEP},
     }
     ranks = launch(3, "cases_replicas:trained", {"cases": cases, "steps": 8})
@@ -175,6 +175,15 @@ def test_a_replica_skips_a_step_alone_and_all_count_it_when_the_window_ends(laun
         assert {float(v) for k, v in rank["fp16"]["moments"].items() if k.endswith(".step")} == {6.0}
 
 
+def test_a_host_that_skips_a_step_counts_it_once_whatever_ranks_it_has(launch: Any) -> None:
+    averaging = {"kind": "local_sgd", "every": 3, "groups": "host"}
+    cases = {"hosts": {**TORCH, "model": "net", "local_size": 2, "averaging": averaging}}
+    ranks = launch(4, "cases_replicas:trained", {"cases": cases, "steps": 6, "bad_step": 1}, timeout_s=60)
+    infos = [rank["hosts"]["infos"] for rank in ranks]
+    assert [[info.skipped for info in each] for each in infos[2:]] == [[False, True, False, False, False, False]] * 2
+    assert [[info.counted_skips for info in each] for each in infos] == [[0, 0, 1, 0, 0, 0]] * 4
+
+
 def test_a_replica_without_rows_for_many_steps_is_no_parameter_that_nothing_reaches(launch: Any) -> None:
     case = {**TORCH, **LOCAL, "uneven": True}
     ranks = launch(3, "cases_replicas:trained", {"cases": {"local": case}, "steps": REACH_STEPS + 2}, timeout_s=60)
@@ -193,7 +202,7 @@ SAVED = {  # name -> case, steps before the checkpoint
 
 
 @pytest.mark.parametrize(("engine", "names"), [("torch", list(SAVED)), ("horovod", ["in a window", "diloco"])])
-def test_a_resume_goes_on_bit_for_bit_and_another_world_with_the_means(
+def test_a_resume_goes_on_bit_for_bit_another_world_with_the_means_and_the_ring_or_one_rank_with_what_was_scored(
     launch: Any, tmp_path: Path, engine: str, names: list[str]
 ) -> None:
     cases = {name: ({**SAVED[name][0], "engine": engine}, SAVED[name][1]) for name in names}
@@ -211,9 +220,14 @@ def test_a_resume_goes_on_bit_for_bit_and_another_world_with_the_means(
     for name, (saved, _) in others.items():
         means = mean_of([rank[saved]["saved"] for rank in ranks])
         moments = mean_of([rank[saved]["moments"] for rank in ranks])
-        for found in (rank[name] for rank in fewer):
+        scored = ranks[0][saved]["evaluated"]
+        for number, found in enumerate(rank[name] for rank in fewer):
             trained = {key: mean for key, mean in means.items() if "running" not in key and "batches" not in key}
-            assert worst([found], "began", trained) <= 1e-15, name
+            if name == saved and number < 2:  # two ranks of the same kind
+                assert worst([found], "began", trained) <= 1e-15, name
+                assert worst([found], "evaluated", scored) <= 1e-15, name
+            else:
+                assert all(torch.equal(found["began"][key], value) for key, value in scored.items()), name
             assert worst([found], "moments", {k: v for k, v in moments.items() if not k.endswith("step")}) <= 1e-15
             assert found["clock"] in (None, cases[saved][1])
         after = [rank[name]["after"] for rank in fewer[:2]]

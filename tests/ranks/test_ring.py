@@ -63,7 +63,8 @@ def test_buffers_become_the_first_ranks(launch: Any, engine: str, levels: range)
     alone = torch.nn.BatchNorm1d(6).double()
     for step in range(3):
         alone(table_batch(step, 24).columns["x"][:12])
-    cases = {f"zero {level}": {"engine": engine, "zero": level} for level in levels}
+    own = {"engine": engine, "sync_batch_norm": False}
+    cases = {f"zero {level}": {**own, "zero": level} for level in levels}
     for rank in launch(2, "cases_ring:running_means", {"cases": cases}, engine=engine):
         for name in cases:
             assert torch.allclose(rank[name], alone.running_mean, rtol=0, atol=1e-12), name

@@ -53,6 +53,7 @@ from sparkring.training.waiting import waits_for_ranks
 
 log = logging.getLogger(__name__)
 TableCopy = Callable[[int], Mapping[str, torch.Tensor]]
+Check = Callable[[dict[str, Any], Mapping[str, Sequence[Mapping[str, StoredTensor]]]], Any]
 NO_TABLES: Mapping[str, TableCopy] = MappingProxyType({})
 ROUNDS_OF_SAVE = 3  # times that all ranks agree: on the plan, on what is written, on the commit
 POLL_S = 1.0  # how often the progress of the writing thread is looked at, while training waits for it
@@ -87,6 +88,7 @@ class Checkpointer:
         asynchronous: bool = True,
         on_commit: Callable[[CheckpointInfo], None] = lambda info: None,
         on_progress: Callable[[str], None] = lambda text: None,
+        check: Check = lambda trainer, tables: None,
     ) -> None:
         """Open the folder. Raises CheckpointError when rank 0 may not write there.
 
@@ -98,7 +100,10 @@ class Checkpointer:
             on_commit: called on rank 0, in the writing thread, once a checkpoint can be loaded.
             on_progress: called by the training thread while it waits for files to be hashed, read or written, with
                 another text each time and only after real progress, so that a stuck storage looks stuck.
+            check: given a checkpoint's trainer values and the files of some of its tables, raises ValueError where
+                training could not go on from them. `latest` and `best` pass over such a checkpoint.
         """
+        self._check = check
         self.storage, self.peers = storage, peers or solo()
         self.asynchronous, self.on_progress = asynchronous, on_progress
         self.times = SaveTimes()
@@ -213,9 +218,11 @@ class Checkpointer:
     # -- finding
 
     def latest(self, verify: bool = True) -> CheckpointInfo | None:
-        """Find the newest checkpoint whose every file has the hash its marker says; None if no checkpoint is good.
+        """Find the newest checkpoint that can be loaded; None if no checkpoint's files have their hashes.
 
-        All ranks agree on it and share the hashing. One that fails is skipped, with a warning that says why.
+        Its every file has the hash that its marker says, and can be read. All ranks agree on it and share the reading.
+        One that fails is skipped, with a warning that says why. Where none can be read it is the newest whose hashes
+        are right. `verify`: hash the files too.
         """
         return self._first_good(lambda good: good[::-1], verify)
 
@@ -224,7 +231,7 @@ class Checkpointer:
         self._writer.held = info.step
 
     def best(self, mode: Literal["min", "max"] = "min", verify: bool = True) -> CheckpointInfo | None:
-        """Find the checkpoint of the best metric; the next best where that one fails its hashes."""
+        """Find the checkpoint of the best metric; the next best where that one cannot be loaded."""
 
         def ranked(good: list[CheckpointInfo]) -> list[CheckpointInfo]:
             by_step = {info.step: info for info in good}
@@ -245,17 +252,21 @@ class Checkpointer:
             return [list(bad.values()), [vars(info) for info in order(good)]]
 
         skipped, rows = self.peers.together(f"looking for checkpoints in {self.storage.uri}", look)[0]
-        found = None
+        unreadable: list[CheckpointInfo] = []
         for info in (CheckpointInfo(**row) for row in rows):
-            problems = self._verify(info) if verify else []
-            if not problems:
-                found = replace(info, skipped=tuple(skipped))
-                break
+            if not (problems := self._verify(info) if verify else []):
+                if not (problems := self._unreadable(info)):
+                    return self._found(info, skipped)
+                unreadable.append(info)
             self._writer.damaged.add(info.step)
             skipped.append(f"step-{info.step}: {'; '.join(problems)}")
+        # as they were written, so nothing begins anew without a word: to load it is an error that says why
+        return self._found(unreadable[0] if unreadable else None, skipped)
+
+    def _found(self, info: CheckpointInfo | None, skipped: Sequence[str]) -> CheckpointInfo | None:
         for reason in skipped if self.peers.rank == 0 else ():
             log.warning("checkpoint skipped: %s", reason)
-        return found
+        return None if info is None else replace(info, skipped=tuple(skipped))
 
     def _verify(self, info: CheckpointInfo) -> list[str]:
         """List what is wrong with the files of a checkpoint; each rank hashes its share of them."""
@@ -272,6 +283,26 @@ class Checkpointer:
 
         answers = self.peers.together(f"verifying the checkpoint of step {info.step}", check)
         return [problem for answer in answers for problem in answer]
+
+    def _unreadable(self, info: CheckpointInfo) -> list[str]:
+        """List why a checkpoint cannot be loaded, though its files may be as they were written."""
+        folder, peers = self.storage.at(f"step-{info.step}"), self.peers
+
+        def check() -> list[str]:
+            try:
+                read_index(folder, info.generation, info.files)
+                trainer = read(TrainerFile, folder, f"{info.generation}/trainer.json").trainer
+                for rank in range(peers.rank, info.world, peers.world):
+                    read(RankFile, folder, f"{info.generation}/rank-{rank:05d}.json")
+                tables = open_tables(self.storage, info)
+                self._check(trainer, {name: tables[name] for name in sorted(tables)[peers.rank :: peers.world]})
+            except (ValueError, LookupError, CheckpointError, FileNotFoundError) as error:
+                return [f"{type(error).__name__}: {error}"]
+            return []
+
+        return sorted(
+            {p for each in peers.together(f"opening the checkpoint of step {info.step}", check) for p in each}
+        )
 
     # -- loading
 

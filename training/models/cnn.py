@@ -1,13 +1,13 @@
 """A small convolutional network for small images. Shapes: B images of H x W pixels of C channels.
 
-Groups are normalized (Wu and He 2018, arXiv:1803.08494), not batches, whose statistics would depend on how a global
-batch is cut into ranks.
+Groups are normalized (Wu and He 2018, arXiv:1803.08494), or with `norm: batch` the rows of a pass (Ioffe and Szegedy
+2015, arXiv:1502.03167), over all ranks (training/parallel/data_parallel/batch_norm.py).
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,22 +20,28 @@ GROUPS = 4
 class SmallCnn(nn.Module):
     """image (B, H, W, C) uint8 -> logits (B, classes), of two classes (B,)."""
 
-    def __init__(self, classes: int, channels: int, width: int = 16, layers: int = 3) -> None:
-        """The recipe's `model.args` are the last two; the others are from the manifest.
+    def __init__(
+        self, classes: int, channels: int, width: int = 16, layers: int = 3, norm: Literal["group", "batch"] = "group"
+    ) -> None:
+        """The recipe's `model.args` are the last three; the others are from the manifest.
 
         Args:
             classes: how many there are.
             channels: C.
             width: channels of the first layer, a multiple of 4; each further layer has twice as many.
             layers: each halves height and width.
+            norm: what is normalized: groups of a row's channels, or a channel of all rows.
         """
         super().__init__()
         if width % GROUPS:
             raise ValueError(f"model.args.width = {width}: a multiple of {GROUPS} is needed, the groups of a layer")
+        if norm not in ("group", "batch"):
+            raise ValueError(f"model.args.norm = {norm!r}: must be 'group' or 'batch'")
         sizes = [channels, *(width << layer for layer in range(layers))]
         parts: list[nn.Module] = []
         for before, after in itertools.pairwise(sizes):
-            parts += [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(GROUPS, after), nn.ReLU(), nn.MaxPool2d(2)]
+            normalize = nn.GroupNorm(GROUPS, after) if norm == "group" else nn.BatchNorm2d(after)
+            parts += [nn.Conv2d(before, after, 3, padding=1), normalize, nn.ReLU(), nn.MaxPool2d(2)]
         self.layers = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.head = nn.Linear(sizes[-1], 1 if classes == 2 else classes)
 

@@ -1,6 +1,7 @@
 """Describe how a model may be cut over pipeline, tensor and context ranks.
 
-A plan is a module-level `PLAN` beside its model, found by the model's class; models import nothing else of this.
+A plan is a module-level `PLAN` beside its model, found by the model's class; models import nothing else of this. It is
+of the classes of that file that have every module it names; the others have no plan.
 Names are those of `named_modules()`; `*` stands for every key of a ModuleList.
 
 layers    the modules whose composition is the model's forward, one tensor in, one out: `head(norm(...embed(x)))`; a
@@ -44,21 +45,38 @@ class ShardingPlan:
     def attention_names(self, model: nn.Module) -> list[str]:
         return [name for pattern in self.heads for name in expand(pattern, model)]
 
+    def check_fits(self, model: nn.Module) -> None:
+        """Raise ValueError where the plan names a module that the model does not have."""
+        for pattern in (*self.layers, *self.tensor, *self.heads):
+            expand(pattern, model)
+
 
 def plan_of(model: nn.Module) -> ShardingPlan | None:
+    """Return the model's plan; None where it has none, also beside another class's."""
+    plan = _plan_beside(model)
+    try:
+        if plan is not None:
+            plan.check_fits(model)
+    except ValueError:
+        return None
+    return plan
+
+
+def _plan_beside(model: nn.Module) -> ShardingPlan | None:
     """`PLAN` of the Python module the model's class is defined in."""
     found = getattr(sys.modules.get(type(model).__module__), "PLAN", None)
     return found if isinstance(found, ShardingPlan) else None
 
 
 def required_plan(model: nn.Module, axis: str) -> ShardingPlan:
-    """The model's plan; ValueError says how to write one."""
-    plan = plan_of(model)
+    """The model's plan; ValueError says how to write one, or which of its names the model does not have."""
+    plan = _plan_beside(model)
     if plan is None:
         raise ValueError(
             f"parallel.{axis} > 1: {type(model).__name__} has no sharding plan; define PLAN = ShardingPlan(...) beside "
             f"the class (training/models/sharding_plan.py says how)"
         )
+    plan.check_fits(model)
     return plan
 
 

@@ -6,6 +6,7 @@ the model on the others. compose.py decides which goes around which.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,6 +24,7 @@ from sparkring.training.models.task import Task
 from sparkring.training.parallel.average import WeightAverage
 from sparkring.training.parallel.batching import pad_rows, split_batch, to_device, weighted_sum
 from sparkring.training.parallel.data_parallel.base import DataParallel
+from sparkring.training.parallel.data_parallel.batch_norm import SyncedBatchNorm, batch_norms, torch_synced
 from sparkring.training.parallel.dtensor import local_tensor
 from sparkring.training.parallel.gradients import (
     UnreachedParameters,
@@ -52,6 +54,8 @@ from sparkring.training.parallel.state import (
 )
 from sparkring.training.parallel.strategy import LR_SCALE, OptimizerFactory, StepInfo, Strategy
 from sparkring.training.waiting import waits_for_ranks
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class MeshStrategy(Strategy):
         self.awaits_step = False
         self.table_settings = tables or TableSettings()
         self.tables = SparseTables({}, self.table_settings, mesh.world, self.device)
+        self.batch_norm = SyncedBatchNorm([], None)
         self._prepared: PreparedModel | None = None
 
     @property
@@ -157,7 +162,9 @@ class MeshStrategy(Strategy):
             self.tables = SparseTables(embeddings, settings, world, self.device, self.context.timeout)
         plain_keys = list(initial.module.state_dict(keep_vars=True))
         self.aliases = dict(initial.aliases)
-        module = self.placement.place(initial.module, task, sample)
+        group = self._batch_norm_group(initial.module)
+        module = initial.module if group is None or self.device.type == "cpu" else torch_synced(initial.module, group)
+        module = self.placement.place(module, task, sample)
         stages = list(self.pipeline.stages.values()) if self.pipeline else None
         if compiled:  # after the cut: a compiled model could not be cut any more
             for stage in stages or [module]:
@@ -165,6 +172,9 @@ class MeshStrategy(Strategy):
         self.data_parallel.shard(module, stages)
         if self.device.type != "meta":  # else built to be looked at
             initialize_parameters(module, initial, self.device, self.config.offload, self.mesh.world)
+        alone = self.mesh.world == 1 and self.meets_each_step and self.device.type != "meta"
+        if self.config.sync_batch_norm and (alone or group is not None):
+            self.batch_norm = SyncedBatchNorm(batch_norms(module), group)
         runnable = self.data_parallel.wrap(module)
         named = list(self.data_parallel.owned_parameters(module))
         plain = [(plain_name(name), p) for name, p in named]
@@ -183,6 +193,20 @@ class MeshStrategy(Strategy):
             compiled=compiled,
         )
         self.placement.compare(task, module, sample, self.evaluate)
+
+    def _batch_norm_group(self, module: nn.Module) -> dist.ProcessGroup | None:
+        """The ranks over which batch normalization takes its statistics; None: each by itself. Collective."""
+        count, world = len(batch_norms(module)), self.mesh.world
+        if not count or world == 1 or self.device.type == "meta":
+            return None
+        whole = self.mesh.dp == self.data_parallel.size == world
+        if self.rank == 0 and self.config.sync_batch_norm and whole:
+            log.info("parallel.sync_batch_norm: %d layers normalize over the rows of all %d data ranks", count, world)
+        elif self.rank == 0:
+            why = "parallel.sync_batch_norm is false" if whole else "the layout has more than data ranks of one model"
+            log.warning("%d batch normalization layers see each rank's own rows, since %s", count, why)
+        # its own group: gradients are sent behind backward, in an order of their own
+        return dist.new_group(timeout=self.context.timeout) if self.config.sync_batch_norm and whole else None
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -208,7 +232,17 @@ class MeshStrategy(Strategy):
             with self.data_parallel.pass_scope(last=number == len(parts) - 1):
                 if part.rows or self.data_parallel.forward_is_collective:
                     total = total + self._part(part)
+                elif self.batch_norm.is_collective:
+                    self._join_without_rows(part)
         return total
+
+    def _join_without_rows(self, part: Batch) -> None:
+        """Take part in the collectives of a pass in which this rank has no rows. No parameter gets a gradient."""
+        columns, task = self._columns(part), self.prepared.task
+        self.batch_norm.begin_without_rows()
+        with autocast(self.config.precision, self.device):
+            value = weighted_sum(task.loss(self.prepared.runnable(*task.inputs(columns)), columns), part)
+        self.batch_norm.finish_without_rows(value)
 
     def _pipelined(self, pipeline: Pipeline, batch: Batch) -> torch.Tensor:
         task = self.prepared.task
@@ -245,6 +279,7 @@ class MeshStrategy(Strategy):
         """Forward and backward of one part; returns its sum of weighted losses."""
         part = self._some_rows(part)
         columns, task = self._columns(part), self.prepared.task
+        self.batch_norm.begin(part)
         with self.placement.loss_scope():
             with autocast(self.config.precision, self.device):
                 given = task.inputs(columns)
@@ -349,6 +384,7 @@ class MeshStrategy(Strategy):
     def evaluate(self, batch: Batch) -> Any:
         module = self.prepared.module
         module.eval()
+        self.batch_norm.begin(batch)
         self.tables.pull(batch.on_host, training=False)
         try:
             with torch.no_grad(), autocast(self.config.precision, self.device):

@@ -305,10 +305,14 @@ class Client:
     def begin(self, clock: int) -> None:
         self._all(Request.BEGIN, (clock,))
 
-    def restart(self) -> tuple[int, int]:
-        """The clock that a replaced worker begins with, which some servers may have, and the number of its try."""
+    def restart(self) -> tuple[int, int, int]:
+        """The clock that a replaced worker begins with, the number of its try, and the first server's version.
+
+        Some servers may have done that clock.
+        """
         found = [frame.numbers for frame in self._all(Request.RESTART, (self.worker,))]
-        return min(clock for clock, _ in found), max(attempt for _, attempt in found)
+        clocks, attempts, versions = zip(*found, strict=True)
+        return min(clocks), max(attempts), versions[0]
 
     # --- a clock -------------------------------------------------------------------------------------------------
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
+from sparkring.conf.stored import parse
 from sparkring.training.servers.event_log import MAX_WORKERS
 from sparkring.training.tables.table import TableSpec
-from sparkring.training.tables.update_rules import UpdateRule
 
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+MAX_ELEMENTS = 1 << 40
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 LR_SCALE = "lr_scale"  # key of an optimizer's parameter group: times the learning rate of the step; absent: 1
 
@@ -41,6 +43,13 @@ class Definition:
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_WORKERS:
             raise ValueError(f"parallel.servers with {self.workers} ranks: there can be 1 to {MAX_WORKERS}")
+        sizes = [size for shape in self.shapes.values() for size in shape]
+        if min(sizes, default=0) < 0 or sum(map(math.prod, self.shapes.values())) > MAX_ELEMENTS:
+            raise ValueError(f"parameters of the shapes {dict(self.shapes)}: negative, or too many elements")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"trained parameters of dtype {self.dtype!r}: servers hold {', '.join(DTYPES)}")
+        if not 0 < self.lr_share < math.inf:
+            raise ValueError(f"lr_share = {self.lr_share}: the tables' rate must be a positive share of the step's")
         if self.bound is not None and self.bound < 0:
             raise ValueError(f"parallel.servers.bound = {self.bound}: must not be negative; null is no bound")
         if self.max_lag is not None and self.max_lag < self.workers - 1:
@@ -83,9 +92,5 @@ class Definition:
 
 
 def decoded(data: bytes) -> Definition:
-    fields: dict[str, Any] = json.loads(data)
-    tables = []
-    for each in fields.pop("tables"):
-        rule = each.pop("rule")
-        tables.append(TableSpec(**each, rule=UpdateRule(rule["kind"], tuple(rule["betas"]), rule["eps"])))
-    return Definition(**fields, tables=tables)
+    """Read what `encoded` gives. StoredError (a ValueError) names a value that breaks a rule."""
+    return parse(Definition, data, "the definition of the servers")

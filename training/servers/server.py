@@ -48,6 +48,7 @@ from sparkring.training.tables.hashing import Ids
 from sparkring.training.tables.table import TableDump
 
 log = logging.getLogger(__name__)
+ACCEPT_AGAIN_S = 0.2  # after a failure
 MAX_PENDING = 64  # connections that have not proven themselves; more are closed at once
 Reply = tuple[list[int], list[Buffer]]
 
@@ -93,6 +94,7 @@ class Server:
         self._failure: BaseException | None = None
         self._closed = threading.Event()
         self._connections: set[socket.socket] = set()
+        self._unaccepted = 0  # connections in a row
 
     def run(self) -> None:
         """Accept connections until `close`, or until the shard's promise is broken, which is raised."""
@@ -111,12 +113,27 @@ class Server:
         while not self._closed.is_set():
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:  # closed; else such as no file descriptor left: others end and give theirs back
+                if not self._closed.wait(ACCEPT_AGAIN_S):
+                    self._log_unaccepted(error)
+                continue
             if not self._pending.acquire(blocking=False):
                 sock.close()
                 continue
-            threading.Thread(target=self._connection, args=(sock,), name="servers-worker", daemon=True).start()
+            try:
+                threading.Thread(target=self._connection, args=(sock,), name="servers-worker", daemon=True).start()
+                self._unaccepted = 0
+            except RuntimeError as error:  # no thread can be started
+                self._pending.release()
+                sock.close()
+                self._log_unaccepted(error)
+
+    def _log_unaccepted(self, error: Exception) -> None:
+        """Log the first of a row of connections that could not be accepted."""
+        self._unaccepted += 1
+        if self._unaccepted == 1:
+            place = f"server {self.place.server} of {self.place.servers}"
+            log.warning("%s cannot accept connections for now, and tries again: %s", place, error)
 
     def _connection(self, sock: socket.socket) -> None:
         try:
@@ -206,7 +223,7 @@ class Server:
         clock, attempt = self.shard.restart(*frame.numbers)
         if self._backup is not None:  # servers may have made a step whose outcome nobody has said
             clock = self._backup.restart(*frame.numbers)
-        return [clock, attempt], []
+        return [clock, attempt, self.shard.version], []
 
     def pull(self, frame: Frame) -> Reply:
         """Numbers: worker, clock, try, ids of each table; body: the ids."""
@@ -348,6 +365,7 @@ class Server:
             name = file_name(place.attempt, begin, clock, place.server)
             place.events.put_atomic(name, encode(header, self.shard.take_events()))
         self._begun_at = clock
+        self.shard.cut()
         return [], []
 
     def counts(self, frame: Frame) -> Reply:

@@ -252,8 +252,7 @@ class Shard:
 
     def _step(self, dense: torch.Tensor, absent: frozenset[int], rows: Sequence[tuple[Ids, Array]], lr: float) -> None:
         """Apply one update of dense gradients (elements,) and of rows."""
-        if self._copied:
-            self._mark_saved()
+        self.cut()
         for number, (parameter, grad) in enumerate(zip(self.parameters, self._parts(dense), strict=True)):
             parameter.grad = None if number in absent else grad
         for group in self.optimizer.param_groups:
@@ -394,10 +393,15 @@ class Shard:
     def save(self, table: int, buckets: NDArray[np.int64], most_bytes: int) -> TableDump:
         """Copy the content of some buckets: what changed since the last checkpoint, or all where that is more.
 
-        Workers ask for parts of the buckets, so changes are noted anew from the next update on.
+        Workers ask for parts of the buckets, so changes are noted anew from the next update, or cut, on.
         """
         self._copied = True
         return self.tables[table].copy_changes(buckets, most_bytes)
+
+    def cut(self) -> None:
+        """Note changes anew: a checkpoint has all that was copied. Called before an update, and before the next one."""
+        if self._copied:
+            self._mark_saved()
 
     def _mark_saved(self) -> None:
         for table in self.tables:

@@ -38,8 +38,7 @@ def stored_dumps(table: str, files: Sequence[Mapping[str, RowFile]], wanted: NDA
 
     Only their rows are read. ValueError where the files do not hold each bucket once, with all of its changes.
     """
-    parts = sorted((_Part(file) for file in files), key=lambda part: (part.clock, part.since is not None, part.since))
-    _check_whole(table, parts)
+    parts = [_Part(span) for span in check_whole(table, files)]
     for start in range(0, len(wanted), AT_ONCE):
         buckets = wanted[start : start + AT_ONCE]
         found = [part.dump(picked) for part in parts if len(picked := np.flatnonzero(np.isin(part.buckets, buckets)))]
@@ -103,14 +102,22 @@ def _latest(ids: Sequence[Ids], gone: Sequence[Ids]) -> NDArray[np.int64]:
     return last[last < sum(map(len, ids))]
 
 
-class _Part:
-    """A file of a table in a checkpoint. `since`: None where it has its buckets' whole content."""
+class _Span:
+    """What a file of a table is of. `since`: None where it has its buckets' whole content."""
 
     def __init__(self, file: Mapping[str, RowFile]) -> None:
-        self._file = file
+        self.file = file
         self.buckets, self.clock = whole(file["buckets"]), int(whole(file["clock"])[0])
         since = whole(file["since"]) if "since" in file else np.zeros(0, np.int64)  # older checkpoints are whole
         self.since = int(since[0]) if len(since) else None
+
+
+class _Part:
+    """A file of a table in a checkpoint."""
+
+    def __init__(self, span: _Span) -> None:
+        self._file, self.buckets, self.clock = span.file, span.buckets, span.clock
+        file = span.file
         self._starts, self._seen, self._counts = (whole(file[name]) for name in ("starts", "seen", "counts"))
         self._gone = {name: whole(file[name]) for name in ("removed", "forgotten") if name in file}
 
@@ -140,8 +147,9 @@ class _Part:
         )
 
 
-def _check_whole(table: str, parts: Sequence[_Part]) -> None:
-    """Raise ValueError unless each bucket has its content once, and every change after it."""
+def check_whole(table: str, files: Sequence[Mapping[str, RowFile]]) -> list[_Span]:
+    """What the files are of, the older first. ValueError unless each bucket has its content once, and all changes."""
+    parts = sorted((_Span(file) for file in files), key=lambda part: (part.clock, part.since is not None, part.since))
     times, clocks, follows = np.zeros(BUCKETS, np.int64), np.full(BUCKETS, -1), np.ones(BUCKETS, np.bool_)
     for part in parts:
         if part.since is None:
@@ -155,8 +163,9 @@ def _check_whole(table: str, parts: Sequence[_Part]) -> None:
         how = "missing" if not times[odd[0]] else "stored twice" if times[odd[0]] > 1 else "without some of its changes"
         raise ValueError(
             f"table {table!r}: {len(odd)} of {BUCKETS} buckets are not there once and whole, the first is bucket "
-            f"{odd[0]}, {how}; the checkpoint is damaged, delete its step"
+            f"{odd[0]}, {how}; the checkpoint is damaged"
         )
+    return parts
 
 
 def whole(file: RowFile) -> Array:

@@ -17,26 +17,29 @@ from sparkring.conf.storage import open_storage
 from sparkring.training.checkpoint.catalog import committed
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.format import CheckpointError
+from sparkring.training.checkpoint.policy import Retention
 
 Change = Callable[[Any], Any]
 
 
-def saved(folder: Path) -> Checkpointer:
-    checkpointer = Checkpointer(open_storage(str(folder)), asynchronous=False)
+def saved(folder: Path, steps: int = 1, **options: Any) -> Checkpointer:
+    checkpointer = Checkpointer(open_storage(str(folder)), keep=Retention(last=9), asynchronous=False, **options)
     state = {"w": torch.ones(4, 3), "b": torch.ones(3), "kind": "x"}
-    checkpointer.save(1, state, {"cursor": 96, "best": float("inf")}, rank_state={"codec": np.arange(3)})
+    for step in range(1, steps + 1):
+        trainer = {"cursor": 96 * step, "best": float("inf")}
+        checkpointer.save(step, state, trainer, metric=-step, rank_state={"codec": np.arange(3)})
     return checkpointer
 
 
-def forge(folder: Path, name: str, change: Change) -> None:
+def forge(folder: Path, name: str, change: Change, step: int = 1) -> None:
     """Change one JSON file (or its bytes, where `change` gives bytes) and sign it as whoever wrote it would."""
-    marker_file = folder / "step-1/COMMIT.json"
+    marker_file = folder / f"step-{step}/COMMIT.json"
     marker = json.loads(marker_file.read_text())
     if name == "COMMIT.json":
         marker = change(marker)
     else:
         path = next(p for p in marker["files"] if p.endswith(name))
-        file = folder / "step-1" / path
+        file = folder / f"step-{step}" / path
         made = change(json.loads(file.read_bytes()))
         data = made if isinstance(made, bytes) else json.dumps(made).encode()
         file.write_bytes(data)
@@ -102,6 +105,30 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_file_before_a_tensor_is
     with pytest.raises(CheckpointError, match=name):
         checkpointer.load(info, state)
     assert not state["w"].any() and not state["b"].any() and state["kind"] == "y"
+
+
+@pytest.mark.parametrize(("name", "change"), [(n, c) for n, _, c in DAMAGES], ids=[f"{n}: {t}" for n, t, _ in DAMAGES])
+def test_the_newest_checkpoint_that_can_be_loaded_is_taken_whatever_the_newer_ones_hashes_say(
+    tmp_path: Path, name: str, change: Change, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = saved(tmp_path, 3)
+    for step in (2, 3):
+        forge(tmp_path, name, change, step)
+    latest, best, unverified = checkpointer.latest(), checkpointer.best(), checkpointer.latest(verify=False)
+    assert latest is not None and best is not None and unverified is not None
+    assert latest.step == best.step == unverified.step == 1
+    assert [reason.split(":")[0] for reason in latest.skipped] == ["step-3", "step-2"]
+    assert "checkpoint skipped: step-3: " in caplog.text and name in caplog.text
+    checkpointer.load(latest, {"w": torch.zeros(4, 3), "b": torch.zeros(3), "kind": "y"})
+
+
+def test_a_checkpoint_that_training_cannot_go_on_from_is_passed_over(tmp_path: Path) -> None:
+    def check(trainer: dict[str, Any], tables: Any) -> None:
+        if trainer["cursor"] > 96:
+            raise ValueError(f"cursor {trainer['cursor']} is beyond the end")
+
+    latest = saved(tmp_path, 2, check=check).latest()
+    assert latest is not None and latest.step == 1 and "cursor 192 is beyond the end" in latest.skipped[0]
 
 
 @pytest.mark.parametrize(

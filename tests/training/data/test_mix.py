@@ -115,6 +115,26 @@ def test_all_exhausted_serves_every_row_and_small_ones_again_in_another_order(
     assert sorted(second[:40]) == sorted(second[40:80]) and second[:40] != second[40:80]
 
 
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", "forever"])
+def test_a_pass_that_an_epoch_ends_in_is_no_other_epochs_pass(
+    make_mixed: Callable[..., MixedReader], stop: str
+) -> None:
+    """Each pass over a dataset has an order of its own, also those of which an epoch takes a part."""
+    reader = make_mixed(stop)
+    for number, rows in enumerate(ROWS):
+        turns = [
+            [span.epoch for steps in reader.epochs.ranges(0, 3 * reader.steps_per_epoch) if steps.epoch == epoch
+             for span in reader._spans(number, steps)]
+            for epoch in range(3)
+        ]  # fmt: skip
+        used = [set(each) for each in turns]
+        if stop == "forever":  # a pass goes on in the next epoch, where it was left
+            assert sorted(set.union(*used)) == list(range(max(set.union(*used)) + 1)), rows
+        else:
+            assert not used[0] & used[1] and not used[1] & used[2] and not used[0] & used[2], rows
+    reader.close()
+
+
 def test_forever_goes_on_across_epochs(make_mixed: Callable[..., MixedReader]) -> None:
     first, second = (all_ids(read(make_mixed("forever"), epoch)) for epoch in (0, 1))
     large = [i for i in first + second if i >= 130]

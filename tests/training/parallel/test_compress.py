@@ -209,6 +209,39 @@ def test_the_residual_of_a_parameter_that_no_rank_reached_waits(codec: str) -> N
     assert (wide - sum(before["wide"] for before, *_ in found) - found[1][3]["wide"]).abs().max() < 1e-12
 
 
+STEPS = 50
+SIZES = sorted({blocks * 1024 + rest for blocks in range(4) for rest in (0, 1, 10, 300)} - {0})
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_constant_gradient_is_applied_in_full_whatever_the_size_of_its_bucket(codec: str, ranks: int) -> None:
+    """Buckets of up to three blocks and a rest: what is not sent is bounded, so its share goes to zero with the steps.
+
+    By the ratio to the gradient itself, since a scale that is too small loses a share of every step.
+    """
+
+    def work(rank: Rank) -> dict[int, float]:
+        named = [nn.Parameter(torch.zeros(size, dtype=torch.float64)) for size in SIZES]
+        rank.ring = BucketedDataParallel(ranks, "threads", rank.ring.transport, bucket_bytes=1)
+        rank.ring.wrap(nn.ParameterList(named))
+        values = [1.0 + 0.5 * torch.sin(torch.arange(size, dtype=torch.float64)) for size in SIZES]
+        values = [value * (-1) ** torch.arange(len(value)) for value in values]
+        applied = [torch.zeros_like(p) for p in named]
+        for _ in range(STEPS):
+            for p, value in zip(named, values, strict=True):
+                p.grad = value * (1 + rank.rank)
+            rank.ring.finish_reduction()
+            for p, total in zip(named, applied, strict=True):
+                total += p.grad
+            rank.ring.after_step()
+        due = [STEPS * value * sum(range(1, ranks + 1)) for value in values]
+        return {len(d): float((a - d).norm() / d.norm()) for a, d in zip(applied, due, strict=True)}
+
+    worst = max((off, size) for size, off in on_ranks(ranks, CODECS[codec], work)[0].items())
+    assert worst[0] < 0.2, worst  # topk sends each tenth element in turn
+
+
 def test_top_k_of_all_and_factors_of_all_columns_are_the_sum() -> None:
     for sums, *_ in on_ranks(3, {"codec": "topk", "share": 1.0}, lambda rank: (rank.reduce(rank.gradient(0)),)):
         expected = total(on_ranks(3, {"codec": "none"}, lambda rank: rank.gradient(0)))

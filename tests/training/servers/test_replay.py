@@ -84,7 +84,7 @@ def test_pushes_that_reached_some_servers_before_their_worker_died_are_made_agai
                 torn(client, clock, attempt, reached=1 + (clock + attempt) % 2)
                 client.close()
                 client = connect(made, worker, given)
-                clock, attempt = client.restart()
+                clock, attempt, _ = client.restart()
                 continue
             run_clock(client, clock, attempt)
             clock, attempt = clock + 1, 0

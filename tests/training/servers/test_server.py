@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from sparkring.training.servers.client import ALL_BYTES, Client, RequestFailed, whole_states
+from sparkring.training.servers.client import ALL_BYTES, Client, RequestFailed, cut_gradient, whole_states
 from sparkring.training.servers.protocol import NONCE, ProtocolError, Request, pack_tensors, receive, unpack_tensors
 from sparkring.training.servers.rounds import START
 from sparkring.training.servers.server import MAX_PENDING
-from sparkring.training.tables.files import to_tensors
-from sparkring.training.tables.hashing import BUCKETS
-from tests.training.servers.toy import SECRET, connect, definition, fresh_shards, ids_of, run_all, run_clock, servers
+from sparkring.training.tables.files import newest, stored_dumps, to_tensors
+from sparkring.training.tables.hashing import BUCKETS, bucket_of, bucket_owners
+from tests.training.servers.toy import (
+    SECRET,
+    connect,
+    definition,
+    fresh_shards,
+    gradient_of,
+    ids_of,
+    run_all,
+    run_clock,
+    servers,
+)
+from tests.training.tables.test_increments import as_file
 
 
 def test_a_connection_without_the_secret_can_neither_read_nor_write_nor_stall(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +79,48 @@ def test_connections_that_only_wait_make_room_after_a_while(monkeypatch: pytest.
         connect(made, 0, definition(1)).close()
         for sock in silent:
             sock.close()
+
+
+@pytest.mark.parametrize("lacking", ["file descriptors", "threads"])
+def test_a_server_that_could_not_accept_for_a_while_accepts_again(
+    lacking: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    start = threading.Thread.start
+
+    def cannot(thread: threading.Thread) -> None:
+        if thread.name == "servers-worker":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with servers(1, 1) as made, socket.socket() as first, socket.socket() as waiting:
+        connect(made, 0, definition(1)).close()
+        try:
+            if lacking == "threads":
+                monkeypatch.setattr(threading.Thread, "start", cannot)
+            else:  # those that are open stay so
+                resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            first.connect(("127.0.0.1", made[0].port))  # an accept that waits already has its descriptor
+            waiting.connect(("127.0.0.1", made[0].port))
+            wait_until(lambda: "cannot accept connections for now" in caplog.text)
+        finally:
+            monkeypatch.undo()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        waiting.settimeout(60)
+        if lacking == "file descriptors":
+            assert len(waiting.recv(NONCE)) == NONCE, "it is accepted when there is room"
+        client = connect(made, 0, definition(1))
+        client.begin(0)
+        run_clock(client, 0)
+        client.close()
+    assert len([record for record in caplog.records if "cannot accept" in record.message]) == 1
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < give_up, "it did not come"
+        time.sleep(0.01)
 
 
 def test_a_refused_request_says_why_and_the_connection_goes_on() -> None:
@@ -201,6 +259,69 @@ def test_what_servers_hold_is_copied_to_others_whole(count: int, tmp_path: Path)
         assert not len(client.dump(0, every, 10, saving=True).since), "more than 10 bytes changed"
         for each in (client, other, target_client):
             each.close()
+
+
+def test_where_some_servers_give_changes_and_some_all_the_whole_table_is_copied() -> None:
+    """Changes are limited in bytes on each server: here one has many and the other none."""
+    given, every, owners = definition(1, bound=None), np.arange(BUCKETS), bucket_owners(2)
+    with servers(2, 1) as made:
+        client = connect(made, 0, given)
+        client.begin(0)
+        run_clock(client, 0)
+        client.dump(0, every, ALL_BYTES, saving=True)
+        ids = np.arange(4000)
+        ids = ids[owners[bucket_of(ids)] == 0]
+        gradient = replace(
+            gradient_of(0, 1, client.pull(1, 0, ids_of(0, 1))),
+            ids=[ids, np.zeros(0, np.int64)],
+            rows=[np.ones((len(ids), 4)), np.zeros((0, 2))],
+        )
+        client.push(cut_gradient(gradient, given, 0, 1, 0, client.pull(1, 0, ids_of(0, 1)).versions))
+        most_bytes = 10_000
+        own = [server.shard.tables[0].copy_changes(server.shard.own_buckets, most_bytes // 2) for server in made]
+        assert [len(dump.since) for dump in own] == [0, 1], "one server gives all, the other changes"
+        found = client.dump(0, every, most_bytes, saving=True)
+        whole = client.dump(0, every, ALL_BYTES, saving=False)
+        assert not len(found.since) and np.array_equal(found.ids, whole.ids) and np.array_equal(found.rows, whole.rows)
+        client.close()
+
+
+@pytest.mark.parametrize("bound", [0, 2, None])
+@pytest.mark.parametrize("history", ["p.s", "p.ss", "p.s.p.", "..", "s.s.p.", "p.ss.s.pp.", "pp.p.s.s.sp."])
+def test_checkpoints_of_servers_between_which_steps_were_skipped_or_none_was_made_can_be_loaded(
+    bound: int | None, history: str
+) -> None:
+    """p: a step, s: one that is skipped, `.`: a checkpoint, of two workers with their halves of the buckets."""
+    given, chain, clock = definition(2, bound=bound), [list[Any](), list[Any]()], 0
+    halves = [np.flatnonzero(bucket_owners(2) == rank) for rank in range(2)]
+
+    def skipped(client: Client, clock: int) -> None:
+        ids = ids_of(client.worker, clock)
+        pulled = client.pull(clock, 0, ids)
+        gradient = replace(gradient_of(client.worker, clock, pulled), norm=np.nan)
+        client.push(cut_gradient(gradient, given, client.worker, clock, 0, pulled.versions))
+        if given.synchronous:
+            client.settle(clock, np.nan)
+
+    with servers(2, 2) as made, ThreadPoolExecutor(2) as threads:
+        clients = [connect(made, worker, given) for worker in range(2)]
+        clients[0].begin(0)
+        for event in history:
+            if event != ".":
+                list(threads.map(skipped if event == "s" else run_clock, clients, [clock] * 2))
+                clock += 1
+                continue
+            clients[0].write_logs(clock)
+            for table in range(2):
+                for client, half in zip(clients, halves, strict=True):
+                    dump = client.dump(table, half, 1 << 30, saving=True)
+                    chain[table] = [*chain[table], as_file(dump)]
+            for table in range(2):
+                found = newest(np.arange(BUCKETS), [*stored_dumps("t", chain[table], np.arange(BUCKETS))])
+                now = clients[0].dump(table, np.arange(BUCKETS), ALL_BYTES, saving=False)
+                assert np.array_equal(found.ids, now.ids) and np.array_equal(found.rows, now.rows)
+        for client in clients:
+            client.close()
 
 
 def test_named_tensors_travel_and_a_cut_body_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from sparkring.conf.stored import StoredError
 from sparkring.training.data.batch import Part
 from sparkring.training.servers.client import cut_gradient
 from sparkring.training.servers.definition import Definition, decoded
@@ -146,6 +148,15 @@ def test_a_stale_push_has_a_smaller_rate_with_damp() -> None:
     torch.testing.assert_close(moved[0] / 2, moved[1])
 
 
+@pytest.mark.parametrize(("workers", "max_lag"), [(2, 1), (3, 2), (3, 4)])
+def test_a_push_whose_lag_is_max_lag_is_applied_and_one_more_is_too_many(workers: int, max_lag: int) -> None:
+    for lag, status in ((max_lag, Status.APPLIED), (max_lag + 1, Status.REJECTED)):
+        shard = alone(workers, bound=None, max_lag=max_lag)
+        for clock in range(lag):
+            assert shard.push(pushed(shard, 1, clock)) is Status.APPLIED
+        assert shard.push(pushed(shard, 0, 0, version=0)) is status, lag
+
+
 def test_a_push_above_max_lag_is_computed_again_and_the_next_try_is_in_time() -> None:
     shard = alone(3, bound=None, max_lag=2)
     for clock in range(3):
@@ -188,6 +199,30 @@ def test_a_replaced_worker_begins_with_its_first_clock_that_is_not_done() -> Non
 def test_settings_that_no_server_can_keep_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         definition(**{"workers": 3, **settings})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda given: [],
+        lambda given: given | {"workers": "3"},
+        lambda given: given | {"workers": 0},
+        lambda given: given | {"shapes": {"w": [4, -1]}},
+        lambda given: given | {"shapes": {"w": [10**30]}},
+        lambda given: given | {"shapes": None},
+        lambda given: given | {"dtype": "nn"},
+        lambda given: given | {"lr_share": -1.0},
+        lambda given: given | {"lr_share": math.nan},
+        lambda given: given | {"tables": [{"name": "t"}]},
+        lambda given: given | {"tables": [given["tables"][0] | {"rule": {"kind": "momentum"}}]},
+        lambda given: {key: value for key, value in given.items() if key != "tables"} | {"tables": 3},
+        lambda given: {"workers": 3},
+    ],
+)
+def test_a_definition_that_is_none_is_one_error(change: Any) -> None:
+    data = json.dumps(change(json.loads(definition(3).encoded()))).encode()
+    with pytest.raises(StoredError, match="the definition of the servers: "):
+        decoded(data)
 
 
 def test_a_definition_travels_as_it_is() -> None:

@@ -243,8 +243,9 @@ class Agent:
 
         No rank accepts them yet, and the kernel's queue is finite.
         """
-        while select.select([self._store], [], [], 0)[0]:
-            self._store.accept()[0].close()
+        with contextlib.suppress(OSError):  # no file descriptor is left: those that remain are refused by a rank
+            while select.select([self._store], [], [], 0)[0]:
+                self._store.accept()[0].close()
 
     def _dump(self, rank: RankProcess) -> None:
         with contextlib.suppress(ValueError):  # its pipes are closed: it has ended meanwhile

@@ -12,8 +12,9 @@ x_i' = x_i + beta / n (c - x_i); c' = c + beta (mean(x) - c), so the sum of all 
 evaluated. Memory: one more tensor.
 
 `gossip` (https://arxiv.org/abs/1705.09056): a replica goes on with the mean of itself and its peers: both neighbors on
-a ring, or one other replica, drawn anew for each window (of an odd number one has none). The mean over all stays and is
-evaluated; without gradients, distances to it shrink on a ring by (1 + 2 cos(2 pi / n)) / 3 or more in each window.
+a ring (of two, the other one), or one other replica, drawn anew for each window (of an odd number one has none). The
+mean over all stays and is evaluated; without gradients, distances to it shrink on a ring by (1 + 2 cos(2 pi / n)) / 3
+or more in each window.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Rule(ABC):
     """One way of averaging. Weights are lists of tensors in one order; every method is collective."""
 
     meets: bool = True  # replicas have the same weights when a window has ended
+    evaluates_mean: bool = True  # what is evaluated is the mean of the weights
     carried: int = 0  # tensors as large as the weights in `shared`
 
     def __init__(self, config: AveragingConfig, links: Links) -> None:
@@ -78,6 +80,7 @@ class LocalSgd(Rule):
 class Diloco(Rule):
     """Let an anchor follow the mean."""
 
+    evaluates_mean = False
     carried = 2
 
     def begin(self, weights: Tensors) -> None:
@@ -108,6 +111,7 @@ class Easgd(Rule):
     """Draw replicas to a center, and it to them."""
 
     meets = False
+    evaluates_mean = False
     carried = 1
 
     def begin(self, weights: Tensors) -> None:
@@ -132,12 +136,9 @@ class Gossip(Rule):
     meets = False
 
     def end_window(self, weights: Tensors, window: int) -> None:
-        replica, replicas = self.links.replica, self.links.replicas
-        peers = peers_of(self.config, window, replica, replicas)
+        peers = peers_of(self.config, window, self.links.replica, self.links.replicas)
         for weight, *theirs in zip(weights, *self.links.exchange(weights, peers), strict=True):
-            parts = dict(zip(peers, theirs, strict=True))
-            others = [parts[(replica + side) % replicas] for side in (-1, 1)] if self.config.peers == "ring" else theirs
-            weight.copy_((weight + sum(others)) / (1 + len(others)))
+            weight.copy_((weight + sum(theirs)) / (1 + len(peers)))
 
     def evaluated(self, weights: Tensors, in_window: bool) -> Tensors | None:
         return self.links.mean(weights)

@@ -37,6 +37,7 @@ from sparkring.training.parallel.strategy import OptimizerFactory, StepInfo
 
 AVERAGING = "averaging"  # part of a checkpoint's state
 BETWEEN_HOSTS = "between hosts"  # of a host, where its ranks are one replica
+MEAN = "mean"  # part of it: the means of the weights, where they are not what is evaluated
 STEP_COUNT = "step"  # key of an optimizer's state
 
 
@@ -169,28 +170,34 @@ class AveragedStrategy(MeshStrategy):
     # --- checkpoints ---------------------------------------------------------------------------------------------
 
     def state_dict(self, stored: Mapping[str, Sequence[int] | None] | None = None) -> dict[str, Any]:
-        """See Strategy.state_dict; `averaging` has the clock, what the rule carries, and this replica's own part.
+        """See Strategy.state_dict; `model` has what is evaluated, so any other strategy exports what was scored.
 
-        Collective without `stored`: the means over the replicas are made.
+        `averaging` has the clock, what the rule carries, this replica's own part, and the means that another number of
+        replicas begins with, where these are not `model`. Collective without `stored`: the means are made.
         """
         names = self._names()
         carried = {part: dict(zip(names, tensors, strict=True)) for part, tensors in self.rule.shared().items()}
         averaging: dict[str, Any] = {"clock": {"steps": torch.tensor(self.clock)}, **carried}
         if stored is None:
             own = self._own_part()
+            if self._weights_differ() and not self.rule.evaluates_mean:
+                own[MEAN] = dict(zip(names, self.links.mean(self._weights()), strict=True))
             return self._means() | self.residuals.tensors() | {AVERAGING: averaging | own}
         have = {name.split(".")[1] for name in stored if name.startswith(f"{AVERAGING}.")}
         room = {part: tensors for part, tensors in averaging.items() if part in have}
         replicas = [part for part in have if part.startswith(f"{self.settings.kind}-")]
         if len(replicas) == self.links.replicas:  # else each goes on from the means
             room[self.own_key] = self._room(stored)
+        elif MEAN in have and self.rule.shared().keys() <= have:  # of this kind
+            room[MEAN] = dict(zip(names, (weight.clone() for weight in self._weights()), strict=True))
         return super().state_dict(stored) | ({AVERAGING: room} if room else {})
 
     def _means(self) -> dict[str, Any]:
-        """Saved once for all ranks: the means over the replicas, and rank 0's buffers and loss scale."""
-        state = self.own_state()
+        """Saved once for all ranks: what is evaluated, means of moments, and rank 0's buffers and loss scale."""
+        state, weights = self.own_state(), self._weights()
         if self._weights_differ():
-            state["model"] |= zip(self._names(), self.links.mean(self._weights()), strict=True)
+            evaluated = self.rule.evaluated(weights, self.in_window)
+            state["model"] |= zip(self._names(), weights if evaluated is None else evaluated, strict=True)
             buffers = self._buffers()
             state["model"] |= zip(buffers, self.links.of_first([*buffers.values()]), strict=True)
         if self._optimizers_differ():
@@ -220,7 +227,7 @@ class AveragedStrategy(MeshStrategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         given = state.get(AVERAGING, {})
-        own = given.get(self.own_key, {})
+        own = given.get(self.own_key, {"model": state["model"] | given[MEAN]} if MEAN in given else {})
         super().load_state_dict(state | {part: state[part] | own[part] for part in own if part in state})
         self.clock = int(given["clock"]["steps"]) if "clock" in given else 0
         self.skipped_in_window = int(own["window"]["skipped"]) if "window" in own else 0

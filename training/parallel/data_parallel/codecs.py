@@ -36,13 +36,20 @@ BIT_VALUES = (1, 2, 4, 8, 16, 32, 64, 128)
 class Quantizer:
     """A codec of one number of bytes per block, whatever the values.
 
-    `encode`: (rows, elements) -> (rows, bytes) uint8. `decode`: the inverse, in a dtype.
+    `coded`: (rows, elements), and (rows, blocks) how many elements of each block are no padding -> (rows, bytes) uint8.
+    `decode`: (rows, bytes), and a dtype -> (rows, elements).
     """
 
     block: int  # a row is whole blocks
     block_bytes: int
-    encode: Callable[[torch.Tensor], torch.Tensor]
+    coded: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     decode: Callable[[torch.Tensor, torch.dtype], torch.Tensor]
+
+    def encode(self, values: torch.Tensor, numel: int | None = None) -> torch.Tensor:
+        """(rows, elements) -> (rows, bytes) uint8. Zeros behind the first `numel` elements are padding; None: none."""
+        places = torch.arange(0, values.numel(), self.block, device=values.device)
+        filled = ((values.numel() if numel is None else numel) - places).clamp(0, self.block)
+        return self.coded(values, filled.view(len(values), -1))
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -68,7 +75,7 @@ def _encode_half(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _half(dtype: torch.dtype) -> Quantizer:
-    return Quantizer(1, 2, lambda v: _encode_half(v, dtype), lambda codes, to: codes.contiguous().view(dtype).to(to))
+    return Quantizer(1, 2, lambda v, _: _encode_half(v, dtype), lambda codes, to: codes.contiguous().view(dtype).to(to))
 
 
 def _scaled(values: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,19 +86,20 @@ def _scaled(values: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tens
     return (blocks / divisors).round().clamp(-levels, levels).to(torch.int8), scales
 
 
-def _encode_int8(values: torch.Tensor) -> torch.Tensor:
+def _encode_int8(values: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
     numbers, scales = _scaled(values, 127)
     return torch.cat([as_bytes(numbers), as_bytes(scales)], dim=1)
 
 
-def _encode_int4(values: torch.Tensor) -> torch.Tensor:
+def _encode_int4(values: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
     numbers, scales = _scaled(values, 7)
     low, high = (numbers.flatten(1) + 8).to(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)
     return torch.cat([low | high << 4, as_bytes(scales)], dim=1)
 
 
-def _encode_signs(values: torch.Tensor) -> torch.Tensor:
-    scales = values.unflatten(-1, (-1, SIGN_BLOCK)).abs().mean(-1).float()
+def _encode_signs(values: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
+    # a mean over padding too would be too small, and residuals of a small gradient would grow for ever
+    scales = (values.unflatten(-1, (-1, SIGN_BLOCK)).abs().sum(-1) / filled.clamp(min=1)).float()
     return torch.cat([pack_bits(values >= 0), as_bytes(scales)], dim=1)
 
 

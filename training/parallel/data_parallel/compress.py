@@ -164,7 +164,7 @@ class QuantizedTransport(CodecTransport):
         chunk = chunk_numel(feedback.numel, self.ranks, self.quantizer.block)
         values = self.take(feedback)
         rows = nn.functional.pad(values, (0, self.ranks * chunk - feedback.numel)).view(self.ranks, chunk)
-        codes = self.quantizer.encode(rows)
+        codes = self.quantizer.encode(rows, feedback.numel)
         unsent = rows - self.quantizer.decode(codes, rows.dtype)
         feedback.pending.copy_(unsent.view(-1)[: feedback.numel])
         flags = self.flags(feedback.bucket).expand(self.ranks, -1)
@@ -180,8 +180,9 @@ class QuantizedTransport(CodecTransport):
         values = self.quantizer.decode(codes, dtype)  # (w, chunk)
         values[self.rank] = own
         mine = values.sum(dim=0, keepdim=True)  # (1, chunk)
-        again = self.quantizer.encode(mine)
         begin, end = (min(r * mine.numel(), feedback.numel) for r in (self.rank, self.rank + 1))
+        mine[:, end - begin :] = 0  # padding, whatever its codes were
+        again = self.quantizer.encode(mine, end - begin)
         unsent = mine - self.quantizer.decode(again, dtype)
         feedback.pending[begin:end] = unsent.view(-1)[: end - begin]
         gathered = self.collectives.wait(self.collectives.start_all_gather(f"{bucket.name}.sums", again.view(-1)))

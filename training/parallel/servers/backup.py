@@ -78,6 +78,8 @@ class BackupStrategy(ServersStrategy):
         counted = has_gradient and self.rank in outcome.counted
         if not counted:
             self.tables.hot = dict(self._hot)
+        if self.rank in outcome.counted and math.isfinite(outcome.norm):  # also one of the process that this replaces
+            self._commit_late()
         return self._made(
             StepInfo(
                 outcome.norm,

@@ -18,7 +18,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sparkring.training.data.batch import Batch
+from sparkring.training.data.batch import Batch, Part
 from sparkring.training.models.initial import EagerValue, InitialModel, eager_model, named_tensors
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.data_parallel.base import SingleProcess
@@ -48,6 +48,22 @@ from sparkring.training.tables.hashing import Ids
 
 ENGINE = "servers"
 LOOP = "loop"  # name of the loop's state that is kept at the first server
+LATE = "late"  # name of the LateNote there
+
+
+@dataclass(frozen=True)
+class LateNote:
+    """What became of the residuals of a codec that rank 0 adds to its gradients, for the process that replaces it.
+
+    clock: of the push that follows. version: of the first server at its pull. part: (clock, stream) with backup
+    workers. waiting: names of the residuals that no step before it has. added: those of them that it has.
+    """
+
+    clock: int
+    version: int
+    part: tuple[int, int] | None
+    waiting: list[str]
+    added: list[str]
 
 
 class ServersStrategy(MeshStrategy):
@@ -194,6 +210,8 @@ class ServersStrategy(MeshStrategy):
         """Push this rank's gradient; the servers' answers, and its norm before it was clipped."""
         gradient, own = self.gradient(lr)
         assert self._pulled is not None
+        if self.residuals.late:
+            self._note_late(self._pulled.versions[0], self.residuals.added if math.isfinite(own) else [])
         pushes = cut_gradient(gradient, self.definition, self.rank, self.clock, self.attempt, self._pulled.versions)
         with self.data_parallel.waiting():
             frames = self.link.client.push(pushes)
@@ -206,9 +224,31 @@ class ServersStrategy(MeshStrategy):
             named = self.prepared.named
             self.memory = memory_bytes(self.prepared.module, [p for _, p in named], self.prepared.optimizer, [])
         if info.counted and not info.skipped:
-            self.residuals.commit()
+            self._commit_late()
         self.clock, self.attempt = self.clock + 1, 0
         return info
+
+    def _note_late(self, version: int, added: Sequence[str]) -> None:
+        """Leave a LateNote at the first server before a push, or after one that was counted."""
+        part = self._batch.part if self._batch is not None else None
+        place = None if part is None else (part.clock, part.stream)
+        note = LateNote(self.clock, version, place, sorted(self.residuals.late), list(added))
+        self.link.client.keep(LATE, json.dumps(asdict(note)).encode())
+
+    def _commit_late(self) -> None:
+        """Drop the residuals that the step just made has."""
+        if self.residuals.added:
+            self.residuals.commit()
+            self._note_late(0, [])
+
+    def _resume_late(self, version: int) -> None:
+        """Drop the residuals that the pushes of the dead process have. `version`: of the first server."""
+        note = LateNote(**json.loads(self.link.client.kept(LATE)))
+        late = {name: self.residuals.late[name] for name in note.waiting if name in self.residuals.late}
+        self.residuals.late, self.residuals.added = late, [name for name in note.added if name in late]
+        made = note.clock < self.clock and version > note.version  # a skipped step leaves the version
+        if made and (note.part is None or Part(*note.part) in self.link.client.counted()):
+            self._commit_late()
 
     def _own_info(self, norm: float) -> StepInfo:
         """Of a step that this rank has made by itself; those of all are counted when ranks have met."""
@@ -222,8 +262,7 @@ class ServersStrategy(MeshStrategy):
         prepared = self.prepared
         names = [plain_name(name) for name, _ in prepared.named]
         self._unreached -= {name for name, (_, p) in zip(names, prepared.named, strict=True) if p.grad is not None}
-        if self.rank == 0:
-            self.residuals.add_late(prepared.named, self.aliases, self.scaler.scale * self.definition.parts)
+        self.residuals.add_late(prepared.named, self.aliases, self.scaler.scale * self.definition.parts)
         grads = [p.grad for _, p in prepared.named]
         squares = square_sum([g for g in grads if g is not None], self.device, holders=1)
         norm = math.sqrt(float(squares) + self._served.squares()) / self.scaler.scale
@@ -266,11 +305,15 @@ class ServersStrategy(MeshStrategy):
         """See Strategy.begin."""
         self.link.meet(b"")  # all have been told that no step is made yet
         if self.rank == 0 and not self.is_replacement:
+            if self.residuals.late:
+                self._note_late(0, [])
             self.link.client.begin(step)
         self.link.meet(b"")  # others may wait here for a rank that has died between the two
         if self.is_replacement:
-            self.clock, self.attempt = self.link.client.restart()
+            self.clock, self.attempt, version = self.link.client.restart()
             self.link.go_on(self.clock, self.clock > step and meets_after(self.clock))
+            if self.residuals.late:
+                self._resume_late(version)
             return self.clock, self.link.client.kept(LOOP)
         self.clock, self.link.begun = step, True
         return None
@@ -360,6 +403,8 @@ class ServersStrategy(MeshStrategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        if self.rank:  # rank 0 adds them for all, and saves those that wait
+            self.residuals.late = {}
         if self.rank == 0 and not (self.is_replacement and not self.link.begun):
             optimizer = self.prepared.optimizer
             states = {

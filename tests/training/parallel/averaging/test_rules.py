@@ -83,6 +83,22 @@ def test_gossip_on_a_ring_agrees_at_least_as_fast_as_its_second_eigenvalue_and_k
     torch.testing.assert_close(sum(replicas.weights) / count, mean, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("peers", ["ring", "random"])
+@pytest.mark.parametrize("count", range(1, 7))
+def test_a_gossip_window_gives_the_mean_of_a_replica_and_its_distinct_peers(count: int, peers: Any) -> None:
+    """On a ring of two or three that is the mean of all: they agree after one window."""
+    replicas = Replicas(count, kind="gossip", peers=peers)
+    before = [weight.clone() for weight in replicas.weights]
+    replicas.window(1)
+    for number, (weight, rule) in enumerate(zip(replicas.weights, replicas.rules, strict=True)):
+        if peers == "ring":
+            near = {(number - 1) % count, number, (number + 1) % count}
+        else:
+            near = {number, *peers_of(rule.config, 1, number, count)}
+        torch.testing.assert_close(weight, sum(before[each] for each in near) / len(near), rtol=0, atol=1e-15)
+    assert replicas.spread() < 1e-14 or count > (3 if peers == "ring" else 2)
+
+
 @pytest.mark.parametrize("count", [2, 5, 8])
 def test_random_pairs_agree_and_keep_the_mean(count: int) -> None:
     replicas = Replicas(count, kind="gossip", peers="random", seed=3)

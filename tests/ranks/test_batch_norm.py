@@ -1,0 +1,62 @@
+"""Batch normalization over all ranks is that of one process: outputs, gradients, and what layers keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks.cases_batch_norm import LAYERS, by_torch, trained
+
+pytestmark = pytest.mark.ranks
+TORCH, HOROVOD = {"engine": "torch"}, {"engine": "horovod"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ring": TORCH,
+    "ring, uneven": {**TORCH, "uneven": True},
+    "ring, passes": {**TORCH, "accumulate": 3},
+    "ring, passes, uneven": {**TORCH, "accumulate": 3, "uneven": True},
+    "checkpointing": {**TORCH, "activation_checkpointing": True},
+    **{f"zero {level}": {**TORCH, "zero": level, "uneven": level > 1, "accumulate": level} for level in (1, 2, 3)},
+}
+HOROVOD_LAYOUTS = {
+    "ring": HOROVOD,
+    "ring, passes, uneven": {**HOROVOD, "accumulate": 3, "uneven": True},
+    "zero 1": {**HOROVOD, "zero": 1, "accumulate": 2, "uneven": True},
+}
+
+
+def check(found: list[dict[str, Any]], kind: str, world: int, case: dict[str, Any], name: str) -> None:
+    expected = by_torch(kind, world, case.get("accumulate", 1), case.get("uneven", False))
+    outputs = expected.pop("outputs")
+    assert set(found[0]["exported"]) == set(expected), "a checkpoint or an exported model is that of plain layers"
+    for key, value in expected.items():
+        assert (found[0]["exported"][key] - value).abs().max() <= 1e-12, (name, kind, key)
+    for rank in found:
+        for key, value in rank["kept"].items():
+            assert (value - expected[key]).abs().max() <= 1e-12, (name, kind, key)
+        assert (rank["outputs"] - outputs).abs().max() <= 1e-12, (name, kind)
+
+
+@pytest.mark.parametrize(("engine", "world"), [("torch", 2), ("torch", 3), ("horovod", 2)])
+def test_every_split_of_the_rows_normalizes_as_one_process(launch: Any, engine: str, world: int) -> None:
+    layouts = LAYOUTS if engine == "torch" else HOROVOD_LAYOUTS
+    cases = {f"{name}: {kind}": (kind, layouts[name]) for name in layouts for kind in LAYERS}
+    ranks = launch(world, "cases_batch_norm:many", {"cases": cases}, engine=engine)
+    for name, (kind, case) in cases.items():
+        check([rank[name] for rank in ranks], kind, world, case, name)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_one_process_leaves_rows_of_weight_0_out_too(kind: str, accumulate: int) -> None:
+    case = {"accumulate": accumulate}
+    check([trained(0, 1, case, kind)], kind, 1, case, "one process")
+
+
+def test_without_it_each_rank_sees_its_own_rows(launch: Any) -> None:
+    cases = {"off": ("plain", {**TORCH, "sync_batch_norm": False})}
+    found = launch(2, "cases_batch_norm:many", {"cases": cases})[0]["off"]["exported"]
+    expected = by_torch("plain", 2, 1, False)
+    assert max(float((found[key] - expected[key]).abs().max()) for key in found) > 1e-3
+    assert torch.equal(found["line.1.num_batches_tracked"], expected["line.1.num_batches_tracked"])
