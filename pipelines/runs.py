@@ -93,6 +93,8 @@ def inexact_settings(parallel: ParallelConfig) -> dict[str, Any]:
         found["compress"] = parallel.compress.model_dump(mode="json")
     if parallel.averaging.kind != "none":
         found["averaging"] = parallel.averaging.model_dump(mode="json")
+    if not parallel.sync_batch_norm:  # then each rank normalizes by its own rows, so the world decides
+        found["sync_batch_norm"] = False
     if parallel.servers.per_host and parallel.servers.bound != 0:
         found["servers"] = parallel.servers.model_dump(mode="json", exclude={"per_host", "backup"})
     return found

@@ -218,6 +218,7 @@ EXACT = [
 INEXACT = [
     ("parallel.precision=bf16",),
     ("parallel.compress.codec=int8",),
+    ("parallel.sync_batch_norm=false",),
     ("parallel.averaging.kind=local_sgd",),
     ("parallel.averaging.kind=local_sgd", "parallel.averaging.every=7"),
     ("parallel.servers.per_host=1", "parallel.servers.bound=2"),
