@@ -35,7 +35,7 @@ from sparkring.pipelines.promotion.prepare import prepare
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import write_report
 from sparkring.pipelines.reproduce.keep import keep_environment, keep_weights
-from sparkring.pipelines.runs import RunRecord, Runs, Status
+from sparkring.pipelines.runs import Others, RunRecord, Runs, Status
 from sparkring.pipelines.scratch import scratch_folder
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.describe import model_card, registered_note
@@ -87,7 +87,8 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
         check_folders(config, [DATASETS])
         check_foreseen(config, etl_step.foresee(session(), config, sources))
     runs, commit = Runs(config.storage.runs, config.name), git_commit(Path(__file__).parent) or ""
-    with runs.begin(config, fingerprint, skip_taken=hooks.leased) as (record, continued):
+    others: Others = "same dataset" if hooks.leased else "any"
+    with runs.begin(config, fingerprint, hooks.leased, others) as (record, continued):
         job_id = f"{config.name}/{record.folder}"
         tags = job_tags(config.name, commit, hooks.ds)
         try:

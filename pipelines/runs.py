@@ -6,7 +6,8 @@
 
 A run that did not finish is continued by the next command for the same training on the same dataset, with any world and
 any strategy that gives the same weights; a finished one never is. Where something that decides the model differs, a new
-run begins, and the log names what differs; with checkpoint.allow_other_order the unfinished run is continued.
+run begins, and the log names what differs; with checkpoint.allow_other_order the unfinished run is continued, but for a
+trial of a sweep, or a date, which takes no other's run.
 
 Two commands do not take one run: on a local disk its lock is held until the command ends. Object stores have no such
 lock: there the owner's process is looked for, on the same host only, and users must not give the same command on two
@@ -19,7 +20,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from sparkring.training.launch.failure import LaunchError
 log = logging.getLogger(__name__)
 SHOWN = 8  # differences between two trainings
 Status = Literal["running", "finished", "failed", "interrupted"]
+Others = Literal["any", "same dataset", "none"]  # runs of another training
 
 
 @dataclass(frozen=True)
@@ -136,59 +138,106 @@ class Runs:
         return found
 
     @contextmanager
-    def begin(self, config: RunConfig, fingerprint: str, skip_taken: bool = False) -> Iterator[tuple[RunRecord, bool]]:
+    def begin(
+        self, config: RunConfig, fingerprint: str, skip_taken: bool = False, others: Others = "any"
+    ) -> Iterator[tuple[RunRecord, bool]]:
         """Take the newest unfinished run of the same training and dataset, else a new one, for the block.
 
         Yields (record, continued). RunTaken names the process of another command that has the run; with `skip_taken`
         that run is left to it.
+
+        Args:
+            config: of the training.
+            fingerprint: of its dataset.
+            skip_taken: pass over runs that other commands have.
+            others: which runs of another training checkpoint.allow_other_order may continue.
         """
         with ExitStack() as held:
             with self._alone():
-                chosen = self._choose(config, fingerprint, held, skip_taken)
+                chosen = self._choose(config, fingerprint, held, skip_taken, others)
             yield chosen
 
     def _alone(self) -> AbstractContextManager[None]:
         """A lock, so that one command at a time looks for its run; on local disks only, see above."""
         return exclusive(Path(self.storage.path(".lock"))) if self.storage.is_local else nullcontext()
 
-    def _choose(self, config: RunConfig, fingerprint: str, held: ExitStack, skip_taken: bool) -> tuple[RunRecord, bool]:
+    def _choose(
+        self, config: RunConfig, fingerprint: str, held: ExitStack, skip_taken: bool, others: Others
+    ) -> tuple[RunRecord, bool]:
         wanted, here = training_digest(config), this_process()
         settings = flattened(training_settings(config))
+        mine = {"training_digest": wanted, "fingerprint": fingerprint, "settings": settings, **asdict(here)}
         if config.checkpoint.resume:
-            records = list(reversed(self.records()))
-            same = [r for r in records if (r.training_digest, r.fingerprint) == (wanted, fingerprint)]
-            if not same and (other := next((r for r in records if r.status != "finished"), None)) is not None:
-                why = "; ".join(_why_another(other, settings, fingerprint)[:SHOWN])
-                if config.checkpoint.allow_other_order:
-                    log.warning("run %s is continued, since checkpoint.allow_other_order is set: %s", other.folder, why)
-                    same = [other]
-                else:
-                    log.info(
-                        "a new run begins at step 0. The unfinished run %s is another training: %s. "
-                        "checkpoint.allow_other_order=true continues it all the same",
-                        other.folder,
-                        why,
-                    )
-            for record in same:
-                if record.status == "finished":
-                    break
-                if not self._hold(record, here, held):
-                    if skip_taken:
-                        continue
-                    raise RunTaken(
-                        f"{self.storage.at(record.folder).uri}: the same run is being trained by process {record.pid}; "
-                        "wait for it, or set checkpoint.resume=false to train another beside it"
-                    )
-                self.storage.sweep(record.folder)
-                continued = replace(record, status="running", training_digest=wanted, fingerprint=fingerprint)
-                return self.write(replace(continued, settings=settings, **asdict(here))), True
+            same, rest = self._unfinished(wanted, fingerprint)
+            chosen = self._take_same(same, here, held, skip_taken)
+            if chosen is None and not same:
+                allowed = [
+                    r for r in rest if others == "any" or (others == "same dataset" and r.fingerprint == fingerprint)
+                ]
+                chosen = self._take_other(
+                    allowed, here, held, settings, fingerprint, config.checkpoint.allow_other_order
+                )
+            if chosen is not None:
+                self.storage.sweep(chosen.folder)
+                return self.write(replace(chosen, status="running", **mine)), True
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         folder = f"{stamp}-{wanted[:8]}"
         while self.storage.exists(folder):
             folder += "x"
-        record = self.write(RunRecord(folder, "running", wanted, fingerprint, None, settings=settings, **asdict(here)))
+        record = self.write(RunRecord(folder, "running", mlflow_run_id=None, **mine))
         self._hold(record, here, held)
         return record, False
+
+    def _unfinished(self, wanted: str, fingerprint: str) -> tuple[list[RunRecord], list[RunRecord]]:
+        """Runs begun since the same training last finished, newest first: of the same training, and of others."""
+        same: list[RunRecord] = []
+        rest: list[RunRecord] = []
+        for record in reversed(self.records()):
+            is_same = (record.training_digest, record.fingerprint) == (wanted, fingerprint)
+            if record.status != "finished":
+                (same if is_same else rest).append(record)
+            elif is_same:
+                break
+        return same, rest
+
+    def _take_same(
+        self, runs: Sequence[RunRecord], here: ProcessId, held: ExitStack, skip_taken: bool
+    ) -> RunRecord | None:
+        for record in runs:
+            if self._hold(record, here, held):
+                return record
+            if not skip_taken:
+                raise RunTaken(
+                    f"{self.storage.at(record.folder).uri}: the same run is being trained by process {record.pid}; "
+                    "wait for it, or set checkpoint.resume=false to train another beside it"
+                )
+        return None
+
+    def _take_other(
+        self,
+        runs: Sequence[RunRecord],
+        here: ProcessId,
+        held: ExitStack,
+        settings: Mapping[str, str],
+        fingerprint: str,
+        is_allowed: bool,
+    ) -> RunRecord | None:
+        """Take, or where that is not allowed only name, the first of these that no other command is training."""
+        with ExitStack() as looking:
+            other = next((r for r in runs if self._hold(r, here, held if is_allowed else looking)), None)
+        if other is None:
+            return None
+        why = "; ".join(_why_another(other, settings, fingerprint)[:SHOWN])
+        if is_allowed:
+            log.warning("run %s is continued, since checkpoint.allow_other_order is set: %s", other.folder, why)
+            return other
+        log.info(
+            "a new run begins at step 0. The unfinished run %s is another training: %s. "
+            "checkpoint.allow_other_order=true continues it all the same",
+            other.folder,
+            why,
+        )
+        return None
 
     def _hold(self, record: RunRecord, here: ProcessId, held: ExitStack) -> bool:
         """Take the run until `held` is closed; False where another command has it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from sparkring.conf.load import ConfigError
 from sparkring.pipelines.cli.arguments import Commands, add_command, add_recipe_command, count, load
@@ -61,6 +62,8 @@ def split_launch(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _launch(arguments: argparse.Namespace) -> int:
+    from pydantic import ValidationError
+
     from sparkring.conf.blocks.launch import LaunchConfig
     from sparkring.conf.blocks.spark import SparkConfig
     from sparkring.pipelines.launch.script import NAME, launch
@@ -70,17 +73,29 @@ def _launch(arguments: argparse.Namespace) -> int:
     elsewhere = arguments.master or submitted()
     if arguments.world is None and elsewhere:
         raise ConfigError(NAME, ["--world: say how many ranks; a cluster's slots come one by one"])
-    settings = dict(word.partition("=")[::2] for word in arguments.conf)
-    limits = LaunchConfig(
-        world=arguments.world or usable_cores(),
-        min_world=arguments.min_world,
-        max_attempts=arguments.max_attempts,
-        hang_timeout_s=arguments.hang_timeout,
-        log_lines_per_s=None,
-    )
-    spark_config = SparkConfig(master=arguments.master, conf=settings)
+    if bare := [word for word in arguments.conf if "=" not in word[1:]]:
+        raise ConfigError(NAME, [f"--conf {word}: must be KEY=VALUE" for word in bare])
+    try:
+        limits = LaunchConfig(
+            world=arguments.world or usable_cores(),
+            min_world=arguments.min_world,
+            max_attempts=arguments.max_attempts,
+            hang_timeout_s=arguments.hang_timeout,
+            log_lines_per_s=None,
+        )
+        settings = dict(word.partition("=")[::2] for word in arguments.conf)
+        spark_config = SparkConfig(master=arguments.master, conf=settings)
+    except ValidationError as error:
+        raise ConfigError(NAME, [_problem(each) for each in error.errors()]) from error
     launch(arguments.script, arguments.words, limits, spark_config, arguments.files, arguments.module)
     return Exit.OK
+
+
+def _problem(error: Any) -> str:
+    """One line for an error of pydantic."""
+    key = ".".join(str(part) for part in error["loc"])
+    value = f"{key} = {error['input']!r}: " if key else ""
+    return value + str(error["msg"]).removeprefix("Value error, ")
 
 
 def _netcheck(arguments: argparse.Namespace) -> int:

@@ -244,7 +244,7 @@ def train_trial(sweep: Sweep, trial: Trial, parent: Parent) -> WorkerResult:
     parent_run = parent.tracker.run_id(timeout_s=10.0)
     tags = {COMMIT: parent.commit} | ({PARENT: parent_run} if parent_run else {})
     name = f"trial {trial.number} {short(trial.values)}"
-    with runs.begin(config, parent.dataset.manifest.fingerprint) as (record, continued):
+    with runs.begin(config, parent.dataset.manifest.fingerprint, others="none") as (record, continued):
         try:
             job_id = f"{config.name}/{record.folder}"
             with Tracker(config.tracking, job_id, name, tags, continued) as tracker:

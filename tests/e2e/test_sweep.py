@@ -51,6 +51,7 @@ def write(folder: Path, space: dict[str, Any], train: dict[str, Any], **settings
         "report": {"must_beat": ["auc"]},
         "launch": {"world": 1},
         "parallel": {"engine": "torch"},
+        "checkpoint": {"allow_other_order": True},  # no trial goes on from another, which would be a mix of the two
         "tracking": {"system_metrics": False, "flush_every_s": 0.2},
     }  # fmt: skip
     (folder / "shop.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
@@ -93,6 +94,7 @@ def test_a_sweep_keeps_complete_pruned_and_failed_trials_and_writes_the_best_rec
     assert said["trials"] == {"complete": 1, "pruned": 1, "failed": 1} and said["exit_code"] == 0
     assert said["mlflow_run_id"] == parent.info.run_id and len(etl) == 1, "one dataset for all"
     assert all(set(run.data.params) == set(space) for run in trials) and len(trials) == 3
+    assert len(list(tmp_path.glob("data/runs/shop-sweep/*/run.json"))) == 3, "each trial has a run of its own"
     (failed,) = [run for run in trials if run.info.status == "FAILED"]
     assert ": 1 problem: train.global_batch = 3900: larger than the training split" in failed.data.tags[ERROR]
     assert failed.data.params["train.global_batch"] == "3900"

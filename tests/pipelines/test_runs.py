@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import re
 import subprocess
@@ -22,6 +23,7 @@ from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import etl_step, train_step
 from sparkring.pipelines import job as job_module
+from sparkring.pipelines import runs as runs_module
 from sparkring.pipelines.context import JobContext
 from sparkring.pipelines.launch.preflight import SlotRequest
 from sparkring.pipelines.runs import Runs, RunTaken, training_digest
@@ -274,6 +276,65 @@ def test_another_dataset_begins_a_new_run_and_is_named(tmp_path: Path, caplog: p
         runs.update(record.folder, status="finished")
     with runs.begin(resolved(tmp_path, "checkpoint.allow_other_order=true").config, "h") as (record, continued):
         assert continued and (record.folder, record.fingerprint) == (first, "h")
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_trial_and_a_date_take_no_run_of_another(
+    tmp_path: Path, allowed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    words = (f"checkpoint.allow_other_order={str(allowed).lower()}",)
+    runs, config = Runs(f"{tmp_path}/runs", "runs"), resolved(tmp_path, *words).config
+    with runs.begin(config, "f") as (record, _):
+        first = runs.update(record.folder, status="failed").folder
+    with runs.begin(resolved(tmp_path, *words, "optim.lr=0.5").config, "f", others="none") as (record, continued):
+        assert not continued and record.folder != first and not caplog.text
+        runs.update(record.folder, status="finished")
+    with runs.begin(config, "g", skip_taken=True, others="same dataset") as (record, continued):
+        assert not continued and record.folder != first and not caplog.text
+        runs.update(record.folder, status="finished")
+    changed = resolved(tmp_path, *words, "optim.lr=0.7").config
+    with runs.begin(changed, "f", skip_taken=True, others="same dataset") as (record, continued):
+        assert continued == allowed and (record.folder == first) == allowed and "optim.lr: " in caplog.text
+
+
+@pytest.mark.parametrize("allowed", ["true", "false"])
+def test_a_run_of_another_training_that_lives_is_not_called_unfinished(
+    tmp_path: Path, allowed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    runs, words = Runs(f"{tmp_path}/runs", "runs"), (f"checkpoint.allow_other_order={allowed}",)
+    with runs.begin(resolved(tmp_path).config, "f") as (live, _):
+        with runs.begin(resolved(tmp_path, *words, "optim.lr=0.5").config, "f") as (record, continued):
+            assert not continued and record.folder != live.folder and not caplog.text
+        with runs.begin(resolved(tmp_path, *words, "optim.lr=0.5").config, "f") as (again, continued):
+            assert continued and again.folder == record.folder
+    with runs.begin(resolved(tmp_path).config, "f") as (again, continued):
+        assert continued and again.folder == live.folder, "looking at it has not kept its lock"
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_another_training_that_came_behind_a_finished_run_is_named_or_continued(
+    tmp_path: Path, allowed: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    seconds = itertools.count(10)
+    monkeypatch.setattr(runs_module.time, "strftime", lambda *_: f"20260101-0000{next(seconds)}")
+    words = (f"checkpoint.allow_other_order={str(allowed).lower()}",)
+    runs, config = Runs(f"{tmp_path}/runs", "runs"), resolved(tmp_path, *words).config
+    with runs.begin(resolved(tmp_path, "optim.lr=0.9").config, "f") as (record, _):
+        runs.update(record.folder, status="failed")  # before it, so of no interest
+    with runs.begin(resolved(tmp_path, "checkpoint.resume=false").config, "f") as (record, _):
+        runs.update(record.folder, status="finished")
+    caplog.clear()
+    with runs.begin(config, "f") as (record, continued):
+        assert not continued and not caplog.text
+        runs.update(record.folder, status="finished")
+    with runs.begin(resolved(tmp_path, "optim.lr=0.5", "checkpoint.resume=false").config, "f") as (record, _):
+        other = runs.update(record.folder, status="failed").folder
+    with runs.begin(config, "f") as (record, continued):
+        assert continued == allowed and (record.folder == other) == allowed
+    assert other in caplog.text and "optim.lr: " in caplog.text
 
 
 def test_a_finished_run_is_never_continued(tmp_path: Path) -> None:

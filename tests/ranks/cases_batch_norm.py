@@ -31,16 +31,18 @@ class Normalized(nn.Module):
         super().__init__()
         options = LAYERS[kind]
         self.first = nn.BatchNorm1d(6, **options) if kind == "first" else nn.Identity()
-        self.volume = nn.Sequential(nn.Conv3d(1, 2, 1, bias=False), nn.BatchNorm3d(2, **options), nn.Tanh())
-        self.plane = nn.Sequential(nn.Conv2d(2, 4, (1, 2)), nn.BatchNorm2d(4, **options), nn.Tanh())
-        self.line = nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5, **options), nn.Tanh())
+        volume = nn.Sequential(nn.Conv3d(1, 2, 1, bias=False), nn.BatchNorm3d(2, **options), nn.Tanh())
+        plane = nn.Sequential(nn.Conv2d(2, 4, (1, 2)), nn.BatchNorm2d(4, **options), nn.Tanh())
+        line = nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5, **options), nn.Tanh())
+        self.blocks = nn.ModuleList([volume, plane, line])  # each is recomputed and gathered by itself
         self.head = nn.Linear(5, 1)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         image = self.first(rows).view(-1, 1, 1, 2, 3)
-        image = self.plane(self.volume(image).squeeze(2))  # (B, 4, 2, 2)
+        volume, plane, line = self.blocks
+        image = plane(volume(image).squeeze(2))  # (B, 4, 2, 2)
         each = image.permute(0, 2, 3, 1).flatten(0, 2)  # (4 B, 4): rows are unfolded
-        return self.head(self.line(each)).view(-1, 4).mean(dim=1)
+        return self.head(line(each)).view(-1, 4).mean(dim=1)
 
 
 def batches(rows: int) -> list[Batch]:

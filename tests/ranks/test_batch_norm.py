@@ -17,12 +17,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ring, passes": {**TORCH, "accumulate": 3},
     "ring, passes, uneven": {**TORCH, "accumulate": 3, "uneven": True},
     "checkpointing": {**TORCH, "activation_checkpointing": True},
+    "checkpointing, passes, uneven": {**TORCH, "activation_checkpointing": True, "accumulate": 3, "uneven": True},
+    "checkpointing, zero 3": {**TORCH, "activation_checkpointing": True, "zero": 3, "uneven": True},
     **{f"zero {level}": {**TORCH, "zero": level, "uneven": level > 1, "accumulate": level} for level in (1, 2, 3)},
 }
 HOROVOD_LAYOUTS = {
     "ring": HOROVOD,
     "ring, passes, uneven": {**HOROVOD, "accumulate": 3, "uneven": True},
     "zero 1": {**HOROVOD, "zero": 1, "accumulate": 2, "uneven": True},
+    "checkpointing, uneven": {**HOROVOD, "activation_checkpointing": True, "uneven": True},
 }
 
 
@@ -48,9 +51,10 @@ def test_every_split_of_the_rows_normalizes_as_one_process(launch: Any, engine: 
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_one_process_leaves_rows_of_weight_0_out_too(kind: str, accumulate: int) -> None:
-    case = {"accumulate": accumulate}
+def test_one_process_leaves_rows_of_weight_0_out_too(kind: str, accumulate: int, checkpointing: bool) -> None:
+    case = {"accumulate": accumulate, "activation_checkpointing": checkpointing}
     check([trained(0, 1, case, kind)], kind, 1, case, "one process")
 
 
@@ -59,4 +63,4 @@ def test_without_it_each_rank_sees_its_own_rows(launch: Any) -> None:
     found = launch(2, "cases_batch_norm:many", {"cases": cases})[0]["off"]["exported"]
     expected = by_torch("plain", 2, 1, False)
     assert max(float((found[key] - expected[key]).abs().max()) for key in found) > 1e-3
-    assert torch.equal(found["line.1.num_batches_tracked"], expected["line.1.num_batches_tracked"])
+    assert torch.equal(found["blocks.2.1.num_batches_tracked"], expected["blocks.2.1.num_batches_tracked"])

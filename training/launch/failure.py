@@ -25,6 +25,10 @@ _FRAMEWORK = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen|/sparkrin
 # ENOSPC and EDQUOT as Python, torch and pyarrow word them, and as a rank repeats what another one met.
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
+# Of torch's allocator, of the CUDA runtime and driver, and of cuBLAS, which needs memory for its own handle.
+_GPU_FULL = re.compile(r"CUDA out of memory|CUDA (driver )?error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+_HOST_FULL = re.compile(r"can't allocate memory|Errno 12\] Cannot allocate memory")  # torch's, and the kernel's
+
 # What the CUDA runtime reports of a kernel that went wrong, at some later call.
 _GPU_ERROR = re.compile(
     r"CUDA error: (device-side assert|an illegal memory access|misaligned address|unspecified launch)"
@@ -110,10 +114,11 @@ def because_of_death(failure: Failure, death: Failure | None) -> Failure:
 
 def cause_of(error_type: str, message: str) -> Cause:
     """Classify an exception: out of memory, a fault on the GPU, a full disk, or any other exception."""
-    if error_type == "MemoryError" or "can't allocate memory" in message:  # the second is torch's, on the CPU
-        return "memory"
-    if error_type.rpartition(".")[2] == "OutOfMemoryError" or "CUDA out of memory" in message:
+    name = error_type.rpartition(".")[2]
+    if name == "OutOfMemoryError" or _GPU_FULL.search(message):
         return "gpu memory"
+    if name.endswith("MemoryError") or _HOST_FULL.search(message):  # numpy and Arrow have classes of their own
+        return "memory"
     if _GPU_ERROR.search(message):
         return "gpu error"
     return "disk" if _DISK_FULL.search(message) else "exception"

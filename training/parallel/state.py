@@ -26,8 +26,10 @@ def plain_name(name: str) -> str:
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    persistent = set(model.state_dict(keep_vars=True))
-    return {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name in persistent}
+    """Buffers that the state dict has; it leaves out the prefixes of wrappers, which names of buffers keep."""
+    persistent = {plain_name(name) for name in model.state_dict(keep_vars=True)}
+    buffers = model.named_buffers(remove_duplicate=False)
+    return {name: buffer for name, buffer in buffers if plain_name(name) in persistent}
 
 
 def model_tensors(model: nn.Module, aliases: Mapping[str, str]) -> dict[str, torch.Tensor]:

@@ -51,6 +51,29 @@ def test_what_cannot_travel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["--hang-timeout", "nan"],
+        ["--hang-timeout", "inf"],
+        ["--hang-timeout", "-1"],
+        ["--hang-timeout", "0"],
+        ["--min-world", "4"],
+        ["--conf", "spark.executor.cores"],
+        ["--conf", "=spark"],
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_cannot_be_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").touch()
+    assert main(["launch", "--world", "2", *words, "own.py"]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "sparkring launch: 1 problem" in said and words[-1].partition(".")[0] in said and "pydantic" not in said
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--world", "0", "train.py"], "'0': a whole number, at least 1"),

@@ -63,7 +63,7 @@ class SyncedBatchNorm:
     def finish_without_rows(self, value: torch.Tensor) -> None:
         """Take part in the backward of the other ranks, with no gradient for any parameter."""
         probes, self._probes = self._probes or [], None
-        if probes:
+        if probes and value.requires_grad:  # else no rank's rows reach a parameter behind a layer
             torch.autograd.grad(value, probes, allow_unused=True)
 
     def _forward_of(self, layer: _BatchNorm) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -84,7 +84,7 @@ class SyncedBatchNorm:
             if count == 1:
                 raise ValueError(
                     "batch normalization of one value per channel: it takes at least two rows in each training pass; "
-                    "raise train.global_batch, or lower parallel.accumulate"
+                    "raise train.global_batch, lower parallel.accumulate, or set data.tail=drop"
                 )
             if layer.training:
                 _track(layer, mean, var, count)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparkring.training.models.torch_private import checkpoint_wrapper, replace_child, unwrapped
 
@@ -72,7 +75,26 @@ def own_units(model: nn.Module, layers: Sequence[str]) -> list[str]:
 def checkpoint_blocks(model: nn.Module) -> None:
     """Recompute each block's activations in backward (https://arxiv.org/abs/1604.06174).
 
-    One third more compute, and only the blocks' inputs are kept. Parameter names in checkpoints do not change.
+    One third more compute, and only the blocks' inputs are kept. Parameter names in checkpoints do not change. What
+    batch normalization keeps for evaluations is updated once a pass, as without.
     """
     for container, key, block in repeated_blocks(model):
-        replace_child(container, key, checkpoint_wrapper(block))
+        replace_child(container, key, checkpoint_wrapper(block, context_fn=partial(_contexts, block)))
+
+
+def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Around the forward of a block, and around its second one."""
+    return nullcontext(), _keeping_statistics(block)
+
+
+@contextmanager
+def _keeping_statistics(block: nn.Module) -> Iterator[None]:
+    """Let batch normalization layers normalize as in training, and leave their running statistics."""
+    layers = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
