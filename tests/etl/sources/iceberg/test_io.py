@@ -221,3 +221,9 @@ def test_a_link_in_a_tables_folder_may_lead_to_an_allowed_one(two, tmp_path):
 )
 def test_a_file_is_below_a_folder_by_store_bucket_and_path(location, inside):
     assert is_below(location, ["s3://lake/t"]) == inside
+
+
+def test_a_path_without_a_root_is_below_no_folder(tmp_path, monkeypatch):
+    """Where it leads depends on who opens it."""
+    monkeypatch.chdir(tmp_path)
+    assert is_below(f"{tmp_path}/t/a", ["t"]) and not is_below("t/a", ["t"])
