@@ -34,12 +34,13 @@ _NAMED = re.compile(rf"({_NAME}\\{{0,8}}[\"']?\s*[=:]\s*)(?!\*{{10}}){_VALUE}", 
 _IS_NAME = re.compile(rf"{_NAME}$", re.IGNORECASE)
 _REST = r"[^\s\"'<>]++"
 _SERVICES = (  # whose URLs are the key to them; what follows is hidden
-    r"hooks\.slack\.com/\w{1,20}/|discord(?:app)?\.com/api/(?:v\d+/)?webhooks/|api\.telegram\.org/(?:file/)?bot"
+    r"hooks\.slack(?:-gov)?\.com/\w{1,20}/|discord(?:app)?\.com/api/(?:v\d+/)?webhooks/|api\.telegram\.org/(?:file/)?bot"
     r"|\.webhook\.office\.com/\w{1,20}/|outlook\.office(?:365)?\.com/webhook/|hc-ping\.com/|healthchecks\.io/ping/"
     r"|nosnch\.in/|cronitor\.link/(?:p/)?|ntfy\.sh/|hooks\.zapier\.com/hooks/|\bhook\.(?:\w+\.)?make\.com/"
     r"|maker\.ifttt\.com/trigger/[^\s/]{1,100}/(?:json/)?with/key/|events\.pagerduty\.com/integration/"
     r"|webexapis\.com/v1/webhooks/incoming/|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/v2/hook/"
-    r"|uptime\.better(?:stack|uptime)\.com/api/v1/heartbeat/"
+    r"|\b(?:uptime\.betterstack|(?:uptime\.)?betteruptime)\.com/api/v1/heartbeat/|/api/push/|\bwebhook\.site/"
+    r"|alert\.victorops\.com/integrations/\w{1,20}/\w{1,20}/alert/|api\.flock\.com/hooks/sendMessage/"
 )
 _FORMS = [
     (re.compile(pattern, re.IGNORECASE), rf"\g<1>{HIDDEN}\g<2>")

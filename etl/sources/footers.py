@@ -135,6 +135,8 @@ def _as_stored(kind: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.DataT
         return pa.timestamp("us", "UTC")  # instants, Spark's default for timestamps
     if leaf.logical_type.type in ("ENUM", "JSON"):
         return pa.string()
+    if leaf.converted_type == "INTERVAL":  # of 12 bytes
+        return pa.month_day_nano_interval()
     if isinstance(kind, pa.BaseExtensionType):
         return kind if leaf.logical_type.type == "UUID" else _as_stored(kind.storage_type, iter([leaf]))
     return next((stored for is_kind, stored in STORED if is_kind(kind)), kind)

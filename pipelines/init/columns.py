@@ -33,16 +33,17 @@ WRITTEN = {
     "dates with points or strokes": r"[0-9]{4}([./])[0-9]{1,2}\1[0-9]{1,2}(?: .*)?",
     "percentages": rf"{DIGITS} ?%",
     "amounts with a currency": rf"[+-]?{CURRENCY} ?{DIGITS}|{DIGITS} ?{CURRENCY}",
-    "numbers with thousands separators": r"[+-]?[0-9]{1,3}(?:(?:,[0-9]{3})+(?:\.[0-9]+)?"
+    "numbers with thousands separators": r"[+-]?[0-9]{1,3}(?:(?:,[0-9]{2,3})*,[0-9]{3}(?:\.[0-9]+)?"
     r"|(?:[' \u00a0\u202f][0-9]{3})+(?:[.,][0-9]+)?)",
-    "numbers with a decimal comma": r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:\.[0-9]{3})+),[0-9]+"
+    "numbers with a decimal comma": r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:[.' \u00a0\u202f][0-9]{3})+),[0-9]+"
     r"|[+-]?[0-9]{1,3}(?:\.[0-9]{3}){2,}",
 }
 OF_DATES = ("dates with the day or month first", "dates with points or strokes")
 MONTHS = 12
 POINT_SQL = "CAST(regexp_replace({}, '[^0-9.-]', '') AS double)"
 COMMA_SQL = "CAST(replace(regexp_replace({}, '[^0-9,-]', ''), ',', '.') AS double)"
-DECIMAL_COMMA = re.compile(r",[0-9]{1,2}(?![0-9])|\.[0-9]{3},")
+DECIMAL_COMMA = re.compile(r",[0-9]{1,2}(?![0-9,])|\.[0-9]{3},")
+SIGNED_OTHERWISE = re.compile(r"\(.*\)|.*[0-9] ?-")  # (5.00), 5.00-: the SQL would take it for more than nothing
 WHOLE_NUMBER = re.compile("[+-]?[0-9]+")
 NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?")
 MOST_ODD = 0.1  # of the distinct texts of a column of numbers or dates may be something else
@@ -224,6 +225,8 @@ def written_otherwise(texts: Iterable[str]) -> tuple[str, str, str] | None:
         # A plain 12.5 among 1,5 leaves it open which sign is the decimal one.
         number = WHOLE_NUMBER if what == "numbers with a decimal comma" else NUMBER
         plain = 0 if what in OF_DATES else sum(number.fullmatch(text) is not None for text in values)
+        if what not in OF_DATES and any(map(SIGNED_OTHERWISE.fullmatch, values)):
+            continue
         if found and len(found) + plain >= len(values) * (1 - MOST_ODD):
             return what, found[0], _date_sql(found) if what in OF_DATES else _number_sql(what, values)
     return None

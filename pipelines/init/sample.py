@@ -23,6 +23,7 @@ from sparkring.conf.errors import first_line
 from sparkring.conf.load import ConfigError
 from sparkring.conf.sources import CsvOptions
 from sparkring.etl.sources import csv_file
+from sparkring.etl.sources.files import WILDCARDS
 from sparkring.etl.sources.footers import parquet_schema, spark_type
 from sparkring.etl.sources.partitions import NULL_NAME
 from sparkring.etl.sources.values import convert
@@ -43,6 +44,14 @@ OTHERS = {
     ".orc": "ORC; save it as Parquet: pandas.read_orc(FILE).to_parquet(NEW)",
     ".avro": "Avro, which is not read; save it as Parquet",
     ".feather": "Feather; save it as Parquet: pandas.read_feather(FILE).to_parquet(NEW)",
+}
+# What a file that is called .csv begins with and is, and what to do.
+BEGINNINGS = {
+    b"PAR1": "is a Parquet file; call it .parquet",
+    b"PK\x03\x04": "is a workbook of Excel, or a zip; save its sheet as CSV UTF-8, or unpack it",
+    b"\x1f\x8b": "is compressed with gzip; call it .csv.gz",
+    codecs.BOM_UTF32_LE: "is UTF-32; save it as CSV UTF-8",
+    codecs.BOM_UTF32_BE: "is UTF-32; save it as CSV UTF-8",
 }
 SEPARATORS = ",;\t|"
 FOLDER = re.compile(r"([^=/]+)=(.*)")  # of a partition
@@ -98,9 +107,16 @@ def read_sample(data: str, most_rows: int = MOST_ROWS) -> TableSample:
     """Read a CSV or Parquet file, or a folder of them, up to `most_rows` rows. ConfigError where that is not one."""
     path = Path(data).resolve()
     files, kind = _files(path, data)
+    if signs := set(WILDCARDS) & set(str(path)):
+        raise ConfigError(
+            data, [f"--data: a recipe takes {min(signs)} in a path for a pattern; rename the file or folder"]
+        )
     folders = [_partition(path, file) for file in files]
     if odd := next((file for file, own in zip(files, folders, strict=True) if own.keys() != folders[0].keys()), None):
         raise ConfigError(data, [f"{odd} is not in folders of {[*folders[0]]}, as {files[0]} is; move it, or name one"])
+    for file, own in zip(files, folders, strict=True):
+        if bare := [name for name, text in own.items() if text == ""]:
+            raise ConfigError(str(file), [f"its folder {bare[0]}= gives no value; null is {bare[0]}={NULL_NAME}"])
     texts = {name: pa.array([own[name] for own in folders], pa.string()) for name in folders[0]}
     partitions = {name: text_type(pc.drop_null(values)) for name, values in texts.items()}
     empty = TableSample(path, kind, partitions, {}, pa.table({}), False, partitions)
@@ -122,7 +138,7 @@ def read_columns(sample: TableSample, columns: list[str]) -> pa.Table:
 def _files(path: Path, data: str) -> tuple[list[Path], str]:
     if not path.exists():
         raise ConfigError(data, ["--data: no such file or folder"])
-    below = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    below = sorted(p for p in path.rglob("*") if p.is_file() and _is_read(p, path)) if path.is_dir() else [path]
     found = [file for file in below if _kind(file)]
     kinds = {_kind(file) for file in found}
     if len(kinds) != 1:
@@ -130,6 +146,11 @@ def _files(path: Path, data: str) -> tuple[list[Path], str]:
         what = f"holds {sorted(map(str, kinds))} files" if kinds else other or "is or holds no such file"
         raise ConfigError(data, [f"--data: {what}; a table is files of one kind: {', '.join(ENDINGS)}"])
     return found, str(kinds.pop())
+
+
+def _is_read(file: Path, folder: Path) -> bool:
+    """Whether the ETL reads it: `.ipynb_checkpoints/a.csv` and `_temporary/a.csv` it passes over."""
+    return not any(part.startswith(("_", ".")) for part in file.relative_to(folder).parts)
 
 
 def _partition(path: Path, file: Path) -> dict[str, str | None]:
@@ -176,8 +197,12 @@ def _read_parquet(sample: TableSample, files: list[Path], most_rows: int) -> Tab
                         "files of one table have one type for it: write one of them again"
                     ],
                 )
-    if problems := _same_names([*found]):
+    if problems := _same_names([*found, *(name for name in sample.partitions if name not in found)]):
         raise ConfigError(str(sample.path), problems)
+    for name, kind in sample.partitions.items():
+        if name in found and spark_type(found[name]) != kind:
+            words = f"column {name!r} is {spark_type(found[name])}, and {kind} by the names of its folders"
+            raise ConfigError(str(where[name]), [f"{words}; write the files without it, as pandas and Spark do"])
     kinds = {name: one.type for name, one in found.items() if name not in sample.partitions}
     rows, is_whole = _first(sample.path, _parquet_batches(sample, files, kinds), most_rows)
     types = {name: spark_type(found[name]) for name in kinds} | sample.partitions
@@ -211,8 +236,14 @@ def _as_stored(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _read_csv(sample: TableSample, files: list[Path], most_rows: int) -> TableSample:
     with _readable(files[0], "csv"), _open(files[0]) as stream:
         head = stream.read(HEADER_BYTES)
+    if what := next((what for beginning, what in BEGINNINGS.items() if head.startswith(beginning)), None):
+        raise ConfigError(str(files[0]), [what])
     encoding = _encoding(head)
+    if encoding != "utf-16" and b"\0" in head.split(b"\n", 1)[0]:
+        raise ConfigError(str(files[0]), ["line 1 holds bytes of zero: it is no text, or UTF-16; save it as CSV UTF-8"])
     options, names = _header(files[0], head.decode(encoding, errors="replace"), encoding)
+    if problems := _same_names([*names, *sample.partitions]):
+        raise ConfigError(str(files[0]), problems)
     texts_of = replace(sample, types=dict.fromkeys(names, "string"), options=options.model_dump(exclude_defaults=True))
     texts, is_whole = _first(sample.path, _csv_batches(texts_of, files), most_rows)
     distinct = {name: pc.drop_null(pc.unique(texts.column(name))) for name in names}

@@ -14,19 +14,37 @@ from collections.abc import Callable
 from typing import Any
 
 MOST_BYTES = 128 << 20  # of a file, compressed and not; writers split manifests at 8 MB
+MOST_OBJECTS = 1 << 25  # of Python, about, that pyiceberg makes of a file: at most 1.5 GB
+OF_A_RECORD = 16  # objects, beside those of its fields
 MAGIC, SYNC_BYTES = b"Obj\x01", 16
 LONGEST = 10  # bytes of an integer
 FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 Skip = Callable[[bytes, int], int]  # (data, position of a value) -> position behind it; ValueError beyond the end
 
 
+class _Objects:
+    """Counts what a file is made into. Few bytes may be many: those that repeat are packed a thousandfold."""
+
+    def __init__(self) -> None:
+        self._left = MOST_OBJECTS
+
+    def take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise ValueError(f"holds more than {MOST_OBJECTS} values")
+
+
 def check_avro(data: bytes) -> None:
-    """Raise ValueError unless the bytes are one whole Avro file of at most MOST_BYTES once decompressed."""
+    """Raise ValueError unless the bytes are one whole Avro file of at most MOST_BYTES once decompressed.
+
+    It also has at most MOST_OBJECTS values, a record counted as OF_A_RECORD more.
+    """
     if not data.startswith(MAGIC):
         raise ValueError("is not an Avro file")
     meta, position = _header(data)
     sync, position = data[position : position + SYNC_BYTES], position + SYNC_BYTES
-    skip, codec = _skip(json.loads(meta.get("avro.schema", b"null"))), meta.get("avro.codec", b"null").decode()
+    skip = _skip(json.loads(meta.get("avro.schema", b"null")), _Objects())
+    codec = meta.get("avro.codec", b"null").decode()
     left = MOST_BYTES
     while position < len(data):
         records, position = _integer(data, position)
@@ -116,13 +134,13 @@ def _integer(data: bytes, position: int, zigzag: bool = True) -> tuple[int, int]
 # --- what is behind a value of each type
 
 
-def _skip(schema: Any) -> Skip:
+def _skip(schema: Any, objects: _Objects) -> Skip:
     """Make the function that steps over a value. ValueError for a schema that Iceberg does not write."""
     if isinstance(schema, list):
-        return _union([_skip(one) for one in schema])
+        return _union([_skip(one, objects) for one in schema])
     kind = schema.get("type") if isinstance(schema, dict) else schema
     if isinstance(kind, dict | list):
-        return _skip(kind)
+        return _skip(kind, objects)
     if kind in FIXED:
         return _fixed(FIXED[kind])
     if kind in ("int", "long"):
@@ -132,11 +150,12 @@ def _skip(schema: Any) -> Skip:
     if isinstance(schema, dict) and kind == "fixed" and type(schema.get("size")) is int and schema["size"] > 0:
         return _fixed(schema["size"])
     if isinstance(schema, dict) and kind == "record" and isinstance(schema.get("fields"), list):
-        return _record([_skip(field.get("type") if isinstance(field, dict) else None) for field in schema["fields"]])
+        kinds = [field.get("type") if isinstance(field, dict) else None for field in schema["fields"]]
+        return _record([_skip(kind, objects) for kind in kinds], objects)
     if isinstance(schema, dict) and kind == "array":
-        return _items([_skip(schema.get("items"))])
+        return _items([_skip(schema.get("items"), objects)], objects)
     if isinstance(schema, dict) and kind == "map":
-        return _items([_sized, _skip(schema.get("values"))])
+        return _items([_sized, _skip(schema.get("values"), objects)], objects)
     raise ValueError(f"has a schema with the type {str(schema)[:80]}, which Iceberg does not write")
 
 
@@ -166,8 +185,11 @@ def _union(parts: list[Skip]) -> Skip:
     return skip
 
 
-def _record(parts: list[Skip]) -> Skip:
+def _record(parts: list[Skip], objects: _Objects) -> Skip:
+    cost = OF_A_RECORD + len(parts)
+
     def skip(data: bytes, at: int) -> int:
+        objects.take(cost)
         for part in parts:
             at = part(data, at)
         return at
@@ -175,7 +197,7 @@ def _record(parts: list[Skip]) -> Skip:
     return skip
 
 
-def _items(parts: list[Skip]) -> Skip:
+def _items(parts: list[Skip], objects: _Objects) -> Skip:
     def skip(data: bytes, at: int) -> int:
         while True:
             count, at = _integer(data, at)
@@ -185,6 +207,7 @@ def _items(parts: list[Skip]) -> Skip:
                 return at
             if count > len(data) - at:  # an item of no bytes would be one without limit, too
                 raise ValueError(f"is damaged: {count} items in {len(data) - at} bytes")
+            objects.take(count * len(parts))
             for _ in range(count):
                 for part in parts:
                     at = part(data, at)

@@ -67,6 +67,8 @@ def _plan(key: str, version: TableVersion, row_filter: BooleanExpression | None)
     version.check_place(key, version.snapshot.manifest_list)
     # Not `snapshot.manifests`: its cache, by path and for the whole process, believes what another table said.
     manifests = list(read_manifest_list(version.metadata_io.new_input(version.snapshot.manifest_list)))
+    if len({manifest.manifest_path for manifest in manifests}) < len(manifests):
+        raise ValueError(f"{version.snapshot.manifest_list} names a manifest twice")  # each is as large as it may be
     for manifest in manifests:
         version.check_place(key, manifest.manifest_path)
     entries = list(chain.from_iterable(planner.plan_manifest_entries(manifests)))

@@ -22,6 +22,7 @@ from sparkring.etl.sources.iceberg.table import METADATA
 OWN_IMPL = "sparkring.py-io-impl"  # the class that the reader's configuration names, if any
 ONE_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}  # schemes of the same store
 KEPT_BYTES = 64 << 20  # of metadata of one table
+MOST_VALUES = 2_000_000  # of a table's metadata file: about 80,000 snapshots, and 1 GB as pyiceberg holds them
 GZIPPED = f".gz{METADATA}"
 
 
@@ -85,6 +86,8 @@ class _Checked(InputFile):
                 raise ValueError(f"has more than {MOST_BYTES} bytes")
             if not self.location.endswith(METADATA):
                 check_avro(data)
+            elif sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
+                raise ValueError(f"holds more than {MOST_VALUES} values")
         except Exception as error:
             raise ValueError(f"{self._under.location}: {error}") from error
         if sum(map(len, [*self._kept.values()])) + len(data) <= KEPT_BYTES:
@@ -116,15 +119,19 @@ def with_own_io(catalog: Catalog) -> Catalog:
 
 
 def is_below(location: str, folders: Sequence[str]) -> bool:
-    """Whether a file is in one of the folders, links followed. Never for a path with `.` or `..`."""
+    """Whether a file is in one of the folders, links followed. Never for a path with `.` or `..`.
+
+    A local folder may be spelled in any way: by a link to it, from the working directory.
+    """
     host, path = _canonical(location)
     if {".", ".."} & set(path.split("/")) or "\0" in path:
         return False
     for folder in folders:
         its_host, root = _canonical(folder)
-        root = root.rstrip("/") + "/"
-        if host == its_host and path.startswith(root):
-            return bool(host) or os.path.realpath(path).startswith(os.path.realpath(root).rstrip("/") + "/")
+        if host == its_host and (host or path.startswith("/")):
+            found, below = (path, root) if host else (os.path.realpath(path), os.path.realpath(root))
+            if found.startswith(below.rstrip("/") + "/"):
+                return True
     return False
 
 

@@ -105,6 +105,7 @@ def test_other_writers_logical_types_are_named_as_spark_does(spark: Any, tmp_pat
     values = {
         "enum": "'a'::ENUM('a', 'b')", "json": "'{}'::JSON", "uuid": "uuid()", "utinyint": "1::UTINYINT",
         "ubigint": "1::UBIGINT", "blob": "'a'::BLOB", "time": "TIME '01:02:03'", "hugeint": "1::HUGEINT",
+        "interval": "INTERVAL 1 DAY", "intervals": "[INTERVAL 1 DAY]",
         "list": "['a'::ENUM('a', 'b')]", "struct": "{'a': 'a'::ENUM('a'), 'b': 'x'::BLOB}",
     }  # fmt: skip
     for name, value in values.items():

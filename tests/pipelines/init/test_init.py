@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import re
 import shlex
@@ -459,6 +460,9 @@ def test_numbers_and_dates_that_are_texts_to_spark_are_named_with_a_remedy(tmp_p
         (["12.5%", "3 %"], [12.5, 3.0]),
         (["12,50 %"], [12.5]),
         (["1 234,5"], [1234.5]),
+        (["1\u202f304,50", "125,73", "-3,00"], [1304.5, 125.73, -3.0]),
+        (["\u20b91,00,100", "\u20b912,34,567.50", "\u20b95"], [100100.0, 1234567.5, 5.0]),
+        (["1,00,100", "12,345", "7"], [100100.0, 12345.0, 7.0]),
         (["31.12.2024", "1.2.2023 10:00"], [datetime(2024, 12, 31).date(), datetime(2023, 2, 1).date()]),
         (["12/31/2024", "1/2/2023"], [datetime(2024, 12, 31).date(), datetime(2023, 1, 2).date()]),
         (["2024/12/31"], [datetime(2024, 12, 31).date()]),
@@ -469,6 +473,11 @@ def test_the_sql_of_the_remedy_reads_the_texts(spark: Any, texts: list[str], val
     assert written is not None
     rows = spark.createDataFrame([(text,) for text in texts], "x string").selectExpr(written[2].format("x"))
     assert [row[0] for row in rows.collect()] == values
+
+
+@pytest.mark.parametrize("negative", ["($5.00)", "$5.00-", "(5.00)", "5.00 -"])
+def test_amounts_whose_sign_the_sql_would_lose_get_none(negative: str) -> None:
+    assert written_otherwise([*(f"${i}.50" for i in range(50)), negative]) is None
 
 
 def test_words_and_codes_are_no_numbers_written_otherwise(tmp_path: Path) -> None:
@@ -561,6 +570,16 @@ ODD_FILES: list[tuple[str, Any, str]] = [
     ("t.csv", b"sep=;\na;b\n1;2\n", "line 1 is 'sep=;', a mark for Excel"),
     ("t.parquet", pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), "two columns are called 'a'"),
     ("t.parquet", pa.table({"size": [1], "SIZE": [2]}), "two columns are called 'SIZE'"),
+    ("t.csv", b"PAR1\x15\x04", "is a Parquet file; call it .parquet"),
+    ("t.csv", b"PK\x03\x04xl", "is a workbook of Excel"),
+    ("t.csv", gzip.compress(b"a,b\n1,2\n"), "is compressed with gzip; call it .csv.gz"),
+    ("t.csv", "a,b\n1,2\n".encode("utf-32"), "is UTF-32; save it as CSV UTF-8"),
+    ("t.csv", "a,b\n1,2\n".encode("utf-16-le"), "line 1 holds bytes of zero"),
+    ("a[1].csv", b"a,b\n1,2\n", "takes [ in a path for a pattern"),
+    ("k=/t.csv", b"a,b\n1,2\n", "its folder k= gives no value"),
+    ("A=1/t.csv", b"a,b\n1,2\n", "two columns are called 'A'"),
+    ("A=1/t.parquet", pa.table({"a": [1]}), "two columns are called 'A'"),
+    ("a=1/t.parquet", pa.table({"a": [1.5]}), "column 'a' is double, and bigint by the names of its folders"),
 ]
 
 
@@ -570,12 +589,21 @@ def test_what_is_no_table_that_is_read_is_named_with_a_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: Any, words: str, in_folder: bool
 ) -> None:
     path = tmp_path / "data" / name
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     pq.write_table(content, path) if isinstance(content, pa.Table) else path.write_bytes(content)
-    data = path.parent if in_folder else path
+    of_folder = in_folder or "=" in name
+    data = tmp_path / "data" if of_folder and "[" not in name else path
     assert main(["init", "table", str(tmp_path / "new"), "--data", str(data), "--label", "a"]) == Exit.USAGE
     shown = capsys.readouterr().err
     assert words in shown and "Traceback" not in shown
+
+
+@pytest.mark.parametrize("hidden", [".ipynb_checkpoints/t-checkpoint.csv", "._t.csv", "_temporary/0/t.csv"])
+def test_files_that_the_etl_passes_over_are_not_looked_at(tmp_path: Path, hidden: str) -> None:
+    (tmp_path / hidden).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / hidden).write_text("a,b\n9,9\n")
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    assert read_sample(str(tmp_path)).rows.to_pylist() == [{"a": 1, "b": 2}]
 
 
 def test_a_csv_of_a_folder_with_another_header_is_named(tmp_path: Path) -> None:

@@ -98,6 +98,23 @@ def test_a_block_of_more_records_than_bytes_is_refused():
         check_avro(avro(nothing, b"a", records=1 << 40))
 
 
+@pytest.mark.parametrize(
+    ("kind", "block"),
+    [
+        ({"type": "array", "items": "null"}, integer(1000) + integer(0)),
+        ({"type": "array", "items": {"type": "record", "name": "e", "fields": []}}, integer(900) + integer(0)),
+        ({"type": "map", "values": "int"}, integer(900) + bytes(1800) + integer(0)),
+        ("long", integer(1)),
+    ],
+)
+def test_few_bytes_that_would_be_many_objects_are_refused(monkeypatch, kind, block):
+    """Repeated, they are packed into some hundred bytes."""
+    monkeypatch.setattr("sparkring.etl.sources.iceberg.avro.MOST_OBJECTS", 100_000)
+    count = 10_000
+    with pytest.raises(ValueError, match="holds more than 100000 values"):
+        check_avro(avro(record(kind), raw_deflate(block * count + bytes(1000)), count + 1000, "deflate"))
+
+
 @pytest.fixture
 def table(tmp_path):
     with catalog_at(tmp_path) as catalog:
@@ -168,6 +185,28 @@ def test_a_compressed_metadata_file_is_read_within_the_bound(table, tmp_path):
         pinned(path=str(packed))
     whole.write_bytes(ZEROS)
     with pytest.raises(EtlError, match=r"cannot be opened: .*has more than \d+ bytes"):
+        pinned()
+
+
+@pytest.mark.parametrize("value", ["{}", "[]", "1", '{"snapshot-id":1,"timestamp-ms":1}'])
+@pytest.mark.parametrize("key", ["snapshot-log", "unknown"])
+def test_a_metadata_file_of_too_many_values_is_refused(table, monkeypatch, key, value):
+    """Packed, it has some hundred bytes."""
+    monkeypatch.setattr("sparkring.etl.sources.iceberg.io.MOST_VALUES", 20_000)
+    found = json.loads(path_of(table.metadata_location).read_text()) | {key: 0}
+    text = json.dumps(found).replace(f'"{key}": 0', f'"{key}": [{",".join([value] * 20_000)}]')
+    packed = path_of(table.metadata_location).with_name("v9.gz.metadata.json")
+    packed.write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(EtlError, match=r"v9\.gz\.metadata\.json: holds more than 20000 values"):
+        pinned(path=str(packed))
+
+
+def test_a_list_that_names_a_manifest_twice_is_damage(table):
+    """Else a small list of one manifest would be any number of files."""
+    file = path_of(table.current_snapshot().manifest_list)
+    block = file.read_bytes().split(file.read_bytes()[-16:])[1]
+    file.write_bytes(file.read_bytes() + block + file.read_bytes()[-16:])
+    with pytest.raises(EtlError, match=r"metadata is damaged.*names a manifest twice"):
         pinned()
 
 

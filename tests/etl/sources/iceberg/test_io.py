@@ -179,6 +179,31 @@ def test_a_link_in_a_tables_folder_leads_to_no_other_tables_file(two):
         pinned()
 
 
+@pytest.mark.parametrize("way", ["link", "relative", "dots", "slashes"])
+def test_a_table_may_be_declared_by_any_spelling_of_its_folder(two, tmp_path, monkeypatch, way):
+    """Its metadata has the one of its writer."""
+    monkeypatch.chdir(tmp_path)
+    os.symlink(tmp_path / "lake", tmp_path / "link")
+    folder = {"link": f"{tmp_path}/link", "relative": "lake", "dots": f"{tmp_path}/./link/../lake"}
+    folder |= {"slashes": f"{tmp_path}//lake"}
+    table = two[1]
+    path = str(local(table.metadata_location)).replace(f"{tmp_path}/lake", folder[way])
+    assert pinned(path=path).fingerprint == pinned().fingerprint
+    named(two, "manifest list")
+    with pytest.raises(EtlError, match=r"names file://.*/private/.*not below"):
+        pinned(path=path)
+    assert pinned(path=path, allowed_folders=[local(two[0].location()).as_posix().replace("/lake/", "/link/")]).files
+
+
+def test_a_link_in_a_tables_folder_may_lead_to_an_allowed_one(two, tmp_path):
+    data = local(two[1].location()) / "data"
+    data.rename(tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", data)
+    with pytest.raises(EtlError, match=r"not below"):
+        pinned()
+    assert len(pinned(allowed_folders=[str(tmp_path / "elsewhere")]).files) == 1
+
+
 @pytest.mark.parametrize(
     ("location", "inside"),
     [
@@ -196,3 +221,9 @@ def test_a_link_in_a_tables_folder_leads_to_no_other_tables_file(two):
 )
 def test_a_file_is_below_a_folder_by_store_bucket_and_path(location, inside):
     assert is_below(location, ["s3://lake/t"]) == inside
+
+
+def test_a_path_without_a_root_is_below_no_folder(tmp_path, monkeypatch):
+    """Where it leads depends on who opens it."""
+    monkeypatch.chdir(tmp_path)
+    assert is_below(f"{tmp_path}/t/a", ["t"]) and not is_below("t/a", ["t"])
