@@ -147,6 +147,25 @@ class Runs:
                 chosen = self._choose(config, fingerprint, held, skip_taken)
             yield chosen
 
+    def check_free(self, config: RunConfig, fingerprint: str) -> None:
+        """RunTaken where `begin` would find its run held by another command. Nothing is written."""
+        if not config.checkpoint.resume:
+            return
+        same, other = _to_go_on(self.records(), config, fingerprint)
+        if other is not None and config.checkpoint.allow_other_order:
+            same = [other]
+        if not same or same[0].status == "finished":
+            return
+        with ExitStack() as held, self._alone():
+            if not self._hold(same[0], this_process(), held):
+                raise self._taken(same[0])
+
+    def _taken(self, record: RunRecord) -> RunTaken:
+        return RunTaken(
+            f"{self.storage.at(record.folder).uri}: the same run is being trained by process {record.pid}; "
+            "wait for it, or set checkpoint.resume=false to train another beside it"
+        )
+
     def _alone(self) -> AbstractContextManager[None]:
         """A lock, so that one command at a time looks for its run; on local disks only, see above."""
         return exclusive(Path(self.storage.path(".lock"))) if self.storage.is_local else nullcontext()
@@ -155,9 +174,8 @@ class Runs:
         wanted, here = training_digest(config), this_process()
         settings = flattened(training_settings(config))
         if config.checkpoint.resume:
-            records = list(reversed(self.records()))
-            same = [r for r in records if (r.training_digest, r.fingerprint) == (wanted, fingerprint)]
-            if not same and (other := next((r for r in records if r.status != "finished"), None)) is not None:
+            same, other = _to_go_on(self.records(), config, fingerprint)
+            if other is not None:
                 why = "; ".join(_why_another(other, settings, fingerprint)[:SHOWN])
                 if config.checkpoint.allow_other_order:
                     log.warning("run %s is continued, since checkpoint.allow_other_order is set: %s", other.folder, why)
@@ -175,10 +193,7 @@ class Runs:
                 if not self._hold(record, here, held):
                     if skip_taken:
                         continue
-                    raise RunTaken(
-                        f"{self.storage.at(record.folder).uri}: the same run is being trained by process {record.pid}; "
-                        "wait for it, or set checkpoint.resume=false to train another beside it"
-                    )
+                    raise self._taken(record)
                 self.storage.sweep(record.folder)
                 continued = replace(record, status="running", training_digest=wanted, fingerprint=fingerprint)
                 return self.write(replace(continued, settings=settings, **asdict(here))), True
@@ -217,6 +232,15 @@ class Runs:
 
     def at(self, record: RunRecord) -> Storage:
         return self.storage.at(record.folder)
+
+
+def _to_go_on(
+    records: list[RunRecord], config: RunConfig, fingerprint: str
+) -> tuple[list[RunRecord], RunRecord | None]:
+    """The runs of this training on this dataset, newest first; where there is none, another that is unfinished."""
+    newest, wanted = records[::-1], training_digest(config)
+    same = [r for r in newest if (r.training_digest, r.fingerprint) == (wanted, fingerprint)]
+    return same, None if same else next((r for r in newest if r.status != "finished"), None)
 
 
 def _why_another(record: RunRecord, settings: Mapping[str, str], fingerprint: str) -> list[str]:
