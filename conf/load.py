@@ -59,7 +59,7 @@ def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | 
 
     `date`: fills in the recipe's templates and window; without one, a recipe with a schedule is that of its first date.
     """
-    read = read_recipe(recipe, takes_null)
+    read = read_recipe(recipe, takes_null, of_other_kinds)
     where, values, origins = read.where, read.values, read.origins
     problems: list[str] = []
     for override in overrides:
@@ -223,6 +223,19 @@ def takes_null(path: tuple[str, ...]) -> bool:
         nodes = _nodes_below(schema, nodes, part)
     kinds = [node for outer in nodes for node in _variants(schema, outer)]
     return any(node.get("type") == "null" or not node.keys() & TYPED for node in kinds) or not nodes
+
+
+def of_other_kinds(path: tuple[str, ...], kind: str) -> set[str]:
+    """The keys that only other kinds of the block at a path have; none where it has no kinds, or not this one."""
+    schema = RunConfig.model_json_schema()
+    nodes = [schema]
+    for part in path:
+        nodes = _nodes_below(schema, nodes, part)
+    keys: dict[str, set[str]] = {}
+    for node in (variant for outer in nodes for variant in _variants(schema, outer)):
+        if isinstance(tag := node.get("properties", {}).get("kind", {}).get("const"), str):
+            keys.setdefault(tag, set()).update(node["properties"])
+    return set().union(*keys.values()) - keys[kind] if kind in keys else set()
 
 
 def _variants(schema: dict[str, Any], node: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -112,7 +112,10 @@ class SplitInfo(Stored):
 
 
 class Lineage(Stored):
-    """Where the rows came from: enough to build them again, or to say why that is not possible."""
+    """Where the rows came from: enough to build them again, or to say why that is not possible.
+
+    `made_of`: what decided the fingerprint, each by its name with a short hash.
+    """
 
     sources: dict[str, Any]
     logical_plan: str = ""
@@ -120,6 +123,7 @@ class Lineage(Stored):
     code_digest: str = ""
     config_digest: str = ""
     application_id: str = ""
+    made_of: dict[str, str] = {}
 
 
 class Accounting(Stored):

@@ -20,6 +20,8 @@ MOST_CHARACTERS = 1 << 18
 RECIPES: Traversable = files("sparkring.conf.recipes")  # also where the code is shipped as a zip
 EXTENDS = "extends"
 TakesNull = Callable[[tuple[str, ...]], bool]
+OfOtherKinds = Callable[[tuple[str, ...], str], set[str]]
+KIND = "kind"
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,18 @@ class RecipeValues:
     origins: dict[str, str]
 
 
-def read_recipe(recipe: str, takes_null: TakesNull) -> RecipeValues:
+def read_recipe(recipe: str, takes_null: TakesNull, of_other_kinds: OfOtherKinds) -> RecipeValues:
     """Read a recipe by name or path, over the recipes that it extends. Raises ConfigError.
 
-    `takes_null`: whether the key at a path may be null; a null of any other key stands for its default.
+    Args:
+        recipe: its name or path.
+        takes_null: whether the key at a path may be null; a null of any other key stands for its default.
+        of_other_kinds: the keys that the block at a path has of other kinds only than this one.
     """
     chain = read_chain(recipe)
     made = chain[-1]
     for over in reversed(chain[:-1]):
-        made = extend(made, over, takes_null)
+        made = extend(made, over, takes_null, of_other_kinds)
     return made
 
 
@@ -69,14 +74,29 @@ def read_chain(recipe: str) -> list[RecipeValues]:
         recipe = os.path.normpath(os.path.join(os.path.dirname(one.where), base)) if is_path(base) else base
 
 
-def extend(under: RecipeValues, over: RecipeValues, takes_null: TakesNull) -> RecipeValues:
-    """Put the values of one recipe over those of another: blocks key by key, everything else as a whole."""
+def extend(
+    under: RecipeValues, over: RecipeValues, takes_null: TakesNull, of_other_kinds: OfOtherKinds
+) -> RecipeValues:
+    """Put the values of one recipe over those of another: blocks key by key, everything else as a whole.
+
+    A block that becomes one of another kind loses the keys that this kind does not have.
+
+    Args:
+        under: the recipe that is extended.
+        over: the one that extends it.
+        takes_null: as of `read_recipe`.
+        of_other_kinds: as of `read_recipe`.
+    """
     replaced, dropped = list[str](), list[str]()
 
     def merged(base: dict[str, Any], own: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-        made = dict(base)
+        made, kind = dict(base), own.get(KIND)
+        if isinstance(kind, str) and kind != base.get(KIND):
+            for name in of_other_kinds(path, kind) & base.keys():
+                del made[name]
+                replaced.append(".".join((*path, name)))
         for name, value in own.items():
-            here, below = (*path, name), base.get(name)
+            here, below = (*path, name), made.get(name)
             if value is None and not takes_null(here):
                 made.pop(name, None)
                 dropped.append(".".join(here))

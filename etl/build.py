@@ -34,7 +34,7 @@ from sparkring.conf.manifest import (
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.checks import Checked, judge
 from sparkring.etl.classes import fit_label
-from sparkring.etl.fingerprint import PACKAGE, dataset_fingerprint
+from sparkring.etl.fingerprint import PACKAGE, dataset_fingerprint, made_of
 from sparkring.etl.fit import fit
 from sparkring.etl.flags import fit_flags
 from sparkring.etl.rows import Portion, RowsJob, check_one_per, delete_dead_builds, plan_text, rows_of, write_rows
@@ -128,6 +128,11 @@ def find_dataset(storage: Storage, fingerprint: str) -> DatasetManifest | None:
     return manifest
 
 
+def contents_of(sources: Mapping[str, SourceSnapshot]) -> dict[str, str]:
+    """The fingerprint of each source, as `made_of` names it."""
+    return {source.key: source.fingerprint for source in sources.values()}
+
+
 def _build(job: RowsJob, request: BuildRequest, fingerprint: str) -> DatasetManifest:
     """Write the files of a dataset; returns the manifest that makes them one."""
     config, report = job.config, list[dict[str, Any]]()
@@ -171,5 +176,6 @@ def _build(job: RowsJob, request: BuildRequest, fingerprint: str) -> DatasetMani
             code_digest=code_digest(PACKAGE),
             config_digest=request.config_digest,
             application_id=job.spark.sparkContext.applicationId,
+            made_of=made_of(config, contents_of(request.sources), job.spark.version, request.settings),
         ),
     )

@@ -14,6 +14,8 @@ from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.views import own_modules
 
 PACKAGE = "sparkring.etl"  # other code may build other rows
+HASH_CHARACTERS = 12  # of what a fingerprint is made of: it is compared, not relied on
+ORDER = "the order of "
 
 
 def dataset_fingerprint(
@@ -27,6 +29,44 @@ def dataset_fingerprint(
     prints = {name: source.fingerprint for name, source in sources.items()}
     parts = [FORMAT_VERSION, prints, json.dumps(declared(config)), own_modules(config.rows), code_digest(PACKAGE)]
     return digest([*parts, spark_version, deciding_settings(settings)])
+
+
+def made_of(
+    config: EtlConfig, contents: Mapping[str, str], spark_version: str, settings: Mapping[str, str]
+) -> dict[str, str]:
+    """Hash what a fingerprint is made of piece by piece, each by a name for people.
+
+    Args:
+        config: the etl block.
+        contents: fingerprints of what is read, by name: the sources, or the parts of a window.
+        spark_version: of the session that builds.
+        settings: the recipe's `spark.conf`.
+    """
+    found: dict[str, Any] = {}
+    for key, value in declared(config).items():
+        if not isinstance(value, dict):
+            found[f"etl.{key}"] = value
+            continue
+        found |= {f"etl.{key}.{name}": each for name, each in value.items()}
+        found[f"{ORDER}etl.{key}"] = [*value]
+    found |= {f"what {name} holds": content for name, content in contents.items()}
+    found |= {f"the module {name}": content for name, content in own_modules(config.rows).items()}
+    found |= {f"spark.conf.{key}": value for key, value in deciding_settings(settings).items()}
+    found |= {
+        "the format of datasets": FORMAT_VERSION,
+        "the ETL code of sparkring": code_digest(PACKAGE),
+        "Spark's version": spark_version,
+    }
+    return {name: digest(json.dumps(value))[:HASH_CHARACTERS] for name, value in found.items()}
+
+
+def what_differs(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Name what differs between two fingerprints, by what each was made of; new and gone names say so."""
+    changed = [name for name in after if name in before and before[name] != after[name]]
+    new, gone = [n for n in after if n not in before], [n for n in before if n not in after]
+    other = {name.rpartition(".")[0] for name in (*new, *gone)}  # with another number of keys their order is another
+    changed = [name for name in changed if name.removeprefix(ORDER) not in other or not name.startswith(ORDER)]
+    return [*changed, *(f"{name} (new)" for name in new), *(f"{name} (gone)" for name in gone)]
 
 
 def declared(config: EtlConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import operator
 import re
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -34,7 +34,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.etl.flags import check_flags, flag_counts, flags_state, odd_rows, ones, several_labels
 from sparkring.etl.layout import COUNTED_BITS, Shard
 from sparkring.etl.quarantine import PORTION, write_quarantine
-from sparkring.etl.session import batches_to_python, described
+from sparkring.etl.session import GONE, batches_to_python, described
 from sparkring.etl.shard import (
     BUCKET,
     ORDER,
@@ -200,7 +200,8 @@ def write_rows(
         return list(zip(checked, written, strict=True))
     finally:
         if is_kept:
-            marked.unpersist()
+            with suppress(*GONE):
+                marked.unpersist()
 
 
 def _together(frames: Sequence[DataFrame]) -> DataFrame:
@@ -345,8 +346,9 @@ def _write_text(job: RowsJob, good: DataFrame, splits: dict[str, int]) -> Writte
             numbered = number_rows(with_order(rows, ["sequence"], config.shard.seed), plan.shards)
             (files,) = write_shards(numbered, packed.columns, [Target("", job.folder, plan)], job.storage)
     finally:
-        rows.unpersist()
-        packed.held.unpersist()
+        with suppress(*GONE):
+            rows.unpersist()
+            packed.held.unpersist()
     return Written(packed.columns, files, packed.rows_by_split, text=packed.info)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
+GONE = (Py4JNetworkError, OSError)  # what a call for tidying up raises after Ctrl-C: the session is of no use then
 BY_FIELD_ID = "spark.sql.parquet.fieldId.read.enabled"
 BATCH_ROWS, BATCH_BYTES = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
 MOST_BATCH_BYTES, UNLIMITED = 32 << 20, (1 << 31) - 1
@@ -89,7 +91,8 @@ def batches_to_python(session: SparkSession, row_bytes: int | None) -> Iterator[
     try:
         yield
     finally:
-        session.conf.set(BATCH_BYTES, limit or str(MOST_BATCH_BYTES))
+        with suppress(*GONE):
+            session.conf.set(BATCH_BYTES, limit or str(MOST_BATCH_BYTES))
 
 
 @contextmanager
@@ -101,4 +104,5 @@ def described(spark: SparkSession, does: str) -> Iterator[None]:
     try:
         yield
     finally:
-        context.setLocalProperty(name, before)  # type: ignore[arg-type]
+        with suppress(*GONE):
+            context.setLocalProperty(name, before)  # type: ignore[arg-type]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import pyspark
@@ -17,23 +18,33 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.features import State
 from sparkring.conf.load import ConfigError, Resolved
-from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError, read_manifest
+from sparkring.conf.manifest import (
+    MANIFEST_NAME,
+    Accounting,
+    Column,
+    DatasetManifest,
+    Lineage,
+    ManifestError,
+    read_manifest,
+)
 from sparkring.conf.rules.dataset import label_problems
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.analysis import analyze
-from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
+from sparkring.etl.build import BuildRequest, build_dataset, contents_of, find_dataset
 from sparkring.etl.errors import EtlError
-from sparkring.etl.fingerprint import dataset_fingerprint
+from sparkring.etl.fingerprint import dataset_fingerprint, made_of, what_differs
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import PinContext, pin_sources
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, PinnedWindow, build_window, pin_window
+from sparkring.etl.windows.window import contents_of as window_contents
 from sparkring.pipelines.display.spark_jobs import spark_progress
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 ETL = "etl"  # key of its run in MLflow
+SHOWN = 8  # differences between two datasets
 DATA_EXCEPTION = "22"  # class of the SQL standard's states
 
 
@@ -88,6 +99,35 @@ def wanted_fingerprint(config: RunConfig, sources: Sources) -> str:
         return sources.fingerprint
     assert config.etl is not None
     return dataset_fingerprint(config.etl, sources, pyspark.__version__, config.spark.settings())
+
+
+def why_built(config: RunConfig, sources: Sources) -> str:
+    """Say what of the newest dataset of this name is another than of the one that would be built; '' of the first."""
+    newest = newest_dataset(config)
+    if newest is None:
+        return ""
+    if not newest.lineage.made_of:
+        return "what the newest of this name was made of was not recorded"
+    assert config.etl is not None
+    contents = window_contents(sources) if isinstance(sources, PinnedWindow) else contents_of(sources)
+    now = made_of(config.etl, contents, pyspark.__version__, config.spark.settings())
+    found = what_differs(newest.lineage.made_of, now)
+    if not found:
+        return f"that of {newest.created_at} was made of the same, and is not whole"
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"against that of {newest.created_at} differs: {', '.join(found[:SHOWN])}{more}"
+
+
+def newest_dataset(config: RunConfig) -> DatasetManifest | None:
+    """The manifest of the recipe's dataset that was built last; None where there is none that can be read."""
+    root = open_storage(config.storage.datasets)
+    form = re.compile(rf"{re.escape(config.name)}-[0-9a-f]{{12}}")
+    paths = [root.path(f"{name}/{MANIFEST_NAME}") for name in root.list_folders() if form.fullmatch(name)]
+    there = [info for info in root.fs.get_file_info(paths) if info.mtime_ns is not None]
+    for info in sorted(there, key=lambda info: info.mtime_ns, reverse=True):
+        with suppress(ManifestError):
+            return read_manifest(root.at(info.path.split("/")[-2]))
+    return None
 
 
 def find(config: RunConfig, fingerprint: str) -> Dataset | None:

@@ -80,13 +80,16 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
     config, began = resolved.config, time.monotonic()
     sources = hooks.pin(config, session)
     fingerprint = etl_step.wanted_fingerprint(config, sources)
+    runs = Runs(config.storage.runs, config.name)
+    if not hooks.leased:
+        runs.check_free(config, fingerprint)
     found = etl_step.find(config, fingerprint) if etl else etl_step.require(config, fingerprint)
     if found is not None:
         check_against(config, found)
     else:
         check_folders(config, [DATASETS])
         check_foreseen(config, etl_step.foresee(session(), config, sources))
-    runs, commit = Runs(config.storage.runs, config.name), git_commit(Path(__file__).parent) or ""
+    commit = git_commit(Path(__file__).parent) or ""
     others: Others = "same dataset" if hooks.leased else "any"
     with runs.begin(config, fingerprint, hooks.leased, others) as (record, continued):
         job_id = f"{config.name}/{record.folder}"

@@ -17,6 +17,7 @@ from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifes
 from sparkring.conf.rules.strategies import strategy_notes
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines import etl_step
+from sparkring.pipelines.etl_step import Sources
 from sparkring.pipelines.spark import session_settings, submitted
 from sparkring.training.data.batch import SAMPLE
 from sparkring.training.data.columns import is_fixed
@@ -224,11 +225,17 @@ def known_manifest(config: RunConfig) -> DatasetManifest | None:
             "only Spark finds the dataset of a catalog's or database's tables, and this command starts nothing: name "
             "the folder that `sparkring etl` built, etl=null dataset=FOLDER"
         )
-    try:
-        found = etl_step.find(config, etl_step.wanted_fingerprint(config, etl_step.pin(config, _no_session)))
-    except ValueError:  # sources are not there
-        return None
+    sources = pinned_without_spark(config)
+    found = None if sources is None else etl_step.find(config, etl_step.wanted_fingerprint(config, sources))
     return found.manifest if found is not None else None
+
+
+def pinned_without_spark(config: RunConfig) -> Sources | None:
+    """The pinned sources of a recipe whose sources need no Spark; None where they are not there."""
+    try:
+        return etl_step.pin(config, _no_session)
+    except ValueError:
+        return None
 
 
 def _no_session() -> SparkSession:

@@ -157,6 +157,21 @@ class Runs:
                 chosen = self._choose(config, fingerprint, held, skip_taken, others)
             yield chosen
 
+    def check_free(self, config: RunConfig, fingerprint: str) -> None:
+        """RunTaken where `begin` would find its run held by another command. Nothing is written."""
+        if not config.checkpoint.resume:
+            return
+        same, _ = self._unfinished(training_digest(config), fingerprint)
+        with ExitStack() as held, self._alone():
+            if same and not self._hold(same[0], this_process(), held):
+                raise self._taken(same[0])
+
+    def _taken(self, record: RunRecord) -> RunTaken:
+        return RunTaken(
+            f"{self.storage.at(record.folder).uri}: the same run is being trained by process {record.pid}; "
+            "wait for it, or set checkpoint.resume=false to train another beside it"
+        )
+
     def _alone(self) -> AbstractContextManager[None]:
         """A lock, so that one command at a time looks for its run; on local disks only, see above."""
         return exclusive(Path(self.storage.path(".lock"))) if self.storage.is_local else nullcontext()
@@ -207,10 +222,7 @@ class Runs:
             if self._hold(record, here, held):
                 return record
             if not skip_taken:
-                raise RunTaken(
-                    f"{self.storage.at(record.folder).uri}: the same run is being trained by process {record.pid}; "
-                    "wait for it, or set checkpoint.resume=false to train another beside it"
-                )
+                raise self._taken(record)
         return None
 
     def _take_other(

@@ -1,9 +1,11 @@
-"""Signals to a job whose ranks run: a checkpoint, an orderly stop, a kill."""
+"""Signals to a job: an end at once; where its ranks run: a checkpoint, an orderly stop, a kill."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,54 @@ from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import Cancelled, WorkerFailed
 
 log = logging.getLogger(__name__)
+AGAIN = "sparkring: interrupted again: ended at once\n"
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGTERM or SIGHUP. py4j leaves a connection in order after a KeyboardInterrupt only."""
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Leave the block as KeyboardInterrupt at Ctrl-C, and as Stopped at SIGTERM or SIGHUP (a closed terminal).
+
+    While it is left, a second Ctrl-C ends the process; other signals change nothing, since shells and systemd send two.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def on_signal(number: int, _: Any) -> None:
+        received.append(number)
+        if len(received) > 1:
+            if number == signal.SIGINT:
+                os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, AGAIN.encode())
+                os._exit(128 + signal.SIGINT)
+            return
+        raise _stop(number)
+
+    before = {number: signal.signal(number, on_signal) for number in _ends()}
+    try:
+        yield
+    except Exception as error:
+        if not received:
+            raise
+        log.debug("while the job was stopped: %s", error)  # Spark's connection is gone
+        raise _stop(received[0]) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(number: int) -> KeyboardInterrupt:
+    return KeyboardInterrupt() if number == signal.SIGINT else Stopped(f"stopped by {signal.Signals(number).name}")
+
+
+def _ends() -> set[signal.Signals]:
+    """The signals that end a job; not SIGHUP under nohup."""
+    ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    return ends if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else ends - {signal.SIGHUP}
 
 
 @contextmanager
@@ -41,10 +91,7 @@ def obeying_signals(control: Control, grace_s: float) -> Iterator[None]:
         timer.daemon = True
         timer.start()
 
-    ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
-        ends.remove(signal.SIGHUP)
-    before = {number: signal.signal(number, on_signal) for number in ends}
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, on_signal) for number in _ends()}
     before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: control.checkpoint())
     try:
         yield

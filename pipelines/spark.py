@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -97,7 +98,8 @@ def spark_session(name: str, config: SparkConfig, launch: LaunchConfig) -> Itera
         builder = SparkSession.builder
         for key, value in settings.items():
             builder = builder.config(key, value)
-        spark = builder.getOrCreate()
+        with interrupts_kept():
+            spark = builder.getOrCreate()
     if borrowed:
         yield spark
         return
@@ -109,6 +111,17 @@ def spark_session(name: str, config: SparkConfig, launch: LaunchConfig) -> Itera
                 spark.stop()
     if jvm_log is not None:  # nobody needs it of a session that did not fail
         jvm_log.unlink(missing_ok=True)
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """Put back what Ctrl-C does: PySpark's own handler calls the JVM in the middle of another call, which fails."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def user_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import logging
 import re
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -28,6 +29,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, Struc
 
 from sparkring.conf.manifest import digest
 from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.session import GONE
 from sparkring.etl.sources.files import spark_paths
 from sparkring.etl.write import worker_uri
 
@@ -85,7 +87,8 @@ def land(rows: DataFrame, datasets_uri: str) -> Landing:
         folder.delete("")
         raise
     finally:
-        held.unpersist()
+        with suppress(*GONE):
+            held.unpersist()
     return landing
 
 

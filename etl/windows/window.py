@@ -37,7 +37,7 @@ from sparkring.etl.build import BuildRequest, Built, find_dataset
 from sparkring.etl.checks import Checked, add, judge
 from sparkring.etl.classes import added, fit_label
 from sparkring.etl.errors import EtlError, NoFiles
-from sparkring.etl.fingerprint import PACKAGE
+from sparkring.etl.fingerprint import PACKAGE, made_of
 from sparkring.etl.fit import fit
 from sparkring.etl.flags import fit_flags
 from sparkring.etl.rows import RowsJob
@@ -251,6 +251,7 @@ def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: S
             code_digest=code_digest(PACKAGE),
             config_digest=request.config_digest,
             application_id=last.application_id,
+            made_of=made_of(config, contents_of(pinned), job.spark.version, request.settings),
         ),
         parts=tuple(
             WindowPart(interval=p.interval, fingerprint=p.fingerprint, folder=folder, rows=p.accounting.rows_out)
@@ -258,6 +259,11 @@ def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: S
         ),
         missing=pinned.missing,
     )
+
+
+def contents_of(pinned: PinnedWindow) -> dict[str, str]:
+    """The fingerprint of each part, as `made_of` names it."""
+    return {f"the part {part.interval.label}": part.fingerprint for part in pinned.parts}
 
 
 def _failing(job: RowsJob, failing: Mapping[str, int], parts: Sequence[Part], folders: Sequence[str]) -> dict[str, int]:

@@ -37,7 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Writes the log above progress bars, where there are any: a line must not end up behind one."""
+    """Writes the log above progress bars, where there are any: a line must not end up behind one.
+
+    py4j writes the frames of a Ctrl-C to the root logger.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        of_py4j = record.name == "root" and f"{os.sep}py4j{os.sep}" in record.pathname
+        return not of_py4j and bool(super().filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
         bars = sys.modules.get("tqdm")  # commands that show none do not import it

@@ -13,6 +13,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.schedule.errors import TryLater
+from sparkring.pipelines.signals import Stopped
 from sparkring.pipelines.tracking.rules import StoreUnreachable
 from sparkring.training.launch.failure import Cancelled, LaunchError, WorkerFailed
 
@@ -25,6 +26,7 @@ EXITS: list[tuple[type[BaseException], Exit]] = [
     (TryLater, Exit.TRY_LATER),
     (StoreUnreachable, Exit.RESOURCES),
     (Cancelled, Exit.TERMINATED),
+    (Stopped, Exit.TERMINATED),
     (KeyboardInterrupt, Exit.INTERRUPTED),
 ]
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}

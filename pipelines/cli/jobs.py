@@ -23,6 +23,7 @@ from sparkring.pipelines.cli.arguments import (
 )
 from sparkring.pipelines.cli.exits import exit_code
 from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.signals import ended_by_signals
 from sparkring.pipelines.validate.trial import trial_overrides
 
 
@@ -203,6 +204,11 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | None = None) -> int:
+    with ended_by_signals():
+        return _do_announced(resolved, work, ds)
+
+
+def _do_announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | None) -> int:
     """Do a job's work, and tell the targets of `notify` how it ended. `ds`: its date; None: that of the recipe."""
     from sparkring.pipelines.tracking.openlineage.driver import check_installed
 

@@ -11,6 +11,7 @@ Shapes: N test rows, R the rank of the factorization.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from sparkring.conf.blocks.tracking import AlsConfig
+from sparkring.etl.session import GONE
 from sparkring.pipelines.evaluation.ranking import positive_rows
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 
@@ -62,8 +64,9 @@ def als_predictions(
         lists, of_list = vectors(model.userFactors, numbers[LIST], LIST, test.column(group))
         items, of_item = vectors(model.itemFactors, numbers[ITEM], ITEM, test.column(item))
     finally:
-        for frame in (pairs, *numbers.values()):
-            frame.unpersist()
+        with suppress(*GONE):
+            for frame in (pairs, *numbers.values()):
+                frame.unpersist()
     lists[-1] = lists[:-1].mean(axis=0)
     return products(lists, of_list, items, of_item)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from pyspark.sql import functions as F
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import Column
 from sparkring.conf.secrets import redact
-from sparkring.etl.session import described
+from sparkring.etl.session import GONE, described
 from sparkring.pipelines.display.spark_jobs import spark_progress
 from sparkring.pipelines.evaluation.binary import CLIP
 from sparkring.pipelines.evaluation.multiclass import class_counts
@@ -283,7 +284,8 @@ def fitted(model: Any, train: DataFrame, test: DataFrame) -> DataFrame:
         scored: DataFrame = model.fit(train).transform(test)
         return scored
     finally:
-        train.unpersist()
+        with suppress(*GONE):
+            train.unpersist()
 
 
 def logistic_scores(train: DataFrame, test: DataFrame) -> Scores:

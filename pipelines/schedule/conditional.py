@@ -77,6 +77,8 @@ class LocalFile(ConditionalFile):
         self._lock = path.with_name(f".{path.name}.lock")
 
     def read(self) -> Found | None:
+        if not self.path.parent.exists():  # which the lock would make
+            return None
         with exclusive(self._lock):
             return self._found()
 

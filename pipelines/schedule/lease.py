@@ -105,6 +105,20 @@ def to_be_watched_s(state: LeaseState | None, age_s: float, duration_s: float, h
     return None if age_s <= state.duration_s else state.duration_s / RENEWALS
 
 
+def check_free(file: ConditionalFile, request: LeaseRequest) -> None:
+    """DateTaken where `take` would find the lease held. Nothing is written or waited for."""
+    found = file.read()
+    state = read_state(found, file.uri) if found is not None else None
+    if found is None or state is None or request.replace:
+        return
+    if to_be_watched_s(state, found.age_s, request.duration_s, this_process()) is None:
+        raise _taken(file, state)
+
+
+def _taken(file: ConditionalFile, state: LeaseState | None) -> DateTaken:
+    return DateTaken(f"{file.uri}: {state} holds it; try again when that has ended")
+
+
 def take(file: ConditionalFile, request: LeaseRequest) -> Lease:
     """Take the lease. DateTaken where another holds it."""
     here = this_process()
@@ -149,7 +163,7 @@ def _take_over(
             _wait_for_end(state, request.clock)
         return version
     if wait_s is None:
-        raise DateTaken(f"{file.uri}: {state} holds it; try again when that has ended")
+        raise _taken(file, state)
     if wait_s:
         log.warning("%s: not renewed for %.0f s; watched for %.0f s, then taken", file.uri, found.age_s, wait_s)
         request.clock.sleep(wait_s)

@@ -84,6 +84,13 @@ class Ledger:
         self.storage.put_atomic(f"{record.ds}/{STATE}", record.to_json())
         return record
 
+    def restore(self, ds: str, before: DateRecord | None) -> None:
+        """Make the entry of a date what it was before a job; `before`: None where it had none."""
+        if before is None:
+            self.storage.delete(f"{ds}/{STATE}")
+        else:
+            self.write(before)
+
     def dates(self) -> list[str]:
         """The dates that have an entry, oldest first."""
         return [ds for ds in self.storage.list_folders() if self.storage.exists(f"{ds}/{STATE}")]

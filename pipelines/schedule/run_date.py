@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from threading import Timer
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sparkring.conf.load import Resolved
+from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.schedule.block import ScheduleConfig, seconds
 from sparkring.conf.schedule.dates import DataInterval
 from sparkring.conf.secrets import redact
@@ -27,7 +27,7 @@ from sparkring.pipelines.housekeeping.notify import announce_late
 from sparkring.pipelines.runs import Runs
 from sparkring.pipelines.schedule.conditional import conditional_file
 from sparkring.pipelines.schedule.errors import LeaseLost, NotReady, TryLater
-from sparkring.pipelines.schedule.lease import Lease, LeaseRequest, held
+from sparkring.pipelines.schedule.lease import Lease, LeaseRequest, check_free, held
 from sparkring.pipelines.schedule.ledger import DateRecord, DateStatus, Ledger
 from sparkring.pipelines.schedule.upstream import wait_for
 from sparkring.pipelines.validate.folders import check_folders
@@ -127,9 +127,9 @@ def do_date(resolved: Resolved, options: DateOptions, shared: Shared = ALONE) ->
     assert schedule is not None
     check_ended(interval, datetime.now(UTC))
     wait_for(schedule.wait_for, seconds(schedule.wait_timeout))
-    if options.train:
-        check(resolved)
     job = DateJob(resolved, options, ledger, DateRecord(ds=interval.ds, status="running"))
+    check_leases(job, interval.ds, shared)
+    check(resolved, options)
     with job_leases(job, interval.ds, shared) as job.leases:
         record = ledger.read(interval.ds)  # another may have finished it before we took its lease
         if record is not None and is_done(record, options):
@@ -137,21 +137,34 @@ def do_date(resolved: Resolved, options: DateOptions, shared: Shared = ALONE) ->
         return work(job, interval, record, shared)
 
 
-def check(resolved: Resolved) -> None:
-    """Raise an error for a wrong recipe: the entry of a date says what became of its data, not of a mistyped key."""
-    from sparkring.pipelines.validate.recipe import check_recipe
+def check(resolved: Resolved, options: DateOptions) -> None:
+    """Raise an error for a wrong recipe: the entry of a date says what became of its data, not of a mistyped key.
 
-    check_recipe(resolved.config)
+    No table is looked at: what is wrong with one is the date's.
+    """
+    from sparkring.pipelines.validate.tables import check_declared
+
+    if options.train:
+        from sparkring.pipelines.validate.recipe import check_recipe
+
+        check_recipe(resolved.config)
+    check_declared(resolved.config)
 
 
 def work(job: DateJob, interval: DataInterval, before: DateRecord | None, shared: Shared) -> DateRecord:
-    """Run the job of a date under its leases, and store how it ended."""
+    """Run the job of a date under its leases, and store how it ended.
+
+    Where the recipe turns out to be wrong before the date has a dataset, its entry becomes what it was.
+    """
     job.record = begun(interval.ds, before, epoch=job.leases[-1].epoch)
     job.update()
     try:
         with announced_when_late(job, interval):
             code = start_job(job, shared)
     except BaseException as error:
+        if isinstance(error, ConfigError) and job.record.dataset is None:
+            put_back(job, before)
+            raise
         status: DateStatus = "interrupted" if ended_by(error) == "interrupted" else "failed"
         try:
             store_end(job, interval, status, job.options.exit_of(error), redact(str(error) or type(error).__name__))
@@ -198,6 +211,15 @@ def store_end(job: DateJob, interval: DataInterval, status: DateStatus, code: in
         late=late,
         **(scored(job) if status == "succeeded" else {}),
     )
+
+
+def put_back(job: DateJob, before: DateRecord | None) -> None:
+    """Make the entry of a date what it was. An error of the storage must not hide what ended the job."""
+    job.check("the entry of the date")
+    try:
+        job.ledger.restore(job.record.ds, before)
+    except OSError as error:
+        log.error("%s: its entry still says %r: %s", job.record.ds, job.record.status, error)
 
 
 def scored(job: DateJob) -> dict[str, Any]:
@@ -309,10 +331,21 @@ def announced_when_late(job: DateJob, interval: DataInterval) -> Iterator[None]:
         tell.cancel()
 
 
+def own_paths(job: DateJob, ds: str, shared: Shared) -> list[str]:
+    """The leases that the job of a date takes itself."""
+    return lease_paths(job.schedule, ds)[len(shared.leases) :]
+
+
+def check_leases(job: DateJob, ds: str, shared: Shared) -> None:
+    """DateTaken where another holds a lease of the date. None is taken: that comes after seconds of checks."""
+    for path in own_paths(job, ds, shared):
+        check_free(conditional_file(job.ledger.storage, path), lease_request(job.schedule, ds))
+
+
 @contextmanager
 def job_leases(job: DateJob, ds: str, shared: Shared) -> Iterator[tuple[Lease, ...]]:
     """Hold the leases of a date for the block; those that are shared are held already."""
-    paths = lease_paths(job.schedule, ds)[len(shared.leases) :]
+    paths = own_paths(job, ds, shared)
     with ExitStack() as stack:
         own = [
             stack.enter_context(hold_lease(job.ledger.storage, path, job.schedule, ds, lambda why: stop(job, why)))
@@ -338,9 +371,12 @@ def hold_lease(
         what: is done under it, for people.
         on_lost: called with the reason from another thread.
     """
-    request = LeaseRequest(what, seconds(schedule.lease), replace=schedule.concurrency == "replace")
-    with held(conditional_file(storage, path), request, on_lost) as lease:
+    with held(conditional_file(storage, path), lease_request(schedule, what), on_lost) as lease:
         yield lease
+
+
+def lease_request(schedule: ScheduleConfig, what: str) -> LeaseRequest:
+    return LeaseRequest(what, seconds(schedule.lease), replace=schedule.concurrency == "replace")
 
 
 def stop_at_once(why: str, record: DateRecord) -> NoReturn:

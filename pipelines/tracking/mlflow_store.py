@@ -253,13 +253,18 @@ class MlflowSink:
         self.journal.state["ended"] = [ended for ended in self.journal.state.get("ended", []) if ended != key]
 
     def _resumable(self, op: ops.StartRun, parent: str | None) -> str | None:
-        """The newest unfinished run of the same job and key (below the same parent)."""
+        """The newest run of the same job and key: a part of this job, finished or not; else one that is unfinished.
+
+        A part may have finished before its driver died: it is done again, of what it had stored.
+        """
         wanted = f"tags.`sparkring.job` = '{op.tags.get('sparkring.job', '')}' and tags.`sparkring.key` = '{op.key}'"
         if parent:
             wanted += f" and tags.`mlflow.parentRunId` = '{parent}'"
         runs = self._connect().search_runs([self._experiment], wanted, order_by=["attributes.start_time DESC"])
         newest = runs[0] if runs else None
-        return newest.info.run_id if newest is not None and newest.info.status != "FINISHED" else None
+        if newest is None or (parent is None and newest.info.status == "FINISHED"):
+            return None
+        return newest.info.run_id
 
     def _close_abandoned(self) -> None:
         client, here = self._connect(), this_process()

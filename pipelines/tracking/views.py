@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sparkring.conf.plain_text import in_markdown
 from sparkring.pipelines.tracking.rules import DATE, DECISION, ERROR, HISTORY, REASON, RECIPE
 
 VIEW = "mlflow.sharedViewState."  # tag of an experiment
@@ -210,10 +211,10 @@ def decision_text(tags: Mapping[str, str]) -> str:
     if DECISION not in tags:
         return ""
     text = " ".join(filter(None, [tags.get(DATE), tags[DECISION]]))
-    return (f"{text}: {tags[REASON]}" if tags.get(REASON) else text)[:LONGEST_TEXT]
+    return (f"{text}: {in_markdown(tags[REASON])}" if tags.get(REASON) else text)[:LONGEST_TEXT]
 
 
 def decision_note(tags: Mapping[str, str], model: str, version: str) -> str:
     """The description of a run: what was decided of the version that it has registered, with a link."""
-    reason = f": {tags[REASON]}" if tags.get(REASON) else ""
+    reason = f": {in_markdown(tags[REASON])}" if tags.get(REASON) else ""
     return f"[{model} version {version}](#/models/{model}/versions/{version}?{TRAINING}) {tags[DECISION]}{reason}"

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
 from sparkring.etl.sources.examine import Examined
+from sparkring.pipelines import etl_step
 from sparkring.pipelines.etl_step import pins_without_spark
-from sparkring.pipelines.plan import known_manifest
+from sparkring.pipelines.plan import pinned_without_spark
 from sparkring.pipelines.runs import Runs, training_digest
 
 HASHED_BYTES = 1 << 30  # of sources, up to which a dry run reads them to find the dataset
@@ -42,7 +43,11 @@ def _built(config: RunConfig, examined: Examined) -> str:
     what = f"dataset  {folder}: {len(config.etl.features)} features of {config.etl.rows!r}"
     if not pins_without_spark(config) or sum(examined.bytes.values()) > HASHED_BYTES:
         return f"{what}; whether it is built already is found when its tables are read"
-    return f"{what}; {'is built already' if known_manifest(config) else 'would be built'}"
+    sources = pinned_without_spark(config)
+    if sources is not None and etl_step.find(config, etl_step.wanted_fingerprint(config, sources)) is not None:
+        return f"{what}; is built already"
+    why = etl_step.why_built(config, sources) if sources is not None else ""
+    return f"{what}; would be built{f': {why}' if why else ''}"
 
 
 def _trained(config: RunConfig) -> Iterator[str]:

@@ -24,6 +24,11 @@ def check_tables(config: RunConfig, folders: Sequence[str]) -> None:
     check_folders(config, folders)
 
 
+def check_declared(config: RunConfig) -> None:
+    """Raise ConfigError with what is wrong with a recipe's tables and rows as they are declared; none is looked at."""
+    table_problems(config, Examined()).raise_any(config.name)
+
+
 def examine(config: RunConfig, pinned_soon: bool = False) -> Examined:
     """Examine the recipe's tables, where their declarations are right; nothing without an etl block.
 

@@ -147,3 +147,56 @@ def test_the_command_line_extends_nothing_and_editors_know_the_key(
     assert main(["config", "show", str(tmp_path / "mine.yaml")]) == Exit.OK
     shown = capsys.readouterr().out
     assert any(line.split() == ["optim.lr", "0.5", "base.yaml:4"] for line in shown.splitlines())
+
+
+KINDS = {
+    "categorical": "kind: categorical, column: hour, min_count: 3, max_size: 9",
+    "hashed": "kind: hashed, column: hour",
+    "numeric": "kind: numeric, column: hour, transform: log1p, indicator: never, scale: false",
+    "cyclic": "kind: cyclic, column: hour, period: 24",
+    "passthrough": "kind: passthrough, column: hour, dtype: float16",
+    "image": "kind: image, column: hour, shape: [8, 8, 1], fit: crop",
+}
+NEEDED = {"cyclic": ", period: 12", "image": ", shape: [4, 4, 3]"}
+
+
+@pytest.mark.parametrize("after", KINDS)
+@pytest.mark.parametrize("before", KINDS)
+def test_a_feature_of_another_kind_keeps_only_what_that_kind_has(tmp_path: Path, before: str, after: str) -> None:
+    """`period: null` was needed, which no message said."""
+    base = (
+        "name: base\netl:\n  sources: {t: {path: t.csv, columns: {hour: int}}}\n  rows: t\n"
+        "  features:\n    x:\n      FEATURE\n"
+    ).replace("FEATURE", KINDS[before].replace(", ", "\n      ").replace("\n      8\n      1]", ", 8, 1]"))
+    mine = f"extends: base.yaml\netl: {{features: {{x: {{kind: {after}{NEEDED.get(after, '')}}}}}}}\n"
+    found = load_config(write(tmp_path, mine=mine, base=base))
+    etl = found.config.etl
+    assert etl is not None
+    feature = etl.features["x"]
+    assert (feature.kind, feature.column) == (after, "hour")
+    if before != after:
+        plain = type(feature).model_validate({"kind": after, "column": "hour"} | feature.model_dump(exclude_unset=True))
+        assert feature == plain
+    prefix = "etl.features.x."
+    known = {key.removeprefix(prefix).partition(".")[0] for key in found.origins if key.startswith(prefix)}
+    assert known == set(type(feature).model_fields), "no line of a key that is gone"
+    wrong = write(tmp_path, mine=mine.replace(f"kind: {after}", f"kind: {after}, colum: x"), base=base)
+    assert any("etl.features.x.colum" in problem for problem in problems(wrong))
+
+
+def test_a_mistyped_key_of_the_other_recipe_stays_an_error_when_the_kind_changes(tmp_path: Path) -> None:
+    base = "etl: {sources: {t: {path: t.csv, columns: {h: int}}}, rows: t, features: {h: {kind: cyclic, perod: 24}}}\n"
+    mine = "extends: base.yaml\nname: mine\netl: {features: {h: {kind: numeric}}}\n"
+    (said,) = problems(write(tmp_path, mine=mine, base=base))
+    assert "etl.features.h.perod" in said and "base.yaml:1" in said
+    unknown = write(tmp_path, mine=mine.replace("numeric", "numric"), base=base.replace("perod", "period"))
+    assert "did you mean 'numeric'" in problems(unknown)[0]
+
+
+def test_arguments_of_a_users_own_have_no_kinds(tmp_path: Path) -> None:
+    base = "name: base\ndataset: /data/x\nmodel: {args: {width: 8, head: {kind: cyclic, period: 3}}}\n"
+    mine = "extends: base.yaml\nmodel: {args: {head: {kind: numeric}}}\n"
+    assert load_config(write(tmp_path, mine=mine, base=base)).config.model.args == {
+        "width": 8,
+        "head": {"kind": "numeric", "period": 3},
+    }

@@ -4,7 +4,7 @@ import sys
 from types import SimpleNamespace
 
 from sparkring.conf.blocks.etl import EtlConfig
-from sparkring.etl.fingerprint import dataset_fingerprint
+from sparkring.etl.fingerprint import dataset_fingerprint, made_of, what_differs
 from sparkring.etl.views import own_modules
 
 FEATURES = {"a": {"kind": "numeric"}, "b": {"kind": "numeric"}}
@@ -32,6 +32,27 @@ def test_the_fingerprint_is_of_content_not_of_place():
         fingerprint(config(rows="json:loads")),
     ]
     assert len({first, *others}) == 7
+
+
+def test_each_piece_of_a_fingerprint_has_a_name():
+    def pieces(config, content="x", spark="4.3.0", settings=None):
+        return made_of(config, {"etl.sources.t": content}, spark, settings or {})
+
+    first = pieces(config())
+    assert what_differs(first, pieces(config("elsewhere/t.csv"))) == []
+    other = {**FEATURES, "b": {"kind": "numeric", "transform": "log1p"}}
+    more = {**FEATURES, "c": {"kind": "numeric", "column": "a"}}
+    for after, said in (
+        (pieces(config(), content="y"), ["what etl.sources.t holds"]),
+        (pieces(config(), spark="4.4.0"), ["Spark's version"]),
+        (pieces(config(features=dict(reversed(FEATURES.items())))), ["the order of etl.features"]),
+        (pieces(config(features=other)), ["etl.features.b"]),
+        (pieces(config(features=more)), ["etl.features.c (new)"]),
+        (pieces(config(split={"seed": 1})), ["etl.split.seed"]),
+        (pieces(config(), settings={"spark.sql.caseSensitive": "true"}), ["spark.conf.spark.sql.caseSensitive (new)"]),
+    ):
+        assert what_differs(first, after) == said
+    assert what_differs(pieces(config(features=more)), first) == ["etl.features.c (gone)"]
 
 
 def test_settings_that_decide_rows_are_in_the_fingerprint_and_others_are_not():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,7 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
@@ -30,6 +34,8 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.windows.window import PinnedWindow
 from sparkring.pipelines import etl_step
+from sparkring.pipelines.cli import main
+from sparkring.pipelines.etl_job import run_etl
 from sparkring.pipelines.etl_step import (
     Dataset,
     data_errors_named,
@@ -39,6 +45,7 @@ from sparkring.pipelines.etl_step import (
     require,
     wanted_fingerprint,
 )
+from sparkring.pipelines.exit_codes import Exit
 
 MANIFEST = DatasetManifest(
     name="d", fingerprint="a" * 64, created_at="",
@@ -156,6 +163,52 @@ def test_one_job_hashes_every_source_file_once(tmp_path: Path, monkeypatch: pyte
     etl_step.build(None, resolved, sources, "commit", tracker)  # type: ignore[arg-type]
     assert fingerprints == [wanted]
     assert hashed == {str(table / name): 1 for name in ("a.csv", "b.csv", "c.csv")}
+
+
+def test_a_dry_run_says_why_a_dataset_is_built_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said that it would be, and not which of a hundred keys had changed it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "".join(f"{i},{i % 7},{i % 2}\n" for i in range(2000)))
+    recipe: dict[str, Any] = {
+        "name": "small",
+        "storage": {"datasets": "datasets", "runs": "runs"},
+        "tracking": {"enabled": False},
+        "train": {"global_batch": 20},
+        "etl": {
+            "sources": {"t": {"path": "t.csv", "columns": {"a": "int", "b": "int", "y": "boolean"}}},
+            "rows": "t",
+            "key": ["a"],
+            "features": {"a": {"kind": "numeric"}, "b": {"kind": "numeric"}},
+            "label": "y",
+        },
+    }
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+
+    def said(*words: str) -> str:
+        assert main(["run", "small.yaml", "--dry-run", *words]) == Exit.OK
+        return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("dataset"))
+
+    assert said().endswith("would be built")
+    assert run_etl(load_config("small.yaml"), session=lambda: spark) == Exit.OK
+    assert said().endswith("is built already")
+    assert said("optim.lr=0.5").endswith("is built already")
+    other = said("etl.features.b.transform=log1p")
+    assert re.search(r"would be built: against that of 20\S+ differs: etl.features.b$", other)
+    assert said("etl.split.seed=5").endswith("differs: etl.split.seed")
+    assert said("spark.conf={spark.sql.caseSensitive: true}").endswith("spark.conf.spark.sql.caseSensitive (new)")
+    turned = recipe | {"etl": recipe["etl"] | {"features": dict(reversed(recipe["etl"]["features"].items()))}}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(turned, sort_keys=False))
+    assert said().endswith("differs: the order of etl.features")
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "".join(f"{i},{i % 5},{i % 2}\n" for i in range(2000)))
+    assert said().endswith("differs: what etl.sources.t holds")
+    (folder,) = (tmp_path / "datasets").glob("small-*")
+    manifest = json.loads((folder / "_manifest.json").read_text())
+    manifest["lineage"].pop("made_of")
+    (folder / "_manifest.json").write_text(json.dumps(manifest))
+    assert said().endswith("would be built: what the newest of this name was made of was not recorded")
 
 
 IN_PARTS = """

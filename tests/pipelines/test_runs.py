@@ -175,6 +175,36 @@ def test_of_commands_started_in_the_same_moment_one_takes_the_run(tmp_path: Path
 
 
 @pytest.mark.parametrize("locks", [True, False])
+def test_a_run_is_looked_at_without_being_taken(tmp_path: Path, locks: bool) -> None:
+    """A second job in one folder was refused when Spark had started; it is before."""
+    job, other = resolved(tmp_path).config, resolved(tmp_path, "data.seed=9").config
+    runs = (Runs if locks else without_locks)(str(tmp_path / "runs"), "runs")
+    runs.check_free(job, "f")
+    script = BEGIN if locks else BEGIN.replace("runs = Runs(", "runs = without_locks(")
+    command = [sys.executable, "-c", script, str(tmp_path / "runs.yaml")]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT) as holder:
+        assert holder.stdout is not None and holder.stdin is not None and holder.stdout.readline() == "ready\n"
+        holder.stdin.write("go\n")
+        holder.stdin.flush()
+        folder = holder.stdout.readline().strip()
+        before = runs.read(folder)
+        with pytest.raises(RunTaken, match=f"{folder}: the same run is being trained by process {holder.pid}"):
+            runs.check_free(job, "f")
+        anyway = resolved(tmp_path, "data.seed=9", "checkpoint.allow_other_order=true").config
+        runs.check_free(anyway, "f")  # a live run of another training is passed over
+        runs.check_free(job, "another dataset")
+        runs.check_free(other, "f")
+        runs.check_free(resolved(tmp_path, "checkpoint.resume=false").config, "f")
+        assert runs.read(folder) == before
+        holder.communicate("end\n")
+    runs.check_free(job, "f")
+    with runs.begin(job, "f") as (record, continued):
+        assert continued and record.folder == folder
+        runs.update(folder, status="finished")
+        runs.check_free(job, "f")
+
+
+@pytest.mark.parametrize("locks", [True, False])
 def test_a_step_of_the_clock_gives_no_live_run_away(tmp_path: Path, private_mounts: list[str], locks: bool) -> None:
     """With the clock, the kernel moves the time of boot in /proc/stat, and so the create time of every process."""
     job = resolved(tmp_path).config

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing, suppress
+from pathlib import Path
 
+import psutil
 import pytest
 
 from sparkring.pipelines.signals import obeying_signals
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import Cancelled
 from sparkring.training.launch.messages import KillRank, StopTraining, WriteCheckpoint
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_signal_asks_for_a_checkpoint_and_training_goes_on() -> None:
@@ -55,3 +64,68 @@ def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
         assert not control.stopping and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+RECIPE = """
+name: slow
+storage: {datasets: data, runs: runs}
+tracking: {root: mlflow}
+spark: {master: "local[1]"}
+etl:
+  sources: {t: {path: t.csv, columns: {a: int, y: boolean}}}
+  rows: slow_rows_of_test:rows
+  features: {a: {kind: numeric}}
+  label: y
+"""
+ROWS = """
+from pathlib import Path
+
+def rows(tables):
+    Path("began").touch()
+    tables["t"].crossJoin(tables["t"].sparkSession.range(10**13)).count()
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "codes", "said"),
+    [
+        ([signal.SIGINT], {130}, "sparkring: interrupted\n"),
+        ([signal.SIGINT, signal.SIGINT], {130, -signal.SIGINT}, "sparkring: interrupted"),  # also while Python ends
+        ([signal.SIGHUP, signal.SIGHUP], {143}, "sparkring: stopped by SIGHUP\n"),
+        ([signal.SIGTERM], {143}, "sparkring: stopped by SIGTERM\n"),
+    ],
+    ids=["Ctrl-C", "Ctrl-C twice", "a closed terminal", "SIGTERM"],
+)
+def test_a_signal_ends_the_etl_in_one_line_and_leaves_nothing_running(
+    tmp_path: Path, sent: list[signal.Signals], codes: set[int], said: str
+) -> None:
+    """Ctrl-C printed frames of py4j; SIGHUP and SIGTERM left the run RUNNING in MLflow."""
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(100)))
+    (tmp_path / "slow.yaml").write_text(RECIPE)
+    (tmp_path / "slow_rows_of_test.py").write_text(ROWS)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "sparkring.pipelines.cli", "etl", "slow.yaml"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=log, start_new_session=True)
+    try:
+        while not (tmp_path / "began").exists():
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        time.sleep(1.0)  # so that the driver waits for Spark
+        family = psutil.Process(process.pid).children(recursive=True)
+        for number in sent:
+            os.killpg(process.pid, number)
+            time.sleep(0.2)
+        code = process.wait(timeout=300)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    text = (tmp_path / "log").read_text()
+    assert code in codes and said in text and "Traceback" not in text and "Py4J" not in text, text
+    _, alive = psutil.wait_procs(family, timeout=120)
+    assert family and not alive, "the JVM outlived the job"
+    if len(sent) == 1 or signal.SIGHUP in sent:  # a second Ctrl-C leaves that to the next job
+        (store,) = (tmp_path / "mlflow").glob("*.db")
+        with closing(sqlite3.connect(store)) as connection:
+            assert {status for (status,) in connection.execute("SELECT status FROM runs")} == {"KILLED"}

@@ -19,6 +19,7 @@ from sparkring.pipelines.schedule.lease import (
     Lease,
     LeaseRequest,
     LeaseState,
+    check_free,
     held,
     read_state,
     take,
@@ -54,6 +55,12 @@ def state(host: str = "elsewhere", pid: int = 7, **changed: object) -> LeaseStat
     holder = asdict(ProcessId(host, pid, 1))
     made = LeaseState(nonce="n", epoch=4, duration_s=DURATION_S, what="2024-03-05", since="now", **holder)
     return replace(made, **changed)  # type: ignore[arg-type]
+
+
+def found_in(file: ConditionalFile) -> Found:
+    found = file.read()
+    assert found is not None
+    return found
 
 
 def dead_process() -> ProcessId:
@@ -98,6 +105,26 @@ def test_a_lease_is_held_by_one_until_it_is_released(folder: Storage) -> None:
     assert take(file, request()).epoch == 2
     with pytest.raises(LeaseLost, match="this job released its lease; the model is not published"):
         first.check("the model")
+
+
+def test_a_lease_is_looked_at_without_being_taken(folder: Storage) -> None:
+    file, fake = conditional_file(folder, "dates/lease.json"), FakeClock()
+    check_free(file, request(fake))
+    assert file.read() is None and not folder.exists("dates")
+    with held(file, request(), lambda why: None) as lease:
+        before = found_in(file).version
+        with pytest.raises(DateTaken, match=f"2024-03-05, process {os.getpid()} on .* holds it; try again when"):
+            check_free(file, request(fake))
+        check_free(file, request(fake, replace=True))
+        assert found_in(file).version == before
+        lease.check("the model")
+    check_free(file, request(fake))
+    damaged = file.replace(b"{", found_in(file).version)
+    check_free(file, request(fake))  # taking it would watch it first
+    dead = replace(state(), **asdict(dead_process()))
+    assert damaged is not None and file.replace(dead.to_json(), damaged)
+    check_free(file, request(fake))
+    assert fake.slept == []
 
 
 def test_the_lease_of_a_process_that_was_killed_is_taken_at_once(folder: Storage) -> None:

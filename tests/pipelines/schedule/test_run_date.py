@@ -119,6 +119,63 @@ def test_a_mistyped_key_leaves_no_entry_and_is_found_before_the_job(tmp_path: Pa
     assert not began and Ledger(str(tmp_path / "runs"), "sales").read(DS) is None
 
 
+MISTYPED = {
+    "a label": "etl.label=amunt",
+    "a type": "etl.sources.sales.columns.amount=integr",
+    "a feature": "etl.features={amunt: {kind: numeric}}",
+    "a rows function": "etl.rows=no_such_module:rows",
+}
+
+
+@pytest.mark.parametrize("word", MISTYPED.values(), ids=MISTYPED.keys())
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("status", [None, "failed", "interrupted"])
+def test_a_recipe_that_is_wrong_leaves_the_entry_of_a_date_as_it_was(
+    tmp_path: Path, word: str, train: bool, status: Any
+) -> None:
+    """The date was marked failed, and backfill passed over it when the recipe was right again."""
+    ledger, said = Ledger(str(tmp_path / "runs"), "sales"), list[str]()
+    before = None if status is None else ledger.write(DateRecord(ds=DS, status=status, attempts=2, exit_code=3))
+    wrong = load_config(write_recipe(tmp_path), [word], DateRequest(DS))
+    with pytest.raises(ConfigError):
+        run_date(wrong, replace(OPTIONS, train=train), said.append)
+    assert json.loads(said[0])["exit_code"] == Exit.USAGE
+    assert ledger.read(DS) == before and not (tmp_path / f"runs/sales/dates/{DS}/lease.json").exists()
+
+
+@pytest.mark.parametrize("status", [None, "failed", "interrupted"])
+def test_what_a_job_finds_wrong_with_the_recipe_leaves_the_entry_as_it_was(
+    tmp_path: Path, job: Any, status: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(job: DateJob, _: Any = None) -> int:
+        job.update(parts={"2024-03-05": "ab"}, parts_digest="cd")
+        raise ConfigError("sales", ["report.groups = 'amunt': the dataset has no such column"])
+
+    def refuse_later(job: DateJob, _: Any = None) -> int:
+        job.update(dataset="datasets/x", fingerprint="ab")
+        raise ConfigError("sales", ["the dataset is there, and named in the entry"])
+
+    ledger = Ledger(str(tmp_path / "runs"), "sales")
+    before = None if status is None else ledger.write(DateRecord(ds=DS, status=status, attempts=2, exit_code=3))
+    monkeypatch.setattr(module, "start_job", refuse)
+    with pytest.raises(ConfigError, match="amunt"):
+        do_date(resolved(tmp_path), OPTIONS)
+    assert ledger.read(DS) == before and ledger.dates() == ([DS] if before else [])
+    monkeypatch.setattr(module, "start_job", refuse_later)
+    with pytest.raises(ConfigError, match="is there"):
+        do_date(resolved(tmp_path), OPTIONS)
+    assert (entry := ledger.read(DS)) is not None and (entry.status, entry.dataset) == ("failed", "datasets/x")
+
+
+def test_a_table_that_is_not_there_is_the_dates(tmp_path: Path) -> None:
+    said = list[str]()
+    with pytest.raises(EtlError, match="sales"):
+        run_date(resolved(tmp_path), replace(OPTIONS, train=False), said.append)
+    assert json.loads(said[0])["exit_code"] == Exit.DATA
+    entry = Ledger(str(tmp_path / "runs"), "sales").read(DS)
+    assert entry is not None and (entry.status, entry.exit_code) == ("failed", Exit.DATA)
+
+
 def test_a_date_whose_model_was_rejected_is_done_and_ends_as_it_did(tmp_path: Path, job: Any) -> None:
     began = job(lambda _: Exit.QUALITY)
     assert [run_date(resolved(tmp_path), OPTIONS, lambda _: None) for _ in range(2)] == [Exit.QUALITY] * 2
@@ -335,6 +392,23 @@ def test_a_date_that_is_done_imports_no_torch_and_starts_no_java(tmp_path: Path)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=100)
     assert done.stdout.splitlines()[-1] == "set() None 0", done.stderr
+
+
+@pytest.mark.parametrize("which", [LEASE, f"{DS}/{LEASE}"])
+def test_that_another_has_the_lease_is_said_before_torch_and_java(tmp_path: Path, which: str) -> None:
+    """It was said after all imports and checks, seconds later; a wrong recipe was looked at first."""
+    recipe, ledger = write_recipe(tmp_path), Ledger(str(tmp_path / "runs"), "sales")
+    script = (
+        "import sys; from pyspark import SparkContext; from sparkring.pipelines.cli import main\n"
+        f"code = main(['run', {recipe!r}, '--date', {DS!r}, 'etl.label=amunt'])\n"
+        "print({'torch', 'mlflow'} & sys.modules.keys(), SparkContext._gateway, code)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with hold_lease(ledger.storage, which, DAYS, "2024-03-04", lambda why: None) as lease:
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+        lease.check("the lease, which was only looked at")
+    assert done.stdout.splitlines()[-1] == "set() None 75", done.stderr
+    assert f"{which}: 2024-03-04, process {os.getpid()}" in done.stderr and ledger.dates() == []
 
 
 def test_the_command_line_runs_a_date(tmp_path: Path, job: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -215,6 +215,38 @@ def test_resume_keeps_the_run_the_params_and_the_curve(store: Path) -> None:
         assert tracker.run_id() != first[0]  # a finished job is not continued
 
 
+@pytest.mark.parametrize("end", [RuntimeError("boom"), KeyboardInterrupt()], ids=["failed", "killed"])
+def test_a_part_that_finished_before_its_job_ended_is_one_run_when_the_job_goes_on(
+    store: Path, end: BaseException
+) -> None:
+    """A driver that died behind the training left two finished runs `train` below one job."""
+    settings = quick(store)
+    with pytest.raises(type(end)), Tracker(settings, job="behind", name="behind") as tracker:
+        with tracker.part("train"):
+            tracker.metrics("train", 3, {"loss": 0.5})
+        first = (tracker.run_id(), tracker.run_id("train"))
+        with tracker.part("evaluate"):
+            raise end
+    with Tracker(settings, job="behind", name="behind", resume=True) as tracker:
+        with tracker.part("train"):
+            tracker.metrics("train", 3, {"loss": 0.5})
+            tracker.metrics("train", 4, {"loss": 0.25})
+        with tracker.part("evaluate"):
+            tracker.metrics("evaluate", 4, {"test/loss": 0.75})
+        assert (tracker.run_id(), tracker.run_id("train")) == first
+    client = client_of(settings)
+    parts = client.search_runs(
+        [client.get_run(first[0]).info.experiment_id], f"tags.`mlflow.parentRunId` = '{first[0]}'"
+    )
+    assert sorted((run.info.run_name, run.info.status) for run in parts) == [
+        ("evaluate", "FINISHED"),
+        ("train", "FINISHED"),
+    ]
+    assert history(client, str(first[1]), "loss") == [(3, 0.5), (4, 0.25)]
+    with Tracker(settings, job="behind", name="behind", resume=True) as tracker, tracker.part("train"):
+        assert tracker.run_id("train") != first[1]  # of another job: that one had finished
+
+
 def test_the_model_loads_in_a_fresh_process(store: Path, tmp_path: Path) -> None:
     settings = quick(store)
     (tmp_path / "model.json").write_text('{"factor": 3.0}')

@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 
-from sparkring.pipelines.tracking.views import VIEW, decision_text, links, noted, runs_view, scores_of, view_tags
+from sparkring.pipelines.tracking.rules import DECISION, REASON
+from sparkring.pipelines.tracking.views import (
+    VIEW,
+    decision_note,
+    decision_text,
+    links,
+    noted,
+    runs_view,
+    scores_of,
+    view_tags,
+)
 
 VALUES = [
     "steps", "cost/core_hours_etl", "test/loss", "test/champion/loss", "test/brier", "test/auc",
@@ -109,3 +119,12 @@ def test_a_description_keeps_its_own_lines_and_those_of_other_recipes() -> None:
 )  # fmt: skip
 def test_a_decision_in_a_line_begins_with_its_date(tags: dict[str, str], text: str) -> None:
     assert decision_text(tags) == text
+
+
+def test_a_reason_from_outside_is_shown_as_it_is() -> None:
+    """A column's name in a reason was read as Markdown: a link, a headline, an image."""
+    reason = "drift of [a](http://b) *c* <img src=x> | d"
+    shown = "drift of \\[a\\](http://b) \\*c\\* &#60;img src=x&#62; &#124; d"
+    tags = {DECISION: "held", REASON: reason}
+    assert decision_text(tags) == f"held: {shown}"
+    assert decision_note(tags, "m", "3").endswith(f") held: {shown}")
