@@ -22,6 +22,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "airflow": ("pipelines/schedule", "examples/schedulers"),
     "averaging": ("training/parallel/averaging",),
     "bound_quality": ("training/servers", "training/parallel/servers"),
+    "busy_machine": ("training/launch/host/fork_server.py",),
     "checkpoint_stall": ("training/checkpoint",),
     "codecs": ("training/parallel/data_parallel",),
     "compare": ("training/parallel",),

@@ -57,9 +57,10 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         env = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES and not k.startswith(PRIVATE_PREFIX)}
         env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(p or ".") for p in sys.path)
-        # A thread that waits for the others of its product would spin. Where something else wants its core, that took
+        # A thread that waits for others spins 300,000 times by default. Where something else wants its core, that took
         # nine tenths of the speed (benchmarks/results/busy_machine_2core_202611.md). Read when torch is imported.
-        env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if "OMP_WAIT_POLICY" not in env:
+            env.setdefault("GOMP_SPINCOUNT", "10000")
         code = "from sparkring.training.launch.host.fork_server import main; main()"
         command = [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid()), *preload]
         with theirs:

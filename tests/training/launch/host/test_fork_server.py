@@ -57,14 +57,20 @@ def test_a_rank_is_forked_runs_and_ends_and_the_server_takes_the_next() -> None:
         server.receive()
 
 
-def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_wait_for_each_other_with_few_spins_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """libgomp reads it when torch is imported, which the fork server does."""
 
-    def policy(ctx: Any) -> str:
+    def spins(ctx: Any) -> str | None:
         variables = Path(f"/proc/{os.getppid()}/environ").read_text().split("\0")
-        return next(each.partition("=")[2] for each in variables if each.startswith("OMP_WAIT_POLICY="))
+        return next((each.partition("=")[2] for each in variables if each.startswith("GOMP_SPINCOUNT=")), None)
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert run_local(JobSpec(policy, preload=()), 1).results == ["PASSIVE"]
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert run_local(JobSpec(spins, preload=()), 1).results == ["10000"]
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert run_local(JobSpec(spins, preload=()), 1).results == ["7"]
+    monkeypatch.delenv("GOMP_SPINCOUNT")
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert run_local(JobSpec(policy, preload=()), 1).results == ["ACTIVE"]
+    assert run_local(JobSpec(spins, preload=()), 1).results == [None]
