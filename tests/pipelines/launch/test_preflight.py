@@ -14,6 +14,7 @@ from sparkring.conf.code import code_digest
 from sparkring.pipelines.launch import preflight
 from sparkring.pipelines.launch.preflight import SlotRequest, check_hosts, check_slots, unreachable
 from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.channel.connection import listen
 from sparkring.training.launch.failure import Cancelled, LaunchError
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.host.info import (
@@ -108,10 +109,7 @@ def test_agents_reach_each_other_or_say_what_they_cannot_reach() -> None:
 @pytest.mark.ranks
 def test_who_has_knocked_at_the_stores_port_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody accepts there before rank 0 does: check after check filled the kernel's queue."""
-    create = socket.create_server
-    monkeypatch.setattr(
-        "sparkring.training.launch.host.agent.socket.create_server", lambda address, backlog: create(address, backlog=2)
-    )
+    monkeypatch.setattr("sparkring.training.launch.host.agent.listen", lambda address, backlog: listen(address, 2))
     with local_group(2, ()) as group:
         group.gather(2, 30)
         for _ in range(5):
