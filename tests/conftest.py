@@ -27,8 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A suite that a script runs in the background has Ctrl-C switched off, and so would all that it starts.
+    # A suite that runs in the background has Ctrl-C switched off, one under nohup SIGHUP, and so would all they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.addinivalue_line("markers", "horovod: needs Horovod, which set-up leaves out without a C++ compiler")
 
 
