@@ -162,8 +162,10 @@ class Runs:
         if not config.checkpoint.resume:
             return
         same, _ = self._unfinished(training_digest(config), fingerprint)
+        if not same:  # the lock below would make the folder
+            return
         with ExitStack() as held, self._alone():
-            if same and not self._hold(same[0], this_process(), held):
+            if not self._hold(same[0], this_process(), held):
                 raise self._taken(same[0])
 
     def _taken(self, record: RunRecord) -> RunTaken:

@@ -71,7 +71,7 @@ def _local_problem(folder: Path) -> str:
     if disk.f_flag & os.ST_RDONLY:
         return f"{there} is on a filesystem that is read-only"
     free = disk.f_bavail * disk.f_frsize
-    if free < LEAST_FREE_BYTES:
+    if disk.f_blocks and free < LEAST_FREE_BYTES:  # no blocks at all: it does not say, as mounts of object stores
         return f"{there} is on a disk that is full ({free:,} bytes are free)"
     if disk.f_files and not disk.f_favail:
         return f"{there} is on a filesystem that takes no more files (no inode is free)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pyarrow as pa
@@ -15,6 +16,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.etl.sources.examine import LOOKED_AT, examine_sources, spread
 from sparkring.pipelines.validate.folders import JOB_FOLDERS, storage_problems
 from sparkring.pipelines.validate.recipe import device_problems
+from sparkring.training.device import NO_GPU
 
 ETL = {"sources": {"t": {"path": "t", "format": "text"}}, "rows": "t", "features": {"path": {"kind": "categorical"}}}
 
@@ -24,15 +26,19 @@ def storage(**uris: str) -> RunConfig:
 
 
 def test_a_gpu_is_missed_only_where_the_ranks_run_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(has_gpu: bool, master: str | None, device: str = "cuda") -> int:
-        monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
-        monkeypatch.setattr("sparkring.pipelines.validate.recipe.submitted", lambda: False)
-        config = {"name": "a", "etl": ETL, "spark": {"master": master}, "train": {"device": device}}
-        return len([*device_problems(RunConfig.model_validate(config))])
+    def found(gpus: int, master: str | None, device: str = "cuda", **parallel: Any) -> list[str]:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+        monkeypatch.setattr("sparkring.pipelines.plan.submitted", lambda: False)
+        blocks = {"spark": {"master": master}, "train": {"device": device}, "launch": {"world": 2}}
+        config = {"name": "a", "etl": ETL, "parallel": parallel} | blocks
+        return [*device_problems(RunConfig.model_validate(config))]
 
-    assert found(has_gpu=False, master=None) == found(has_gpu=False, master="local[4]") == 1
-    assert found(has_gpu=True, master=None) == found(has_gpu=False, master="spark://a:7077") == 0
-    assert found(has_gpu=False, master=None, device="auto") == 0
+    assert found(0, None) == found(0, "local[4]") == [NO_GPU]
+    (line,) = found(1, None)
+    assert "launch.world = 2 ranks need a GPU each, and torch sees 1 on this host; set launch.world=1" in line
+    assert not found(2, None) and not found(0, "spark://a:7077") and not found(1, None, servers={"per_host": 1})
+    assert not found(0, None, device="auto") and not found(1, None, device="auto")
 
 
 def test_a_bucket_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
