@@ -29,8 +29,9 @@ from sparkring.conf.storage import Storage, check_below
 from sparkring.etl.errors import EtlError
 
 INSTALL = "pip install deltalake==1.6.6"
-ONLY_VACUUM = frozenset({"vacuumProtocolCheck"})  # asks nothing of who reads: which files VACUUM may delete
-READER_FEATURES = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint"}) | ONLY_VACUUM
+DELETED = "deletionVectors"
+ONLY_VACUUM = "vacuumProtocolCheck"  # asks nothing of who reads: which files VACUUM may delete
+READER_FEATURES = frozenset({"columnMapping", DELETED, "timestampNtz", "v2Checkpoint", ONLY_VACUUM})
 WITHOUT_FEATURE = (
     "remove it with the engine that keeps the table (ALTER TABLE ... DROP FEATURE ...), or copy the rows to a table "
     "without it (CREATE TABLE ... AS SELECT)"
@@ -201,12 +202,21 @@ class DeltaVersion:
                 f"{self.key}: version {self.version} needs the Delta feature {', '.join(unknown)} of its readers; done "
                 f"here are {', '.join(sorted(READER_FEATURES))}: {WITHOUT_FEATURE}"
             )
+        if self._has(DELETED) and self._has(ONLY_VACUUM):
+            raise EtlError(
+                f"{self.key}: version {self.version} has the Delta features {DELETED} and {ONLY_VACUUM}, and deltalake "
+                f"tells no deleted rows of a table with both: of {ONLY_VACUUM}, {WITHOUT_FEATURE}"
+            )
+
+    def _has(self, feature: str) -> bool:
+        return feature in (self.table.protocol().reader_features or ())
 
     def files(self) -> list[DeltaFile]:
         """List the data files, in the order of their paths."""
         with _named_errors(self.key, self.version):
             actions = pa.table(self.table.get_add_actions(flatten=False))
-            vectors = pa.table(self.table.deletion_vectors().read_all())
+            # deltalake tells no vectors of a table with vacuumProtocolCheck, which check_features refuses in that pair.
+            vectors = pa.table(self.table.deletion_vectors().read_all()) if self._has(DELETED) else None
         uris, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
         if outside := [uri for uri in uris if _is_outside(uri)]:
             raise EtlError(
@@ -214,7 +224,7 @@ class DeltaVersion:
                 "loses them when that one is vacuumed; declare that table, or a deep clone"
             )
         values = actions["partition"].to_pylist() if self.partition_columns else [{}] * len(uris)
-        deleted, none = self._deleted(vectors), np.empty(0, np.int64)
+        deleted, none = self._deleted(vectors) if vectors else {}, np.empty(0, np.int64)
         files = [
             DeltaFile(unquote(uri), size, value, deleted.pop(unquote(uri), none))
             for uri, size, value in zip(uris, sizes, values, strict=True)

@@ -303,12 +303,21 @@ def test_a_feature_that_deltalake_refuses_is_refused_with_its_words(table, featu
         opened(table)
 
 
-def test_every_feature_that_is_done_here_opens(table):
-    names = sorted(READER_FEATURES)
+@pytest.mark.parametrize("left_out", ["vacuumProtocolCheck", "deletionVectors"])
+def test_every_feature_that_is_done_here_opens(table, left_out):
+    names = sorted(READER_FEATURES - {left_out})
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": names, "writerFeatures": names}
     commit(table, [{"protocol": protocol}])
     found = opened(table)
     assert found.version == 5 and len(found.files()) == 5
+
+
+def test_deleted_rows_that_deltalake_does_not_tell_are_refused_when_the_table_is_opened(table):
+    names = ["deletionVectors", "vacuumProtocolCheck"]
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": names, "writerFeatures": names}
+    commit(table, [{"protocol": protocol}])
+    with pytest.raises(EtlError, match=r"version 5 has the Delta features deletionVectors and vacuumProtocolCheck"):
+        opened(table)
 
 
 def test_a_shallow_clone_is_refused(table):
