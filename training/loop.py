@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
-from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
+from typing_extensions import NotRequired, TypedDict  # pydantic asks for this one below Python 3.12
 
 from sparkring.conf.blocks.train import CheckpointConfig, TrainConfig
 from sparkring.conf.stored import Count
@@ -52,6 +52,7 @@ class LoopRecord(TypedDict):
     dataset: str
     order: dict[str, Any]
     config_digest: str
+    accumulate: NotRequired[int]  # of a model with batch normalization, whose statistics are of a pass's rows
 
 
 class Reporter(Protocol):

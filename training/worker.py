@@ -35,7 +35,7 @@ from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from sparkring.training.data.audit.parts import PartsAudit
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.parts import PartsReader
-from sparkring.training.data.resume import explain_difference
+from sparkring.training.data.resume import PASSES, explain_difference
 from sparkring.training.device import pick_device
 from sparkring.training.evaluation import WholeSplit, evaluate_split, wants_whole_split
 from sparkring.training.hooks import CheckpointSeen, EvaluationSeen, Hooks, StepSeen
@@ -59,6 +59,7 @@ from sparkring.training.models.initial import InitialModel
 from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.data_parallel.batch_norm import batch_norms
 from sparkring.training.parallel.servers.backup import BackupStrategy
 from sparkring.training.parallel.servers.link import ServersAt
 from sparkring.training.parallel.servers.strategy import ENGINE
@@ -177,12 +178,13 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
     steps = total_steps(config.train, reader.steps_per_epoch)
     sample = next(iter(valid.batches(0)), None) if strategy.needs_sample else None
     ctx.heartbeat(0, "prepare")
+    normalized = bool(batch_norms(model.module))
     strategy.prepare(model, parts.task, optimizer_factory(config.optim), sample, config.train.compile)
     record: dict[str, Any] = {  # a LoopRecord without its state
         "dataset": parts.manifest.fingerprint,
         "order": reader.order_state(),
         "config_digest": ctx.payload.get("config_digest", ""),
-    }
+    } | ({"accumulate": config.parallel.accumulate} if normalized else {})
     audit = open_audit(parts, reader)
     callbacks = make_callbacks(parts, reader, valid, record, audit)
     begun = begin(parts, reader, resume(parts, record), audit)
@@ -341,7 +343,7 @@ def check_usable(trainer: dict[str, Any], tables: Mapping[str, Sequence[Mapping[
 def resume(parts: Parts, record: dict[str, Any]) -> TrainerState:
     """Load the newest good checkpoint into the strategy and return its state; a new state without a checkpoint.
 
-    ValueError where the checkpoint is of another dataset or order, by name. checkpoint.resume is not looked at: it
+    ValueError where the checkpoint is of another dataset, order or pass, by name. checkpoint.resume is not looked at: it
     decides on the command's run folder, whose checkpoints are this run's own.
     """
     keep, strategy, checkpoints, latest = parts.config.checkpoint, parts.strategy, parts.checkpoints, parts.latest
@@ -355,9 +357,10 @@ def resume(parts: Parts, record: dict[str, Any]) -> TrainerState:
     strategy.load_state_dict(weights)
     load_tables(parts, latest)
     stored = check.validate_python(restored.trainer)
-    before = {"dataset": stored["dataset"]} | stored["order"]
-    if differences := explain_difference(before, {"dataset": record["dataset"]} | record["order"]):
-        message = f"{latest.uri}: was trained on another order of samples: {'; '.join(differences)}"
+    passes = record.get("accumulate")
+    before = {"dataset": stored["dataset"], PASSES: stored.get("accumulate", passes)} | stored["order"]
+    if differences := explain_difference(before, {"dataset": record["dataset"], PASSES: passes} | record["order"]):
+        message = f"{latest.uri}: was trained on other batches: {'; '.join(differences)}"
         if not keep.allow_other_order:
             raise ValueError(
                 f"{message}. Give the run another name, set checkpoint.resume=false to start anew, "

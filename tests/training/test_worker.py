@@ -445,12 +445,25 @@ def test_another_order_is_refused_by_name_unless_told_otherwise(
     assert told.result.steps == 30
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_other_passes_are_refused_where_batch_normalization_counts_their_rows(
+    group: WorkerGroup, table: Path, tmp_path: Path, world: int
+) -> None:
+    words = ["model={factory: tests.training.own_normalized:Normalized, inputs: [x, y]}"]
+    Job(tmp_path / "run", table, *words, "train.epochs=1").run(group, world)
+    more = [*words, "parallel.accumulate=2"]
+    with pytest.raises(WorkerFailed, match=r"parallel\.accumulate: 1 in the checkpoint, 2 now \(batch normalization"):
+        Job(tmp_path / "run", table, *more).run(group, world)
+    told = Job(tmp_path / "run", table, *more, "checkpoint.allow_other_order=true").run(group, world)
+    assert told.from_step == 10 and told.result.steps == 30
+
+
 def test_another_dataset_is_refused_by_name(
     group: WorkerGroup, table: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     Job(tmp_path / "run", table, "train.epochs=1").run(group, 1)
     other = write_table(tmp_path_factory.mktemp("other"), poisoned=True)
-    with pytest.raises(WorkerFailed, match=r"another order of samples: dataset: '\w+' in the checkpoint, '\w+' now"):
+    with pytest.raises(WorkerFailed, match=r"trained on other batches: dataset: '\w+' in the checkpoint, '\w+' now"):
         Job(tmp_path / "run", other).run(group, 1)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from sparkring.conf.blocks.data import Condition
 from sparkring.conf.stored import Count, Stored
 
+PASSES = "parallel.accumulate"
 MEANING = {
     "order_version": "the program that decides the order changed",
     "fingerprint": "another dataset",
@@ -16,6 +17,7 @@ MEANING = {
     "row_groups": "other row groups",
     "global_batch": "another global batch",
     "reader": "another reader",
+    PASSES: "batch normalization takes its statistics over the rows of a pass",
     "block_rows": "follows from the global batch and the lanes; data.block_rows keeps it",
 }
 
