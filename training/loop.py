@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NotRequired, Protocol
 
 import torch
-from typing_extensions import NotRequired, TypedDict  # pydantic asks for this one below Python 3.12
+from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from sparkring.conf.blocks.train import CheckpointConfig, TrainConfig
 from sparkring.conf.stored import Count

@@ -343,8 +343,8 @@ def check_usable(trainer: dict[str, Any], tables: Mapping[str, Sequence[Mapping[
 def resume(parts: Parts, record: dict[str, Any]) -> TrainerState:
     """Load the newest good checkpoint into the strategy and return its state; a new state without a checkpoint.
 
-    ValueError where the checkpoint is of another dataset, order or pass, by name. checkpoint.resume is not looked at: it
-    decides on the command's run folder, whose checkpoints are this run's own.
+    ValueError where the checkpoint is of another dataset, order or pass, by name. checkpoint.resume is not looked
+    at: it decides on the command's run folder, whose checkpoints are this run's own.
     """
     keep, strategy, checkpoints, latest = parts.config.checkpoint, parts.strategy, parts.checkpoints, parts.latest
     if latest is None:
