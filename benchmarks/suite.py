@@ -2,7 +2,7 @@
 
     python benchmarks/suite.py [--jobs 4] [--out results/suite_2core_202611.md] [tests/conf ...]
 
-Runs the suite as `make test` does, with this file as a plugin, and ends with its exit code. The processor's seconds of a
+Runs the suite as `make test` does, with this file as a plugin, and ends with its exit code. The processor seconds of a
 test are those of its worker and of all processes below it, the shared JVM too.
 """
 
