@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import ManifestError, digest
+from sparkring.conf.digest import digest
+from sparkring.conf.manifest import ManifestError
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
