@@ -1,7 +1,5 @@
 """What a model must show before an alias moves to it: the blocks `promote` and `drift`, and `warm_start`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator

@@ -1,7 +1,5 @@
 """The `schedule` block: which dates a recipe is run for, and how. Durations are texts: `90s`, `30m`, `2h`, `1d`."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime
 from typing import Annotated, Literal, Self
