@@ -157,7 +157,7 @@ def rows() -> list[Row]:
         light("config-show", "config", "show", "flights"),
         light("completion", "completion", "bash"),
         light("validate", "config", "validate", "flights"),
-        light("plan", "plan", "show", "flights"),
+        Row("plan", lambda p: ["plan", "show", "flights"], lambda p: p.run("etl", "flights"), uncounted=1, heavy=False),
         Row("done-date", lambda p: night(FIRST_NIGHT), first_night, uncounted=1, heavy=False),
         Row("found-files", lambda p: ["etl", "flights"], lambda p: p.run("etl", "flights"), uncounted=1, heavy=False),
         Row("found-delta", lambda p: ["etl", again], delta, uncounted=1, heavy=False),

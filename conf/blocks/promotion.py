@@ -19,6 +19,7 @@ HIGHER_IS_BETTER = {
 }
 """By task: the metrics of its held-out scores, and whether more of one is better."""
 NOT_RESAMPLED = {"calibration_error"}  # no mean over rows and no ranking: the bootstrap does not know it
+MODEL = "this model"  # its name among the scores
 COMPARED_TASKS = ("binary", "multiclass", "multilabel", "regression")  # of which a champion can be scored again
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
