@@ -34,8 +34,8 @@ from sparkring.conf.blocks.train import OptimConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.optim import build_optimizer
-from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.batching import slice_batch
+from sparkring.training.parallel.compose import build_strategy
 
 KINDS: dict[str, dict[str, Any]] = {
     "ring": {},

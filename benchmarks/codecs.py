@@ -37,8 +37,8 @@ from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.optim import build_optimizer
-from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.batching import slice_batch
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.data_parallel.codecs import sent_bytes
 from sparkring.training.parallel.data_parallel.coding_cost import coding_cost
 from sparkring.training.parallel.data_parallel.compress import compressed

@@ -57,7 +57,7 @@ from sparkring.training.launch.failure import cause_of
 from sparkring.training.models import loss as loss_module
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.optim import build_optimizer
-from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.data_parallel.codecs import QUANTIZERS
 from sparkring.training.parallel.data_parallel.zero import TorchZero
 from sparkring.training.parallel.mesh import Mesh

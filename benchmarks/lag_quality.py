@@ -29,7 +29,7 @@ from sparkring.etl.raw import unpack_flights
 from sparkring.training.data.batch import Batch
 from sparkring.training.data.features.xxhash64 import hash_whole
 from sparkring.training.models.sparse_embedding import SparseEmbedding
-from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.tasks import BinaryTask
 

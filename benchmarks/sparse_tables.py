@@ -44,7 +44,7 @@ from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.data.features.xxhash64 import hash_whole
 from sparkring.training.models.sparse_embedding import SparseEmbedding
-from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.tables.id_map import IdMap

@@ -1,7 +1,5 @@
 """The recipe as a whole: RunConfig has one field per block. Units: names in `_s` are seconds, in `_bytes` bytes."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

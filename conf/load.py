@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from sparkring.conf.bounded_yaml import parse_yaml
 from sparkring.conf.config import RunConfig
+from sparkring.conf.digest import digest
 from sparkring.conf.errors import ConfigError
-from sparkring.conf.manifest import digest
 from sparkring.conf.recipe_file import EXTENDS, read_recipe
 from sparkring.conf.rules.recipe import combination_problems, leaves
 from sparkring.conf.schedule.dated import ORIGIN, DateRequest, apply_date

@@ -8,7 +8,6 @@ Files hold values; `DatasetManifest.tensors` are what a model is given, by the f
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -504,8 +503,3 @@ def read_manifest(folder: Storage) -> DatasetManifest:
             "to build it again"
         )
     return manifest
-
-
-def digest(value: Any) -> str:
-    """sha256 (hex) of a JSON-able value in canonical form; the one way anything here is fingerprinted."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

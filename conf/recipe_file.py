@@ -6,7 +6,6 @@ import difflib
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ import yaml
 
 from sparkring.conf.bounded_yaml import key_lines, parse_yaml
 from sparkring.conf.errors import ConfigError
+from sparkring.conf.recipes import RECIPES, recipe_names
 
 MOST_CHARACTERS = 1 << 18
-RECIPES: Traversable = files("sparkring.conf.recipes")  # also where the code is shipped as a zip
 EXTENDS = "extends"
 TakesNull = Callable[[tuple[str, ...]], bool]
 OfOtherKinds = Callable[[tuple[str, ...], str], set[str]]
@@ -134,11 +133,6 @@ def name_of(where: str) -> str:
 def is_path(recipe: str) -> bool:
     """Whether a recipe is given by its path; else it is the name of a built-in one."""
     return recipe.endswith((".yaml", ".yml")) or "/" in recipe
-
-
-def recipe_names() -> list[str]:
-    """The built-in recipes."""
-    return sorted(p.name.removesuffix(".yaml") for p in RECIPES.iterdir() if p.name.endswith(".yaml"))
 
 
 def _find(recipe: str) -> tuple[str, str]:

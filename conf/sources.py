@@ -1,10 +1,8 @@
 """The raw tables of a recipe: one class per kind of source. Options have the names of Spark, Delta and Iceberg."""
 
-from __future__ import annotations
-
 import codecs
 import datetime as dt
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -31,7 +29,7 @@ class CsvOptions(Strict):
         return value
 
     @model_validator(mode="after")
-    def _differ(self) -> CsvOptions:
+    def _differ(self) -> Self:
         if self.sep == self.quote:
             raise ValueError(f"sep and quote are both {self.sep!r}")
         return self
@@ -92,7 +90,7 @@ class FilesSource(SourceConfig):
         return value
 
     @model_validator(mode="after")
-    def _columns_given(self) -> FilesSource:
+    def _columns_given(self) -> Self:
         if (self.format in WHOLE_FILES) != (not self.columns):
             whole = " and ".join(WHOLE_FILES)
             raise ValueError(f"columns must be declared for {', '.join(FILE_FORMATS)}, and may not be for {whole}")
@@ -104,7 +102,7 @@ class FilesSource(SourceConfig):
         return self
 
     @model_validator(mode="after")
-    def _partitions_fit(self) -> FilesSource:
+    def _partitions_fit(self) -> Self:
         both = {name: kind for name, kind in self.partitions.items() if name in self.columns}
         if differ := [name for name, kind in both.items() if self.columns[name] != kind]:
             raise ValueError(
@@ -145,7 +143,7 @@ class DeltaSource(SourceConfig):
     columns: dict[str, str] = Field({}, description="name -> Spark type, as in the table; {}: all of the table's")
 
     @model_validator(mode="after")
-    def _one_version(self) -> DeltaSource:
+    def _one_version(self) -> Self:
         if self.versionAsOf is not None and self.timestampAsOf is not None:
             raise ValueError("versionAsOf and timestampAsOf both name a version; leave one of them out")
         check_case("columns", self.columns)
@@ -204,7 +202,7 @@ class IcebergSource(SourceConfig):
         return value
 
     @model_validator(mode="after")
-    def _one_table_at_one_snapshot(self) -> IcebergSource:
+    def _one_table_at_one_snapshot(self) -> Self:
         if (self.table is None) == (self.path is None):
             raise ValueError("exactly one of table and path must be given")
         fields = type(self).model_fields
@@ -257,7 +255,7 @@ class JdbcSource(SourceConfig):
     columns: dict[str, str] = Field({}, description="name -> Spark type; {}: all of the table's")
 
     @model_validator(mode="after")
-    def _together(self) -> JdbcSource:
+    def _together(self) -> Self:
         check_case("columns", self.columns)
         if (self.dbtable is None) == (self.query is None):
             raise ValueError("give dbtable or query, one of them")
@@ -286,7 +284,7 @@ class CatalogSource(SourceConfig):
     columns: dict[str, str] = Field({}, description="name -> Spark type; {}: all of the table's")
 
     @model_validator(mode="after")
-    def _case(self) -> CatalogSource:
+    def _case(self) -> Self:
         check_case("columns", self.columns)
         return self
 

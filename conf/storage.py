@@ -23,14 +23,11 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow.fs as pafs
 
-from sparkring.conf.secrets import redact
+from sparkring.conf.uris import check_below, check_uri
 
 CHUNK_BYTES = 4 << 20
 LOOK_UP_AT_ONCE, LOOK_UP_THREADS = 100, 16  # files
 PART = ".part"
-ARROW_SCHEMES = {"", "file", "s3", "s3a", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
-NO_SECRETS = "which would be logged, tracked and sent to all ranks; give it by the environment (see docs/security.md)"
-S3_OPTIONS = {"endpoint_override", "scheme", "region", "request_timeout", "connect_timeout"}
 
 
 @dataclass(frozen=True)
@@ -242,13 +239,6 @@ class HashingFile(io.RawIOBase):
         return self._hasher.hexdigest()
 
 
-def check_below(path: str) -> str:
-    """The path; ValueError where it is absolute or may leave the folder it is relative to."""
-    if path.startswith("/") or "\0" in path or (".." in path and ".." in path.split("/")):
-        raise ValueError(f"{path!r} must stay below its folder: no leading `/`, no `..`")
-    return path
-
-
 def publish(file: BinaryIO, part: str, target: str) -> None:
     """Flush the open file `part` to the device and rename it to `target`, so that a power cut loses neither."""
     file.flush()
@@ -323,25 +313,6 @@ def exclusive(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def check_uri(uri: str) -> None:
-    """Check a storage URI without opening it.
-
-    Raises ValueError for credentials in it, a scheme that neither pyarrow nor fsspec knows, and unknown options.
-    """
-    if redact(uri) != uri:
-        raise ValueError(f"{redact(uri)} holds a secret, {NO_SECRETS}")
-    parts = urlsplit(uri)
-    if parts.scheme in ("s3", "s3a") and (unknown := dict(parse_qsl(parts.query)).keys() - S3_OPTIONS):
-        raise ValueError(f"{uri}: unknown option {sorted(unknown)} of s3; known: {sorted(S3_OPTIONS)}")
-    if parts.scheme not in ARROW_SCHEMES:
-        import fsspec
-
-        if "::" in uri:
-            raise ValueError(f"{uri}: `::` chains file systems, of which one may be any server; give the plain URI")
-        if parts.scheme not in fsspec.available_protocols():
-            raise ValueError(f"{uri}: no filesystem for scheme {parts.scheme!r} in pyarrow or fsspec")
 
 
 def open_storage(uri: str) -> Storage:

@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -24,7 +24,10 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from sparkring.conf.storage import Storage, check_below
+from sparkring.conf.uris import check_below
+
+if TYPE_CHECKING:
+    from sparkring.conf.storage import Storage
 
 MOST_BYTES = 1 << 30  # the index of a checkpoint of thousands of ranks is the largest file of this kind
 SHOWN = 3

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
+from typing import TYPE_CHECKING
 
 from sparkring.conf.errors import first_line
+
+if TYPE_CHECKING:
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
 
 
 class EtlError(ValueError):
@@ -26,7 +29,7 @@ class ChecksFailed(EtlError):
 
 def innermost(error: Py4JJavaError | PySparkException) -> str:
     """The first line of the innermost cause of an error in the JVM: what a driver or a file system answered."""
-    cause = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
+    cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)  # py4j's name and pyspark's
     if cause is None:
         return first_line(error)
     while cause.getCause() is not None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.code import code_digest
-from sparkring.conf.manifest import FORMAT_VERSION, digest
+from sparkring.conf.digest import digest
+from sparkring.conf.manifest import FORMAT_VERSION
 from sparkring.etl.session import decides_rows
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.views import own_modules

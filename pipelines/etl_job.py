@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from sparkring.conf.digest import digest
 from sparkring.conf.load import Resolved
-from sparkring.conf.manifest import digest
 from sparkring.pipelines import etl_step
 from sparkring.pipelines.context import NO_HOOKS, JobHooks
 from sparkring.pipelines.exit_codes import Exit

@@ -26,7 +26,7 @@ from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.own_optimizer import states_per_parameter
 from sparkring.training.parallel.check import layout_problems
-from sparkring.training.parallel.compose import choose_engine
+from sparkring.training.parallel.engine import choose_engine
 from sparkring.training.parallel.mesh import resolve_mesh
 from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
 from sparkring.training.planner.workload import OPTIMIZER_STATES

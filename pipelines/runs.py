@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal
 
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import digest
+from sparkring.conf.digest import digest
 from sparkring.conf.storage import Storage, exclusive, lock_file, open_storage
 from sparkring.conf.stored import CLOSED, Count, FolderName, Label, Sha256, StoredError, read, up_to
 from sparkring.pipelines.tracking.process_id import ProcessId, is_running, this_process

@@ -9,10 +9,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import Cancelled, WorkerFailed
+
+if TYPE_CHECKING:
+    from sparkring.training.launch.attempt import Control
 
 log = logging.getLogger(__name__)
 AGAIN = "sparkring: interrupted again: ended at once\n"

@@ -228,7 +228,9 @@ def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
     parallel, timeout_s = resolved.config.parallel, resolved.config.launch.collective_timeout_s
     servers = parallel.servers.per_host
     # Our own code is preloaded too: a retry starts seconds sooner.
-    preload = (*(("torch",) if parallel.engine == "torch" or servers else PRELOAD), module_of(ENTRY))
+    ring = ("torch",) if parallel.engine == "torch" or servers else PRELOAD
+    # torch's first optimizer imports dynamo: seconds, which a rank or its replacement would spend after it was forked.
+    preload = (*ring, "torch._dynamo", module_of(ENTRY))
     return JobSpec(
         ENTRY,
         payload,

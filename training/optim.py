@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from sparkring.conf.blocks.train import OptimConfig, ParameterGroup
 from sparkring.training.models.groups import group_of
+from sparkring.training.models.torch_private import is_dtensor
 from sparkring.training.own_optimizer import build_own_optimizer
 from sparkring.training.parallel.dtensor import local_tensor
 from sparkring.training.parallel.strategy import LR_SCALE
@@ -35,7 +35,7 @@ def parameter_groups(named: Named, weight_decay: float, groups: Sequence[Paramet
         if group is not None and group.weight_decay is not None:
             decay = group.weight_decay
         scale = 1.0 if group is None else group.lr_scale
-        sorted_out.setdefault((scale, decay, matrix, isinstance(parameter, DTensor)), []).append(parameter)
+        sorted_out.setdefault((scale, decay, matrix, is_dtensor(parameter)), []).append(parameter)
     return [
         {"params": params, "weight_decay": decay, "adapt": matrix, LR_SCALE: scale}
         for (scale, decay, matrix, _), params in sorted(sorted_out.items(), key=lambda item: item[0][2:], reverse=True)
@@ -59,7 +59,7 @@ def build_optimizer(named: Named, optim: OptimConfig) -> torch.optim.Optimizer:
 def whole_norm(tensor: torch.Tensor) -> torch.Tensor:
     """2-norm of the whole tensor, 0-dim, also where this rank holds only a shard of it (collective then)."""
     norm = torch.linalg.vector_norm(tensor)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return norm.full_tensor() if is_dtensor(norm) else norm
 
 
 def _ratio(weight_norm: torch.Tensor, update_norm: torch.Tensor) -> torch.Tensor:

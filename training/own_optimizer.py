@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from sparkring.conf.blocks.train import OptimConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.references import load_setting
+from sparkring.training.models.torch_private import is_dtensor
 from sparkring.training.parallel.state import fill_optimizer_state, load_optimizer_state, optimizer_tensors
 
 STEPS = 4
@@ -28,7 +28,7 @@ Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 def build_own_optimizer(groups: list[dict[str, Any]], optim: OptimConfig) -> torch.optim.Optimizer:
     """Make `optim.name` over parameter groups. ValueError where it does not go with shards."""
-    is_sharded = any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"])
+    is_sharded = any(is_dtensor(parameter) for group in groups for parameter in group["params"])
     if is_sharded and (problems := optimizer_problems(optim, is_sharded)):
         raise ValueError(problems[0])
     return _make(optim, groups)

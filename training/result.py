@@ -16,8 +16,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
+from sparkring.conf.blocks.promotion import MODEL
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import ManifestError, digest
+from sparkring.conf.digest import digest
+from sparkring.conf.manifest import ManifestError
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
@@ -25,7 +27,6 @@ from sparkring.training.models.start_match import StartMatch
 
 SUMMARY = "summary.json"
 GROUP_METRICS = ("loss", "auc", "macro_f1", "rmse")  # of groups in MLflow, as far as the task has them
-MODEL = "this model"  # its name among the scores
 _RESOLVED = ("config", "origins", "config_digest", "commit", "tracking_url")  # hold no secrets; see `to_json`
 Scores = dict[str, float]
 History = dict[str, list[tuple[Count, float]]]

@@ -58,7 +58,7 @@ from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.initial import InitialModel
 from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer
-from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.data_parallel.batch_norm import batch_norms
 from sparkring.training.parallel.servers.backup import BackupStrategy
 from sparkring.training.parallel.servers.link import ServersAt

@@ -1,7 +1,5 @@
 """The recipe's `data` block: the order of rows, what reads them, bad files and slow storage."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator

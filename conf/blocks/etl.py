@@ -1,9 +1,7 @@
 """The recipe's `etl` block: raw tables, views, checks, a split, features or packed text, shards."""
 
-from __future__ import annotations
-
 from datetime import date, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -46,7 +44,7 @@ class CheckConfig(Strict):
     )
 
     @model_validator(mode="after")
-    def _keys_of_kind(self) -> CheckConfig:
+    def _keys_of_kind(self) -> Self:
         wanted = {
             "range": {"column"},
             "null_share": {"column"},
@@ -92,7 +90,7 @@ class SplitConfig(Strict):
     seed: int = 0
 
     @model_validator(mode="after")
-    def _keys_of_kind(self) -> SplitConfig:
+    def _keys_of_kind(self) -> Self:
         if self.kind in ("time", "column") and not self.column:
             raise ValueError(f"a split by {self.kind} needs `column`")
         if self.kind == "hash" and self.column:
@@ -164,7 +162,7 @@ class PassthroughFeature(Strict):
     fill: float | int | bool | str | None = None
 
     @model_validator(mode="after")
-    def _fill_given(self) -> PassthroughFeature:
+    def _fill_given(self) -> Self:
         if (self.nulls == "fill") != (self.fill is not None):
             raise ValueError("`fill` and `nulls: fill` come together")
         return self
@@ -311,7 +309,7 @@ class EtlConfig(Strict):
         return [self.label] if isinstance(self.label, str) else self.label or []
 
     @model_validator(mode="after")
-    def _kinds_agree(self) -> EtlConfig:
+    def _kinds_agree(self) -> Self:
         if (self.kind == "text") != (self.text is not None):
             raise ValueError("`kind: text` and the `text` block come together")
         if self.kind == "text" and (self.features or self.label or self.weight or self.keep):
@@ -364,7 +362,7 @@ class EtlConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _parts_possible(self) -> EtlConfig:
+    def _parts_possible(self) -> Self:
         if self.interval is not None and (problem := parts_problem(self, self.interval)):
             raise ValueError(problem)
         return self

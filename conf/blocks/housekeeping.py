@@ -1,7 +1,5 @@
 """The blocks `retention` (which old runs and datasets are kept) and `notify` (who is told how jobs ended)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit

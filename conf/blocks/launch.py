@@ -1,7 +1,5 @@
 """The recipe's `parallel` and `launch` blocks: how ranks share a step, and how they are started."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator

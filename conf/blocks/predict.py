@@ -1,7 +1,5 @@
 """The `predict` block: rows that `sparkring predict` scores, with which model, and where the predictions go."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

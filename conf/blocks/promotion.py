@@ -1,7 +1,5 @@
 """What a model must show before an alias moves to it: the blocks `promote` and `drift`, and `warm_start`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
@@ -21,6 +19,7 @@ HIGHER_IS_BETTER = {
 }
 """By task: the metrics of its held-out scores, and whether more of one is better."""
 NOT_RESAMPLED = {"calibration_error"}  # no mean over rows and no ranking: the bootstrap does not know it
+MODEL = "this model"  # its name among the scores
 COMPARED_TASKS = ("binary", "multiclass", "multilabel", "regression")  # of which a champion can be scored again
 
 Fraction = Annotated[float, Field(ge=0, le=1)]

@@ -1,7 +1,5 @@
 """The recipe's `storage` and `spark` blocks: where files live, and the Spark session."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """The recipe's `tables` block: how the rows of hashed ids are held and trained."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator

@@ -1,7 +1,5 @@
 """The recipe's `tracking` and `report` blocks: where runs, metrics and models are recorded."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import entry_points
 from pathlib import Path

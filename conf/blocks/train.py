@@ -1,7 +1,5 @@
 """The recipe's `model`, `optim`, `train` and `checkpoint` blocks."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal, Self
 

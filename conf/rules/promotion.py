@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.blocks.promotion import (
@@ -15,8 +16,10 @@ from sparkring.conf.blocks.promotion import (
     MetricRule,
 )
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.storage import check_uri
+from sparkring.conf.uris import check_uri
+
+if TYPE_CHECKING:
+    from sparkring.conf.manifest import DatasetManifest
 
 COUNTED = ("numeric", "categorical")  # kinds of features
 

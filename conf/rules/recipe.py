@@ -14,7 +14,7 @@ from sparkring.conf.rules.promotion import nearest, promotion_problems
 from sparkring.conf.rules.strategies import table_problem
 from sparkring.conf.secrets import HIDDEN, redact, redacted
 from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
-from sparkring.conf.storage import NO_SECRETS, check_uri
+from sparkring.conf.uris import NO_SECRETS, check_uri
 
 BUILT_IN_TABULAR = "training.models.tabular:Tabular"
 BASELINE_METRICS = {

@@ -1,7 +1,5 @@
 """The `schedule` block: which dates a recipe is run for, and how. Durations are texts: `90s`, `30m`, `2h`, `1d`."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime
 from typing import Annotated, Literal, Self
@@ -11,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, field_
 from sparkring.conf.calendar import Unit, begin_of, number_of
 from sparkring.conf.schema import Strict, TimeZone
 from sparkring.conf.sources import as_text
-from sparkring.conf.storage import check_uri
+from sparkring.conf.uris import check_uri
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 SHORTEST_LEASE_S = 2

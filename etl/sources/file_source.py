@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkring.conf.manifest import digest
+from sparkring.conf.digest import digest
 from sparkring.conf.sources import FilesSource
 from sparkring.conf.storage import Storage
 from sparkring.etl.errors import EtlError

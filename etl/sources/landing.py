@@ -27,7 +27,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructField, StructType
 
-from sparkring.conf.manifest import digest
+from sparkring.conf.digest import digest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.session import GONE
 from sparkring.etl.sources.files import spark_paths

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.code import code_digest
-from sparkring.conf.manifest import digest
+from sparkring.conf.digest import digest
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, declared
 from sparkring.etl.rows import RowsJob, rows_of

@@ -25,7 +25,8 @@ from pyspark.sql.types import DateType, TimestampNTZType, TimestampType
 
 from sparkring.conf.blocks.etl import EtlConfig, IntervalConfig
 from sparkring.conf.code import code_digest
-from sparkring.conf.manifest import FORMAT_VERSION, Accounting, Column, DataFile, Lineage, digest
+from sparkring.conf.digest import digest
+from sparkring.conf.manifest import FORMAT_VERSION, Accounting, Column, DataFile, Lineage
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256, Stored, StoredError, read, up_to
 from sparkring.etl.checks import Checked

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.etl import EtlConfig, IntervalConfig
 from sparkring.conf.code import code_digest
+from sparkring.conf.digest import digest
 from sparkring.conf.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
@@ -29,7 +30,6 @@ from sparkring.conf.manifest import (
     Lineage,
     SplitInfo,
     WindowPart,
-    digest,
 )
 from sparkring.conf.sources import SourceConfig
 from sparkring.conf.storage import Storage, open_storage

@@ -1,14 +1,20 @@
-"""What the groups of commands share: adding a command, types of arguments, loading the recipe."""
+"""What the groups of commands share: adding a command, types of arguments, loading the recipe.
+
+A command imports what it runs in its own function: all commands wait for what modules of `cli` import at their top.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from sparkring.conf.load import ConfigError, Resolved, load_config
-from sparkring.conf.recipe_file import recipe_names
-from sparkring.conf.schedule.block import seconds
+from sparkring.conf.errors import ConfigError
+from sparkring.conf.recipes import recipe_names
+
+if TYPE_CHECKING:
+    from sparkring.conf.load import Resolved
+    from sparkring.conf.schedule.dated import DateRequest
 
 Command = Callable[[argparse.Namespace], int]
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -73,14 +79,18 @@ def count(text: str) -> int:
 
 
 def duration(text: str) -> int:
+    from sparkring.conf.schedule.block import seconds
+
     try:
         return seconds(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
-def load(arguments: argparse.Namespace) -> Resolved:
-    return load_config(arguments.recipe, arguments.overrides)
+def load(arguments: argparse.Namespace, date: DateRequest | None = None) -> Resolved:
+    from sparkring.conf.load import load_config
+
+    return load_config(arguments.recipe, arguments.overrides, date)
 
 
 def load_undated(arguments: argparse.Namespace) -> Resolved:

@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.recipe_file import recipe_names
+from sparkring.conf.recipes import recipe_names
 
 SHELLS = ("bash", "zsh")
 FUNCTION = """\

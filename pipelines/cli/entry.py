@@ -10,17 +10,13 @@ import select
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any, TextIO
 
 from sparkring.conf.plain_text import for_terminal
 from sparkring.conf.secrets import RedactingFormatter, redact
 from sparkring.pipelines.cli import jobs, machines, models, recipes, upkeep
 from sparkring.pipelines.cli.arguments import Command, add_command
-from sparkring.pipelines.cli.completion import SHELLS, completion
-from sparkring.pipelines.cli.exits import exit_code, message
 from sparkring.pipelines.exit_codes import Exit
-from sparkring.training.launch.failure import WorkerFailed
 
 STDOUT = 1  # its file descriptor
 
@@ -102,6 +98,10 @@ def _run_command(arguments: argparse.Namespace) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, BrokenPipeError) and _reader_has_gone():
             raise
+        # Errors of every part of the product, which only commands that fail need.
+        from sparkring.pipelines.cli.exits import exit_code, message
+        from sparkring.training.launch.failure import WorkerFailed
+
         failure = exit_code(error)
         if arguments.verbose or failure is Exit.BUG:
             print(for_terminal(redact(traceback.format_exc())), file=sys.stderr, end="")
@@ -126,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
         "Every command has examples of its own: sparkring run --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument("--version", action="version", version=_version())
+    top.add_argument("--version", action=ShowVersion, nargs=0, help="show the installed version, and stop")
     top.add_argument("-v", "--verbose", action="store_true", help="debug log, and tracebacks of every error")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
@@ -135,18 +135,25 @@ def parser() -> argparse.ArgumentParser:
     text = "write the completion of commands, options and keys for your shell to standard output"
     examples = ["sparkring completion bash > ~/.sparkring.bash", "sparkring completion zsh > ~/.sparkring.zsh"]
     shell = add_command(commands, "completion", _completion, text, examples)
-    shell.add_argument("shell", choices=SHELLS, help="then source the file in ~/.bashrc or ~/.zshrc")
+    shell.add_argument("shell", choices=["bash", "zsh"], help="then source the file in ~/.bashrc or ~/.zshrc")
     return top
 
 
 def _completion(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.cli.completion import completion
+
     print(completion(parser(), arguments.shell), end="")
     return Exit.OK
 
 
-def _version() -> str:
-    """The installed version; code that Spark ships as a zip has none."""
-    try:
-        return f"sparkring {metadata.version('sparkring')}"
-    except metadata.PackageNotFoundError:
-        return "sparkring, not installed"
+class ShowVersion(argparse.Action):
+    """Print the installed version and end; only then is it looked for, among all installed packages."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib import metadata
+
+        try:
+            print(f"sparkring {metadata.version('sparkring')}")
+        except metadata.PackageNotFoundError:  # code that Spark ships as a zip has none
+            print("sparkring, not installed")
+        parser.exit()

@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-
-from sparkring.conf.load import ConfigError
+from sparkring.conf.errors import ConfigError
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines.exit_codes import Exit
@@ -56,7 +53,7 @@ def _no_room(error: BaseException) -> str:
     """What a full or read-only disk said, of this process or of a task of Spark's; empty for other errors."""
     if isinstance(error, OSError):
         return str(error) if error.errno in NO_ROOM else ""
-    if not isinstance(error, Py4JJavaError | PySparkException):
+    if type(error).__module__.partition(".")[0] not in ("py4j", "pyspark"):  # imported by what raises their errors
         return ""
     said = [line.strip() for line in str(error).splitlines() if any(os.strerror(each) in line for each in NO_ROOM)]
     return min(said, key=len) if said else ""  # the traceback of a task's Python is in it, and frames around it

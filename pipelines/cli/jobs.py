@@ -7,10 +7,9 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from sparkring.conf.blocks.housekeeping import notify_problems
-from sparkring.conf.load import ConfigError, Resolved, load_config
-from sparkring.conf.schedule.dated import DateRequest
+from sparkring.conf.errors import ConfigError
 from sparkring.pipelines.cli.arguments import (
     Commands,
     add_command,
@@ -21,10 +20,11 @@ from sparkring.pipelines.cli.arguments import (
     load,
     load_undated,
 )
-from sparkring.pipelines.cli.exits import exit_code
 from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.signals import ended_by_signals
-from sparkring.pipelines.validate.trial import trial_overrides
+
+if TYPE_CHECKING:
+    from sparkring.conf.load import Resolved
+    from sparkring.conf.schedule.dated import DateRequest
 
 
 def add_commands(commands: Commands) -> None:
@@ -106,17 +106,19 @@ def _add_status(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from sparkring.conf.schedule.dated import DateRequest
+
     request = DateRequest(arguments.date, arguments.data_interval_start, arguments.data_interval_end)
     dated = bool(request.date or request.start or request.end or arguments.rerun)
     if arguments.limit_rows is not None and dated:
         raise ConfigError(arguments.recipe, ["--limit-rows: a trial has no date; leave --date out"])
     if arguments.limit_rows is not None:
+        from sparkring.pipelines.validate.trial import trial_overrides
+
         base = load(arguments)
         arguments.overrides = [*arguments.overrides, *trial_overrides(base, arguments.limit_rows)]
     if arguments.dry_run:
-        return _dry_run(
-            load_config(arguments.recipe, arguments.overrides, request) if dated else load_undated(arguments)
-        )
+        return _dry_run(load(arguments, request) if dated else load_undated(arguments))
     if dated:
         return _run_date(arguments, request)
     return _run_job(arguments, etl=True, trial=arguments.limit_rows is not None)
@@ -134,14 +136,16 @@ def _dry_run(resolved: Resolved) -> int:
 
 
 def _run_date(arguments: argparse.Namespace, request: DateRequest) -> int:
+    from sparkring.pipelines.cli.exits import exit_code
     from sparkring.pipelines.schedule.run_date import DateOptions, run_date
 
     options = DateOptions(exit_code, rerun=arguments.rerun)
-    resolved = load_config(arguments.recipe, arguments.overrides, request)
-    return _announced(resolved, lambda resolved: run_date(resolved, options, print))
+    return _announced(load(arguments, request), lambda resolved: run_date(resolved, options, print))
 
 
 def _backfill(arguments: argparse.Namespace) -> int:
+    from sparkring.conf.schedule.dated import DateRequest
+    from sparkring.pipelines.cli.exits import exit_code
     from sparkring.pipelines.schedule.backfill import BackfillRequest, backfill
 
     request = BackfillRequest(
@@ -154,11 +158,11 @@ def _backfill(arguments: argparse.Namespace) -> int:
         promote=arguments.promote,
     )
 
-    def load(ds: str) -> Resolved:
-        return load_config(arguments.recipe, arguments.overrides, DateRequest(ds))
+    def load_date(ds: str) -> Resolved:
+        return load(arguments, DateRequest(ds))
 
     def work(resolved: Resolved) -> int:
-        return backfill(resolved, load, request, exit_code, print)
+        return backfill(resolved, load_date, request, exit_code, print)
 
     resolved = _load_scheduled(arguments)
     return work(resolved) if request.dry_run else _announced(resolved, work, arguments.to_date)
@@ -204,12 +208,16 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | None = None) -> int:
+    from sparkring.pipelines.signals import ended_by_signals
+
     with ended_by_signals():
         return _do_announced(resolved, work, ds)
 
 
 def _do_announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | None) -> int:
     """Do a job's work, and tell the targets of `notify` how it ended. `ds`: its date; None: that of the recipe."""
+    from sparkring.conf.blocks.housekeeping import notify_problems
+    from sparkring.pipelines.cli.exits import exit_code
     from sparkring.pipelines.tracking.openlineage.driver import check_installed
 
     check_installed(resolved.config.tracking)
@@ -230,12 +238,12 @@ def _do_announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str |
 
 
 def _predict(arguments: argparse.Namespace) -> int:
+    from sparkring.conf.schedule.dated import DateRequest
     from sparkring.pipelines.predict.job import run_predict
 
-    words = [f"predict.{word}" if word.startswith("model=") else word for word in arguments.overrides]
+    arguments.overrides = [f"predict.{word}" if word.startswith("model=") else word for word in arguments.overrides]
     request = DateRequest(arguments.date) if arguments.date else None
-    remedy = f"sparkring predict {arguments.recipe} --date D"
-    resolved = checked_date(load_config(arguments.recipe, words, request), remedy)
+    resolved = checked_date(load(arguments, request), f"sparkring predict {arguments.recipe} --date D")
     return _announced(resolved, partial(run_predict, ds=resolved.interval.ds if resolved.interval else None))
 
 
@@ -243,6 +251,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.sweep.space import check_installed, read_spec
 
     check_installed()
+    from sparkring.conf.load import load_config
     from sparkring.pipelines.sweep.job import check_sweep, describe_sweep, run_sweep
 
     spec, resolved = read_spec(arguments.space), load(arguments)

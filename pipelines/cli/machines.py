@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from sparkring.conf.load import ConfigError
+from sparkring.conf.errors import ConfigError
 from sparkring.pipelines.cli.arguments import Commands, add_command, add_recipe_command, count, load
 from sparkring.pipelines.exit_codes import Exit
 

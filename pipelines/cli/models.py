@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sparkring.conf.load import load_config
 from sparkring.pipelines.cli.arguments import Commands, add_command, load
 from sparkring.pipelines.exit_codes import Exit
+
+if TYPE_CHECKING:
+    from sparkring.conf.blocks.tracking import TrackingConfig
 
 
 def add_commands(commands: Commands) -> None:
@@ -98,8 +101,7 @@ def _rollback(arguments: argparse.Namespace) -> int:
 def _lineage(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.lineage import text, trace
 
-    tracking = load_config("flights", arguments.overrides).config.tracking
-    made = trace(arguments.target, tracking)
+    made = trace(arguments.target, _tracking(arguments))
     print(made.to_json() if arguments.json else text(made))
     return Exit.OK
 
@@ -107,23 +109,28 @@ def _lineage(arguments: argparse.Namespace) -> int:
 def _reproduce(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.reproduce.job import Request, reproduce
 
-    tracking = load_config("flights", arguments.overrides).config.tracking
-    return reproduce(Request(arguments.target, arguments.check, arguments.origin, arguments.dry_run), tracking, print)
+    request = Request(arguments.target, arguments.check, arguments.origin, arguments.dry_run)
+    return reproduce(request, _tracking(arguments), print)
 
 
 def _serve_check(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.portable.check import serve_check
 
-    tracking = load_config("flights", arguments.overrides).config.tracking
-    return serve_check(arguments.target, tracking, print)
+    return serve_check(arguments.target, _tracking(arguments), print)
 
 
 def _export(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.portable.export import export
 
     out = Path(arguments.out or f"model.{arguments.format}")
-    tracking = load_config("flights", arguments.overrides).config.tracking
-    return export(arguments.target, arguments.format, out, tracking, print)
+    return export(arguments.target, arguments.format, out, _tracking(arguments), print)
+
+
+def _tracking(arguments: argparse.Namespace) -> TrackingConfig:
+    """The tracking block of a command without a recipe: its overrides over the defaults."""
+    from sparkring.conf.load import load_config
+
+    return load_config("flights", arguments.overrides).config.tracking
 
 
 def _replay_log(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from sparkring.conf.load import ConfigError, json_schema, leaves
+from sparkring.conf.errors import ConfigError
 from sparkring.pipelines.cli.arguments import Commands, add_command, add_group, add_recipe_command, load, show_examples
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.init import TASKS
@@ -116,6 +116,8 @@ def _init_recommender(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    from sparkring.conf.rules.recipe import leaves
+
     resolved = load(arguments)
     rows = [(key, json.dumps(value), resolved.origins[key]) for key, value in leaves(resolved.as_dict())]
     widths = [min(max(len(row[i]) for row in rows), 60) for i in range(2)]
@@ -135,6 +137,8 @@ def _validate(arguments: argparse.Namespace) -> int:
 
 
 def _schema(_: argparse.Namespace) -> int:
+    from sparkring.conf.load import json_schema
+
     print(json.dumps(json_schema(), indent=1))
     return Exit.OK
 

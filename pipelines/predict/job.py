@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from sparkring.conf.blocks.predict import PredictConfig
+from sparkring.conf.digest import digest
 from sparkring.conf.load import ConfigError, Resolved
-from sparkring.conf.manifest import digest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import BATCH_ROWS, batches_to_python, build_session

@@ -13,7 +13,8 @@ import torch
 
 from sparkring.conf.code import code_digest
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import DatasetManifest, digest
+from sparkring.conf.digest import digest
+from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.references import REFERENCE, module_of
 from sparkring.etl.views import own_modules
 from sparkring.pipelines.reproduce.record import Environment, ModuleFile

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
+from sparkring.conf.blocks.promotion import MODEL
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import between, dates_since_begin, last_ended, moved
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
-from sparkring.training.result import MODEL
 
 STALE = 1  # exit code
 SCORES_SHOWN = 3

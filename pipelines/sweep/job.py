@@ -24,8 +24,9 @@ import yaml
 from pyspark.sql import SparkSession
 
 from sparkring.conf.config import RunConfig
+from sparkring.conf.digest import digest
 from sparkring.conf.load import ConfigError, Resolved
-from sparkring.conf.manifest import DatasetManifest, digest, read_manifest
+from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import lock_file, open_storage
 from sparkring.etl.sources.examine import Examined

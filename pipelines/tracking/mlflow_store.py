@@ -35,8 +35,8 @@ from mlflow.tracking._tracking_service.utils import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
 
 from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.digest import digest
 from sparkring.conf.errors import first_line
-from sparkring.conf.manifest import digest
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import exclusive
 from sparkring.conf.stored import StoredError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.load import ConfigError, json_schema, load_config, parse_override
-from sparkring.conf.recipe_file import recipe_names
+from sparkring.conf.recipes import recipe_names
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparkring.conf.manifest import DatasetManifest, ManifestError, digest, read_manifest
+from sparkring.conf.digest import digest
+from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
 from sparkring.conf.storage import open_storage
 
 

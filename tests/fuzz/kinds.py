@@ -24,9 +24,10 @@ from pyiceberg.transforms import IdentityTransform
 from torch import nn
 
 from sparkring.conf.config import RunConfig
+from sparkring.conf.digest import digest
 from sparkring.conf.load import ConfigError, load_config
-from sparkring.conf.manifest import ManifestError, digest, read_manifest
-from sparkring.conf.recipe_file import recipe_names
+from sparkring.conf.manifest import ManifestError, read_manifest
+from sparkring.conf.recipes import recipe_names
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import interval_of, parse_date
 from sparkring.conf.sources import IcebergSource

@@ -16,7 +16,7 @@ from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.optim import build_optimizer
-from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.compose import build_strategy
 
 pytestmark = [
     pytest.mark.gpu,

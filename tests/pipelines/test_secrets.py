@@ -17,7 +17,7 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, leaves, load_config
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
-from sparkring.conf.recipe_file import recipe_names
+from sparkring.conf.recipes import recipe_names
 from sparkring.conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, redact, redacted
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines import cli, spark, train_step

@@ -11,7 +11,7 @@ from sparkring.conf.blocks.train import OptimConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.models.gpt import LanguageModelTask
 from sparkring.training.optim import build_optimizer
-from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.step import MeshStrategy
 from tests.ranks.cases_mesh import small_gpt, token_batch
 from tests.ranks.problem import CPU, Net, SquaredError, full_state, on_first_rank, rank_part, table_batch

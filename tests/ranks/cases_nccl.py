@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
-from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.step import MeshStrategy
 from tests.ranks.problem import Net, SquaredError, table_batch, train
 

@@ -22,8 +22,8 @@ from sparkring.training.data.batch import Batch, Part
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer
-from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.batching import part_bounds, slice_batch
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.servers.backup import BackupStrategy
 from sparkring.training.parallel.servers.link import ServersAt
 from sparkring.training.parallel.servers.strategy import ServersStrategy

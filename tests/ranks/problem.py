@@ -17,8 +17,8 @@ from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer
-from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.batching import part_bounds, slice_batch
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.dtensor import local_tensor
 from sparkring.training.parallel.state import TensorInfo, model_tensors, plain_name
 from sparkring.training.parallel.step import MeshStrategy

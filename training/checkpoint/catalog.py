@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from sparkring.conf.manifest import digest
+from sparkring.conf.digest import digest
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import Count, FolderName, RelativePath, Sha256, Stored, StoredError, parse, up_to
 from sparkring.training.checkpoint.format import decode_value, encode_value, to_json

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from sparkring.conf.blocks.data import MIB, DataConfig
-from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile, DatasetManifest, digest
+from sparkring.conf.digest import digest
+from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile, DatasetManifest
 from sparkring.training.data.batch import SAMPLE, Batch, Meter
 from sparkring.training.data.buffers import BufferPool
 from sparkring.training.data.collate import Collator

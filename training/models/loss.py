@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
+
+from sparkring.training.models.torch_private import is_dtensor
 
 Tensor = torch.Tensor
 # Elements of the logits worked on at a time: 16 MiB in float32 on the CPU, whose caches they pass through. A GPU needs
@@ -29,7 +30,7 @@ def token_cross_entropy(logits: Tensor, target: Tensor, ignored: int) -> Tensor:
     (a DTensor under torch's `loss_parallel`) go through torch's own cross entropy.
     """
     flat_NV, target_N = logits.flatten(0, -2), target.flatten()
-    if isinstance(flat_NV, DTensor) or flat_NV.numel() <= chunk_elements(flat_NV.device):
+    if is_dtensor(flat_NV) or flat_NV.numel() <= chunk_elements(flat_NV.device):
         exact_NV = flat_NV.to(torch.promote_types(flat_NV.dtype, torch.float32))
         loss_N = functional.cross_entropy(exact_NV, target_N, reduction="none", ignore_index=ignored)
     else:

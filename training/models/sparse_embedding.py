@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparkring.training.data.batch import Ragged
+from sparkring.training.models.torch_private import disable_dynamo
 
 
 class RowSource(Protocol):
@@ -82,10 +83,13 @@ class SparseEmbedding(nn.Module):
         out_BD = rows_ND.new_zeros(len(sizes_B), self.dim).index_add(0, of_row, rows_ND)
         return out_BD if self.bag == "sum" else out_BD / sizes_B.clamp(min=1)[:, None].to(out_BD.dtype)
 
-    @torch.compiler.disable  # the source is another one in every step
     def _rows(self, ids: torch.Tensor) -> torch.Tensor:
         if ids.is_meta:  # looked at by the planner, never run
             return torch.empty(len(ids), self.dim, device="meta")
+        return self._given_rows(ids)
+
+    @disable_dynamo  # the source is another one in every step
+    def _given_rows(self, ids: torch.Tensor) -> torch.Tensor:
         if self.source is None:
             raise RuntimeError(
                 f"SparseEmbedding {self.columns}: has no rows yet: training pulls them, and a finished model reads "

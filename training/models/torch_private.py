@@ -2,37 +2,40 @@
 
 Checked against the version below; tests/training/models/test_torch_private.py fails when a part moves. The file is
 beside the lowest package that needs it, since imports point from parallel to models.
+
+Parts that import torch._dynamo, fsdp or sympy are imported by the functions that use them: they take two seconds of
+CPU, which a driver that only looks at a model does not spend.
 """
 
 from __future__ import annotations
 
 import copyreg
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._compile import _disable_dynamo as disable_dynamo  # torch.compiler.disable, which imports it at once
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
+from typing_extensions import TypeIs
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 CHECKED_TORCH = "2.13"
 CHECKPOINT_PREFIX, COMPILE_PREFIX = "_checkpoint_wrapped_module.", "_orig_mod."  # in names of wrapped modules
 
 __all__ = [
     "TorchDispatchMode",
-    "checkpoint_wrapper",
-    "stage_backward_input",
-    "stage_backward_weight",
+    "disable_dynamo",
     "tree_flatten",
     "tree_map",
 ]
@@ -50,8 +53,21 @@ def waited_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.elem if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
+def is_dtensor(value: object) -> TypeIs[DTensor]:
+    """Whether a tensor is a DTensor."""
+    return isinstance(value, dtensor_types())
+
+
+def dtensor_types() -> tuple[type[DTensor], ...]:
+    """The class DTensor, or () before torch.distributed.tensor has been imported: no tensor is one then."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return (module.DTensor,) if module is not None else ()
+
+
 def local_shape_and_offset(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Sizes and offsets of this rank's piece in the whole tensor."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
 
 
@@ -117,8 +133,18 @@ def replace_child(container: nn.Module, key: str, module: nn.Module) -> None:
     container._modules[key] = module
 
 
+def checkpoint_wrapper(module: nn.Module, **options: Any) -> nn.Module:
+    """torch's activation checkpointing wrapper around a module."""
+    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
+
+    wrapped: nn.Module = checkpoint_wrapper.checkpoint_wrapper(module, **options)
+    return wrapped
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module inside torch's activation checkpointing wrapper, or the module itself."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+
     return module._checkpoint_wrapped_module if isinstance(module, CheckpointWrapper) else module
 
 
@@ -131,6 +157,23 @@ def replaced_trunc_normal(make: Callable[[Callable[..., Any]], Callable[..., tor
         yield
     finally:
         nn.init._no_grad_trunc_normal_ = original
+
+
+# --- a backward in two halves ----------------------------------------------------------------------------------------
+
+
+def stage_backward_input(*args: Any, **kwargs: Any) -> Any:
+    """Compute the gradients of a pipeline stage's inputs."""
+    from torch.distributed.pipelining import _backward
+
+    return _backward.stage_backward_input(*args, **kwargs)
+
+
+def stage_backward_weight(*args: Any, **kwargs: Any) -> Any:
+    """Compute the gradients of a pipeline stage's weights."""
+    from torch.distributed.pipelining import _backward
+
+    return _backward.stage_backward_weight(*args, **kwargs)
 
 
 # --- calls that a TorchDispatchMode sees -----------------------------------------------------------------------------
@@ -202,12 +245,16 @@ def abort_together(backends: Sequence[Any]) -> None:
 
 def fsdp_groups(module: nn.Module | FSDPModule) -> list[Any]:
     """fully_shard's parameter groups of one module it was called on."""
+    from torch.distributed.fsdp import fully_shard
+
     groups: list[Any] = fully_shard.state(module)._fsdp_param_groups  # type: ignore[attr-defined]
     return groups
 
 
 def fsdp_parameters(root: FSDPModule) -> Iterator[Any]:
     """fully_shard's records of the parameters of `root` and everything below."""
+    from torch.distributed.fsdp import FSDPModule
+
     for module in root.modules():  # type: ignore[attr-defined]
         if isinstance(module, FSDPModule):
             for group in fsdp_groups(module):
@@ -249,6 +296,8 @@ def unify_gradient_dtypes(records: Iterable[Any]) -> None:
 
 def run_backward_hooks(root: FSDPModule) -> None:
     """Gather, reduce and free a root as if a backward had passed through all of it."""
+    from torch.distributed.fsdp import fully_shard
+
     state = fully_shard.state(root)  # type: ignore[attr-defined]
     inner = [g for s in state._state_ctx.all_states if s is not state for g in s._fsdp_param_groups]
     for group in state._fsdp_param_groups:
@@ -263,6 +312,8 @@ def run_backward_hooks(root: FSDPModule) -> None:
 
 def reduce_after_split_backward(root: FSDPModule) -> None:
     """Reduce what a backward in two halves has left, whose end no autograd hook sees."""
+    from torch.distributed.fsdp import fully_shard
+
     state = fully_shard.state(root)  # type: ignore[attr-defined]
     for each in state._state_ctx.all_states:
         for group in each._fsdp_param_groups:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from sparkring.training.data.batch import Batch, Columns, Ragged
+from sparkring.training.models.torch_private import is_dtensor
 
 
 def part_bounds(rows: int, parts: int) -> list[tuple[int, int]]:
@@ -85,7 +85,7 @@ def to_device(columns: Columns, device: torch.device) -> Columns:
 
 def weighted_sum(row_losses: torch.Tensor, batch: Batch) -> torch.Tensor:
     """sum(weight_i * loss_i) over the rank's rows, 0-dim, in the losses' dtype."""
-    if isinstance(row_losses, DTensor):
+    if is_dtensor(row_losses):
         row_losses = row_losses.full_tensor()
     if row_losses.shape != (batch.rows,):
         raise ValueError(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from torch import nn
 
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.rules.strategies import batch_problem, strategy_problems
-from sparkring.training.models.sharding_plan import required_plan
-from sparkring.training.parallel.compose import choose_engine
+from sparkring.training.models.sharding_plan import plan_of, required_plan
+from sparkring.training.parallel.engine import choose_engine
 from sparkring.training.parallel.mesh import Mesh, resolve_mesh
 from sparkring.training.parallel.model_parallel.pipeline import estimated_costs, layer_names, partition
-from sparkring.training.parallel.model_parallel.placement import check_widths
 from sparkring.training.parallel.model_parallel.schedules import schedule_problem
+
+CUT_DIM = {"column": 0, "row": 1}  # of a Linear's weight
 
 
 def layout_problems(
@@ -70,3 +72,29 @@ def _model_problems(model: nn.Module, config: ParallelConfig, mesh: Mesh) -> lis
         if size > 1:
             problems += _refusal(lambda axis=axis: required_plan(model, axis))  # type: ignore[misc]
     return problems
+
+
+def check_widths(model: nn.Module, mesh: Mesh) -> None:
+    """ValueError if heads or matrices do not divide by the mesh; it names the counts.
+
+    Attention is cut by whole heads, matrices into equal parts (a vocabulary need not be).
+    """
+    plan = plan_of(model)
+    if plan is None:
+        return
+    for name in plan.attention_names(model):
+        attention: Any = model.get_submodule(name)
+        if attention.heads % (mesh.tp * mesh.cp) or attention.kv_heads % (mesh.tp * mesh.cp):
+            raise ValueError(
+                f"{name} has {attention.heads} heads and {attention.kv_heads} key/value heads, not divisible by "
+                f"tp({mesh.tp}) * cp({mesh.cp}); change model.args.heads or kv_heads, or parallel.tp or cp"
+            )
+    cut = {name: kind for name, kind in plan.kinds(model).items() if kind in CUT_DIM and mesh.tp > 1}
+    for name, kind in cut.items():
+        width = model.get_parameter(f"{name}.weight").shape[CUT_DIM[kind]]
+        if width % mesh.tp:
+            sides = "outputs" if kind == "column" else "inputs"
+            raise ValueError(
+                f"{name} has {width} {sides}, not divisible by tp({mesh.tp}): "
+                f"change the width in model.args, or parallel.tp, or make it 'replicate' in the sharding plan"
+            )

@@ -1,4 +1,4 @@
-"""Compose a strategy: choose the engine, and what is wrapped around what.
+"""Compose a strategy: what is wrapped around what.
 
 The order, outermost last: context (attention) -> tensor (DTensors) -> pipeline cut -> activation checkpointing ->
 batch axes (ring, ZeRO) -> optimizer. ZeRO shards what tensor parallelism has left on the rank, a pipeline's
@@ -15,20 +15,16 @@ import torch
 
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
-from sparkring.conf.rules.strategies import horovod_limits, strategy_notes, strategy_problems
+from sparkring.conf.rules.strategies import strategy_notes, strategy_problems
 from sparkring.training.parallel.averaging.hosts import HostCollectives, find_hosts
 from sparkring.training.parallel.averaging.links import Links
 from sparkring.training.parallel.averaging.strategy import AveragedStrategy
 from sparkring.training.parallel.data_parallel.base import DataParallel, SingleProcess
 from sparkring.training.parallel.data_parallel.ddp import GroupTransport, TorchRing, host_transport
-from sparkring.training.parallel.data_parallel.horovod_ring import (
-    HorovodCollectives,
-    HorovodRing,
-    available,
-    start_horovod,
-)
+from sparkring.training.parallel.data_parallel.horovod_ring import HorovodCollectives, HorovodRing, start_horovod
 from sparkring.training.parallel.data_parallel.horovod_zero import HorovodZero1
 from sparkring.training.parallel.data_parallel.zero import TorchZero
+from sparkring.training.parallel.engine import choose_engine
 from sparkring.training.parallel.mesh import Mesh, resolve_mesh
 from sparkring.training.parallel.model_parallel.placement import make_placement
 from sparkring.training.parallel.process_groups import (
@@ -46,34 +42,6 @@ from sparkring.training.servers.client import Client
 
 log = logging.getLogger(__name__)
 TIMEOUT = timedelta(minutes=5)
-
-
-def choose_engine(config: ParallelConfig, mesh: Mesh, device_type: str) -> str:
-    """`none`, `horovod` or `torch`; `auto` takes Horovod if it can, or logs why not.
-
-    ValueError when Horovod is configured and cannot be used on `device_type` (`cpu` or `cuda`); what it cannot do is in
-    conf/rules/strategies.py.
-    """
-    if config.servers.per_host:
-        return "servers"
-    if mesh.world == 1:
-        return "none"
-    if config.engine == "torch":
-        return "torch"
-    missing = available(device_type)
-    if config.engine == "horovod":
-        if missing:
-            raise ValueError(f"parallel.engine=horovod: {missing}; use parallel.engine=torch")
-        return "horovod"
-    reasons = horovod_limits(config.model_dump(), asdict(mesh))
-    if config.zero:
-        reasons.append(f"parallel.zero={config.zero} runs on fully_shard unless parallel.engine=horovod is set")
-    if missing:
-        reasons.append(missing)
-    if not reasons:
-        return "horovod"
-    log.info("parallel.engine=auto: torch.distributed carries the gradients, since %s", reasons[0])
-    return "torch"
 
 
 def build_strategy(

@@ -7,28 +7,27 @@ import math
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from sparkring.training.models.torch_private import local_shape_and_offset
+from sparkring.training.models.torch_private import is_dtensor, local_shape_and_offset
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and offsets of a piece, one number per dim
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's piece of a DTensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def local_box(tensor: torch.Tensor) -> Box:
     """Sizes and offsets of this rank's piece in the whole tensor."""
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return tuple(tensor.shape), (0,) * tensor.ndim
     return local_shape_and_offset(tensor)
 
 
 def shard_count(tensor: torch.Tensor) -> int:
     """Over how many ranks the tensor is cut."""
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return 1
     # not `is_shard()`: that is false for the strided shards of ZeRO over tensor parallelism
     sizes = [tensor.device_mesh.size(dim) for dim, placed in enumerate(tensor.placements) if not placed.is_replicate()]
@@ -38,5 +37,5 @@ def shard_count(tensor: torch.Tensor) -> int:
 def finalize_partial_grad(parameter: nn.Parameter) -> None:
     """Bring a DTensor gradient to its parameter's placements, which sums what is partial over the tensor axis."""
     grad = parameter.grad
-    if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+    if is_dtensor(grad) and is_dtensor(parameter) and grad.placements != parameter.placements:
         parameter.grad = grad.redistribute(placements=parameter.placements)

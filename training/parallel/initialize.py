@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from sparkring.training.models.initial import (
     InitialModel,
@@ -20,6 +19,7 @@ from sparkring.training.models.initial import (
     preserved_random_state,
     replace_tensors,
 )
+from sparkring.training.models.torch_private import is_dtensor
 from sparkring.training.parallel.dtensor import local_box, local_tensor
 from sparkring.training.parallel.state import as_bytes, plain_name
 
@@ -40,7 +40,7 @@ def initialize_parameters(
     """
     with preserved_random_state():
         shards = CPU if offload else device
-        replace_tensors(module, lambda t: torch.empty_like(t, device=shards if isinstance(t, DTensor) else device))
+        replace_tensors(module, lambda t: torch.empty_like(t, device=shards if is_dtensor(t) else device))
         mine: dict[str, torch.Tensor] = {}
         for name, tensor in named_tensors(module).items():
             name = plain_name(name)

@@ -17,9 +17,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from sparkring.training.models.torch_private import TorchDispatchMode, call_name, process_group_of, waited_tensor
+from sparkring.training.models.torch_private import (
+    TorchDispatchMode,
+    call_name,
+    dtensor_types,
+    process_group_of,
+    waited_tensor,
+)
 from sparkring.training.parallel.dtensor import local_tensor
 from sparkring.training.parallel.process_groups import device_backend
 
@@ -58,7 +63,7 @@ class CommsMeter(TorchDispatchMode):
         self.sent: dict[str, float] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
+        if any(issubclass(kind, dtensor_types()) for kind in types):
             return NotImplemented  # DTensor first: its calls on local tensors come here again
         if getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):
             self._count(call_name(func), [*args, *(kwargs or {}).values()])

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
+from sparkring.training.models.torch_private import is_dtensor
 from sparkring.training.parallel.data_parallel.base import CodecState, DataParallel
 from sparkring.training.parallel.state import plain_name
 
@@ -73,7 +73,9 @@ class Residuals:
         reached = [(name, grad) for name, grad in canonical if name in self.late and grad is not None]
         for name, gradient in reached:
             late = self.late[name].to(gradient.device) * scale
-            if isinstance(gradient, DTensor):
+            if is_dtensor(gradient):
+                from torch.distributed.tensor import distribute_tensor
+
                 late = distribute_tensor(late, gradient.device_mesh, gradient.placements, src_data_rank=None)
             gradient.add_(late)
         self.added = [name for name, _ in reached]

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
-from sparkring.training.models.torch_private import CHECKPOINT_PREFIX, COMPILE_PREFIX
+from sparkring.training.models.torch_private import CHECKPOINT_PREFIX, COMPILE_PREFIX, is_dtensor
 from sparkring.training.parallel.dtensor import Box, local_box, local_tensor
 
 
@@ -123,11 +122,13 @@ def load_tensors(into: Mapping[str, Any], saved: Mapping[str, Any], what: str) -
 
 
 def _copy(target: torch.Tensor, source: Any) -> None:
-    if not isinstance(target, DTensor):
+    if not is_dtensor(target):
         target.copy_(torch.as_tensor(source))
-    elif isinstance(source, DTensor):
+    elif is_dtensor(source):
         target.to_local().copy_(source.to_local())
     else:
+        from torch.distributed.tensor import distribute_tensor
+
         whole = distribute_tensor(source.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
         target.to_local().copy_(whole.to_local())
 

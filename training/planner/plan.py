@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkring.training.parallel.averaging.strategy import BETWEEN_HOSTS
+from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.memory import StageMemory, activation_numel, stage_memory
 from sparkring.training.planner.time import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkring.training.parallel.averaging.strategy import BETWEEN_HOSTS
+from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS
 from sparkring.training.parallel.mesh import describe
 from sparkring.training.planner.plan import CostPlan
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkring.conf.manifest import digest
+from sparkring.conf.digest import digest
 
 Ids = NDArray[np.int64]
 BUCKETS = 1024

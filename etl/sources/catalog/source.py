@@ -13,8 +13,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from sparkring.conf.digest import digest
 from sparkring.conf.errors import first_line
-from sparkring.conf.manifest import digest
 from sparkring.conf.sources import CatalogSource
 from sparkring.etl.errors import EtlError, NoFiles, innermost
 from sparkring.etl.sources.catalog.query_files import (

@@ -25,7 +25,8 @@ import pyarrow.fs as pafs
 
 from sparkring.conf.errors import first_line
 from sparkring.conf.sources import DeltaSource, instant
-from sparkring.conf.storage import Storage, check_below
+from sparkring.conf.storage import Storage
+from sparkring.conf.uris import check_below
 from sparkring.etl.errors import EtlError
 
 INSTALL = "pip install deltalake==1.6.6"

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, DataType, StructField, StructType
 
-from sparkring.conf.manifest import digest
+from sparkring.conf.digest import digest
 from sparkring.conf.sources import DeltaSource
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sparkring.conf.manifest import digest
+from sparkring.conf.digest import digest
 from sparkring.conf.sources import IcebergSource
 from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError

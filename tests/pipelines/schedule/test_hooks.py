@@ -12,7 +12,7 @@ from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dated import DateRequest
 from sparkring.etl.windows import window as window_module
 from sparkring.etl.windows.window import KnownParts, PinnedWindow
-from sparkring.pipelines.cli import exit_code
+from sparkring.pipelines.cli.exits import exit_code
 from sparkring.pipelines.schedule.hooks import hooks_of, known_before, known_parts, pin_anew
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.pipelines.schedule.run_date import DateJob, DateOptions

@@ -20,7 +20,8 @@ from sparkring.conf.schedule.dated import DateRequest
 from sparkring.conf.schedule.dates import interval_of
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
-from sparkring.pipelines.cli import exit_code, main
+from sparkring.pipelines.cli import main
+from sparkring.pipelines.cli.exits import exit_code
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.schedule import run_date as module
 from sparkring.pipelines.schedule.errors import DateTaken, LeaseLost, NotReady
@@ -339,7 +340,7 @@ HOLDER = """
 import sys, time
 from sparkring.conf.load import load_config
 from sparkring.conf.schedule.dated import DateRequest
-from sparkring.pipelines.cli import exit_code
+from sparkring.pipelines.cli.exits import exit_code
 from sparkring.pipelines.schedule import run_date as module
 
 def start_job(job, shared):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sparkring.conf.load import load_config
-from sparkring.conf.recipe_file import recipe_names
+from sparkring.conf.recipes import recipe_names
 from sparkring.conf.schedule.dates import DataInterval
 from sparkring.pipelines.tracking.params import ALWAYS, MOST_PARAMS, run_params, telling_keys
 from sparkring.pipelines.tracking.rules import flat_params

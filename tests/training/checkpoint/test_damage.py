@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparkring.conf.manifest import digest
+from sparkring.conf.digest import digest
 from sparkring.conf.storage import open_storage
 from sparkring.training.checkpoint.catalog import committed
 from sparkring.training.checkpoint.checkpointer import Checkpointer

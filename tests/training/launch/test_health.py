@@ -171,7 +171,7 @@ def slow_on_rank_1(ctx: Any) -> None:
 
     from sparkring.conf.blocks.launch import ParallelConfig
     from sparkring.training.data.batch import Batch
-    from sparkring.training.parallel import build_strategy
+    from sparkring.training.parallel.compose import build_strategy
 
     class Sleepy(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

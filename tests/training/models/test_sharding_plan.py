@@ -8,8 +8,8 @@ from torch import nn
 
 from sparkring.training.models.gpt import GPT
 from sparkring.training.models.sharding_plan import ShardingPlan, expand, plan_of, required_plan
+from sparkring.training.parallel.check import check_widths
 from sparkring.training.parallel.mesh import Mesh
-from sparkring.training.parallel.model_parallel.placement import check_widths
 
 
 def test_a_star_stands_for_every_key_also_of_a_module_in_two_places() -> None:

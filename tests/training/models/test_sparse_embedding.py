@@ -87,3 +87,21 @@ def test_the_tabular_model_reads_hashed_columns_by_a_deep_and_a_wide_part() -> N
     rows[:, 3:] += torch.tensor([1.0, -1])  # the wide part is added to the outputs
     assert torch.allclose(model(columns), at_first + torch.tensor([1.0, -1]))
     assert model.input_columns() == {"user.id": slice(0, 3), "x": slice(3, 4)}
+
+
+def test_rows_are_looked_up_outside_of_compiled_code() -> None:
+    seen = []
+
+    class Source:
+        def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.compiler.is_compiling())
+            return ROWS[: len(ids)] * 2
+
+    made = embedding()
+    made.source = Source()
+    ids = torch.tensor([9, 2])
+    try:
+        assert torch.compile(made, backend="eager")(ids).tolist() == made(ids).tolist() == [[2, 20], [4, 40]]
+    finally:
+        torch._dynamo.reset()
+    assert seen == [False, False]

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.pipelining import _backward
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sparkring.training.models import torch_private as private
@@ -117,9 +118,9 @@ def test_fully_shard_keeps_its_records_where_they_are_read(two_ranks) -> None:
 
 
 def test_private_functions_take_the_arguments_they_are_called_with() -> None:
-    parameters = inspect.signature(private.stage_backward_input).parameters
+    parameters = inspect.signature(_backward.stage_backward_input).parameters
     assert list(parameters)[:4] == ["stage_outputs_or_loss", "output_grads", "input_values", "weights"]
-    assert "weights" in inspect.signature(private.stage_backward_weight).parameters
+    assert "weights" in inspect.signature(_backward.stage_backward_weight).parameters
     assert hasattr(torch.optim.AdamW, "_init_group"), "training/optim.py overrides it"
     q = torch.zeros(1, 2, 4, 8, device="meta")
     assert private.flash_attention_on_meta(q, q, q, None, 0.0).shape == q.shape

@@ -15,8 +15,8 @@ from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.rules.strategies import RULES, strategy_notes
 from sparkring.training.models.gpt import GPT
 from sparkring.training.optim import build_optimizer
-from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.check import layout_problems
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.mesh import resolve_mesh
 from sparkring.training.tasks import BinaryTask
 
@@ -79,7 +79,7 @@ def test_every_rule_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", list(APPLIES))
 def test_a_refused_combination_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkring.training.parallel.compose.available", lambda: None)
+    monkeypatch.setattr("sparkring.training.parallel.engine.available", lambda: None)
     world, settings, device = APPLIES[name]
     rule = next(rule for rule in RULES if rule.name == name)
     said = problems(world, settings, device)

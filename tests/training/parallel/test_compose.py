@@ -7,10 +7,10 @@ import torch
 
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
-from sparkring.training.parallel import build_strategy
-from sparkring.training.parallel.compose import choose_engine
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.data_parallel.base import SingleProcess
 from sparkring.training.parallel.data_parallel.horovod_ring import available
+from sparkring.training.parallel.engine import choose_engine
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 
@@ -32,7 +32,7 @@ def test_one_process_is_the_same_strategy_with_nothing_around_it() -> None:
 def test_auto_leaves_to_torch_what_horovod_cannot_carry(
     settings: dict, mesh: Mesh, reason: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkring.training.parallel.compose.available", lambda device_type: None)
+    monkeypatch.setattr("sparkring.training.parallel.engine.available", lambda device_type: None)
     with caplog.at_level("INFO"):
         assert choose_engine(ParallelConfig(**settings), mesh, "cpu") == "torch"
     assert reason in caplog.text
@@ -54,7 +54,7 @@ def test_auto_logs_why_it_chose_torch(caplog: pytest.LogCaptureFixture, monkeypa
         assert choose_engine(ParallelConfig(tp=2), Mesh(tp=2), "cpu") == "torch"
     assert "since tp(2) * cp(1): tensor and context parallelism run on torch's process groups" in caplog.text
     monkeypatch.setattr(
-        "sparkring.training.parallel.compose.available", lambda device_type: "horovod cannot be imported (test)"
+        "sparkring.training.parallel.engine.available", lambda device_type: "horovod cannot be imported (test)"
     )
     with caplog.at_level("INFO"):
         assert choose_engine(ParallelConfig(), Mesh(dp=2), "cpu") == "torch"

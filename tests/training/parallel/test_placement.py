@@ -9,11 +9,11 @@ from torch import nn
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.models.gpt import GPT
+from sparkring.training.parallel.check import check_widths
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.placement import (
     MeshPlacement,
     ModelPlacement,
-    check_widths,
     make_placement,
     sum_tied,
 )

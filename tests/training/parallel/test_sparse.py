@@ -12,7 +12,7 @@ from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Columns, Ragged
-from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.sparse import SparseTables, TableSettings
 from sparkring.training.tables.exchange import Alone
 from sparkring.training.tables.sharded import ShardedTable

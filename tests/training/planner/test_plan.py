@@ -17,8 +17,8 @@ from sparkring.conf.load import load_config
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.models.tabular import Tabular
-from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.check import layout_problems
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.dtensor import local_tensor
 from sparkring.training.parallel.measure import ActivationMeter
 from sparkring.training.parallel.mesh import Mesh, resolve_mesh

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from sparkring.conf.blocks.data import DataConfig
-from sparkring.conf.manifest import DatasetManifest, digest
+from sparkring.conf.digest import digest
+from sparkring.conf.manifest import DatasetManifest
 from sparkring.training.data.audit.log import AuditHeader, StepRecord
 from sparkring.training.data.order import ORDER_VERSION, Ints, epoch_ids, make_plan
 from sparkring.training.data.resume import OrderState, explain_difference

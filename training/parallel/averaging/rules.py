@@ -29,6 +29,7 @@ from sparkring.conf.blocks.launch import AveragingConfig
 from sparkring.training.parallel.averaging.links import Links
 from sparkring.training.parallel.measure import ring_share
 
+BETWEEN_HOSTS = "between hosts"  # of a host, where its ranks are one replica
 Tensors = Sequence[torch.Tensor]
 
 

@@ -26,7 +26,7 @@ from sparkring.training.data.batch import Batch
 from sparkring.training.models.initial import InitialModel
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.averaging.links import Links
-from sparkring.training.parallel.averaging.rules import RULES, copy_into
+from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS, RULES, copy_into
 from sparkring.training.parallel.data_parallel.base import DataParallel
 from sparkring.training.parallel.measure import storage_bytes
 from sparkring.training.parallel.model_parallel.placement import ModelPlacement
@@ -36,7 +36,6 @@ from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.parallel.strategy import OptimizerFactory, StepInfo
 
 AVERAGING = "averaging"  # part of a checkpoint's state
-BETWEEN_HOSTS = "between hosts"  # of a host, where its ranks are one replica
 MEAN = "mean"  # part of it: the means of the weights, where they are not what is evaluated
 STEP_COUNT = "step"  # key of an optimizer's state
 

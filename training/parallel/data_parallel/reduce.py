@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from sparkring.training.models.torch_private import is_dtensor
 from sparkring.training.parallel.data_parallel.base import CodecState, DataParallel
 from sparkring.training.parallel.dtensor import finalize_partial_grad, local_tensor
 from sparkring.training.parallel.state import plain_name
@@ -135,7 +135,9 @@ class GradientReducer:
             bucket.missing.add(index)
         elif index not in bucket.filled:
             view.copy_(local_tensor(grad))
-        if isinstance(parameter, DTensor):
+        if is_dtensor(parameter):
+            from torch.distributed.tensor import DTensor
+
             shape, stride = parameter.shape, parameter.stride()
             parameter.grad = DTensor.from_local(
                 view, parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride

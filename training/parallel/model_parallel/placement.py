@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import nn
 
 from sparkring.training.data.batch import Batch, Columns
-from sparkring.training.models.sharding_plan import plan_of, required_plan
+from sparkring.training.models.sharding_plan import required_plan
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.batching import to_device
+from sparkring.training.parallel.check import check_widths
 from sparkring.training.parallel.dtensor import finalize_partial_grad, local_tensor
 from sparkring.training.parallel.equivalence import close, few_rows, partition_problem
-from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.blocks import checkpoint_blocks
 from sparkring.training.parallel.model_parallel.context import AllToAllCore, apply_context, gather_sequence
 from sparkring.training.parallel.model_parallel.p2p import StageChannel
@@ -37,7 +37,6 @@ from sparkring.training.parallel.process_groups import RankContext
 from sparkring.training.parallel.state import plain_name
 
 log = logging.getLogger(__name__)
-CUT_DIM = {"column": 0, "row": 1}  # of a Linear's weight
 
 
 class ModelPlacement:
@@ -256,32 +255,6 @@ def sum_tied(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
     dist.all_reduce(reached, group=group)
     if not here and not reached:
         parameter.grad = None
-
-
-def check_widths(model: nn.Module, mesh: Mesh) -> None:
-    """ValueError if heads or matrices do not divide by the mesh; it names the counts.
-
-    Attention is cut by whole heads, matrices into equal parts (a vocabulary need not be).
-    """
-    plan = plan_of(model)
-    if plan is None:
-        return
-    for name in plan.attention_names(model):
-        attention: Any = model.get_submodule(name)
-        if attention.heads % (mesh.tp * mesh.cp) or attention.kv_heads % (mesh.tp * mesh.cp):
-            raise ValueError(
-                f"{name} has {attention.heads} heads and {attention.kv_heads} key/value heads, not divisible by "
-                f"tp({mesh.tp}) * cp({mesh.cp}); change model.args.heads or kv_heads, or parallel.tp or cp"
-            )
-    cut = {name: kind for name, kind in plan.kinds(model).items() if kind in CUT_DIM and mesh.tp > 1}
-    for name, kind in cut.items():
-        width = model.get_parameter(f"{name}.weight").shape[CUT_DIM[kind]]
-        if width % mesh.tp:
-            sides = "outputs" if kind == "column" else "inputs"
-            raise ValueError(
-                f"{name} has {width} {sides}, not divisible by tp({mesh.tp}): "
-                f"change the width in model.args, or parallel.tp, or make it 'replicate' in the sharding plan"
-            )
 
 
 def make_placement(context: RankContext) -> ModelPlacement:

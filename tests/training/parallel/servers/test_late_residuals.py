@@ -13,7 +13,7 @@ from torch import nn
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
-from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.servers.backup import BackupStrategy
 from sparkring.training.parallel.servers.link import ServersAt
 from sparkring.training.parallel.servers.strategy import ServersStrategy

@@ -1,0 +1,37 @@
+"""What a storage URI and a stored path may be; opens nothing, so a recipe is checked without pyarrow."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl, urlsplit
+
+from sparkring.conf.secrets import redact
+
+ARROW_SCHEMES = {"", "file", "s3", "s3a", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
+NO_SECRETS = "which would be logged, tracked and sent to all ranks; give it by the environment (see docs/security.md)"
+S3_OPTIONS = {"endpoint_override", "scheme", "region", "request_timeout", "connect_timeout"}
+
+
+def check_uri(uri: str) -> None:
+    """Check a storage URI without opening it.
+
+    Raises ValueError for credentials in it, a scheme that neither pyarrow nor fsspec knows, and unknown options.
+    """
+    if redact(uri) != uri:
+        raise ValueError(f"{redact(uri)} holds a secret, {NO_SECRETS}")
+    parts = urlsplit(uri)
+    if parts.scheme in ("s3", "s3a") and (unknown := dict(parse_qsl(parts.query)).keys() - S3_OPTIONS):
+        raise ValueError(f"{uri}: unknown option {sorted(unknown)} of s3; known: {sorted(S3_OPTIONS)}")
+    if parts.scheme not in ARROW_SCHEMES:
+        import fsspec
+
+        if "::" in uri:
+            raise ValueError(f"{uri}: `::` chains file systems, of which one may be any server; give the plain URI")
+        if parts.scheme not in fsspec.available_protocols():
+            raise ValueError(f"{uri}: no filesystem for scheme {parts.scheme!r} in pyarrow or fsspec")
+
+
+def check_below(path: str) -> str:
+    """The path; ValueError where it is absolute or may leave the folder it is relative to."""
+    if path.startswith("/") or "\0" in path or (".." in path and ".." in path.split("/")):
+        raise ValueError(f"{path!r} must stay below its folder: no leading `/`, no `..`")
+    return path

@@ -1,0 +1,60 @@
+"""A command imports what it runs: what must not be in `sys.modules` after it, seen in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkring.pipelines.exit_codes import Exit
+
+ROOT = Path(__file__).parents[2]
+REPORT = ("matplotlib", "sklearn", "jinja2")
+TORCH_PARTS = ("torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "sympy")  # seconds each
+JOB = ("torch", "mlflow", "pandas", "scipy", *REPORT)
+SPARK = ("pyspark", "py4j", "sqlglot")
+RECIPE = (*JOB, *SPARK, "numpy", "pyarrow")
+NOTHING = (*RECIPE, "pydantic", "yaml", "importlib.metadata")
+
+NOT_IMPORTED = {
+    "--help": NOTHING,
+    "run --help": NOTHING,
+    "completion bash": RECIPE,
+    "config show flights": RECIPE,
+    "config schema": RECIPE,
+    "config validate flights --no-tables": ("mlflow", "pandas", "scipy", *REPORT, *TORCH_PARTS),
+    "plan show flights": ("mlflow", "pandas", "scipy", *REPORT, *TORCH_PARTS),  # whose dataset is not built: refused
+    "status {nights}": (*JOB, *SPARK),
+    "run {nights} --date 1999-01-01": (*JOB, *SPARK),  # before the recipe's first date: refused
+    "config show no-such-recipe": RECIPE,
+    "config show flights no.such=1": RECIPE,
+}
+PROGRAM = """
+import sys
+from sparkring.pipelines.cli import main
+try:
+    code = main(sys.argv[2:])
+except SystemExit as end:
+    code = end.code
+found = [name for name in sys.argv[1].split(",") if name in sys.modules]
+print("exit code", int(code), "imported:", *found)
+"""
+
+
+@pytest.mark.parametrize("command", NOT_IMPORTED)
+def test_a_command_imports_only_what_it_runs(command: str, tmp_path: Path) -> None:
+    words = command.format(nights=ROOT / "examples/nights/clicks.yaml").split()
+    unwanted = ",".join(NOT_IMPORTED[command])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, unwanted, *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    code, _, imported = done.stdout.splitlines()[-1].removeprefix("exit code ").partition(" imported:")
+    assert int(code) in (Exit.OK, Exit.USAGE, Exit.DATA) and not imported, (code, imported, done.stderr[-2000:])

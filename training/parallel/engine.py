@@ -1,0 +1,41 @@
+"""Choose what carries the gradients; imports no strategy, since a driver asks too."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+
+from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.rules.strategies import horovod_limits
+from sparkring.training.parallel.data_parallel.horovod_ring import available
+from sparkring.training.parallel.mesh import Mesh
+
+log = logging.getLogger(__name__)
+
+
+def choose_engine(config: ParallelConfig, mesh: Mesh, device_type: str) -> str:
+    """`none`, `horovod` or `torch`; `auto` takes Horovod if it can, or logs why not.
+
+    ValueError when Horovod is configured and cannot be used on `device_type` (`cpu` or `cuda`); what it cannot do is in
+    conf/rules/strategies.py.
+    """
+    if config.servers.per_host:
+        return "servers"
+    if mesh.world == 1:
+        return "none"
+    if config.engine == "torch":
+        return "torch"
+    missing = available(device_type)
+    if config.engine == "horovod":
+        if missing:
+            raise ValueError(f"parallel.engine=horovod: {missing}; use parallel.engine=torch")
+        return "horovod"
+    reasons = horovod_limits(config.model_dump(), asdict(mesh))
+    if config.zero:
+        reasons.append(f"parallel.zero={config.zero} runs on fully_shard unless parallel.engine=horovod is set")
+    if missing:
+        reasons.append(missing)
+    if not reasons:
+        return "horovod"
+    log.info("parallel.engine=auto: torch.distributed carries the gradients, since %s", reasons[0])
+    return "torch"
