@@ -13,7 +13,7 @@ import io
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,25 +159,36 @@ class Storage:
         return sorted(i.path[prefix:] for i in self.fs.get_file_info(selector) if i.type == pafs.FileType.File)
 
     def own_files(self, relative: str = "") -> dict[str, int]:
-        """Sizes in bytes of the files below `relative`, by path; symbolic links are passed over, never followed."""
+        """Sizes in bytes of the files below `relative`, by path; links and mount points are passed over."""
+        prefix = len(self.root) + 1
         if self.is_local:
-            if self.link_on(relative):
+            if self.way_out_on(relative):
                 return {}
-            walk = os.walk(self.path(relative))
-            inside = [os.path.join(folder, name) for folder, _, names in walk for name in names]
-            infos = self.fs.get_file_info([path for path in inside if not os.path.islink(path)])
+            mounts, inside = self._mounts(), list[str]()
+            for folder, below, names in os.walk(self.path(relative)):
+                below[:] = [name for name in below if os.path.join(folder, name)[prefix:] not in mounts]
+                paths = (os.path.join(folder, name) for name in names)
+                inside += [path for path in paths if path[prefix:] not in mounts and not os.path.islink(path)]
+            infos = self.fs.get_file_info(inside)
         else:
             infos = self.fs.get_file_info(pafs.FileSelector(self.path(relative), allow_not_found=True, recursive=True))
-        prefix = len(self.root) + 1
         return {info.path[prefix:]: info.size for info in infos if info.type == pafs.FileType.File}
 
-    def link_on(self, relative: str) -> str:
-        """Path of the first symbolic link on the way from this folder to `relative`; empty where there is none."""
-        if not self.is_local:
+    def way_out_on(self, relative: str) -> str:
+        """Path of the first symbolic link or mount point on the way from this folder to `relative`; empty without one.
+
+        What is behind it is not ours. This folder itself may be one.
+        """
+        if not self.is_local or not relative:
             return ""
-        names = relative.split("/") if relative else []
-        ways = (self.path("/".join(names[: count + 1])) for count in range(len(names)))
-        return next((way for way in ways if os.path.islink(way)), "")
+        names, mounts = relative.split("/"), self._mounts()
+        ways = ("/".join(names[: count + 1]) for count in range(len(names)))
+        return next((self.path(way) for way in ways if way in mounts or os.path.islink(self.path(way))), "")
+
+    def _mounts(self) -> set[str]:
+        """Mount points below this folder, relative to it."""
+        real = os.path.realpath(self.root).rstrip("/") + "/"
+        return {path.removeprefix(real) for path in mount_points() if path.startswith(real) and path != real}
 
     def list_folders(self) -> list[str]:
         """Names of the folders directly below this one, sorted."""
@@ -188,17 +199,22 @@ class Storage:
     def delete(self, relative: str) -> None:
         """Delete a file or a folder; silent where it is already gone.
 
-        Of a symbolic link the link itself goes; what only a link leads to is not ours and stays.
+        Of a symbolic link the link itself goes; what is behind links and mount points is not ours and stays.
         """
-        if link := self.link_on(relative):
-            if link == self.path(relative):
-                os.unlink(link)
+        path = self.path(relative)
+        if way_out := self.way_out_on(relative):
+            if way_out == path and os.path.islink(path):
+                os.unlink(path)
             return
-        info = self.fs.get_file_info(self.path(relative))
+        info = self.fs.get_file_info(path)
         if info.type == pafs.FileType.Directory:
-            self.fs.delete_dir(info.path)
+            mounts = {f"{self.root}/{mount}" for mount in self._mounts()} if self.is_local else set[str]()
+            if any(mount.startswith(f"{path}/") for mount in mounts):
+                _delete_around(path, mounts)
+            else:
+                self.fs.delete_dir(path)
         elif info.type == pafs.FileType.File:
-            self.fs.delete_file(info.path)
+            self.fs.delete_file(path)
 
     def rename_file(self, relative: str, new: str) -> None:
         """Give a file another name; on a local disk at once, elsewhere it is copied first and then deleted."""
@@ -240,6 +256,29 @@ class HashingFile(io.RawIOBase):
     def sha256(self) -> str:
         """Hex digest of everything written so far."""
         return self._hasher.hexdigest()
+
+
+def mount_points() -> list[str]:
+    """List the paths at which filesystems, folders or files are mounted, as this process sees them."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    except OSError:  # not Linux
+        return []
+    # a blank, tab, line break or backslash is written as \040
+    return [re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[4]) for line in lines]
+
+
+def _delete_around(folder: str, mounts: Collection[str]) -> None:
+    """Delete what is in a local folder but `mounts`, and the folders on the way to these."""
+    for entry in os.scandir(folder):
+        if entry.path in mounts:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            _delete_around(entry.path, mounts)
+        else:
+            os.unlink(entry.path)
+    if not any(mount.startswith(f"{folder}/") for mount in mounts):
+        os.rmdir(folder)
 
 
 def check_below(path: str) -> str:

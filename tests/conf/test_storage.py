@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +63,51 @@ def test_deleting_and_sweeping_never_go_through_a_symbolic_link(tmp_path: Path) 
     (tmp_path / "ours/gone").symlink_to(tmp_path / "nowhere")
     folder.delete("gone")
     assert list((tmp_path / "ours").iterdir()) == [] and sorted(others.rglob("*")) == before
+
+
+IN_MOUNTS = """
+import sys
+from sparkring.conf.storage import open_storage
+folder = open_storage(sys.argv[1])
+assert folder.own_files() == {"run/deep/file": 0, "run/own": 0} and folder.own_files("run/at one") == {}
+assert folder.way_out_on("run/deep") == "" and folder.way_out_on("run/at one/x") == f"{folder.root}/run/at one"
+for path in ("run/at one/kept", "run/at one", "run/deep/file-mount", "run", "disk"):
+    folder.delete(path)
+assert folder.own_files() == {}
+behind = open_storage(f"{folder.root}/run/at one")  # the root may be a mount point, and what is in it is ours then
+behind.delete("not-kept")
+"""
+
+
+def in_a_namespace(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script whose mounts nobody else sees; skip the test where none can be made."""
+    if os.geteuid() or subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs root and mount namespaces")
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_deleting_never_goes_through_a_mount_point(tmp_path: Path) -> None:
+    """Of a folder of the same filesystem, a file, another filesystem; the folder itself is reached by a link."""
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    for path in ("ours/run/at one", "ours/run/deep", "ours/disk", "other"):
+        (tmp_path / path).mkdir(parents=True)
+    for path in ("ours/run/own", "ours/run/deep/file", "ours/run/deep/file-mount", "other/kept", "other/not-kept"):
+        (tmp_path / path).touch()
+    (tmp_path / "link").symlink_to(ours)
+    mounts = f"""
+        mount --bind '{other}' '{ours}/run/at one'
+        mount --bind '{other}/kept' '{ours}/run/deep/file-mount'
+        mount -t tmpfs none '{ours}/disk'
+        touch '{ours}/disk/kept'
+        '{sys.executable}' -c '{IN_MOUNTS}' '{tmp_path}/link'
+        test -e '{ours}/disk/kept'
+    """
+    done = in_a_namespace(mounts)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in other.iterdir()] == ["kept"]
+    left = sorted(str(path.relative_to(ours)) for path in ours.rglob("*"))
+    assert left == ["disk", "run", "run/at one", "run/deep", "run/deep/file-mount"]
 
 
 def test_credentials_in_a_uri_are_refused() -> None:
