@@ -77,7 +77,15 @@ def check_footers(
 def _check(
     storage: Storage, file: SourceFile, kind: str, declared: tuple[StructType, StructType], may_lack: bool
 ) -> Footer:
-    """As `check_footers`, of one file."""
+    """Compare the columns of one file with the declared ones.
+
+    Args:
+        storage: that has the file.
+        file: one of the listed.
+        kind: parquet or orc.
+        declared: the columns, and the partition columns.
+        may_lack: a column that is not in the file is no problem of it.
+    """
     try:
         with storage.fs.open_input_file(file.full) as stream:
             found = parquet_schema(pq.ParquetFile(stream)) if kind == "parquet" else _orc_schema(orc.ORCFile(stream))
