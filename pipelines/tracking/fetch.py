@@ -11,13 +11,13 @@ import mlflow.artifacts
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model
 
 from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.secrets import redact
 from sparkring.conf.stored import StoredError
+from sparkring.pipelines.portable.mlmodel import read_mlmodel
 from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.rules import StoreUnreachable
 
@@ -98,11 +98,7 @@ def copy_model(tracking: TrackingConfig, model: RegisteredModel, target: Path) -
         )
 
     folder = Path(_asked(tracking, model.uri, download))
-    try:
-        data = Model.load(str(folder)).flavors["python_function"]["data"]
-    except (MlflowException, KeyError) as error:
-        raise StoredError(f"{model.uri}: {model.source} is no model that sparkring registered: {error}") from error
-    return folder / data
+    return folder / read_mlmodel(folder, f"{model.uri}: {redact(model.source)}")["data"]
 
 
 def _client(tracking: TrackingConfig) -> MlflowClient:
