@@ -30,6 +30,8 @@ LOOK_UP_AT_ONCE, LOOK_UP_THREADS = 100, 16  # files
 PART = ".part"
 ARROW_SCHEMES = {"", "file", "s3", "s3a", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 NO_SECRETS = "which would be logged, tracked and sent to all ranks; give it by the environment (see docs/security.md)"
+AZURE = (".core.windows.net", ".core.chinacloudapi.cn", ".core.usgovcloudapi.net")
+TRUSTED = "SPARKRING_TRUSTED_SERVERS"  # that stored files and MLflow may name: `host` or `host:port`, commas between
 S3_OPTIONS = {"endpoint_override", "scheme", "region", "request_timeout", "connect_timeout"}
 
 
@@ -374,6 +376,8 @@ def check_uri(uri: str) -> None:
     parts = urlsplit(uri)
     if parts.scheme in ("s3", "s3a") and (unknown := dict(parse_qsl(parts.query)).keys() - S3_OPTIONS):
         raise ValueError(f"{uri}: unknown option {sorted(unknown)} of s3; known: {sorted(S3_OPTIONS)}")
+    if not parts.scheme and "://" in uri:  # urlsplit takes no `_`
+        raise ValueError(f"{uri}: no filesystem for scheme {uri.partition('://')[0]!r} in pyarrow or fsspec")
     if parts.scheme not in ARROW_SCHEMES:
         import fsspec
 
@@ -406,27 +410,45 @@ def open_storage(uri: str) -> Storage:
 
 def open_stored(uri: str, found_in: Storage) -> Storage:
     """Open a URI that a stored file names. ValueError where `check_stored` refuses it."""
-    check_stored(uri, found_in)
+    check_stored(uri, found_in.uri)
     return open_storage(uri)
 
 
-def check_stored(uri: str, found_in: Storage) -> None:
-    """Raise ValueError for a URI of a server that only the stored file names: it would get the reader's keys.
+def check_stored(uri: str, named_in: str) -> None:
+    """Raise ValueError for a URI of a server that only what is stored names: it would get the reader's keys.
 
-    found_in: the folder of the file, as the user named it.
+    Args:
+        uri: in a stored file, or a tracking store.
+        named_in: URI of that, as the user has named it.
     """
     server = _server(uri)
-    if server and server != _server(found_in.uri):
+    if server and server != _server(named_in) and not is_trusted(server.partition("://")[2]):
         raise ValueError(
-            f"{uri}: the server {server} is named by a file in {found_in.uri} alone, and would be sent this machine's "
-            "credentials; if you trust it, name this folder yourself"
+            f"{uri}: the server {server} is named in {named_in} alone, and would be sent this machine's credentials; "
+            f"if you trust it, set {TRUSTED}={server.partition('://')[2]}"
         )
 
 
+def is_trusted(server: str) -> bool:
+    """Whether the user lets stored files name this server, `host` or `host:port`."""
+    trusted = {each.strip().lower() for each in os.environ.get(TRUSTED, "").split(",")} - {""}
+    return not trusted.isdisjoint({server.lower(), re.sub(r":\d*$", "", server.lower())})
+
+
 def _server(uri: str) -> str:
-    options = dict(parse_qsl(urlsplit(uri).query))
-    endpoint = options.get("endpoint_override", "")
-    return f"{options.get('scheme', 'https')}://{endpoint}" if endpoint else ""
+    """The server that a URI chooses, as `scheme://host:port`; empty where the storage's own SDK knows it.
+
+    Kerberos proves who asks and gives nothing away, so the name nodes of HDFS do not count.
+    """
+    parts = urlsplit(uri)
+    options = dict(parse_qsl(parts.query))
+    chosen = options.get("endpoint_override") or next((v for k, v in options.items() if k.endswith("_authority")), "")
+    if chosen:
+        return f"{options.get('scheme', 'https')}://{chosen}"
+    host = parts.netloc.rpartition("@")[2]
+    if parts.scheme in ("abfs", "abfss"):  # a container or account has no dot
+        return "" if host.endswith(AZURE) or not re.search("[.:]", host) else f"https://{host}"
+    return "" if parts.scheme in ARROW_SCHEMES or not host else f"{parts.scheme}://{host}"
 
 
 def _s3(options: dict[str, str]) -> pafs.FileSystem:
@@ -442,6 +464,6 @@ def _fsspec(uri: str, refused: Exception) -> tuple[pafs.FileSystem, str]:
 
     try:
         fs, root = fsspec.core.url_to_fs(uri)
-    except (ValueError, ImportError, OSError) as error:
+    except Exception as error:  # of many types: some of fsspec's file systems wrap another, and need arguments
         raise ValueError(f"{uri}: cannot be opened by pyarrow ({refused}) nor by fsspec ({error})") from error
     return pafs.PyFileSystem(pafs.FSSpecHandler(fs)), str(root)

@@ -6,7 +6,6 @@ MLflow sends the user name, password or token of its own server to whatever serv
 
 from __future__ import annotations
 
-import os
 from urllib.parse import urlsplit
 
 from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry as by_scheme
@@ -15,9 +14,9 @@ from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepositor
 from mlflow.tracking import get_tracking_uri
 
 from sparkring.conf.secrets import redact
+from sparkring.conf.storage import TRUSTED, is_trusted
 from sparkring.conf.stored import StoredError
 
-ALLOWED = "SPARKRING_ARTIFACT_SERVERS"  # `host` or `host:port`, commas between
 PORTS = {"http": 80, "https": 443}
 
 
@@ -47,14 +46,13 @@ def guard_artifacts() -> None:
 def check_artifact_server(uri: str, tracking_uri: str) -> None:
     """Raise StoredError for artifacts at another server than the tracking server and those that the user allows."""
     server = server_of(uri, tracking_uri)
-    allowed = {each.strip().lower() for each in os.environ.get(ALLOWED, "").split(",")}
     if server is None or server == server_of(tracking_uri, tracking_uri):
         return
-    _, host, port = server
-    if not {host, f"{host}:{port}"} & allowed:
+    name = server[1] if server[2] is None else f"{server[1]}:{server[2]}"
+    if not is_trusted(name):
         raise StoredError(
-            f"{redact(uri)}: MLflow names the server {host}:{port}, which is not that of tracking.uri, and would be "
-            f"sent this machine's MLflow credentials; if you trust it, set {ALLOWED}={host}:{port}"
+            f"{redact(uri)}: MLflow names the server {name}, which is not that of tracking.uri, and would be "
+            f"sent this machine's MLflow credentials; if you trust it, set {TRUSTED}={name}"
         )
 
 

@@ -16,6 +16,7 @@ from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.secrets import redact
+from sparkring.conf.storage import check_stored
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.portable.mlmodel import read_mlmodel
 from sparkring.pipelines.tracking.embedded import open_client
@@ -78,14 +79,22 @@ class RegisteredBy:
 
 
 def find_job(tracking: TrackingConfig, model: RegisteredModel) -> RegisteredBy | None:
-    """Look up the job that registered a model; None where MLflow no longer has its run."""
+    """Look up the job that registered a model; None where MLflow no longer has its run.
+
+    StoredError where its run folders are on a server that only MLflow names.
+    """
     client = _client(tracking)
     try:
         run = client.get_run(model.run_id)
         parent = client.get_run(run.data.tags.get("mlflow.parentRunId", model.run_id))
-        return RegisteredBy(parent.info.run_id, parent.data.params["storage.runs"], parent.data.params["name"])
+        runs_uri, recipe = parent.data.params["storage.runs"], parent.data.params["name"]
     except (MlflowException, KeyError):
         return None
+    try:
+        check_stored(runs_uri, tracking.store_uri)
+    except ValueError as error:
+        raise StoredError(f"{model.uri}: the run folders of its job: {error}") from error
+    return RegisteredBy(parent.info.run_id, runs_uri, recipe)
 
 
 def copy_model(tracking: TrackingConfig, model: RegisteredModel, target: Path) -> Path:

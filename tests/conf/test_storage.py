@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pyarrow.fs as pafs
 import pytest
 
-from sparkring.conf.storage import open_storage
+from sparkring.conf.storage import check_stored, open_storage
 
 
 def test_put_atomic_leaves_the_previous_file_when_the_write_fails(
@@ -67,7 +68,7 @@ def test_deleting_and_sweeping_never_go_through_a_symbolic_link(tmp_path: Path) 
 
 IN_MOUNTS = """
 import sys
-from sparkring.conf.storage import open_storage
+from sparkring.conf.storage import check_stored, open_storage
 folder = open_storage(sys.argv[1])
 assert folder.own_files() == {"run/deep/file": 0, "run/own": 0} and folder.own_files("run/at one") == {}
 assert folder.way_out_on("run/deep") == "" and folder.way_out_on("run/at one/x") == f"{folder.root}/run/at one"
@@ -113,6 +114,44 @@ def test_deleting_never_goes_through_a_mount_point(tmp_path: Path) -> None:
 def test_credentials_in_a_uri_are_refused() -> None:
     with pytest.raises(ValueError, match="holds a secret, which would be logged"):
         open_storage("s3://key:secret@bucket/x")
+
+
+SERVERS = {  # URI -> the server that it chooses
+    "s3://bucket/x?endpoint_override=evil.example:9000&scheme=http": "http://evil.example:9000",
+    "gs://bucket/x?endpoint_override=evil.example": "https://evil.example",
+    "abfss://box@account.evil.example/x": "https://account.evil.example",
+    "abfs://box@127.0.0.1:10000/x": "https://127.0.0.1:10000",
+    "abfss://box@account.core.windows.net.evil.example/x": "https://account.core.windows.net.evil.example",
+    "abfss://box@account.dfs.core.windows.net/x?dfs_storage_authority=.evil.example": "https://.evil.example",
+    "sftp://evil.example/x": "sftp://evil.example",
+    "webhdfs://evil.example:9870/x": "webhdfs://evil.example:9870",
+    "https://evil.example/x": "https://evil.example",
+}
+OF_THE_SDK = [
+    "/x", "data/x", "file:///x", "s3://bucket/x?region=eu-central-1", "gs://bucket/x", "hdfs://namenode:8020/x",
+    "abfss://box@account.dfs.core.windows.net/x", "abfs://box@account.blob.core.windows.net/x", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("uri", "server"), SERVERS.items())
+def test_a_stored_uri_chooses_no_server(uri: str, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = re.escape(f"the server {server} is named in /runs/1 alone")
+    with pytest.raises(ValueError, match=f"{words}.*SPARKRING_TRUSTED_SERVERS="):
+        check_stored(uri, "/runs/1")
+    check_stored(uri, uri.replace("/x", "/runs"))  # where the user has named it
+    monkeypatch.setenv("SPARKRING_TRUSTED_SERVERS", f"other, {server.partition('://')[2]}")
+    check_stored(uri, "/runs/1")
+
+
+@pytest.mark.parametrize("uri", OF_THE_SDK)
+def test_a_stored_uri_of_storage_whose_server_the_sdk_knows_is_opened(uri: str) -> None:
+    check_stored(uri, "/runs/1")
+
+
+@pytest.mark.parametrize("scheme", ["dir", "asyncwrapper", "dbfs", "reference", "arrow_hdfs", "simplecache", "cached"])
+def test_file_systems_that_need_more_than_a_uri_are_refused_in_one_line(scheme: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot be opened by pyarrow|no filesystem for scheme"):
+        open_storage(f"{scheme}://host/x")
 
 
 @pytest.mark.parametrize(

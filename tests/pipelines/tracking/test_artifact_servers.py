@@ -12,9 +12,12 @@ import pytest
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.storage import TRUSTED
 from sparkring.conf.stored import StoredError
+from sparkring.pipelines import lineage
+from sparkring.pipelines.reproduce.job import find_run
 from sparkring.pipelines.tracking import ops
-from sparkring.pipelines.tracking.artifact_servers import ALLOWED, check_artifact_server
+from sparkring.pipelines.tracking.artifact_servers import check_artifact_server
 from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.fetch import copy_model, find_model
 from sparkring.pipelines.tracking.journal import Journal
@@ -42,9 +45,9 @@ OURS = "https://mlflow.example:5000"
 def test_artifacts_at_another_server_are_refused(uri: str, tracking_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     open_client(TrackingConfig(uri=OURS))
     for check in (check_artifact_server, get_artifact_repository):
-        with pytest.raises(StoredError, match=r"MLflow names the server .*SPARKRING_ARTIFACT_SERVERS="):
+        with pytest.raises(StoredError, match=r"MLflow names the server .*SPARKRING_TRUSTED_SERVERS="):
             check(uri, tracking_uri)
-    monkeypatch.setenv(ALLOWED, "evil.example, mlflow.example:5001,mlflow.example,mlflow.example.evil:5000,127.0.0.1:1")
+    monkeypatch.setenv(TRUSTED, "evil.example, mlflow.example:5001,mlflow.example,mlflow.example.evil:5000,127.0.0.1:1")
     check_artifact_server(uri, tracking_uri)
 
 
@@ -109,6 +112,19 @@ def test_a_registered_model_of_others_sends_no_credentials_anywhere(
     with pytest.raises(StoredError, match=r"MLflow names the server 127\.0\.0\.1:"):
         registry.fetch(version, tmp_path / "fetched")
     assert seen == []
+
+
+def test_the_run_folders_of_a_registered_model_are_on_no_server_that_only_mlflow_names(tmp_path: Path) -> None:
+    config = TrackingConfig(root=str(tmp_path)).named("flights")
+    client = open_client(config)
+    run = client.create_run(client.create_experiment("flights")).info.run_id
+    client.create_registered_model("flights")
+    client.create_model_version("flights", str(tmp_path), run)
+    client.log_param(run, "storage.runs", "s3://b/runs?endpoint_override=evil.example:9000")
+    client.log_param(run, "name", "flights")
+    for command in (lineage.trace, find_run):
+        with pytest.raises(StoredError, match=r"the server https://evil\.example:9000 is named in sqlite:"):
+            command("models:/flights/1", config)
 
 
 def test_an_experiment_of_others_is_sent_no_artifacts(asked: tuple[str, list[str | None]], tmp_path: Path) -> None:
