@@ -13,7 +13,7 @@ import io
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,11 +23,13 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow.fs as pafs
 
-from sparkring.conf.uris import check_below, check_uri
+from sparkring.conf.uris import ARROW_SCHEMES, check_below, check_uri
 
 CHUNK_BYTES = 4 << 20
 LOOK_UP_AT_ONCE, LOOK_UP_THREADS = 100, 16  # files
 PART = ".part"
+AZURE = (".core.windows.net", ".core.chinacloudapi.cn", ".core.usgovcloudapi.net")
+TRUSTED = "SPARKRING_TRUSTED_SERVERS"  # that stored files and MLflow may name: `host` or `host:port`, commas between
 
 
 @dataclass(frozen=True)
@@ -156,25 +158,36 @@ class Storage:
         return sorted(i.path[prefix:] for i in self.fs.get_file_info(selector) if i.type == pafs.FileType.File)
 
     def own_files(self, relative: str = "") -> dict[str, int]:
-        """Sizes in bytes of the files below `relative`, by path; symbolic links are passed over, never followed."""
+        """Sizes in bytes of the files below `relative`, by path; links and mount points are passed over."""
+        prefix = len(self.root) + 1
         if self.is_local:
-            if self.link_on(relative):
+            if self.way_out_on(relative):
                 return {}
-            walk = os.walk(self.path(relative))
-            inside = [os.path.join(folder, name) for folder, _, names in walk for name in names]
-            infos = self.fs.get_file_info([path for path in inside if not os.path.islink(path)])
+            mounts, inside = self._mounts(), list[str]()
+            for folder, below, names in os.walk(self.path(relative)):
+                below[:] = [name for name in below if os.path.join(folder, name)[prefix:] not in mounts]
+                paths = (os.path.join(folder, name) for name in names)
+                inside += [path for path in paths if path[prefix:] not in mounts and not os.path.islink(path)]
+            infos = self.fs.get_file_info(inside)
         else:
             infos = self.fs.get_file_info(pafs.FileSelector(self.path(relative), allow_not_found=True, recursive=True))
-        prefix = len(self.root) + 1
         return {info.path[prefix:]: info.size for info in infos if info.type == pafs.FileType.File}
 
-    def link_on(self, relative: str) -> str:
-        """Path of the first symbolic link on the way from this folder to `relative`; empty where there is none."""
-        if not self.is_local:
+    def way_out_on(self, relative: str) -> str:
+        """Path of the first symbolic link or mount point on the way from this folder to `relative`; empty without one.
+
+        What is behind it is not ours. This folder itself may be one.
+        """
+        if not self.is_local or not relative:
             return ""
-        names = relative.split("/") if relative else []
-        ways = (self.path("/".join(names[: count + 1])) for count in range(len(names)))
-        return next((way for way in ways if os.path.islink(way)), "")
+        names, mounts = relative.split("/"), self._mounts()
+        ways = ("/".join(names[: count + 1]) for count in range(len(names)))
+        return next((self.path(way) for way in ways if way in mounts or os.path.islink(self.path(way))), "")
+
+    def _mounts(self) -> set[str]:
+        """Mount points below this folder, relative to it."""
+        real = os.path.realpath(self.root).rstrip("/") + "/"
+        return {path.removeprefix(real) for path in mount_points() if path.startswith(real) and path != real}
 
     def list_folders(self) -> list[str]:
         """Names of the folders directly below this one, sorted."""
@@ -185,17 +198,22 @@ class Storage:
     def delete(self, relative: str) -> None:
         """Delete a file or a folder; silent where it is already gone.
 
-        Of a symbolic link the link itself goes; what only a link leads to is not ours and stays.
+        Of a symbolic link the link itself goes; what is behind links and mount points is not ours and stays.
         """
-        if link := self.link_on(relative):
-            if link == self.path(relative):
-                os.unlink(link)
+        path = self.path(relative)
+        if way_out := self.way_out_on(relative):
+            if way_out == path and os.path.islink(path):
+                os.unlink(path)
             return
-        info = self.fs.get_file_info(self.path(relative))
+        info = self.fs.get_file_info(path)
         if info.type == pafs.FileType.Directory:
-            self.fs.delete_dir(info.path)
+            mounts = {f"{self.root}/{mount}" for mount in self._mounts()} if self.is_local else set[str]()
+            if any(mount.startswith(f"{path}/") for mount in mounts):
+                _delete_around(path, mounts)
+            else:
+                self.fs.delete_dir(path)
         elif info.type == pafs.FileType.File:
-            self.fs.delete_file(info.path)
+            self.fs.delete_file(path)
 
     def rename_file(self, relative: str, new: str) -> None:
         """Give a file another name; on a local disk at once, elsewhere it is copied first and then deleted."""
@@ -237,6 +255,29 @@ class HashingFile(io.RawIOBase):
     def sha256(self) -> str:
         """Hex digest of everything written so far."""
         return self._hasher.hexdigest()
+
+
+def mount_points() -> list[str]:
+    """List the paths at which filesystems, folders or files are mounted, as this process sees them."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    except OSError:  # not Linux
+        return []
+    # a blank, tab, line break or backslash is written as \040
+    return [re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[4]) for line in lines]
+
+
+def _delete_around(folder: str, mounts: Collection[str]) -> None:
+    """Delete what is in a local folder but `mounts`, and the folders on the way to these."""
+    for entry in os.scandir(folder):
+        if entry.path in mounts:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            _delete_around(entry.path, mounts)
+        else:
+            os.unlink(entry.path)
+    if not any(mount.startswith(f"{folder}/") for mount in mounts):
+        os.rmdir(folder)
 
 
 def publish(file: BinaryIO, part: str, target: str) -> None:
@@ -338,27 +379,45 @@ def open_storage(uri: str) -> Storage:
 
 def open_stored(uri: str, found_in: Storage) -> Storage:
     """Open a URI that a stored file names. ValueError where `check_stored` refuses it."""
-    check_stored(uri, found_in)
+    check_stored(uri, found_in.uri)
     return open_storage(uri)
 
 
-def check_stored(uri: str, found_in: Storage) -> None:
-    """Raise ValueError for a URI of a server that only the stored file names: it would get the reader's keys.
+def check_stored(uri: str, named_in: str) -> None:
+    """Raise ValueError for a URI of a server that only what is stored names: it would get the reader's keys.
 
-    found_in: the folder of the file, as the user named it.
+    Args:
+        uri: in a stored file, or a tracking store.
+        named_in: URI of that, as the user has named it.
     """
     server = _server(uri)
-    if server and server != _server(found_in.uri):
+    if server and server != _server(named_in) and not is_trusted(server.partition("://")[2]):
         raise ValueError(
-            f"{uri}: the server {server} is named by a file in {found_in.uri} alone, and would be sent this machine's "
-            "credentials; if you trust it, name this folder yourself"
+            f"{uri}: the server {server} is named in {named_in} alone, and would be sent this machine's credentials; "
+            f"if you trust it, set {TRUSTED}={server.partition('://')[2]}"
         )
 
 
+def is_trusted(server: str) -> bool:
+    """Whether the user lets stored files name this server, `host` or `host:port`."""
+    trusted = {each.strip().lower() for each in os.environ.get(TRUSTED, "").split(",")} - {""}
+    return not trusted.isdisjoint({server.lower(), re.sub(r":\d*$", "", server.lower())})
+
+
 def _server(uri: str) -> str:
-    options = dict(parse_qsl(urlsplit(uri).query))
-    endpoint = options.get("endpoint_override", "")
-    return f"{options.get('scheme', 'https')}://{endpoint}" if endpoint else ""
+    """The server that a URI chooses, as `scheme://host:port`; empty where the storage's own SDK knows it.
+
+    Kerberos proves who asks and gives nothing away, so the name nodes of HDFS do not count.
+    """
+    parts = urlsplit(uri)
+    options = dict(parse_qsl(parts.query))
+    chosen = options.get("endpoint_override") or next((v for k, v in options.items() if k.endswith("_authority")), "")
+    if chosen:
+        return f"{options.get('scheme', 'https')}://{chosen}"
+    host = parts.netloc.rpartition("@")[2]
+    if parts.scheme in ("abfs", "abfss"):  # a container or account has no dot
+        return "" if host.endswith(AZURE) or not re.search("[.:]", host) else f"https://{host}"
+    return "" if parts.scheme in ARROW_SCHEMES or not host else f"{parts.scheme}://{host}"
 
 
 def _s3(options: dict[str, str]) -> pafs.FileSystem:
@@ -374,6 +433,6 @@ def _fsspec(uri: str, refused: Exception) -> tuple[pafs.FileSystem, str]:
 
     try:
         fs, root = fsspec.core.url_to_fs(uri)
-    except (ValueError, ImportError, OSError) as error:
+    except Exception as error:  # of many types: some of fsspec's file systems wrap another, and need arguments
         raise ValueError(f"{uri}: cannot be opened by pyarrow ({refused}) nor by fsspec ({error})") from error
     return pafs.PyFileSystem(pafs.FSSpecHandler(fs)), str(root)

@@ -21,6 +21,8 @@ def check_uri(uri: str) -> None:
     parts = urlsplit(uri)
     if parts.scheme in ("s3", "s3a") and (unknown := dict(parse_qsl(parts.query)).keys() - S3_OPTIONS):
         raise ValueError(f"{uri}: unknown option {sorted(unknown)} of s3; known: {sorted(S3_OPTIONS)}")
+    if not parts.scheme and "://" in uri:  # urlsplit takes no `_`
+        raise ValueError(f"{uri}: no filesystem for scheme {uri.partition('://')[0]!r} in pyarrow or fsspec")
     if parts.scheme not in ARROW_SCHEMES:
         import fsspec
 

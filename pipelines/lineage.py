@@ -108,7 +108,7 @@ def of_run(made: Origin, folder: Storage) -> Origin:
     }
     made = _with(made, run=run)
     try:
-        check_stored(result.dataset, folder)
+        check_stored(result.dataset, folder.uri)
     except ValueError as error:
         return _lacking(made, f"the dataset {error}")
     return of_dataset(made, result.dataset, result)
@@ -154,7 +154,7 @@ def source_states(manifest: DatasetManifest, storage: Storage, etl: EtlConfig | 
 def _elsewhere(config: SourceConfig, dataset: Storage) -> str:
     """Why a source is not looked at: its server is named by the stored configuration alone; "" where it is not."""
     try:
-        check_stored(getattr(config, "path", None) or "", dataset)
+        check_stored(getattr(config, "path", None) or "", dataset.uri)
     except ValueError as error:
         return str(error)
     return ""

@@ -181,6 +181,15 @@ class Runs:
     def _choose(
         self, config: RunConfig, fingerprint: str, held: ExitStack, skip_taken: bool, others: Others
     ) -> tuple[RunRecord, bool]:
+        """Choose as `begin` does, while no other command looks for a run.
+
+        Args:
+            config: the recipe.
+            fingerprint: of the dataset.
+            held: takes the lock of the run that is chosen.
+            skip_taken: pass over runs that another command is training; else they are an error.
+            others: which unfinished runs of another training may be continued, where the recipe allows any.
+        """
         wanted, here = training_digest(config), this_process()
         settings = flattened(training_settings(config))
         mine = {"training_digest": wanted, "fingerprint": fingerprint, "settings": settings, **asdict(here)}
@@ -236,7 +245,16 @@ class Runs:
         fingerprint: str,
         is_allowed: bool,
     ) -> RunRecord | None:
-        """Take, or where that is not allowed only name, the first of these that no other command is training."""
+        """Take, or where that is not allowed only name, the first of these that no other command is training.
+
+        Args:
+            runs: unfinished ones of another training, newest first.
+            here: this process.
+            held: takes the lock of the run that is taken.
+            settings: of this training, as a run keeps them.
+            fingerprint: of its dataset.
+            is_allowed: checkpoint.allow_other_order.
+        """
         with ExitStack() as looking:
             other = next((r for r in runs if self._hold(r, here, held if is_allowed else looking)), None)
         if other is None:

@@ -21,7 +21,7 @@ from sparkring.etl.sources.files import FileList, SourceFile
 FOOTER_THREADS = 16
 NAMES = {"parquet": "Parquet", "orc": "ORC"}
 ORC_TYPE = b"spark.sql.catalyst.type"  # what Spark notes of a column whose ORC type is not the whole of its own
-
+ORC_UNNAMED = "_col"  # in files of old versions of Hive; Spark reads a file that has no other names by places
 
 MOST_DIGITS = 38
 # In the text of an Arrow type that Spark has none for -> why, and what to write instead.
@@ -77,7 +77,15 @@ def check_footers(
 def _check(
     storage: Storage, file: SourceFile, kind: str, declared: tuple[StructType, StructType], may_lack: bool
 ) -> Footer:
-    """As `check_footers`, of one file."""
+    """Compare the columns of one file with the declared ones.
+
+    Args:
+        storage: that has the file.
+        file: one of the listed.
+        kind: parquet or orc.
+        declared: the columns, and the partition columns.
+        may_lack: a column that is not in the file is no problem of it.
+    """
     try:
         with storage.fs.open_input_file(file.full) as stream:
             found = parquet_schema(pq.ParquetFile(stream)) if kind == "parquet" else _orc_schema(orc.ORCFile(stream))
@@ -86,6 +94,7 @@ def _check(
     columns, partitions = declared
     own = [f for f in partitions if f.name in found.names and f.name not in columns.names]
     problems, lacking = list[str](), list[str]()
+    by_place = kind == "orc" and all(name.startswith(ORC_UNNAMED) for name in found.names)
     for column in [*columns, *own]:
         if alike := [n for n in found.names if n != column.name and n.lower() == column.name.lower()]:
             problems.append(
@@ -95,6 +104,12 @@ def _check(
             continue
         if column.name not in found.names:
             lacking.append(column.name)
+            if may_lack and by_place:
+                problems.append(
+                    f"{file.path}: has the columns {found.names}, which are no names, so Spark would read them by "
+                    "their places, and none as null; write the file with names"
+                )
+                break
             if not may_lack:
                 problems.append(f"{file.path}: has no column {column.name!r}; it has {found.names}")
             continue

@@ -93,9 +93,9 @@ def land(rows: DataFrame, datasets_uri: str) -> Landing:
 
 
 def sweep(datasets: Storage, limit: datetime) -> None:
-    """Delete landings to which nothing was written since `limit`; none where their folder is a symbolic link."""
+    """Delete landings to which nothing was written since `limit`; none behind a link or a mount point."""
     root = datasets.at(FOLDER)
-    if datasets.link_on(FOLDER):
+    if datasets.way_out_on(FOLDER):
         return
     selector = pafs.FileSelector(root.root, allow_not_found=True, recursive=True)
     newest: dict[str, datetime] = {}

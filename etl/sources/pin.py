@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -17,12 +18,15 @@ from sparkring.conf.sources import (
     JdbcSource,
     SourceConfig,
 )
+from sparkring.conf.storage import open_storage
 from sparkring.etl.sources.catalog.source import pin_table
-from sparkring.etl.sources.delta.source import open_delta
+from sparkring.etl.sources.delta.source import OpenDelta, open_delta
 from sparkring.etl.sources.file_source import pin_files
-from sparkring.etl.sources.iceberg.source import open_iceberg
+from sparkring.etl.sources.iceberg.source import OpenIceberg, open_iceberg
 from sparkring.etl.sources.jdbc import pin_query
 from sparkring.etl.sources.snapshot import SourceSnapshot
+
+LakeTables = dict[str, OpenDelta | OpenIceberg]  # by the table and version that sources ask for
 
 
 @dataclass(frozen=True)
@@ -39,26 +43,34 @@ def pin_sources(sources: Mapping[str, SourceConfig], context: PinContext | None 
 
     `context` may be None if no source is of a kind that NEEDS_SPARK.
     """
-    return {name: pin(name, config, context) for name, config in sources.items()}
+    tables: LakeTables = {}
+    return {name: open_source(name, config, context, tables)(config) for name, config in sources.items()}
 
 
 def pin(name: str, config: SourceConfig, context: PinContext | None = None) -> SourceSnapshot:
     """Pin one source. Raises EtlError if there is no such table."""
-    return open_source(name, config, context)(config)
+    return open_source(name, config, context, {})(config)
 
 
 def open_source(
-    name: str, config: SourceConfig, context: PinContext | None = None
+    name: str, config: SourceConfig, context: PinContext | None, tables: LakeTables
 ) -> Callable[[SourceConfig], SourceSnapshot]:
     """Resolve which version of a table is read; returns the function that pins rows of that version, by any `where`.
 
     Tables of files and of catalogs have no versions: there each call pins what is there at that moment.
+
+    Args:
+        name: of the source.
+        config: its declaration.
+        context: what a source that NEEDS_SPARK is pinned with.
+        tables: those opened before. Sources that name one lake table alike read it at one version.
     """
     opened: Any
-    if isinstance(config, DeltaSource):
-        opened = open_delta(name, config).pin
-    elif isinstance(config, IcebergSource):
-        opened = open_iceberg(name, config).pin
+    if isinstance(config, DeltaSource | IcebergSource):
+        key = _table_of(config)
+        if key not in tables:
+            tables[key] = open_delta(name, config) if isinstance(config, DeltaSource) else open_iceberg(name, config)
+        opened = replace(tables[key], name=name).pin
     elif isinstance(config, FilesSource):
         opened = partial(pin_files, name)
     elif isinstance(config, CatalogSource):
@@ -70,3 +82,10 @@ def open_source(
     else:
         raise TypeError(f"etl.sources.{name}: a {type(config).__name__} is no kind of source that can be pinned")
     return cast(Callable[[SourceConfig], SourceSnapshot], opened)
+
+
+def _table_of(config: DeltaSource | IcebergSource) -> str:
+    """Name the table and the version that a source asks for, whichever of its rows and columns it reads."""
+    asked = config.model_dump(exclude={"where", "columns", "allowed_folders"})
+    path = open_storage(config.path).uri if isinstance(config, DeltaSource) else config.path or ""
+    return json.dumps(asked | {"path": path.rstrip("/")}, default=str)

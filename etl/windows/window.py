@@ -43,7 +43,7 @@ from sparkring.etl.flags import fit_flags
 from sparkring.etl.rows import RowsJob
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.catalog.source import CatalogSnapshot
-from sparkring.etl.sources.pin import PinContext, open_source, pin
+from sparkring.etl.sources.pin import LakeTables, PinContext, open_source
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import UNDIVIDED, check_splits, split_names
 from sparkring.etl.statistics import Statistics, measured_by, merge, nothing
@@ -418,11 +418,12 @@ class _SourcePins:
         self._whole: dict[str, SourceSnapshot] | None = None
         self._cut: dict[tuple[str, Interval], SourceSnapshot | None] = {}
         self._opened: dict[str, Callable[[SourceConfig], SourceSnapshot]] = {}
+        self._tables: LakeTables = {}
 
     def whole(self) -> dict[str, SourceSnapshot]:
         if self._whole is None:
             wanted = {n: s for n, s in self._config.sources.items() if n not in self._interval.sources}
-            self._whole = {name: pin(name, source, self._context) for name, source in wanted.items()}
+            self._whole = {name: self._open(name)(source) for name, source in wanted.items()}
         return self._whole
 
     def of(self, name: str, interval: Interval) -> SourceSnapshot | None:
@@ -443,13 +444,16 @@ class _SourcePins:
 
     def _pin(self, name: str, interval: Interval) -> SourceSnapshot | None:
         source = self._config.sources[name]
-        if name not in self._opened:
-            self._opened[name] = open_source(name, source, self._context)
         try:
-            snapshot = self._opened[name](cut_source(source, self._interval.sources[name], interval))
+            snapshot = self._open(name)(cut_source(source, self._interval.sources[name], interval))
         except NoFiles:
             return None
         return None if snapshot.is_empty else snapshot
+
+    def _open(self, name: str) -> Callable[[SourceConfig], SourceSnapshot]:
+        if name not in self._opened:
+            self._opened[name] = open_source(name, self._config.sources[name], self._context, self._tables)
+        return self._opened[name]
 
 
 def cut_source(source: SourceConfig, column: str, interval: Interval) -> SourceConfig:

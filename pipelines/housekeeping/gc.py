@@ -114,7 +114,8 @@ def collect_garbage(config: RunConfig, dry_run: bool, show: Callable[[str], None
         if not config.retention.is_set:
             show("retention is not set, so no dataset, part or run is old; see docs/housekeeping.md")
         for link in sorted(set(found.links.values())):
-            show(f"passed over: {link} is a symbolic link; what it leads to is not deleted")
+            kind = "symbolic link" if os.path.islink(link) else "mount point"
+            show(f"passed over: {link} is a {kind}; what it leads to is not deleted")
         if protected.all_parts:
             show(f"no part is deleted: {protected.all_parts}")
         if protected.all_datasets:
@@ -259,14 +260,14 @@ def take_inventory(roots: Roots, live: Mapping[str, str]) -> Inventory:
 
 
 def _links(roots: Roots, found: Iterable[StoredDataset | StoredPart | StoredRun | Leftover]) -> dict[Place, str]:
-    """Root and path of what is behind a symbolic link below `storage.datasets` or `storage.runs` -> the link's path."""
+    """Root and path of what is behind a link or mount point below `storage.datasets` or `storage.runs` -> its path."""
     links = dict[Place, str]()
     for one in found:
         root: Root = one.root if isinstance(one, Leftover) else "runs" if isinstance(one, StoredRun) else "datasets"
         inside = ("", f"/{CHECKPOINTS}", f"/{PREDICTIONS}") if isinstance(one, StoredRun) else ("",)
         base, above = (roots.all_runs, f"{roots.name}/") if root == "runs" else (roots.datasets, "")
         for path in (one.path + below for below in inside):
-            if link := base.link_on(above + path):
+            if link := base.way_out_on(above + path):
                 links[root, path] = link
     return links
 

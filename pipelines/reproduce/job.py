@@ -22,7 +22,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved, leaves
 from sparkring.conf.manifest import MANIFEST_NAME, DataFile, read_manifest
 from sparkring.conf.secrets import HIDDEN
-from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.storage import Storage, check_stored, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context import NO_HOOKS, JobHooks
 from sparkring.pipelines.etl_step import Dataset
@@ -131,7 +131,11 @@ def _kept(folder: Storage) -> KeptRun:
         raise StoredError(
             f"{folder.uri}: is no registered model (models:/<name>@<alias>) and no folder of a finished run ({SUMMARY})"
         )
-    record, result = read_record(folder), read_result(folder)
+    result = read_result(folder)
+    check_stored(result.dataset, folder.uri)
+    record = read_record(folder)
+    for uri in record.datasets:
+        check_stored(uri, folder.uri)
     if record.weights_sha256 is None:
         raise StoredError(f"{folder.uri}: keeps no sha256 of its weights; it did not finish")
     return KeptRun(folder, result, record, record.weights_sha256)

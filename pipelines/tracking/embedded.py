@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.storage import exclusive
+from sparkring.pipelines.tracking.artifact_servers import guard_artifacts
 
 log = logging.getLogger(__name__)
 # Columns of MLflow 3 that hold whole paths.
@@ -28,6 +29,7 @@ PATHS = {
 
 def open_client(config: TrackingConfig) -> MlflowClient:
     """MLflow's client of the store of `config`, which has its names filled in."""
+    guard_artifacts()
     if config.uri is not None:
         return MlflowClient(config.uri, registry_uri=config.uri)
     root = Path(config.root)

@@ -11,13 +11,14 @@ import mlflow.artifacts
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model
 
 from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.secrets import redact
+from sparkring.conf.storage import check_stored
 from sparkring.conf.stored import StoredError
+from sparkring.pipelines.portable.mlmodel import read_mlmodel
 from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.rules import StoreUnreachable
 
@@ -78,14 +79,22 @@ class RegisteredBy:
 
 
 def find_job(tracking: TrackingConfig, model: RegisteredModel) -> RegisteredBy | None:
-    """Look up the job that registered a model; None where MLflow no longer has its run."""
+    """Look up the job that registered a model; None where MLflow no longer has its run.
+
+    StoredError where its run folders are on a server that only MLflow names.
+    """
     client = _client(tracking)
     try:
         run = client.get_run(model.run_id)
         parent = client.get_run(run.data.tags.get("mlflow.parentRunId", model.run_id))
-        return RegisteredBy(parent.info.run_id, parent.data.params["storage.runs"], parent.data.params["name"])
+        runs_uri, recipe = parent.data.params["storage.runs"], parent.data.params["name"]
     except (MlflowException, KeyError):
         return None
+    try:
+        check_stored(runs_uri, tracking.store_uri)
+    except ValueError as error:
+        raise StoredError(f"{model.uri}: the run folders of its job: {error}") from error
+    return RegisteredBy(parent.info.run_id, runs_uri, recipe)
 
 
 def copy_model(tracking: TrackingConfig, model: RegisteredModel, target: Path) -> Path:
@@ -98,11 +107,7 @@ def copy_model(tracking: TrackingConfig, model: RegisteredModel, target: Path) -
         )
 
     folder = Path(_asked(tracking, model.uri, download))
-    try:
-        data = Model.load(str(folder)).flavors["python_function"]["data"]
-    except (MlflowException, KeyError) as error:
-        raise StoredError(f"{model.uri}: {model.source} is no model that sparkring registered: {error}") from error
-    return folder / data
+    return folder / read_mlmodel(folder, f"{model.uri}: {redact(model.source)}")["data"]
 
 
 def _client(tracking: TrackingConfig) -> MlflowClient:

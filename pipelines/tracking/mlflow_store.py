@@ -42,6 +42,7 @@ from sparkring.conf.storage import exclusive
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.scratch import scratch_folder
 from sparkring.pipelines.tracking import ops
+from sparkring.pipelines.tracking.artifact_servers import check_artifact_server
 from sparkring.pipelines.tracking.cleanup import delete_dead_pointers
 from sparkring.pipelines.tracking.describe import (
     experiment_note,
@@ -214,6 +215,10 @@ class MlflowSink:
         found = client.get_experiment_by_name(name)
         if found is not None:
             check_experiment(found)
+            try:
+                check_artifact_server(found.artifact_location, self.config.store_uri)
+            except StoredError as error:
+                raise StoreUnfit(f"the experiment {name!r}: {error}") from error
             return str(found.experiment_id)
         folder = Path(self.config.root).resolve() / "artifacts" / name
         return str(client.create_experiment(name, None if self.config.uri else folder.as_uri(), EXPERIMENT_TAGS))

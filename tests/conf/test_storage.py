@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +13,7 @@ from types import SimpleNamespace
 import pyarrow.fs as pafs
 import pytest
 
-from sparkring.conf.storage import open_storage
+from sparkring.conf.storage import check_stored, open_storage
 
 
 def test_put_atomic_leaves_the_previous_file_when_the_write_fails(
@@ -62,9 +66,92 @@ def test_deleting_and_sweeping_never_go_through_a_symbolic_link(tmp_path: Path) 
     assert list((tmp_path / "ours").iterdir()) == [] and sorted(others.rglob("*")) == before
 
 
+IN_MOUNTS = """
+import sys
+from sparkring.conf.storage import check_stored, open_storage
+folder = open_storage(sys.argv[1])
+assert folder.own_files() == {"run/deep/file": 0, "run/own": 0} and folder.own_files("run/at one") == {}
+assert folder.way_out_on("run/deep") == "" and folder.way_out_on("run/at one/x") == f"{folder.root}/run/at one"
+for path in ("run/at one/kept", "run/at one", "run/deep/file-mount", "run", "disk"):
+    folder.delete(path)
+assert folder.own_files() == {}
+behind = open_storage(f"{folder.root}/run/at one")  # the root may be a mount point, and what is in it is ours then
+behind.delete("not-kept")
+"""
+
+
+def in_a_namespace(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script whose mounts nobody else sees; skip the test where none can be made."""
+    if os.geteuid() or subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs root and mount namespaces")
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_deleting_never_goes_through_a_mount_point(tmp_path: Path) -> None:
+    """Of a folder of the same filesystem, a file, another filesystem; the folder itself is reached by a link."""
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    for path in ("ours/run/at one", "ours/run/deep", "ours/disk", "other"):
+        (tmp_path / path).mkdir(parents=True)
+    for path in ("ours/run/own", "ours/run/deep/file", "ours/run/deep/file-mount", "other/kept", "other/not-kept"):
+        (tmp_path / path).touch()
+    (tmp_path / "link").symlink_to(ours)
+    mounts = f"""
+        mount --bind '{other}' '{ours}/run/at one'
+        mount --bind '{other}/kept' '{ours}/run/deep/file-mount'
+        mount -t tmpfs none '{ours}/disk'
+        touch '{ours}/disk/kept'
+        '{sys.executable}' -c '{IN_MOUNTS}' '{tmp_path}/link'
+        test -e '{ours}/disk/kept'
+    """
+    done = in_a_namespace(mounts)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in other.iterdir()] == ["kept"]
+    left = sorted(str(path.relative_to(ours)) for path in ours.rglob("*"))
+    assert left == ["disk", "run", "run/at one", "run/deep", "run/deep/file-mount"]
+
+
 def test_credentials_in_a_uri_are_refused() -> None:
     with pytest.raises(ValueError, match="holds a secret, which would be logged"):
         open_storage("s3://key:secret@bucket/x")
+
+
+SERVERS = {  # URI -> the server that it chooses
+    "s3://bucket/x?endpoint_override=evil.example:9000&scheme=http": "http://evil.example:9000",
+    "gs://bucket/x?endpoint_override=evil.example": "https://evil.example",
+    "abfss://box@account.evil.example/x": "https://account.evil.example",
+    "abfs://box@127.0.0.1:10000/x": "https://127.0.0.1:10000",
+    "abfss://box@account.core.windows.net.evil.example/x": "https://account.core.windows.net.evil.example",
+    "abfss://box@account.dfs.core.windows.net/x?dfs_storage_authority=.evil.example": "https://.evil.example",
+    "sftp://evil.example/x": "sftp://evil.example",
+    "webhdfs://evil.example:9870/x": "webhdfs://evil.example:9870",
+    "https://evil.example/x": "https://evil.example",
+}
+OF_THE_SDK = [
+    "/x", "data/x", "file:///x", "s3://bucket/x?region=eu-central-1", "gs://bucket/x", "hdfs://namenode:8020/x",
+    "abfss://box@account.dfs.core.windows.net/x", "abfs://box@account.blob.core.windows.net/x", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("uri", "server"), SERVERS.items())
+def test_a_stored_uri_chooses_no_server(uri: str, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = re.escape(f"the server {server} is named in /runs/1 alone")
+    with pytest.raises(ValueError, match=f"{words}.*SPARKRING_TRUSTED_SERVERS="):
+        check_stored(uri, "/runs/1")
+    check_stored(uri, uri.replace("/x", "/runs"))  # where the user has named it
+    monkeypatch.setenv("SPARKRING_TRUSTED_SERVERS", f"other, {server.partition('://')[2]}")
+    check_stored(uri, "/runs/1")
+
+
+@pytest.mark.parametrize("uri", OF_THE_SDK)
+def test_a_stored_uri_of_storage_whose_server_the_sdk_knows_is_opened(uri: str) -> None:
+    check_stored(uri, "/runs/1")
+
+
+@pytest.mark.parametrize("scheme", ["dir", "asyncwrapper", "dbfs", "reference", "arrow_hdfs", "simplecache", "cached"])
+def test_file_systems_that_need_more_than_a_uri_are_refused_in_one_line(scheme: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot be opened by pyarrow|no filesystem for scheme"):
+        open_storage(f"{scheme}://host/x")
 
 
 @pytest.mark.parametrize(

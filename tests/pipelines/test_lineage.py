@@ -28,6 +28,7 @@ from sparkring.etl.windows.window import cut_source
 from sparkring.pipelines import lineage
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.replay_log import replay_log
+from sparkring.pipelines.reproduce.job import find_run
 from sparkring.pipelines.runs import Runs, training_digest
 from sparkring.pipelines.serving import signature_inputs, signature_outputs
 from sparkring.pipelines.tracking.fetch import RegisteredModel, copy_model
@@ -198,12 +199,14 @@ def test_a_run_names_no_server_that_gets_the_readers_keys(run: Path) -> None:
     write_run(run, run.parent / "dataset", etl)
     found = {source.name: source for source in lineage.trace(str(run), NOWHERE).sources}
     assert found["planes"].state == "same" and found["flights"].state == "not looked at"
-    assert "the server http://attacker.invalid:9000 is named by a file in" in found["flights"].why
+    assert "the server http://attacker.invalid:9000 is named in" in found["flights"].why
     stored = train_result(run=str(run), dataset=f"s3://bucket/d?{EVIL}", config=config)
     open_storage(str(run)).put_atomic(SUMMARY, stored.to_json())
     made = lineage.trace(str(run), NOWHERE)
     assert made.sources == [] and "the server http://attacker.invalid:9000" in made.missing[0]
-    with pytest.raises(ValueError, match=r"the server http://attacker\.invalid:9000 is named by"):
+    with pytest.raises(ValueError, match=r"the server http://attacker\.invalid:9000 is named in"):
+        find_run(str(run), NOWHERE)
+    with pytest.raises(ValueError, match=r"the server http://attacker\.invalid:9000 is named in"):
         replay_log(str(run))
 
 

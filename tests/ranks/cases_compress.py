@@ -12,10 +12,14 @@ from sparkring.conf.storage import open_storage
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.peers import solo, torch_peers
 from sparkring.training.parallel.state import model_tensors, plain_name
+from tests.ranks.cases_tower import tower
 from tests.ranks.problem import Net, SquaredError, make_strategy, rank_part, table_batch
 
 STILL, MOVING = 4, 5  # steps at rate 0, whose gradients are those of one process, then steps that train
 Named = dict[str, torch.Tensor]
+
+
+MODELS = {"net": lambda: Net().double(), "tower": tower}
 
 
 class Run:
@@ -24,8 +28,10 @@ class Run:
     def __init__(self, rank: int, world: int, settings: dict[str, Any]) -> None:
         torch.manual_seed(7)
         settings = {"accumulate": 2, "bucket_bytes": 3000, **settings}
-        self.strategy, self.applied = make_strategy(rank, world, settings, clip=None), Named()
-        self.strategy.prepare(Net().double(), SquaredError(), self.make_optimizer)
+        model, local_size = settings.pop("model", "net"), settings.pop("local_size", None)
+        self.strategy, self.applied = make_strategy(rank, world, settings, None, local_size), Named()
+        sample = rank_part(table_batch(0, 24), self.strategy)
+        self.strategy.prepare(MODELS[model](), SquaredError(), self.make_optimizer, sample)
 
     def make_optimizer(self, named: Any) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD([p for _, p in named], momentum=0.9)
@@ -44,7 +50,8 @@ class Run:
             batch = table_batch(step, 24)
             if nan_on_last:
                 batch.weight[-2] = float("nan")
-            self.strategy.forward_backward(rank_part(batch, self.strategy, uneven=True))
+            uneven = self.strategy.config.pp == 1  # a micro-batch of a pipeline has rows
+            self.strategy.forward_backward(rank_part(batch, self.strategy, uneven))
             skipped.append(self.strategy.step(lr).skipped)
         return skipped
 
@@ -142,4 +149,57 @@ def resume_elsewhere(rank: int, world: int, payload: dict[str, Any]) -> dict[str
             run.strategy.data_parallel.close(failed=True)
     if world > 1:
         dist.destroy_process_group()
+    return results
+
+
+def resume_apart(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """Go on as replicas from a ring's checkpoint: what waits, what a first step applies, and a resume after it."""
+    results = {}
+    for name, (saved, case) in payload["cases"].items():
+        run = Run(rank, world, case)
+        load(run, checkpointer(f"{payload['folder']}/{saved}", world))
+        began = {key: t.clone() for key, t in run.strategy.residuals.late.items()}
+        run.steps(range(3, 4), lr=0.0)
+        once = {"applied": dict(run.applied), "waits": dict(run.strategy.residuals.late)}
+        run.strategy.data_parallel.close(failed=True)
+        run = Run(rank, world, case)
+        load(run, checkpointer(f"{payload['folder']}/{saved}", world))
+        run.steps(range(3, 4), nan_on_last=True)  # on the last replica that has rows
+        found: dict[str, Any] = {"began": began, "once": once}
+        between = checkpointer(f"{payload['folder']}/{name}", world)
+        between.save(4, run.strategy.state_dict(), {})
+        found["waits"] = {key: t.clone() for key, t in run.strategy.residuals.late.items()}
+        run.steps(range(4, 7))
+        found["went_on"] = run.weights()
+        between.wait()
+        run.strategy.data_parallel.close(failed=True)
+        again = Run(rank, world, case)
+        load(again, between)
+        found["waits_again"] = dict(again.strategy.residuals.late)
+        again.steps(range(4, 7))
+        results[name] = found | {"resumed": again.weights()}
+        again.strategy.data_parallel.close(failed=True)
+    dist.destroy_process_group()
+    return results
+
+
+def left_by_layouts(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """Go on without a codec in other layouts: what the first step steps, and the residuals that are saved then."""
+    folder = f"{payload['tmp']}/tower"
+    run = Run(rank, world, {"engine": "torch", "compress": payload["compress"], "model": "tower"})
+    run.steps(range(3))
+    carried, checkpoints = run.carried(), checkpointer(folder, world)
+    checkpoints.save(3, run.strategy.state_dict(), {})
+    checkpoints.wait()
+    run.strategy.data_parallel.close(failed=True)
+    results: dict[str, Any] = {}
+    for name, case in payload["cases"].items():
+        run = Run(rank, world, {"engine": "torch", "model": "tower", **case})
+        load(run, checkpoints)
+        run.steps(range(3, 4), lr=0.0)
+        stepped = sorted(plain_name(key) for key in run.applied)
+        saved = sorted(run.strategy.state_dict().get("residuals", {}))
+        results[name] = {"stepped": stepped, "saved": saved, "carried": sorted(carried)}
+        run.strategy.data_parallel.close(failed=True)
+    dist.destroy_process_group()
     return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,15 @@ DENSE = {"engine": "torch"}
 
 def off(left: Named, right: Named) -> float:
     assert left.keys() == right.keys()
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
+    return max((float((left[name] - right[name]).abs().max()) for name in left), default=0.0)
 
 
 def plus(left: Named, right: Named) -> Named:
     return {name: left.get(name, 0) + right.get(name, 0) for name in left.keys() | right.keys()}
+
+
+def added(parts: list[Named]) -> Named:
+    return functools.reduce(plus, parts)
 
 
 @pytest.mark.parametrize(("engine", "world"), [("torch", 3), ("horovod", 2)])
@@ -104,6 +109,42 @@ def test_without_a_codec_the_first_step_takes_what_was_carried(
             if name == "dense":
                 taken = {key: rank[name]["applied"][key] - true for key, true in true_gradients(folder, "int8").items()}
                 assert off(taken, {key: carried[key] for key in taken}) < 1e-12
+
+
+LOCAL = {"engine": "torch", "averaging": {"kind": "local_sgd", "every": 2}}
+APART = {
+    "replicas": ("int8", LOCAL),
+    "hosts": ("powersgd", {**LOCAL, "averaging": {**LOCAL["averaging"], "groups": "host"}, "local_size": 2}),
+    "gossip": ("int8", {"engine": "torch", "averaging": {"kind": "gossip", "every": 3}}),
+}
+
+
+@pytest.mark.parametrize("world", [3, 4])
+def test_replicas_add_what_was_carried_once_and_resume_where_each_of_them_was(
+    launch: Any, saved: list[dict[str, Any]], folder: Path, world: int
+) -> None:
+    """Replicas step apart: one has no rows, one skips its step, and few rows reach some layers."""
+    cases = {f"{name}, {world}": case for name, case in APART.items() if name != "hosts" or world == 4}
+    ranks = launch(world, "cases_compress:resume_apart", {"cases": cases, "folder": str(folder)})
+    for name, (was, case) in cases.items():
+        found = [rank[name] for rank in ranks][:: 2 if "local_size" in case else 1]  # one of each replica
+        carried = saved[0][was]["carried"]
+        assert off(added([each["began"] for each in found]), carried) < 1e-12, name
+        mean = {key: t / len(found) for key, t in added([each["once"]["applied"] for each in found]).items()}
+        gone = plus(mean, added([each["once"]["waits"] for each in found]))
+        assert off(gone, plus(carried, true_gradients(folder, was))) < 1e-12, name
+        assert any(each["waits"].keys() != found[0]["waits"].keys() for each in found), "they differ"
+        for each in (rank[name] for rank in ranks):
+            assert off(each["waits"], each["waits_again"]) == 0, name
+            assert off(each["went_on"], each["resumed"]) == 0, name
+
+
+def test_a_checkpoint_has_no_residuals_that_a_rank_of_any_layout_has_added(launch: Any) -> None:
+    cases: dict[str, Any] = {"pp": {"pp": 2, "micro_batches": 2, "accumulate": 1}, "tp": {"tp": 2}, "zero": {"zero": 3}}
+    ranks = launch(2, "cases_compress:left_by_layouts", {"cases": {**cases, "ring": {}}, "compress": CODECS["int8"]})
+    for name in ranks[0]:
+        assert set().union(*(rank[name]["stepped"] for rank in ranks)) == set(ranks[0][name]["carried"])
+        assert [rank[name]["saved"] for rank in ranks] == [[], []], name
 
 
 def true_gradients(folder: Path, saved: str) -> Named:

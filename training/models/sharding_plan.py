@@ -1,7 +1,7 @@
 """Describe how a model may be cut over pipeline, tensor and context ranks.
 
 A plan is a module-level `PLAN` beside its model, found by the model's class; models import nothing else of this. It is
-of the classes of that file that have every module it names; the others have no plan.
+of the classes of that file that have every module it names, with what is listed below; the others have no plan.
 Names are those of `named_modules()`; `*` stands for every key of a ModuleList.
 
 layers    the modules whose composition is the model's forward, one tensor in, one out: `head(norm(...embed(x)))`; a
@@ -26,7 +26,8 @@ from torch import nn
 
 from sparkring.training.models.torch_private import direct_children
 
-KINDS = ("column", "row", "vocab", "vocab_head", "replicate", "enter")
+CUT_KINDS = ("column", "row", "vocab", "vocab_head")  # of modules with a weight
+KINDS = (*CUT_KINDS, "replicate", "enter")
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,17 @@ class ShardingPlan:
         return [name for pattern in self.heads for name in expand(pattern, model)]
 
     def check_fits(self, model: nn.Module) -> None:
-        """Raise ValueError where the plan names a module that the model does not have."""
+        """Raise ValueError where the plan names a module that the model does not have, or that is of another kind."""
         for pattern in (*self.layers, *self.tensor, *self.heads):
             expand(pattern, model)
+        wanted = [(name, "weight") for name, kind in self.kinds(model).items() if kind in CUT_KINDS]
+        wanted += [(name, count) for name in self.attention_names(model) for count in ("heads", "kv_heads")]
+        for name, attribute in wanted:
+            if not hasattr(model.get_submodule(name), attribute):
+                raise ValueError(
+                    f"the sharding plan names {name!r}, which has no {attribute!r} in {type(model).__name__}; change "
+                    "PLAN, or move the class to another file"
+                )
 
 
 def plan_of(model: nn.Module) -> ShardingPlan | None:

@@ -1,12 +1,13 @@
 """Residuals of gradient codecs (parallel.compress) in checkpoints, where each rank has its own.
 
 A world of another size takes all of them over, so their sum stays: rank r of w takes those of the ranks r, r + w, ...
-Where no codec runs any more (one rank is left, or the recipe says so), all are added to the first step's gradient.
+Where no codec runs any more (one rank is left, or the recipe says so), all are added to the first step's gradient; by
+replicas that train apart, each adds those that it took over, w times, as their mean is the gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,15 +23,23 @@ RESIDUALS, FACTORS = "residuals", "factors"  # parts of a checkpoint's state
 class Residuals:
     """A strategy's side of them: what goes into a checkpoint, and what comes out of one."""
 
-    def __init__(self, data_parallel: DataParallel, rank: int, world: int) -> None:
-        self.data_parallel, self.rank, self.world = data_parallel, rank, world
+    def __init__(self, data_parallel: DataParallel, rank: int, world: int, apart: bool = False) -> None:
+        """Begin with none.
+
+        Args:
+            data_parallel: whose codec carries them, if it has one.
+            rank, world: of this process, or of its replica.
+            apart: replicas step apart, so each has late residuals of its own.
+        """
+        self.data_parallel, self.rank, self.world, self.apart = data_parallel, rank, world, apart
         self.late: dict[str, torch.Tensor] = {}  # by parameter, summed over ranks: no codec carries them on
         self.added: list[str] = []  # of these, in the gradients of this step
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Parts of a checkpoint's state; none without residuals."""
         codec = self.data_parallel.codec_state()
-        rank, own = (self.rank, codec.residuals) if codec.residuals else (0, self.late)
+        own = codec.residuals or self.late
+        rank = self.rank if codec.residuals or self.apart else 0
         parts = {RESIDUALS: {f"rank-{rank:05d}/{name}": t for name, t in own.items()}, FACTORS: codec.factors}
         return {part: tensors for part, tensors in parts.items() if tensors}
 
@@ -41,7 +50,7 @@ class Residuals:
             stored: shapes by full name (`residuals.rank-00001/head.weight`); other names are left out.
             like: dtype and device.
         """
-        takes_all = not self.data_parallel.codec_state().residuals
+        takes_all = not self.data_parallel.codec_state().residuals and not self.apart
         parts: dict[str, dict[str, torch.Tensor]] = {}
         for full_name, shape in stored.items():
             part, _, key = full_name.partition(".")
@@ -51,14 +60,20 @@ class Residuals:
                 parts.setdefault(part, {})[key] = like.new_zeros(tuple(shape))
         return parts
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `room_for` was filled with, or `tensors` of the same world."""
+    def load(self, state: Mapping[str, Any], names: Container[str]) -> None:
+        """Take what `room_for` was filled with, or `tensors` of the same world.
+
+        Args:
+            state: parts of a checkpoint's state.
+            names: of parameters that this rank steps. Another rank adds, and saves, what is late of others.
+        """
         residuals: dict[str, torch.Tensor] = {}
         for key, residual in sorted(state.get(RESIDUALS, {}).items()):
             name = key.partition("/")[2]
             residuals[name] = residuals[name] + residual if name in residuals else residual
         self.data_parallel.load_codec_state(CodecState(residuals, dict(state.get(FACTORS, {}))))
-        self.late = {} if self.data_parallel.codec_state().residuals else residuals
+        late = {} if self.data_parallel.codec_state().residuals else residuals
+        self.late = {name: residual for name, residual in late.items() if name in names}
 
     def add_late(self, named: Iterable[tuple[str, nn.Parameter]], aliases: Mapping[str, str], scale: float) -> None:
         """Add what no codec carries on to the gradients, which are summed over ranks.
@@ -69,6 +84,7 @@ class Residuals:
             scale: of the loss.
         """
         plain = ((plain_name(name), p.grad) for name, p in named) if self.late else ()
+        scale *= self.world if self.apart else 1
         canonical = [(aliases.get(name, name), gradient) for name, gradient in plain]
         reached = [(name, grad) for name, grad in canonical if name in self.late and grad is not None]
         for name, gradient in reached:

@@ -449,7 +449,8 @@ class MeshStrategy(Strategy):
             load_tensors(mine[part], state[part], part)
         load_optimizer_state(self.prepared.optimizer, self.prepared.named, self.aliases, state["optimizer"])
         self.scaler.load(state["scaler"])
-        self.residuals.load(state)
+        names = {plain_name(name) for name, _ in self.prepared.named}
+        self.residuals.load(state, {self.aliases.get(name, name) for name in names})
         self.data_parallel.share_weights()
 
     @contextmanager

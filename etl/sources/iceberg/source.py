@@ -144,7 +144,8 @@ class OpenIceberg:
 
     def pin(self, config: IcebergSource) -> IcebergSnapshot:
         """Pin the columns and files that `config` asks for. Raises EtlError for those that are missing or not read."""
-        key, version, where = f"etl.sources.{self.name}", self.version, None
+        key, where = f"etl.sources.{self.name}", None
+        version = replace(self.version, folders=(self.version.folders[0], *config.allowed_folders))
         if config.where is not None:
             where = parse(f"{key}.where", config.where, comparable(version.schema), "comparable column")
         names = [*asked_names(config, version), *sorted(where.columns if where else ())]

@@ -92,3 +92,16 @@ def test_a_column_that_later_files_have_is_null_in_earlier_ones_where_the_recipe
     (tmp_path / f"2.{kind}").unlink()
     with pytest.raises(EtlError, match="no file has a column 'b'"):
         rows(missing_columns="null")
+
+
+def test_an_orc_file_without_names_is_refused_where_columns_may_be_missing(spark, tmp_path):
+    """Spark would read its columns by their places."""
+    orc.write_table(pa.table({"a": [1], "b": ["x"]}), tmp_path / "0.orc")
+    orc.write_table(pa.table({"_col0": [2], "_col1": ["y"]}), tmp_path / "1.orc")
+    columns = {"b": "string", "a": "bigint"}
+    source = FilesSource(path=str(tmp_path), format="orc", columns=columns, missing_columns="null")
+    with pytest.raises(EtlError, match=r"1\.orc: has the columns \['_col0', '_col1'\], which are no names"):
+        pin("t", source).read(build_session(spark, {}))
+    orc.write_table(pa.table({"_col0": [2], "c": ["y"]}), tmp_path / "1.orc")  # has a name: read by names
+    rows = {tuple(row) for row in pin("t", source).read(build_session(spark, {})).collect()}
+    assert rows == {(None, None), ("x", 1)}

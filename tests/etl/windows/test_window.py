@@ -310,6 +310,18 @@ def test_a_window_of_a_delta_table_is_of_one_version(tmp_path, monkeypatch) -> N
     assert versions == [{0}, {1}]
 
 
+def test_a_table_that_two_sources_name_is_read_at_one_version_by_intervals_and_whole(tmp_path, monkeypatch) -> None:
+    root, rows = tmp_path / "t", pa.table({"x": pa.array([1, 2, 3], pa.int32()), "day": DAYS})
+    deltalake.write_deltalake(str(root), rows, partition_by=["day"])
+    source = {"path": str(root), "format": "delta"}
+    recipe = lake_recipe(source).model_copy(deep=True)
+    recipe.sources["whole"] = recipe.sources["a"].model_copy(update={"columns": {"x": "int"}, "path": f"{root}/"})
+    moving(monkeypatch, lambda number: deltalake.write_deltalake(str(root), rows, mode="append"))
+    pinned = pin_window(recipe, "4.3.0", {})
+    versions = {s.lineage()["version"] for part in pinned.parts for s in part.sources.cut["a"]}
+    assert {part.sources.whole["whole"].lineage()["version"] for part in pinned.parts} == versions == {0}
+
+
 def test_a_window_of_an_iceberg_table_is_of_one_snapshot(tmp_path, monkeypatch) -> None:
     with catalog_at(tmp_path) as catalog:
         rows = pa.table({"x": pa.array([1, 2, 3], pa.int32()), "day": DAYS})

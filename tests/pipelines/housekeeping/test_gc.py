@@ -360,6 +360,16 @@ def test_a_link_among_runs_is_named_and_the_rest_goes(house: House) -> None:
     assert not house.runs[1].exists() and not house.datasets[1].exists()
 
 
+def test_a_mount_point_among_runs_is_named_and_stays(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it is one is made up; tests/conf/test_storage.py has real ones."""
+    mounted = house.runs[1] / "checkpoints"
+    before = sorted(mounted.rglob("*"))
+    monkeypatch.setattr("sparkring.conf.storage.mount_points", lambda: ["/", str(mounted)])
+    code, lines = collect(house, words=("retention.runs.keep=1",))
+    assert code == Exit.OK and f"passed over: {mounted} is a mount point; what it leads to is not deleted" in lines
+    assert before and sorted(mounted.rglob("*")) == before and [*house.runs[1].iterdir()] == [mounted]
+
+
 def test_a_checkpoint_stays_while_mlflow_still_points_at_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(store: Cleanup, model_id: str) -> None:
         raise StoreUnreachable("database or disk is full")

@@ -73,6 +73,15 @@ class NoBlocks(Planned):
         self.blocks = nn.ModuleList()
 
 
+class UpWithoutWeight(Planned):
+    """The same names, of modules of another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.up = nn.Sequential(nn.Linear(4, 4))
+
+
 class Plain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -96,3 +105,16 @@ def test_another_class_beside_a_plan_has_none_and_is_told_so_where_it_needs_one(
     with pytest.raises(ValueError, match=rf"the sharding plan names '.*', which {other.__name__} does not have"):
         required_plan(other(), axis)
     check_widths(other(), Mesh(dp=2))
+
+
+@pytest.mark.parametrize("mesh", [Mesh(dp=2), Mesh(tp=2), Mesh(cp=2)])
+def test_another_class_whose_modules_have_the_names_alone_has_no_plan(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert plan_of(UpWithoutWeight()) is None
+    with pytest.raises(ValueError, match=r"'blocks\.0\.up', which has no 'weight' in UpWithoutWeight; change PLAN"):
+        required_plan(UpWithoutWeight(), "tp")
+    monkeypatch.setitem(globals(), "PLAN", ShardingPlan(heads=("inner",)))
+    check_widths(Planned(), mesh)
+    with pytest.raises(ValueError, match="'inner', which has no 'heads' in Planned; change PLAN"):
+        required_plan(Planned(), "cp")

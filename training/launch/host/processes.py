@@ -18,8 +18,10 @@ STACKS_SIGNAL = signal.SIGRTMIN + 8  # free of the meanings users and schedulers
 
 def usable_cores() -> int:
     """Count the cores that this process may use: of its affinity, and no more than its cgroup's quota; at least 1."""
-    quotas = [cores for text in _cpu_limits() if (cores := quota_cores(text)) is not None]
-    return min([len(os.sched_getaffinity(0)), *quotas])
+    limits: list[str] = []
+    with contextlib.suppress(OSError, ValueError):
+        limits = cpu_limits(Path("/proc/self/cgroup").read_text())
+    return min([len(os.sched_getaffinity(0)), *filter(None, map(quota_cores, limits))])
 
 
 def quota_cores(limit: str) -> int | None:
@@ -30,20 +32,24 @@ def quota_cores(limit: str) -> int | None:
     return max(1, int(quota) // int(period))
 
 
-def _cpu_limits() -> list[str]:
-    """Read the limits of this process's cgroups, of version 2 and 1, as `QUOTA PERIOD`."""
+def cpu_limits(cgroups: str, root: Path = Path("/sys/fs/cgroup")) -> list[str]:
+    """Read the limits of a process's cgroups, and of all above them, of version 2 and 1, as `QUOTA PERIOD`.
+
+    Args:
+        cgroups: content of its `/proc/<pid>/cgroup`.
+        root: where they are mounted. In a container its own cgroup may be this.
+    """
     found = []
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            for below in {path, "/"}:  # in a container its own cgroup is the root
+    for line in cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        own, names = Path(path.lstrip("/")), ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        for mount in {root / "cpu", root / controllers} if controllers else {root}:
+            for folder in (mount / each for each in (own, *own.parents)):
                 with contextlib.suppress(OSError):
-                    if controllers == "":
-                        found.append(Path("/sys/fs/cgroup" + below, "cpu.max").read_text())
-                    elif "cpu" in controllers.split(","):
-                        folder = Path("/sys/fs/cgroup/cpu" + below)
-                        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-                        found.append(" ".join((folder / name).read_text().strip() for name in names))
+                    parts = [folder / name for name in names] if controllers else [folder / "cpu.max"]
+                    found.append(" ".join(part.read_text().strip() for part in parts))
     return found
 
 

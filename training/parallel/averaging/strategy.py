@@ -31,6 +31,7 @@ from sparkring.training.parallel.data_parallel.base import DataParallel
 from sparkring.training.parallel.measure import storage_bytes
 from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 from sparkring.training.parallel.process_groups import RankContext
+from sparkring.training.parallel.residuals import Residuals
 from sparkring.training.parallel.state import load_optimizer_state, load_tensors, persistent_buffers, plain_name
 from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.parallel.strategy import OptimizerFactory, StepInfo
@@ -64,6 +65,7 @@ class AveragedStrategy(MeshStrategy):
         """
         super().__init__(context, data_parallel, placement, clip_norm)
         self.settings, self.links = context.config.averaging, links
+        self.residuals = Residuals(data_parallel, links.replica, links.replicas, apart=True)
         self.rule = RULES[self.settings.kind](self.settings, links)
         self.clock = 0  # steps so far, skipped ones included: the same on every rank
         self.skipped_in_window = 0  # steps, by this replica
@@ -187,7 +189,7 @@ class AveragedStrategy(MeshStrategy):
         replicas = [part for part in have if part.startswith(f"{self.settings.kind}-")]
         if len(replicas) == self.links.replicas:  # else each goes on from the means
             room[self.own_key] = self._room(stored)
-        elif MEAN in have and self.rule.shared().keys() <= have:  # of this kind
+        elif MEAN in have and not self.rule.evaluates_mean and self.rule.shared().keys() <= have:  # of this kind
             room[MEAN] = dict(zip(names, (weight.clone() for weight in self._weights()), strict=True))
         return super().state_dict(stored) | ({AVERAGING: room} if room else {})
 

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import socket
 import ssl
 import struct
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -59,6 +61,33 @@ def test_silence_is_seen_and_counted_from_the_last_byte(server: ControlServer, t
     wait_for(lambda: server.silent_s("a") > 0.5)
     wait_for(lambda: server.silent_s("a") < 0.5)  # it speaks again
     thread.call(client.close())
+
+
+def test_a_driver_without_file_descriptors_accepts_agents_when_it_has_some(
+    server: ControlServer, thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, lacking = server._loop.sock_accept, threading.Event()
+
+    async def noted(listener: socket.socket) -> Any:
+        try:
+            return await accept(listener)
+        except OSError:
+            lacking.set()
+            raise
+
+    monkeypatch.setattr(server._loop, "sock_accept", noted)
+    with socket.socket() as first, socket.socket() as waiting:
+        first.connect(("127.0.0.1", server.port))  # the accept that waits already is not looked at
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # those that are open stay so
+            waiting.connect(("127.0.0.1", server.port))
+            assert lacking.wait(60)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        client = thread.call(opened(endpoint_of(server), "a"))
+        wait_for(lambda: server.is_connected("a"))
+        thread.call(client.close())
 
 
 def speak(server: ControlServer) -> ssl.SSLSocket:

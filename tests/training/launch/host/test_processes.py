@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from sparkring.training.launch.failure import WorkerFailed
-from sparkring.training.launch.host.processes import describe_status, kernel_oom_kills, quota_cores, usable_cores
+from sparkring.training.launch.host.processes import (
+    cpu_limits,
+    describe_status,
+    kernel_oom_kills,
+    quota_cores,
+    usable_cores,
+)
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import run_local
 
@@ -31,6 +37,33 @@ from sparkring.training.launch.local import run_local
 )
 def test_the_quota_of_a_container_counts_in_whole_cores(limit: str, cores: int | None) -> None:
     assert quota_cores(limit) == cores
+
+
+V1, V2 = "4:memory:/x\n3:cpu,cpuacct:{}\n1:name=systemd:/x\n", "0::{}\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "files", "cores"),
+    [
+        (V2.format("/a/b"), {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, [3]),  # of a slice above
+        (V2.format("/a/b"), {"a/b/cpu.max": "200000 100000\n", "a/cpu.max": "max 100000\n"}, [2]),
+        (V2.format("/docker/f3"), {"cpu.max": "250000 100000\n"}, [2]),  # mounted as the root
+        (V2.format("/"), {"memory.max": "1"}, []),  # of a machine: the root has no limit
+        (V2.format("/../../other"), {"cpu.max": "max 100000\n"}, []),  # outside of the namespace
+        (V1.format("/pod/one"), {"cpu/pod/cpu.cfs_quota_us": "400000\n", "cpu/pod/cpu.cfs_period_us": "100000\n"}, [4]),
+        (V1.format("/"), {"cpu,cpuacct/cpu.cfs_quota_us": "50000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"}, [1]),
+        (V1.format("/"), {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, []),
+        (V1.format("/") + V2.format("/"), {"unified/cpu.max": "100000 100000\n"}, []),  # the controller is of version 1
+        ("", {"cpu.max": "100000 100000\n"}, []),
+    ],
+)
+def test_the_limits_of_all_cgroups_above_a_process_count(
+    cgroups: str, files: dict[str, str], cores: list[int], tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert [n for n in map(quota_cores, cpu_limits(cgroups, tmp_path)) if n is not None] == cores
 
 
 @pytest.mark.ranks
