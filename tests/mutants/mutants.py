@@ -56,6 +56,7 @@ RECIPE_MODEL, T_RECIPE_MODEL = "training/recipe_model.py", "tests/training/test_
 T_LABEL_RULES, MULTILABEL = "tests/conf/rules/test_labels.py", "pipelines/evaluation/multilabel.py"
 T_MULTILABEL = "tests/pipelines/evaluation/test_multilabel.py"
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
+JVM, T_JVM = "pipelines/jvm_options.py", "tests/pipelines/test_jvm_options.py"
 MLLIB, T_BASELINE = "pipelines/evaluation/mllib.py", "tests/pipelines/evaluation/test_baseline.py"
 GUESSES, LINEAR = "pipelines/evaluation/guesses.py", "pipelines/evaluation/linear.py"
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
@@ -1530,6 +1531,12 @@ MUTANTS = (
     Mutant("pipelines/evaluation/binary.py", "b.weight * abs", "b.rows * abs", T_HELD_OUT),
     Mutant("pipelines/promotion/scores.py", "else times * weights)", "else weights)", T_PROMOTION_SCORES),
     Mutant(MLLIB, "model = model.setWeightCol(WEIGHT)", "pass", f"{T_BASELINE} -k weight"),
+    Mutant(JVM, "data_bytes is not None and data_bytes <= SHORT_BYTES", "True", T_JVM),
+    Mutant(JVM, "or any(key in settings for key in USERS_OWN)", "", T_JVM),
+    Mutant(JVM, "total > SHORT_BYTES", "False", f"{T_JVM} -k counting"),
+    Mutant("pipelines/spark.py", "if not is_refused(str(error)):", "if True:", f"{T_JVM} -k java_is"),
+    Mutant("etl/analysis.py", '{"limit_rows": None}', "{}", "tests/etl/test_foreseen.py -k trial"),
+    Mutant("etl/sources/read.py", "if listed.bytes <= CHECKED_HERE_BYTES:", "if False:", f"{T_FILES} -k small_files"),
     Mutant(LINEAR, "rows * max(cells, classes)", "rows * cells", f"{T_BASELINE} -k fit_in_the_driver"),
     Mutant(LINEAR, "sum(1 + (column.mask is not None)", "sum(1", f"{T_BASELINE} -k fit_in_the_driver"),
     Mutant(LINEAR, "if len(classes) == 1:", "if False:", f"{T_BASELINE} -k one_class"),
