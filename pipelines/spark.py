@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import first_line
-from sparkring.pipelines.jvm_options import OPTIONS, found_archive, is_refused, options_of
+from sparkring.pipelines.jvm_options import OPTIONS, found_archive, is_refused, options_of, runs_here
 from sparkring.training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)
@@ -77,9 +77,11 @@ def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bo
     if master.startswith("local"):
         # A laptop or a build machine: nothing listens beyond this host.
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        settings |= {"spark.sql.shuffle.partitions": "8", "spark.python.daemon.module": WORKER_DAEMON}
+        settings |= {"spark.sql.shuffle.partitions": "8"}
     else:
         settings |= DEAD_HOSTS
+    if runs_here(master):
+        settings["spark.python.daemon.module"] = WORKER_DAEMON
     return settings | spark.settings()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.config import RunConfig
 from sparkring.pipelines import jvm_options
 from sparkring.pipelines.jvm_options import (
@@ -23,6 +24,7 @@ from sparkring.pipelines.jvm_options import (
     make_archive,
     options_of,
 )
+from sparkring.pipelines.spark import WORKER_DAEMON, session_settings
 
 LOCAL = {"spark.master": "local[2]"}
 ARCHIVE = Path("/a b/c.jsa")
@@ -45,6 +47,22 @@ def test_only_a_short_job_of_this_machine_is_compiled_for_a_quick_start(
     settings: dict[str, str], data: int | None, archive: Path | None, told: str
 ) -> None:
     assert options_of(settings, data, archive) == told
+
+
+@pytest.mark.parametrize(
+    ("master", "own", "daemon"),
+    [
+        ("local[2]", {}, WORKER_DAEMON),
+        ("local-cluster[2,1,1024]", {}, None),
+        ("spark://h:7077", {}, None),
+        ("local[2]", {"spark.python.daemon.module": "mine"}, "mine"),
+    ],
+)
+def test_workers_are_forked_with_their_imports_where_the_driver_runs_them(
+    master: str, own: dict[str, str], daemon: str | None
+) -> None:
+    settings = session_settings("s", SparkConfig.model_validate({"master": master, "conf": own}), 2, is_submitted=False)
+    assert settings.get("spark.python.daemon.module") == daemon
 
 
 def recipe(*sources: dict[str, Any]) -> RunConfig:
