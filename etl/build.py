@@ -99,8 +99,8 @@ def build_dataset(spark: SparkSession, request: BuildRequest) -> Built:
         storage.put_atomic(MANIFEST_NAME, manifest.to_json().encode())
     except BaseException as error:
         storage.delete(job.folder)
-        if isinstance(error, (PySparkException, Py4JJavaError)):
-            for source in request.sources.values():  # a file that has gone is why Spark could not go on
+        if isinstance(error, (PySparkException, Py4JJavaError, OSError)):
+            for source in request.sources.values():  # a file that has gone is why it could not be read
                 source.check_unchanged()
         raise
     delete_dead_builds(storage, {f.path.split("/")[0] for f in manifest.files})

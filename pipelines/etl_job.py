@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -19,6 +20,7 @@ from sparkring.pipelines import etl_step
 from sparkring.pipelines.context import NO_HOOKS, JobHooks
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.cost import etl_cost
+from sparkring.pipelines.jvm_options import data_bytes
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.checkout import shown_command
 from sparkring.pipelines.tracking.describe import job_note
@@ -42,7 +44,11 @@ def run_etl(resolved: Resolved, hooks: JobHooks = NO_HOOKS, session: Callable[[]
     config = resolved.config
     check_tables(config, ["tracking.root"])
     tracking = config.tracking.named(config.name)
-    own = session_on_demand(config.name, config.spark, config.launch) if session is None else nullcontext(session)
+    own = (
+        session_on_demand(config.name, config.spark, config.launch, partial(data_bytes, config))
+        if session is None
+        else nullcontext(session)
+    )
     with own as session:
         sources = hooks.pin(config, session)
         fingerprint = etl_step.wanted_fingerprint(config, sources)

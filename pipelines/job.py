@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -26,6 +27,7 @@ from sparkring.pipelines.etl_step import split_name
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, evaluate, lost_to
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
+from sparkring.pipelines.jvm_options import data_bytes
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 from sparkring.pipelines.portable.pack import pack_model
@@ -71,7 +73,7 @@ def run_job(
     check_tables(config, JOB_FOLDERS)
     if session is not None:
         return run_parts(resolved, session, etl=etl, hooks=hooks)
-    with session_on_demand(config.name, config.spark, config.launch) as session:
+    with session_on_demand(config.name, config.spark, config.launch, partial(data_bytes, config)) as session:
         return run_parts(resolved, session, etl=etl, hooks=hooks)
 
 

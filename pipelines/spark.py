@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import first_line
+from sparkring.pipelines.jvm_options import OPTIONS, found_archive, is_refused, options_of, runs_here
 from sparkring.training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ DEFAULTS = {
     "spark.log.level": "ERROR",
     "spark.driver.memory": "1g",
 }
+WORKER_DAEMON = "sparkring.pipelines.worker_daemon"
 
 # During ETL only Spark notices a host that is gone. Its default limit is two minutes (10 s between heartbeats).
 DEAD_HOSTS = {"spark.network.timeout": "60s", "spark.executor.heartbeatInterval": "5s"}
@@ -78,12 +80,16 @@ def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bo
         settings |= {"spark.sql.shuffle.partitions": "8"}
     else:
         settings |= DEAD_HOSTS
+    if runs_here(master):
+        settings["spark.python.daemon.module"] = WORKER_DAEMON
     return settings | spark.settings()
 
 
 @contextmanager
-def spark_session(name: str, config: SparkConfig, launch: LaunchConfig) -> Iterator[SparkSession]:
-    """Open the job's session; stop it at the end if it was created here."""
+def spark_session(
+    name: str, config: SparkConfig, launch: LaunchConfig, data_bytes: int | None = None
+) -> Iterator[SparkSession]:
+    """Open the job's session; stop it at the end if it was created here. `data_bytes`: of all sources, where known."""
     # PySpark 4.3 warns of pandas 3 at every session; what we use of it is tested with this pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     borrowed = SparkContext._active_spark_context is not None
@@ -94,7 +100,10 @@ def spark_session(name: str, config: SparkConfig, launch: LaunchConfig) -> Itera
             os.environ["PYSPARK_PYTHON"] = python
     settings = session_settings(name, config, launch.world, submitted())
     with variables(user_variables(os.environ)):
-        jvm_log = start_jvm(settings) if not submitted() and config.log == "file" else None
+        jvm_log = None
+        if not submitted() and config.log == "file":
+            options = options_of(settings, data_bytes, found_archive(os.environ))
+            jvm_log = start_quick_jvm(settings, options)
         builder = SparkSession.builder
         for key, value in settings.items():
             builder = builder.config(key, value)
@@ -180,6 +189,19 @@ def start_jvm(settings: Mapping[str, str]) -> Path:
     return path
 
 
+def start_quick_jvm(settings: Mapping[str, str], options: str) -> Path:
+    """As `start_jvm`, with Java's `options`, or without where this Java refuses them, which the log then says."""
+    if not options:
+        return start_jvm(settings)
+    try:
+        return start_jvm({**settings, OPTIONS: options})
+    except LaunchError as error:
+        if not is_refused(str(error)):
+            raise
+        log.warning("this Java does not start with %s; it starts without (%s)", options, error)
+        return start_jvm(settings)
+
+
 def _children() -> set[int]:
     """Process ids of the children of this process."""
     tasks = Path("/proc/self/task").glob("*/children")
@@ -216,10 +238,15 @@ def sweep_logs(now: float) -> None:
 
 
 @contextmanager
-def session_on_demand(name: str, config: SparkConfig, launch: LaunchConfig) -> Iterator[Callable[[], SparkSession]]:
-    """Give a function that opens the job's session when it is first called, and returns it ever after."""
+def session_on_demand(
+    name: str, config: SparkConfig, launch: LaunchConfig, data_bytes: Callable[[], int | None] = lambda: None
+) -> Iterator[Callable[[], SparkSession]]:
+    """Give a function that opens the job's session when it is first called, and returns it ever after.
+
+    `data_bytes`: of all sources, where known; asked for then.
+    """
     with contextlib.ExitStack() as opened:
-        yield functools.cache(lambda: opened.enter_context(spark_session(name, config, launch)))
+        yield functools.cache(lambda: opened.enter_context(spark_session(name, config, launch, data_bytes())))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 from urllib.parse import quote
 
@@ -29,6 +30,7 @@ from sparkring.etl.sources.values import arrow_type
 from sparkring.etl.write import worker_uri
 
 log = logging.getLogger(__name__)
+CHECKED_HERE_BYTES = 1 << 20  # of csv or json checked by the driver itself: a job of Spark's would take longer
 TASK_BYTES = 128 << 20  # of csv or json read by one task, where its files are smaller
 SHOWN = 20  # problems in a message
 FILE, JOINED, PATH = "__file", "__joined", "__path"  # a row's file: as Spark names it, as listed, below the root
@@ -106,7 +108,12 @@ def _read_lines(
     count = min(len(listed.files), max(spark.sparkContext.defaultParallelism, listed.bytes // TASK_BYTES))
     numbers = spark.sparkContext.parallelize(range(len(listed.files)), count)
     files = spark.createDataFrame(numbers.map(lambda n: (n,)), "file int")
-    found = files.mapInArrow(task.check, FOUND).orderBy("file").collect()
+    if listed.bytes <= CHECKED_HERE_BYTES:
+        every = pa.record_batch({"file": pa.array(range(len(listed.files)), pa.int32())})
+        found = [row for batch in task.check(iter([every])) for row in batch.to_pylist()]
+    else:
+        rows = files.mapInArrow(task.check, FOUND).collect()
+        found = sorted((row.asDict() for row in rows), key=itemgetter("file"))
     _raise(key, [row["problem"] for row in found if row["problem"] is not None])
     undeclared: Counter[str] = Counter()
     for row in found:

@@ -216,9 +216,9 @@ def write_parts(job: RowsJob, new: Sequence[NewPart]) -> list[Part]:
     except BaseException as error:
         for one in new:
             job.storage.at(one.at).delete(one.folder)
-        if isinstance(error, (PySparkException, Py4JJavaError)):
+        if isinstance(error, (PySparkException, Py4JJavaError, OSError)):
             for one in new:
-                one.sources.check_unchanged()  # a file that has gone is why Spark could not go on
+                one.sources.check_unchanged()  # a file that has gone is why it could not be read
         raise
     return [_publish(job.storage.at(one.at), one.folder, part) for one, part in zip(new, parts, strict=True)]
 

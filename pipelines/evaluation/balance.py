@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
 
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import Column
 from sparkring.conf.secrets import redact
 from sparkring.pipelines.evaluation.split_rows import SplitRows
-from sparkring.training.data.features.tensors import element_names
 from sparkring.training.result import LabelBalance, Scores
 
 log = logging.getLogger(__name__)
@@ -25,41 +24,53 @@ MUCH_SHARE, MUCH_MEAN, MUCH_LOSS = 0.05, 0.25, 0.2
 SURE = 4.0  # standard errors
 
 
-def label_balance(
-    spark: SparkSession, task: str, splits: Mapping[str, SplitRows], labels: Sequence[Column]
-) -> dict[str, LabelBalance]:
-    """Measure the label in each split, by one Spark job; {} with a warning where it fails: the model is trained by now.
+def label_balance(task: str, splits: Mapping[str, SplitRows], labels: Sequence[Column]) -> dict[str, LabelBalance]:
+    """Measure the label in each split, file by file; {} with a warning where it fails: the model is trained by now.
 
     Args:
-        spark: the job's session.
         task: of the recipe.
         splits: rows by name of split.
         labels: its tensors: one, or those of several labels.
     """
+    names = [column.name for column in labels]
     try:
-        names = [each for column in labels for each in element_names(column)]
-        frames = [
-            rows.frame(spark, [c.name for c in labels]).withColumn("split", F.lit(name))
-            for name, rows in splits.items()
-        ]
-        every = reduce(DataFrame.unionByName, frames)
-        if task == "multilabel":
-            shares = [F.avg(f"`{name}`").alias(str(n)) for n, name in enumerate(names)]
-            found = every.groupBy("split").agg(F.count("*").alias("rows"), *shares).collect()
-            each = {row["split"]: {str(n): row[str(n)] for n in range(len(names))} for row in found}
-            return {row["split"]: LabelBalance(rows=row["rows"], shares=each[row["split"]]) for row in found}
-        every = every.withColumnRenamed(names[0], "label")
-        if task == "regression":
-            mean, deviation = F.avg("label").alias("mean"), F.stddev_pop("label").alias("std")
-            found = every.groupBy("split").agg(F.count("*").alias("rows"), mean, deviation).collect()
-            return {row["split"]: LabelBalance(rows=row["rows"], mean=row["mean"], std=row["std"]) for row in found}
-        counted: dict[str, dict[str, int]] = {name: {} for name in splits}
-        for row in every.groupBy("split", "label").count().collect():
-            counted[row["split"]][str(int(row["label"]))] = row["count"]
-        return class_balance({name: counts for name, counts in counted.items() if counts})
+        if task not in ("multilabel", "regression"):
+            counted = {split: class_rows(rows.doubles(names)) for split, rows in splits.items()}
+            return class_balance({split: counts for split, counts in counted.items() if counts})
+        found = {split: label_means(rows.doubles(names)) for split, rows in splits.items()}
+        return {
+            split: LabelBalance(rows=n, mean=means[0], std=deviations[0])
+            if task == "regression"
+            else LabelBalance(rows=n, shares={str(number): mean for number, mean in enumerate(means)})
+            for split, (n, means, deviations) in found.items()
+            if n
+        }
     except Exception as error:
         log.warning("labels of %s are not compared: %s", sorted(splits), redact(first_line(error)))
         return {}
+
+
+def class_rows(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:
+    """How many rows have each class, the first column's values."""
+    counted = Counter[str]()
+    for batch in batches:
+        classes, rows = np.unique(batch.column(0).to_numpy(), return_counts=True)
+        counted.update({str(int(each)): int(n) for each, n in zip(classes, rows, strict=True)})
+    return dict(counted)
+
+
+def label_means(batches: Iterable[pa.RecordBatch]) -> tuple[int, list[float], list[float]]:
+    """Count the rows, and find the mean and deviation of every column, from those of each batch (Chan 1979)."""
+    rows, means, squares = 0, np.zeros(0), np.zeros(0)
+    for batch in batches:
+        if not (n := batch.num_rows):
+            continue
+        values = np.column_stack([column.to_numpy() for column in batch.columns])
+        own, total = values.mean(axis=0), rows + n
+        apart = own - (means if rows else own)
+        squares = (squares if rows else 0.0) + np.square(values - own).sum(axis=0) + np.square(apart) * rows * n / total
+        means, rows = own - apart * rows / total, total
+    return rows, means.tolist(), np.sqrt(squares / max(rows, 1)).tolist()
 
 
 def class_balance(counted: Mapping[str, Mapping[str, int]]) -> dict[str, LabelBalance]:

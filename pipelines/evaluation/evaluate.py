@@ -88,7 +88,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
         train = split_rows(dataset, "train", config.data, result.train.train_left_out)
         splits = compared_splits(config, dataset, train, rows)
         tensors = [dataset.manifest.tensor(name) for name in columns.labels]
-        labels = label_balance(job.spark, config.model.task, splits, tensors)
+        labels = label_balance(config.model.task, splits, tensors)
         ranked = ranked_rows(job.spark, config, train, rows, held_out, columns.labels[0])
         scores[MODEL] |= ranked.scores
         if config.report.baselines:

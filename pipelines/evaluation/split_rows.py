@@ -51,6 +51,17 @@ class SplitRows:
             table = with_offset(table, file)
             yield table if self.keep is None else table.filter(self.keep.expression)
 
+    @property
+    def most_rows(self) -> int:
+        """How many rows there are, without the filter."""
+        return sum(file.rows for file in self.files)
+
+    def doubles(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+        """The named tensors and masks as `frame` has them, in the driver, file by file; read once for each call."""
+        tensors = TensorSource(self.manifest, list(names))
+        texts = [column.name for column in tensors.stored if column.dtype == "string"]
+        return map(tensors.doubles, self.tables([column.name for column in tensors.stored], texts))
+
     def frame(self, spark: SparkSession, names: Iterable[str]) -> DataFrame:
         """The named scalar tensors in Spark, and the masks of those that have one: doubles, by the reader's code."""
         tensors = TensorSource(self.manifest, list(names))

@@ -134,6 +134,8 @@ class ReportInputs:
             facts["not good enough"] = f"{'; '.join(lost)}: the alias {alias!r} was not given to it"
         if result.start:
             facts["training started"] = result.start
+        if len(result.scores) > 1 and "train" in result.labels:
+            facts["baselines"] = f"fitted on {result.labels['train'].rows:,} training rows"
         if result.missing:
             facts["baselines without scores"] = "; ".join(f"{name} ({why})" for name, why in result.missing.items())
         if result.tracking_url:

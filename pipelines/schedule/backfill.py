@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from sparkring.conf.load import ConfigError, Resolved
@@ -186,7 +187,9 @@ def _on_lost(ds: str) -> Callable[[str], None]:
 
 
 def _session(stack: ExitStack, base: Resolved) -> Callable[[], SparkSession]:
+    from sparkring.pipelines.jvm_options import data_bytes
     from sparkring.pipelines.spark import session_on_demand
 
     config = base.config
-    return stack.enter_context(session_on_demand(config.name, config.spark, config.launch))
+    known = partial(data_bytes, config)
+    return stack.enter_context(session_on_demand(config.name, config.spark, config.launch, known))

@@ -59,9 +59,9 @@ def config(folder: Path, table: Path, task: str, label: str, **blocks: Any) -> R
     ("task", "label", "best", "must_beat", "baselines", "figures"),
     [
         ("regression", "cost", {"best_metric": "r2", "best_mode": "max"}, ["rmse", "abs_error", "r2"],
-         ["mean", "linear regression (Spark MLlib)"], ["predicted_and_actual", "residuals"]),
+         ["mean", "linear regression (scikit-learn)"], ["predicted_and_actual", "residuals"]),
         ("multiclass", "kind", {"best_metric": "macro_f1", "best_mode": "max"}, ["loss", "accuracy", "macro_f1"],
-         ["class rates", "multinomial logistic regression (Spark MLlib)"], ["confusion", "calibration", "classes"]),
+         ["class rates", "multinomial logistic regression (scikit-learn)"], ["confusion", "calibration", "classes"]),
     ],
 )  # fmt: skip
 def test_each_task_is_judged_beside_its_baselines(

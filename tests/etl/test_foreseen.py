@@ -108,3 +108,15 @@ def test_columns_are_foreseen_with_their_types(spark: Any, tmp_path: Any) -> Non
         ("id", "int32", "input"), ("y", "int32", "label"), ("Name", "string", "meta"),
     ]  # fmt: skip
     assert analyze(spark, etl("SELECT 1", rows="module:function"), [], {}, storage) is None
+
+
+@pytest.mark.spark
+def test_nothing_is_run_to_foresee_a_trial(spark: Any, tmp_path: Any) -> None:
+    context = spark.sparkContext
+    context.setJobGroup("foreseen", "a trial")
+    try:
+        view = etl("SELECT a.*, b.s FROM a JOIN b ON a.id = b.id", limit_rows=10)
+        assert analyze(spark, view, [], {}, open_storage(str(tmp_path))) is not None
+        assert context.statusTracker().getJobIdsForGroup("foreseen") == []
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)

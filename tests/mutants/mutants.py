@@ -56,7 +56,9 @@ RECIPE_MODEL, T_RECIPE_MODEL = "training/recipe_model.py", "tests/training/test_
 T_LABEL_RULES, MULTILABEL = "tests/conf/rules/test_labels.py", "pipelines/evaluation/multilabel.py"
 T_MULTILABEL = "tests/pipelines/evaluation/test_multilabel.py"
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
-BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
+JVM, T_JVM = "pipelines/jvm_options.py", "tests/pipelines/test_jvm_options.py"
+MLLIB, T_BASELINE = "pipelines/evaluation/mllib.py", "tests/pipelines/evaluation/test_baseline.py"
+GUESSES, LINEAR = "pipelines/evaluation/guesses.py", "pipelines/evaluation/linear.py"
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
 CUTS, T_CUTS = "training/launch/cuts.py", "tests/training/launch/test_cuts.py"
 HOST_CUTS, T_HOST_CUTS = "training/launch/host/cuts.py", "tests/training/launch/host/test_cuts.py"
@@ -150,7 +152,6 @@ SCORES, T_SCORES = "training/models/scores.py", "tests/training/models/test_scor
 EVALUATION, T_EVALUATION = "training/evaluation.py", "tests/training/test_evaluation.py"
 MULTICLASS, T_MULTICLASS = "pipelines/evaluation/multiclass.py", "tests/pipelines/evaluation/test_multiclass.py"
 T_RESAMPLED, T_HELD_OUT = "tests/pipelines/promotion/test_scores.py", "tests/pipelines/evaluation/test_held_out.py"
-BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
 BALANCE, T_BALANCE = "pipelines/evaluation/balance.py", "tests/pipelines/evaluation/test_balance.py"
 DRAWING, T_DRAWING = "pipelines/report/drawing.py", "tests/pipelines/report/test_drawing.py"
 REPORT_INPUTS, T_REPORT_INPUTS = "pipelines/report/inputs.py", "tests/pipelines/report/test_inputs.py"
@@ -1048,13 +1049,13 @@ MUTANTS = (
     ),
     Mutant("pipelines/promotion/scores.py", "predicted, classes, weights)", "predicted, classes)", T_RESAMPLED),
     Mutant(
-        BASELINE,
+        GUESSES,
         "key=lambda label: (-trained[label], label)",
         "key=lambda label: trained[label]",
         f"{T_BASELINE} -k rates_of",
     ),
     Mutant(
-        BASELINE, "trained.get(label, 0) / rows, CLIP", "trained.get(label, 0) / rows, 0.1", f"{T_BASELINE} -k rates_of"
+        GUESSES, "trained.get(label, 0) / rows, CLIP", "trained.get(label, 0) / rows, 0.1", f"{T_BASELINE} -k rates_of"
     ),
     Mutant(
         "conf/rules/recipe.py",
@@ -1503,8 +1504,8 @@ MUTANTS = (
         ".sum(axis=1)\n    return loss",
         T_MULTILABEL,
     ),
-    Mutant(BASELINE, "if 0 < truth < 1]", "]", f"{T_BASELINE} -k mean_auc"),
-    Mutant(BASELINE, "if is_constant else", "if False else", f"{T_BASELINE} -k several"),
+    Mutant(GUESSES, "if 0 < truth < 1]", "]", f"{T_BASELINE} -k mean_auc"),
+    Mutant(MLLIB, "if is_constant else", "if False else", f"{T_BASELINE} -k several"),
     Mutant(GATE_SCORES, "weights @ known > 0", "weights @ known >= 0", T_GATE_SCORES),
     Mutant(GATE_SCORES, "np.repeat(weights, labels.shape[1])", "np.tile(weights, labels.shape[1])", T_GATE_SCORES),
     Mutant(DISTRIBUTIONS, "(~chosen.any(axis=1)).sum()", "chosen.any(axis=1).sum()", T_DISTRIBUTIONS),
@@ -1529,8 +1530,17 @@ MUTANTS = (
     Mutant("pipelines/evaluation/binary.py", "counts = weights > 0", "counts = weights >= 0", T_HELD_OUT),
     Mutant("pipelines/evaluation/binary.py", "b.weight * abs", "b.rows * abs", T_HELD_OUT),
     Mutant("pipelines/promotion/scores.py", "else times * weights)", "else weights)", T_PROMOTION_SCORES),
-    Mutant(BASELINE, "model = model.setWeightCol(WEIGHT)", "pass", f"{T_BASELINE} -k weight"),
-    Mutant(BASELINE, "F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)", "F.avg(value)", f"{T_BASELINE} -k weight"),
+    Mutant(MLLIB, "model = model.setWeightCol(WEIGHT)", "pass", f"{T_BASELINE} -k weight"),
+    Mutant(JVM, "data_bytes is not None and data_bytes <= SHORT_BYTES", "True", T_JVM),
+    Mutant(JVM, "or any(key in settings for key in USERS_OWN)", "", T_JVM),
+    Mutant(JVM, "total > SHORT_BYTES", "False", f"{T_JVM} -k counting"),
+    Mutant("pipelines/spark.py", "if not is_refused(str(error)):", "if True:", f"{T_JVM} -k java_is"),
+    Mutant("etl/analysis.py", '{"limit_rows": None}', "{}", "tests/etl/test_foreseen.py -k trial"),
+    Mutant("etl/sources/read.py", "if listed.bytes <= CHECKED_HERE_BYTES:", "if False:", f"{T_FILES} -k small_files"),
+    Mutant(LINEAR, "rows * max(cells, classes)", "rows * cells", f"{T_BASELINE} -k fit_in_the_driver"),
+    Mutant(LINEAR, "sum(1 + (column.mask is not None)", "sum(1", f"{T_BASELINE} -k fit_in_the_driver"),
+    Mutant(LINEAR, "if len(classes) == 1:", "if False:", f"{T_BASELINE} -k one_class"),
+    Mutant(MLLIB, "F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)", "F.avg(value)", f"{T_BASELINE} -k weight"),
     Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
     Mutant("pipelines/train_step.py", "if not self.history:  # else an attempt", "if True:  #", T_TRAIN_STEP),
     Mutant("pipelines/loss_history.py", "if at <= step}", "if at < step}", T_TRAIN_STEP),

@@ -271,3 +271,36 @@ def test_an_orc_file_of_another_type_is_named(spark, tmp_path, written, declared
         session.sql(f"SELECT CAST(NULL AS {kind}) AS v").write.orc(str(tmp_path / "t" / name))
     with pytest.raises(EtlError, match=rf"1/part-.*\.orc: column 'v' is {written}, declared {declared}"):
         source(tmp_path / "t", "orc", {"v": declared}, {}).read(session)
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_small_files_are_checked_without_a_job_and_large_ones_in_tasks_with_the_same_findings(
+    spark, tmp_path, monkeypatch, caplog, kind
+):
+    """Problems of several files come in the order of the files, and so do the counts of undeclared keys."""
+    session, context = build_session(spark, {}), spark.sparkContext
+    lines = {
+        "csv": {"bad": "v\nx\n", "good": "v\n1\n"},
+        "json": {"bad": '{"v": "x"}\n', "good": '{"v": 1, "u": 2}\n'},
+    }[kind]
+    for name, file in (("good", "a"), ("bad", "b"), ("bad", "c")):
+        (tmp_path / f"{file}.{kind}").write_text(lines[name])
+    said = {}
+    for limit in (1 << 20, 0):
+        monkeypatch.setattr("sparkring.etl.sources.read.CHECKED_HERE_BYTES", limit)
+        context.setJobGroup(f"checked {kind} {limit}", "files")
+        try:
+            with pytest.raises(EtlError) as caught:
+                source(tmp_path, kind, {"v": "int"}, {}).read(session)
+            jobs = len(context.statusTracker().getJobIdsForGroup(f"checked {kind} {limit}"))
+        finally:
+            context.setLocalProperty("spark.jobGroup.id", None)
+        said[limit] = str(caught.value)
+        assert jobs == (0 if limit else 1)
+    assert said[0] == said[1 << 20] and said[0].index("b." + kind) < said[0].index("c." + kind)
+    for file in "bc":
+        (tmp_path / f"{file}.{kind}").write_text(lines["good"])
+    for limit in (1 << 20, 0):
+        monkeypatch.setattr("sparkring.etl.sources.read.CHECKED_HERE_BYTES", limit)
+        assert [row.v for row in source(tmp_path, kind, {"v": "int"}, {}).read(session).collect()] == [1, 1, 1]
+    assert caplog.text.count("'u' (in 3 records)") == (2 if kind == "json" else 0)

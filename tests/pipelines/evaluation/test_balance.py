@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from sparkring.pipelines.evaluation.balance import OTHER, class_balance, differences, split_losses
+from sparkring.pipelines.evaluation.balance import (
+    OTHER,
+    class_balance,
+    class_rows,
+    differences,
+    label_means,
+    split_losses,
+)
 from sparkring.training.result import LabelBalance
 
 
@@ -74,3 +84,15 @@ def test_of_many_classes_the_frequent_ones_have_a_share_of_their_own() -> None:
     assert found["train"].shares["0"] == 1000 / sum(counted["train"].values()) and found["train"].rows == 58_230
     assert found["test"].shares["0"] == 0.75 and found["test"].shares[OTHER] == pytest.approx(0.25)
     assert class_balance({"train": {"1": 3, "0": 1}})["train"].shares == {"0": 0.25, "1": 0.75}
+
+
+def test_labels_are_measured_batch_by_batch_as_if_they_were_one() -> None:
+    values = np.random.default_rng(0).normal(1e6, 2.0, size=(100, 2))
+    cuts = (0, 1, 1, 40, 100)
+    batches = [pa.record_batch({"a": values[a:b, 0], "b": values[a:b, 1]}) for a, b in itertools.pairwise(cuts)]
+    rows, means, deviations = label_means(batches)
+    assert rows == 100 and means == pytest.approx(values.mean(axis=0), rel=1e-12)
+    assert deviations == pytest.approx(values.std(axis=0), rel=1e-9)
+    assert label_means([]) == (0, [], [])
+    classes = [pa.record_batch({"kind": np.array(part, float)}) for part in ([0, 2, 2], [], [2])]
+    assert class_rows(classes) == {"0": 1, "2": 3}

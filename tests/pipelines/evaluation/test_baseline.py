@@ -21,25 +21,11 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.evaluation.baseline import (
-    CLASS_RATES,
-    LINEAR,
-    LOGISTIC,
-    LOGISTICS,
-    MAJORITY,
-    MEAN,
-    MULTINOMIAL,
-    RATES,
-    Baselines,
-    attempted,
-    class_rates,
-    constant_scores,
-    fit_baselines,
-    label_logistic_scores,
-    mean_of_labels,
-    multinomial_scores,
-)
+from sparkring.pipelines.evaluation import linear, mllib
+from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines, in_driver
 from sparkring.pipelines.evaluation.evaluate import evaluate
+from sparkring.pipelines.evaluation.guesses import class_rates, constant_scores, mean_of_labels
+from sparkring.pipelines.evaluation.mllib import label_logistic_scores, multinomial_scores
 from sparkring.pipelines.evaluation.regression import regression_scores
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.training.data.build import make_reader
@@ -93,6 +79,15 @@ GAPS = Column(name="gaps", dtype="float64", nulls="mask")
 COLUMNS = (GAPS, Column(name="code", dtype="int32", cardinality=4), Column(name="month", dtype="int64"), LABEL)
 
 
+@pytest.fixture(params=["driver", "spark"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that fits the baselines: one for rows that fit in the driver, one for any number of them."""
+    if request.param == "driver":
+        return linear
+    monkeypatch.setattr(linear, "MOST_CELLS", 0)
+    return mllib
+
+
 def fitted(
     spark: Any, dataset: Dataset, task: str = "binary", label: Column = LABEL, data: DataConfig | None = None
 ) -> Baselines:
@@ -103,15 +98,17 @@ def fitted(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("nulls", ["mask", "fill"])
-def test_nulls_and_nan_are_filled_as_the_reader_does(spark: Any, tmp_path: Path, nulls: Any) -> None:
+def test_nulls_and_nan_are_filled_as_the_reader_does(by: Any, spark: Any, tmp_path: Path, nulls: Any) -> None:
     gaps = GAPS.model_copy(update={"nulls": nulls, "fill": 0.5 if nulls == "fill" else None})
     found = fitted(spark, write_table(tmp_path, (gaps, *COLUMNS[1:]), learnable))
     assert found.missing == {}
-    assert found.scores[LOGISTIC]["auc"] > 0.7 and found.scores[LOGISTIC]["loss"] < found.scores[MAJORITY]["loss"]
+    assert (
+        found.scores[by.LOGISTIC]["auc"] > 0.7 and found.scores[by.LOGISTIC]["loss"] < found.scores[by.MAJORITY]["loss"]
+    )
 
 
 @pytest.mark.spark
-def test_each_of_several_labels_has_its_rate_and_its_regression(spark: Any, tmp_path: Path) -> None:
+def test_each_of_several_labels_has_its_rate_and_its_regression(by: Any, spark: Any, tmp_path: Path) -> None:
     """A label that no test row has counts in the loss, not in the mean AUC; a vector of labels is as its columns."""
 
     def make(seed: int) -> dict[str, Any]:
@@ -125,7 +122,7 @@ def test_each_of_several_labels_has_its_rate_and_its_regression(spark: Any, tmp_
     features = [*COLUMNS[:3]]
     train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
     found = fit_baselines(spark, "multilabel", train, test, [*features, *several], several)
-    rates, logistic = found.scores[RATES], found.scores[LOGISTICS]
+    rates, logistic = found.scores[by.RATES], found.scores[by.LOGISTICS]
     assert not found.missing and rates["macro_auc"] == 0.5 and logistic["macro_auc"] > 0.6
     late = np.concatenate([make(s)["late"][:60] for s in (10, 11)]).mean()
     guess = np.concatenate([make(s)["late"] for s in (0, 1)]).mean()
@@ -133,7 +130,7 @@ def test_each_of_several_labels_has_its_rate_and_its_regression(spark: Any, tmp_
     assert rates["loss"] == pytest.approx(sum(each["loss"] for each in expected) / 3, rel=1e-9)
     assert logistic["loss"] < rates["loss"]
     as_vector = fit_baselines(spark, "multilabel", train, test, [*features, vector], [vector])
-    assert as_vector.scores[RATES] == pytest.approx(rates, rel=1e-12)
+    assert as_vector.scores[by.RATES] == pytest.approx(rates, rel=1e-12)
 
 
 def test_the_mean_auc_of_several_labels_is_of_those_that_some_test_rows_have_and_not_all() -> None:
@@ -148,13 +145,13 @@ def test_more_labels_than_are_fitted_in_turn_are_said_to_have_no_regression() ->
 
 
 @pytest.mark.spark
-def test_without_scalar_features_there_is_the_majority_rate(spark: Any, tmp_path: Path) -> None:
+def test_without_scalar_features_there_is_the_majority_rate(by: Any, spark: Any, tmp_path: Path) -> None:
     vector = Column(name="v", dtype="float64", layout="vector", shape=(2,))
     dataset = write_table(
         tmp_path, (vector, LABEL), lambda seed: {"v": [[1.0, 2.0]] * 120, "late": learnable(seed)["late"]}
     )
     found = fitted(spark, dataset)
-    assert list(found.scores) == [MAJORITY] and found.missing == {}
+    assert list(found.scores) == [by.MAJORITY] and found.missing == {}
 
 
 def rows_of(dataset: Dataset, split: str, *names: str) -> list[np.ndarray]:
@@ -180,18 +177,18 @@ def costs(seed: int) -> dict[str, Any]:
 
 
 @pytest.mark.spark
-def test_a_regression_is_compared_with_the_mean_and_least_squares(spark: Any, tmp_path: Path) -> None:
+def test_a_regression_is_compared_with_the_mean_and_least_squares(by: Any, spark: Any, tmp_path: Path) -> None:
     dataset = write_table(tmp_path, (*PLAIN, COST), costs)
     found = fitted(spark, dataset, "regression", COST)
     (code, x, cost), (test_code, test_x, truth) = (rows_of(dataset, s, "code", "x", "cost") for s in SIZES)
     weights, *_ = np.linalg.lstsq(design(code, x), cost, rcond=None)
-    guesses = {MEAN: np.full(len(truth), cost.mean()), LINEAR: design(test_code, test_x) @ weights}
-    assert found.missing == {} and list(found.scores) == [MEAN, LINEAR]
+    guesses = {by.MEAN: np.full(len(truth), cost.mean()), by.LINEAR: design(test_code, test_x) @ weights}
+    assert found.missing == {} and list(found.scores) == [by.MEAN, by.LINEAR]
     for name, guess in guesses.items():
         squared = np.mean((guess - truth) ** 2)
         expected = {"loss": squared, "rmse": squared**0.5, "abs_error": np.mean(abs(guess - truth))}
         assert found.scores[name] == pytest.approx(expected | {"r2": 1 - squared / truth.var()}, rel=2e-3), name
-    assert found.scores[MEAN]["r2"] <= 0 < 0.95 < found.scores[LINEAR]["r2"]
+    assert found.scores[by.MEAN]["r2"] <= 0 < 0.95 < found.scores[by.LINEAR]["r2"]
 
 
 WEIGHT = Column(name="w", dtype="float64", role="weight")
@@ -204,7 +201,7 @@ def weighted(dataset: Dataset) -> Dataset:
 
 
 @pytest.mark.spark
-def test_weighted_rows_are_compared_with_weighted_least_squares(spark: Any, tmp_path: Path) -> None:
+def test_weighted_rows_are_compared_with_weighted_least_squares(by: Any, spark: Any, tmp_path: Path) -> None:
     def make(seed: int) -> dict[str, Any]:
         return costs(seed) | {"w": np.random.default_rng(seed + 100).random(120) * (np.arange(120) % 4)}
 
@@ -215,8 +212,8 @@ def test_weighted_rows_are_compared_with_weighted_least_squares(spark: Any, tmp_
     )
     root = np.sqrt(w)
     plane, *_ = np.linalg.lstsq(design(code, x) * root[:, None], cost * root, rcond=None)
-    guesses = {MEAN: np.full(len(truth), np.average(cost, weights=w)), LINEAR: design(test_code, test_x) @ plane}
-    assert found.missing == {} and list(found.scores) == [MEAN, LINEAR]
+    guesses = {by.MEAN: np.full(len(truth), np.average(cost, weights=w)), by.LINEAR: design(test_code, test_x) @ plane}
+    assert found.missing == {} and list(found.scores) == [by.MEAN, by.LINEAR]
     for name, guess in guesses.items():
         expected = regression_scores(truth, guess, test_w)
         assert found.scores[name] == pytest.approx(expected, rel=2e-3), name
@@ -225,7 +222,9 @@ def test_weighted_rows_are_compared_with_weighted_least_squares(spark: Any, tmp_
 
 @pytest.mark.spark
 @pytest.mark.parametrize("task", ["binary", "multiclass"])
-def test_rows_of_weight_0_change_nothing_and_equal_weights_neither(spark: Any, tmp_path: Path, task: str) -> None:
+def test_rows_of_weight_0_change_nothing_and_equal_weights_neither(
+    by: Any, spark: Any, tmp_path: Path, task: str
+) -> None:
     label = LABEL if task == "binary" else KIND
 
     def make(seed: int) -> dict[str, Any]:
@@ -262,14 +261,16 @@ def softmax_regression(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.spark
-def test_classes_are_compared_with_their_rates_and_a_multinomial_regression(spark: Any, tmp_path: Path) -> None:
+def test_classes_are_compared_with_their_rates_and_a_multinomial_regression(
+    by: Any, spark: Any, tmp_path: Path
+) -> None:
     dataset = write_table(tmp_path, (*PLAIN, KIND), kinds)
     found = fitted(spark, dataset, "multiclass", KIND)
     (code, x, kind), (test_code, test_x, truth) = (rows_of(dataset, s, "code", "x", "kind") for s in SIZES)
     odds = np.exp(design(test_code, test_x) @ softmax_regression(design(code, x), kind))
     rates = np.bincount(kind, minlength=3) / len(kind)
-    guesses = {CLASS_RATES: np.tile(rates, (len(truth), 1)), MULTINOMIAL: odds / odds.sum(axis=1, keepdims=True)}
-    assert found.missing == {} and list(found.scores) == [CLASS_RATES, MULTINOMIAL] and set(truth) == {0, 1, 2, 3}
+    guesses = {by.CLASS_RATES: np.tile(rates, (len(truth), 1)), by.MULTINOMIAL: odds / odds.sum(axis=1, keepdims=True)}
+    assert found.missing == {} and list(found.scores) == [by.CLASS_RATES, by.MULTINOMIAL] and set(truth) == {0, 1, 2, 3}
     for name, probabilities in guesses.items():
         of_label = np.column_stack([probabilities, np.zeros(len(truth))])[np.arange(len(truth)), truth]
         guess, f1s = probabilities.argmax(axis=1), []
@@ -291,14 +292,14 @@ def test_rates_of_classes_are_probabilities_and_the_most_frequent_one_is_the_gue
 def test_a_multinomial_regression_of_too_many_coefficients_is_not_fitted(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkring.pipelines.evaluation.baseline.MOST_COEFFICIENTS", 14)
+    monkeypatch.setattr("sparkring.pipelines.evaluation.guesses.MOST_COEFFICIENTS", 14)
     frame = spark.createDataFrame([(Vectors.dense([0.0] * 5), 2.0)], ["__features", "__label"])
     with pytest.raises(ValueError, match="15 coefficients, more than 14"):
         multinomial_scores(frame, frame)
 
 
 @pytest.mark.spark
-def test_all_is_compared_on_the_rows_the_ranks_read(spark: Any, tmp_path: Path) -> None:
+def test_all_is_compared_on_the_rows_the_ranks_read(by: Any, spark: Any, tmp_path: Path) -> None:
     """Filters and a damaged test file: predictions, groups and baselines are of the same rows."""
     dataset = write_table(tmp_path, COLUMNS, learnable)
     spoiled = tmp_path / "data/test-0.parquet"
@@ -324,7 +325,9 @@ def test_all_is_compared_on_the_rows_the_ranks_read(spark: Any, tmp_path: Path) 
     trained = train_result(train=rank_result(test={}, **left), predictions=["p.parquet"], scores={})
     job: Any = SimpleNamespace(spark=spark, config=config, dataset=dataset, folder=run)
     found, held_out = evaluate(job, trained)
-    assert held_out is not None and found.missing == {} and list(found.scores) == ["this model", MAJORITY, LOGISTIC]
+    assert (
+        held_out is not None and found.missing == {} and list(found.scores) == ["this model", by.MAJORITY, by.LOGISTIC]
+    )
     assert held_out.groups["month"].astype(int).tolist() == (held_out.scores * 12).round().astype(int).tolist()
     kept = pq.read_table(tmp_path / "data/test-1.parquet").to_pandas().query("month < 5 and gaps > -1")
     assert len(kept) == len(held_out.labels) and held_out.labels.tolist() == kept["late"].tolist()
@@ -335,7 +338,7 @@ def test_all_is_compared_on_the_rows_the_ranks_read(spark: Any, tmp_path: Path) 
         "train": (len(train.row_numbers()), pytest.approx(share)),
         "test": (len(kept), pytest.approx(kept["late"].mean())),
     }
-    assert found.scores[MAJORITY] == pytest.approx(constant_scores(float(share), float(kept["late"].mean())))
+    assert found.scores[by.MAJORITY] == pytest.approx(constant_scores(float(share), float(kept["late"].mean())))
     unfiltered = config.model_copy(update={"data": config.data.model_copy(update={"filters": []})})
     job.config = unfiltered
     for left_out_files, rows in ((left["test_left_out"], 60), ([], 120)):
@@ -358,3 +361,51 @@ def test_the_majority_guess_is_wrong_where_classes_flip() -> None:
     assert constant_scores(0.4, 0.6)["accuracy"] == pytest.approx(0.4)
     assert constant_scores(0.7, 0.6)["accuracy"] == 0.6
     assert constant_scores(0.4, 0.3)["accuracy"] == 0.7
+
+
+def test_rows_that_do_not_fit_in_the_driver_go_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are counted with masks; of classes a row needs a probability each."""
+    dataset = write_table(tmp_path, (GAPS, *PLAIN, KIND), lambda seed: {**kinds(seed), "gaps": np.zeros(120)})
+    train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
+    features = [GAPS, *PLAIN]
+    for task, cells in (("regression", 4), ("binary", 4), ("multiclass", 4), ("multiclass", 5)):
+        scalar = features if cells == 4 else features[1:2]
+        most = 360 * (4 if cells == 4 else 3)
+        monkeypatch.setattr(linear, "MOST_CELLS", most)
+        assert in_driver(task, train, test, scalar, [KIND]), (task, cells)
+        monkeypatch.setattr(linear, "MOST_CELLS", most - 1)
+        assert not in_driver(task, train, test, scalar, [KIND]), (task, cells)
+
+
+@pytest.mark.spark
+def test_the_driver_and_spark_fit_the_same_logistic_regression(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers far from 0 and 1, a constant one, masks and codes that no training row has."""
+
+    def make(seed: int) -> dict[str, Any]:
+        rows = learnable(seed)
+        rows["gaps"] = pa.array([None if v is None else 1e6 + 1e3 * v for v in rows["gaps"].to_pylist()], pa.float64())
+        return rows | {"same": np.full(120, 0.1), "code": rows["code"] + (seed >= 10)}
+
+    same = Column(name="same", dtype="float64")
+    columns = (GAPS, Column(name="code", dtype="int32", cardinality=5), same, LABEL)
+    dataset = write_table(tmp_path, columns, make)
+    ours = fitted(spark, dataset)
+    monkeypatch.setattr(linear, "MOST_CELLS", 0)
+    theirs = fitted(spark, dataset)
+    assert ours.missing == theirs.missing == {}
+    assert ours.scores[linear.MAJORITY] == pytest.approx(theirs.scores[mllib.MAJORITY], rel=1e-12)
+    assert ours.scores[linear.LOGISTIC] == pytest.approx(theirs.scores[mllib.LOGISTIC], rel=2e-2)
+
+
+def test_one_class_of_training_rows_is_the_only_guess(tmp_path: Path) -> None:
+    def make(seed: int) -> dict[str, Any]:
+        return kinds(seed) | {"kind": np.full(120, 2) if seed < 10 else np.arange(120) % 3}
+
+    dataset = write_table(tmp_path, (*PLAIN, KIND), make)
+    train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
+    found = attempted(linear.linear_fits("multiclass", train, test, PLAIN, [KIND]))
+    rates = found.scores[linear.CLASS_RATES]
+    assert found.missing == {} and found.scores[linear.MULTINOMIAL] == pytest.approx(rates, rel=1e-12)
+    assert found.scores[linear.MULTINOMIAL]["accuracy"] == pytest.approx(1 / 3)

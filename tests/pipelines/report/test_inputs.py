@@ -29,7 +29,10 @@ def test_facts_name_the_model_and_the_step_whose_weights_it_has() -> None:
     facts = ReportInputs(train_result(train=rank_result(steps=12_000, exported_step=900)), MANIFEST).facts
     assert facts["engine"] == "torch-gloo, 3 ranks"
     assert facts["steps"] == "12,000 (100 samples), best at step 10; the model is step 900's"
-    assert "MLflow" not in facts and "not good enough" not in facts
+    assert "MLflow" not in facts and "not good enough" not in facts and "baselines" not in facts
+    scores = {"this model": {"auc": 0.8}, "majority rate": {"auc": 0.5}}
+    found = train_result(scores=scores, labels={"train": LabelBalance(rows=1200, shares={"1": 1.0})})
+    assert ReportInputs(found, MANIFEST).facts["baselines"] == "fitted on 1,200 training rows"
     averaging = {"name": "again", "dataset": "/d", "optim": {"ema": 0.99}}
     facts = ReportInputs(train_result(config=averaging), MANIFEST).facts
     assert facts["steps"].endswith("'s, its weights averaged over steps (optim.ema = 0.99)")

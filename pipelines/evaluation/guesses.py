@@ -1,0 +1,56 @@
+"""Scores of guesses that look at no feature, and what baselines of every kind share. Pure functions of counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sparkring.pipelines.evaluation.binary import CLIP
+from sparkring.pipelines.evaluation.multiclass import class_counts
+from sparkring.training.result import Scores
+
+MOST_LABELS = 20  # of which each is fitted in turn: some seconds
+MOST_COEFFICIENTS = 5_000_000  # of a multinomial regression: its solvers keep several copies of them
+
+
+def check_labels(labels: int) -> None:
+    """Raise ValueError where there are more than MOST_LABELS."""
+    if labels > MOST_LABELS:
+        raise ValueError(f"{labels} labels, more than {MOST_LABELS}: each would be fitted in turn")
+
+
+def check_coefficients(coefficients: int) -> None:
+    """Raise ValueError where there are more than MOST_COEFFICIENTS."""
+    if coefficients > MOST_COEFFICIENTS:
+        raise ValueError(f"{coefficients:,} coefficients, more than {MOST_COEFFICIENTS:,}")
+
+
+def constant_scores(guess: float, truth: float) -> Scores:
+    """Scores of one guess for every row, where a share `truth` of them is positive. Log loss in nats."""
+    clipped = min(max(guess, CLIP), 1 - CLIP)
+    loss = -(truth * math.log(clipped) + (1 - truth) * math.log(1 - clipped))
+    return {"loss": loss, "auc": 0.5, "accuracy": truth if guess > 0.5 else 1 - truth}
+
+
+def mean_of_labels(scores: Sequence[Scores], truths: Sequence[float]) -> Scores:
+    """Mean loss and accuracy, and mean AUC of the labels that some test rows have, not all. `truths`: their shares."""
+    found = {name: math.fsum(each[name] for each in scores) / len(scores) for name in ("loss", "accuracy")}
+    known = [each["auc"] for each, truth in zip(scores, truths, strict=True) if 0 < truth < 1]
+    return found | ({"macro_auc": math.fsum(known) / len(known)} if known else {})
+
+
+def class_rates(trained: Mapping[int, float], tested: Mapping[int, float]) -> Scores:
+    """Scores of the shares of `trained` (class -> rows, or their weight) as probabilities of every row of `tested`."""
+    rows, guess = sum(trained.values()), min(trained, key=lambda label: (-trained[label], label))
+    loss = -sum(n * math.log(max(trained.get(label, 0) / rows, CLIP)) for label, n in tested.items())
+    return {"loss": loss / sum(tested.values())} | class_metrics([(label, guess, n) for label, n in tested.items()])
+
+
+def class_metrics(groups: Sequence[tuple[int, int, float]]) -> Scores:
+    """Accuracy and macro F1 of groups of (class, predicted class, rows or their weight)."""
+    labels, predicted = np.array([group[:2] for group in groups], dtype=np.int64).T
+    rows = np.array([group[2] for group in groups])
+    counts = class_counts(labels, predicted, int(max(labels.max(), predicted.max())) + 1, rows)
+    return {"accuracy": float(counts.right.sum() / rows.sum()), "macro_f1": counts.macro_f1}

@@ -1,0 +1,251 @@
+"""Baselines of rows that fit in the driver's memory: a constant guess, and a linear model of scikit-learn.
+
+The guesses and models of `mllib`, on the same rows and features, without a job of Spark.
+
+Shapes: N rows, K cells of a row (one for each number, mask and code), F coefficients, L labels, C classes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sparkring.conf.manifest import Column
+from sparkring.pipelines.evaluation.binary import CLIP
+from sparkring.pipelines.evaluation.guesses import (
+    check_coefficients,
+    check_labels,
+    class_metrics,
+    class_rates,
+    constant_scores,
+    mean_of_labels,
+)
+from sparkring.pipelines.evaluation.regression import regression_scores
+from sparkring.pipelines.evaluation.split_rows import SplitRows
+from sparkring.training.data.features.tensors import element_names
+from sparkring.training.result import Scores
+
+Array = np.ndarray
+MAJORITY, LOGISTIC = "majority rate", "logistic regression (scikit-learn)"
+CLASS_RATES, MULTINOMIAL = "class rates", "multinomial logistic regression (scikit-learn)"
+RATES, LOGISTICS = "label rates", "logistic regression per label (scikit-learn)"
+MEAN, LINEAR = "mean", "linear regression (scikit-learn)"
+REGULARIZATION, ITERATIONS = 1e-5, 50  # as MLlib's
+MOST_CELLS = 1 << 25  # of 12 bytes, a double and its place; with all copies about 1.5 GB
+
+
+def fits_in_driver(rows: int, cells: int, classes: int = 1) -> bool:
+    """Whether the driver's memory holds what a fit needs: the cells of all rows, and a probability for each class."""
+    return rows * max(cells, classes) <= MOST_CELLS
+
+
+def cells_of_row(features: Sequence[Column]) -> int:
+    """How many cells a row has: one for each feature, and one for its mask."""
+    return sum(1 + (column.mask is not None) for column in features)
+
+
+@dataclass(frozen=True)
+class Design:
+    """Rows as a linear model takes them: of K cells each, a value and the coefficient that it is multiplied by."""
+
+    values: Array  # (N, K) float64: numbers first, scaled by those of the training rows; then 1 for each code
+    places: Array  # (N, K) int32
+    labels: Array  # (N, L) float64
+    weights: Array | None  # (N,) float64, above 0; None: all alike
+    coefficients: int  # F
+
+    def matrix(self) -> Any:
+        """The features, (N, F), sparse."""
+        from scipy.sparse import csr_matrix  # seconds of imports, and only after training
+
+        rows, cells = self.values.shape
+        starts = np.arange(0, rows * cells + 1, max(cells, 1), dtype=np.int32)[: rows + 1]
+        return csr_matrix((self.values.ravel(), self.places.ravel(), starts), shape=(rows, self.coefficients))
+
+    @property
+    def total(self) -> float:
+        """How much all rows weigh together."""
+        return float(len(self.labels) if self.weights is None else self.weights.sum())
+
+    def mean(self, values: Array) -> float:
+        """The mean of values (N,), by weight."""
+        return float(np.average(values, weights=self.weights))
+
+
+def make_designs(
+    train: SplitRows, test: SplitRows, features: Sequence[Column], labels: Sequence[Column]
+) -> tuple[Design, Design]:
+    """Read both splits; numbers are scaled to mean 0 and deviation 1 of the training rows, as MLlib's solvers do.
+
+    Args:
+        train: rows to fit on.
+        test: rows to score.
+        features: scalar ones.
+        labels: whose elements are columns of `labels`.
+    """
+    of_train, of_test = (_read(rows, features, labels) for rows in (train, test))
+    numbers = cells_of_row(features) - sum(column.cardinality is not None for column in features)
+    for place in range(numbers):
+        values = of_train.values[:, place]
+        middle = of_train.mean(values)
+        deviation = math.sqrt(of_train.mean(np.square(values - middle)))
+        deviation = deviation if deviation > 1e-12 * abs(middle) else 1.0  # else all are alike, but for rounding
+        for design in (of_train, of_test):
+            design.values[:, place] = (design.values[:, place] - middle) / deviation
+    return of_train, of_test
+
+
+def _read(rows: SplitRows, features: Sequence[Column], labels: Sequence[Column]) -> Design:
+    coded = [column for column in features if column.cardinality is not None]
+    plain = [column for column in features if column.cardinality is None]
+    masks = [column.mask for column in features if column.mask is not None]
+    weight = rows.manifest.weight["column"] if rows.manifest.weight is not None else None
+    targets = [(name, column) for column in labels for name in element_names(column)]
+    firsts = np.cumsum([len(plain) + len(masks), *(int(column.cardinality or 0) for column in coded)])
+    names = dict.fromkeys(c.name for c in (*features, *labels))
+    parts: list[tuple[Array, Array, Array, Array]] = []
+    for batch in rows.doubles([*names, *([weight] if weight is not None else [])]):
+        columns = dict(zip(batch.schema.names, (column.to_numpy() for column in batch.columns), strict=True))
+        weighs = np.ones(batch.num_rows) if weight is None else columns[weight]
+        numbers = [_filled(columns[c.name], c) for c in plain] + [columns[name] for name in masks]
+        codes = np.stack([columns[c.name] for c in coded], axis=1) if coded else np.zeros((batch.num_rows, 0))
+        known = (codes >= 0) & (codes < np.diff(firsts))  # a code beyond them has no coefficient
+        values = np.column_stack([*numbers, known])
+        places = np.empty(values.shape, np.int32)
+        places[:, : len(numbers)] = np.arange(len(numbers))
+        places[:, len(numbers) :] = firsts[:-1] + np.where(known, codes, 0)
+        wanted = np.column_stack([_filled(columns[name], column) for name, column in targets])
+        counts = weighs > 0
+        parts.append((values[counts], places[counts], wanted[counts], weighs[counts]))
+    values, places, found, weighs = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return Design(values, places, found, None if weight is None else weighs, int(firsts[-1]))
+
+
+def _filled(values: Array, column: Column) -> Array:
+    """The values with NaN filled as the reader fills nulls."""
+    fill = float(column.fill) if column.nulls == "fill" and column.fill is not None else 0.0
+    return np.nan_to_num(values, copy=True, nan=fill, posinf=np.inf, neginf=-np.inf)
+
+
+Fit = Callable[[Design, Design], Scores]
+
+
+def linear_fits(
+    task: str, train: SplitRows, test: SplitRows, features: Sequence[Column], labels: Sequence[Column]
+) -> dict[str, Callable[[], Scores]]:
+    """The baselines by name, each a function that fits and scores it; both splits are read once.
+
+    Args:
+        task: of the recipe.
+        train: rows to fit on.
+        test: rows to score.
+        features: scalar ones; without any there is the constant guess alone.
+        labels: one of 0 or 1, a class number, or a value; several of 0 and 1, or a vector of them.
+    """
+    designs = functools.cache(lambda: make_designs(train, test, features, labels))
+    known: dict[str, tuple[tuple[str, Fit], tuple[str, Fit]]] = {
+        "binary": (
+            (MAJORITY, lambda *both: label_rates(*both)[0]),
+            (LOGISTIC, lambda *both: logistic_scores(*both)[0]),
+        ),
+        "multiclass": ((CLASS_RATES, class_rate_scores), (MULTINOMIAL, multinomial_scores)),
+        "multilabel": ((RATES, partial(mean_of, label_rates)), (LOGISTICS, partial(mean_of, logistic_scores))),
+        "regression": ((MEAN, mean_scores), (LINEAR, linear_scores)),
+    }
+    (constant_name, constant), (linear_name, linear) = known[task]
+    fits: dict[str, Callable[[], Scores]] = {constant_name: lambda: constant(*designs())}
+    return fits | ({linear_name: lambda: linear(*designs())} if features else {})
+
+
+def first_of(scores: Callable[[Design, Design], list[Scores]], train: Design, test: Design) -> Scores:
+    """The scores of the only label."""
+    return scores(train, test)[0]
+
+
+def mean_of(scores: Callable[[Design, Design], list[Scores]], train: Design, test: Design) -> Scores:
+    """The means of the labels' scores; ValueError where there are too many labels."""
+    return mean_of_labels(scores(train, test), [test.mean(labels) for labels in test.labels.T])
+
+
+def label_rates(train: Design, test: Design) -> list[Scores]:
+    """Always predict the training rows' share of a label; the scores of each label."""
+    pairs = zip(train.labels.T, test.labels.T, strict=True)
+    return [constant_scores(train.mean(ours), test.mean(theirs)) for ours, theirs in pairs]
+
+
+def logistic_scores(train: Design, test: Design) -> list[Scores]:
+    """Log loss in nats, ROC AUC and accuracy of a logistic regression of each label; ValueError for too many labels."""
+    from sklearn.metrics import roc_auc_score
+
+    check_labels(train.labels.shape[1])
+    scores, matrices = label_rates(train, test), (train.matrix(), test.matrix())
+    for n, (ours, labels) in enumerate(zip(train.labels.T, test.labels.T, strict=True)):
+        if train.mean(ours) in (0.0, 1.0):  # there is one class to learn: the guess
+            continue
+        _, odds = probabilities(train, *matrices, ours)
+        p = np.clip(odds[:, 1], CLIP, 1 - CLIP)
+        loss = -np.where(labels > 0.5, np.log(p), np.log(1 - p))
+        right = (odds[:, 1] > 0.5) == (labels > 0.5)
+        auc = roc_auc_score(labels, odds[:, 1], sample_weight=test.weights) if 0 < test.mean(labels) < 1 else 0.5
+        scores[n] = {"loss": test.mean(loss), "auc": float(auc), "accuracy": test.mean(right)}
+    return scores
+
+
+def probabilities(train: Design, of_train: Any, of_test: Any, labels: Array) -> tuple[Array, Array]:
+    """The classes (C,) of the training rows' labels (N,), and the probability of each for the test rows, (N, C)."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    classes = np.unique(labels)
+    if len(classes) == 1:
+        return classes, np.ones((of_test.shape[0], 1))
+    model = LogisticRegression(C=1 / (REGULARIZATION * train.total), max_iter=ITERATIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # after as many iterations as MLlib's
+        model.fit(of_train, labels, sample_weight=train.weights)
+    return classes, model.predict_proba(of_test)
+
+
+def class_rate_scores(train: Design, test: Design) -> Scores:
+    """Always predict the training rows' share of each class, so the most frequent one."""
+    counted = []
+    for design in (train, test):
+        classes, where = np.unique(design.labels[:, 0].astype(np.int64), return_inverse=True)
+        counted.append(dict(zip(classes.tolist(), np.bincount(where, design.weights).tolist(), strict=True)))
+    return class_rates(*counted)
+
+
+def multinomial_scores(train: Design, test: Design) -> Scores:
+    """Log loss in nats, accuracy and macro F1 of a multinomial regression; ValueError for too many coefficients."""
+    labels, truth = train.labels[:, 0], test.labels[:, 0]
+    check_coefficients((int(labels.max()) + 1) * train.coefficients)
+    classes, odds = probabilities(train, train.matrix(), test.matrix(), labels)
+    place = np.searchsorted(classes, truth).clip(max=len(classes) - 1)
+    own = np.where(classes[place] == truth, odds[np.arange(len(truth)), place], 0.0)  # no other class is ever predicted
+    loss = test.mean(-np.log(np.maximum(own, CLIP)))
+    pairs = np.column_stack([truth, classes[odds.argmax(axis=1)]]).astype(np.int64)
+    groups, where = np.unique(pairs, axis=0, return_inverse=True)
+    counts = np.bincount(where.ravel(), test.weights)
+    return {"loss": loss} | class_metrics([(int(a), int(b), n) for (a, b), n in zip(groups, counts, strict=True)])
+
+
+def mean_scores(train: Design, test: Design) -> Scores:
+    """Always predict the training rows' mean."""
+    guess = train.mean(train.labels[:, 0])
+    return regression_scores(test.labels[:, 0], np.full(len(test.labels), guess), test.weights)
+
+
+def linear_scores(train: Design, test: Design) -> Scores:
+    """Squared error, its root, absolute error and R2 of a linear regression."""
+    from sklearn.linear_model import Ridge
+
+    model = Ridge(alpha=REGULARIZATION * train.total, solver="sparse_cg", tol=1e-8)
+    model.fit(train.matrix(), train.labels[:, 0], sample_weight=train.weights)
+    return regression_scores(test.labels[:, 0], model.predict(test.matrix()), test.weights)

@@ -1,0 +1,27 @@
+"""Spark's daemon of Python workers, with what our workers use imported once, before it forks the first.
+
+`spark.python.daemon.module` names it, in sessions on this machine. A worker that Spark's own daemon forks imports
+pyarrow, pandas and our modules itself, which takes it seconds, and a job of a minute has four of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+from pyspark.daemon import manager
+
+PRELOAD = (
+    "pyarrow.parquet",
+    "pyspark.worker",
+    "pyspark.sql.pandas.serializers",
+    "sparkring.etl.sources.file_task",
+    "sparkring.etl.quarantine",
+    "sparkring.etl.write",
+)
+
+if __name__ == "__main__":
+    for name in PRELOAD:
+        with contextlib.suppress(ImportError):  # the worker that needs it says so, with the job's name
+            importlib.import_module(name)
+    manager()
