@@ -97,9 +97,10 @@ def private_mounts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One local[2] session in UTC for the whole suite."""
+    """One local[2] session in UTC for the whole suite, of a JVM for short jobs."""
     from pyspark.sql import SparkSession
 
+    from sparkring.pipelines.jvm_options import OPTIONS, found_archive, options_of
     from tests.etl.sources.postgres import driver_jar
 
     builder = SparkSession.builder.config("spark.jars", jar) if (jar := driver_jar()) else SparkSession.builder
@@ -112,6 +113,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
+        .config(OPTIONS, options_of({"spark.master": "local[2]"}, 0, found_archive(os.environ)))
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .getOrCreate()
     )
