@@ -12,14 +12,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
+from hypothesis import HealthCheck
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 if not os.environ.get("SPARKRING_TEST_GPU"):  # ranks with device `auto` would take them: results of tests are the CPU's
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 ROOT = Path(__file__).resolve().parent.parent
+# Both of hypothesis' limits are durations, and a fixture of one folder for all examples is what our tests want.
+hypothesis.settings.register_profile(
+    "no clock",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("no clock")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

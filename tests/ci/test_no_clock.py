@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parents[1]
 CLOCKS = {"monotonic", "perf_counter", "process_time", "time", "monotonic_ns", "perf_counter_ns"}
@@ -38,6 +39,10 @@ def _compares_duration(node: ast.Compare) -> bool:
     numbers = [side.value for side in sides if isinstance(side, ast.Constant) and isinstance(side.value, int | float)]
     ordered = any(isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE) for op in node.ops)
     return ordered and bool(names & MEASURED) and any(number > 0 for number in numbers)
+
+
+def test_hypothesis_asserts_no_duration() -> None:
+    assert settings().deadline is None and HealthCheck.too_slow in settings().suppress_health_check
 
 
 def test_no_test_asserts_a_duration() -> None:

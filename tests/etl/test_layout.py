@@ -22,7 +22,6 @@ from sparkring.etl.layout import (
 )
 
 
-@settings(deadline=None)
 @given(st.integers(1, 500), st.integers(1, 500))
 def test_shards_cover_the_split_and_differ_by_one_row_at_most(rows, count):
     if count > rows:
@@ -35,7 +34,7 @@ def test_shards_cover_the_split_and_differ_by_one_row_at_most(rows, count):
     assert [s.first for s in plan] == [sum(sizes[:i]) for i in range(count)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.integers(-64, 63), min_size=1, max_size=200), st.integers(1, 20), st.lists(st.integers(0, 6)))
 def test_cuts_put_every_row_into_the_shard_of_its_global_index(hashes, count, shifts):
     """Hashes of 7 bits, few distinct, so that shards begin inside ties most of the time; level by level."""
@@ -84,7 +83,6 @@ NEAR = st.integers(-5, 5) | st.sampled_from([-(1 << 63), 1 - (1 << 63), -(1 << 6
 CUTS = st.lists(st.tuples(NEAR, st.integers(0, 3)), max_size=9)
 
 
-@settings(deadline=None)
 @given(st.lists(CUTS, min_size=1, max_size=4), NEAR, st.integers(1, 4))
 def test_the_table_of_cuts_gives_the_number_of_cuts_before_the_row(raw, value, rank):
     cuts = [[Cut(v, b) for v, b in sorted(set(split))] for split in raw]

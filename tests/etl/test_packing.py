@@ -21,7 +21,7 @@ def bpe():
     return train_bpe(iter(TEXTS * 3), 300)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.text(max_size=40), max_size=5))
 def test_any_text_survives(texts):
     for codec in (byte_codec(), train_bpe(iter(TEXTS), 270)):
@@ -35,7 +35,7 @@ def test_training_is_reproducible_and_ids_above_the_tokenizers_are_ours(bpe):
     assert (byte_codec().end_id, byte_codec().vocab_size) == (256, 258)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(2, 7), st.integers(0, 30), st.integers(1, 5))
 def test_every_token_is_once_in_its_sequence(lengths, seq_len, before, batch_rows):
     """Tokens are numbered by their place in the stream, so a piece can be checked by itself."""

@@ -37,7 +37,7 @@ def table(rows) -> pa.Table:
 
 
 @given(ROWS, st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_split_of_the_rows_in_any_order_merges_to_the_same_bits(rows, rng: random.Random) -> None:
     whole = measure(table(rows), WANTED)
     shuffled = rng.sample(rows, len(rows))

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -285,7 +285,7 @@ def tables(draw: st.DrawFn) -> tuple[list[str], list[tuple[Any, ...]]]:
 EVERY = [(None,) * len(VALUES)]
 
 
-@settings(max_examples=200 if FULL else 6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200 if FULL else 6)
 @given(table=tables())
 @example(table=(sorted(VALUES), EVERY))
 @example(

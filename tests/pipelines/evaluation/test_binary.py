@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparkring.pipelines.evaluation import binary as metrics
@@ -22,7 +22,6 @@ def split(pairs: list[tuple[bool, int]]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([label for label, _ in pairs], dtype=np.int8), np.array([score / 8 for _, score in pairs])
 
 
-@settings(deadline=None)
 @given(PAIRS)
 @example([(True, 8)])
 @example([(False, 8), (False, 0)])
@@ -33,7 +32,6 @@ def test_scores_equal_the_oracle_with_ties_and_with_one_class(pairs: list[tuple[
     assert list(found) == list(expected) and found == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-@settings(deadline=None)
 @given(rows)
 def test_curves_equal_the_oracle(pairs: list[tuple[bool, int]]) -> None:
     labels, scores = split(pairs)
@@ -58,7 +56,6 @@ def test_a_large_sample_scores_as_the_oracle_does() -> None:
     assert [vars(each) for each in found] == [pytest.approx(vars(each), rel=1e-12) for each in expected]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(VALUES, st.integers(0, 8)), min_size=1))
 def test_shares_by_value_equal_the_oracle(pairs: list[tuple[Any, int]]) -> None:
     values, scores = [value for value, _ in pairs], np.array([score / 8 for _, score in pairs])
@@ -70,7 +67,6 @@ def test_shares_by_value_equal_the_oracle(pairs: list[tuple[Any, int]]) -> None:
         assert numbers == pytest.approx({name: vars(other)[name] for name in numbers}, rel=1e-12)
 
 
-@settings(deadline=None)
 @given(rows, st.randoms())
 def test_the_order_of_rows_does_not_matter(pairs: list[tuple[bool, int]], random: Any) -> None:
     shuffled = list(pairs)
@@ -82,7 +78,6 @@ def test_the_order_of_rows_does_not_matter(pairs: list[tuple[bool, int]], random
     assert of(pairs) == pytest.approx(of(shuffled), rel=1e-12, abs=1e-15)
 
 
-@settings(deadline=None)
 @given(rows, st.integers(1, 20))
 def test_calibration_covers_every_row_once(pairs: list[tuple[bool, int]], bins: int) -> None:
     labels = np.array([float(label) for label, _ in pairs])

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkring.pipelines.evaluation import multiclass
@@ -44,7 +44,6 @@ def by_hand(rows: list[tuple[int, list[int]]]) -> dict[str, float]:
     return found
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_scores_are_those_counted_by_hand_with_ties_and_classes_without_rows(rows: list[tuple[int, list[int]]]) -> None:
     found = multiclass.multiclass_scores(*split(rows))
@@ -52,7 +51,6 @@ def test_scores_are_those_counted_by_hand_with_ties_and_classes_without_rows(row
     assert found == pytest.approx(by_hand(rows), abs=1e-12)
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_confusion_and_counts_agree_with_a_loop(rows: list[tuple[int, list[int]]]) -> None:
     labels, scores = split(rows)

@@ -58,7 +58,7 @@ def scored(rows: list[Row], ks: list[int] = KS) -> dict[str, float]:
     return ranking_scores(np.array(names), np.array(positive), np.array(predictions) / 4, ks)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(ROWS)
 def test_scores_equal_the_mean_over_every_order_of_ties(rows: list[Row]) -> None:
     if oracle(rows, 1) is None:
@@ -70,7 +70,6 @@ def test_scores_equal_the_mean_over_every_order_of_ties(rows: list[Row]) -> None
         assert (found[f"recall_at_{k}"], found[f"ndcg_at_{k}"]) == pytest.approx(oracle(rows, k), abs=1e-12)
 
 
-@settings(deadline=None)
 @given(ROWS, st.randoms())
 def test_the_order_in_which_rows_come_changes_no_bit(rows: list[Row], random: Any) -> None:
     rows = [*rows, (0, True, 1)]

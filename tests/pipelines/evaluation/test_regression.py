@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkring.pipelines.evaluation.regression import regression_scores
@@ -13,7 +13,6 @@ from sparkring.pipelines.evaluation.regression import regression_scores
 PAIRS = st.lists(st.tuples(st.integers(-50, 50), st.integers(-50, 50)), min_size=1, max_size=30)
 
 
-@settings(deadline=None)
 @given(PAIRS)
 def test_scores_are_the_exact_ones(pairs: list[tuple[int, int]]) -> None:
     labels, guesses = ([Fraction(value) for value in column] for column in zip(*pairs, strict=True))

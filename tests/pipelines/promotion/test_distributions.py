@@ -23,7 +23,7 @@ def counted(x: Any, c: Any = None) -> Statistics:
 
 
 @given(COUNTS, COUNTS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_measures_by_their_definition(a: Any, b: Any) -> None:
     p, q = a / a.sum(), b / b.sum()
     assert distance("infinity_norm", a, b) == max(abs(p - q))
@@ -41,7 +41,7 @@ def test_no_rows_have_no_distribution() -> None:
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_buckets_rise_with_the_numbers(values: list[float]) -> None:
     x = np.array(sorted(values))
     buckets = bucket_of(x)

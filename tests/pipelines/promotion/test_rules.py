@@ -37,7 +37,7 @@ def passes_in_mlflow(ours: float, champion: float, better: bool, words: dict[str
         st.sampled_from(["threshold", "min_absolute_change"]), st.sampled_from([0.1, 0.25, 0.5]), min_size=1
     ),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_rule_passes_what_mlflow_passes(ours: float, champion: float, better: bool, words: dict[str, float]) -> None:
     rule = MetricRule(metric="m", greater_is_better=better, **words)
     found = judge_rule(rule, "own:Task", {"m": ours}, {"m": champion}, None)

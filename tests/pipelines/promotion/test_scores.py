@@ -17,7 +17,7 @@ SCORES = np.array([0.1, 0.9, 0.4, 0.4, 0.7, 0.6, 0.2, 0.4])
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.1, 0.3, 0.5, 0.9]), st.integers(0, 4)), min_size=2))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_weighted_ranking_is_that_of_the_rows_repeated(rows) -> None:
     labels, scores, weights = (np.array(column) for column in zip(*rows, strict=True))
     repeated = np.repeat(labels, weights), np.repeat(scores, weights)

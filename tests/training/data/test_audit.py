@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkring.conf.blocks.data import DataConfig
@@ -248,7 +248,7 @@ def test_damaged_files_are_named_in_bounded_time_and_memory(run: Run) -> None:
 
 
 @given(st.integers(0, 2**31), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=8))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_whatever_bytes_a_file_has_it_is_read_or_refused_by_name(
     run: Run, cut: int, flips: list[tuple[int, int]]
 ) -> None:

@@ -47,7 +47,7 @@ def plan_of(groups: list[int], lanes: int, window: int, gb: int = 4) -> OrderPla
     return make_plan(groups, gb, DataConfig(lanes=lanes, window_row_groups=window, tail="pad", seed=2))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3),
     st.sampled_from([4, 24, 32]), st.data(),

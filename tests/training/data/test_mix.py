@@ -29,7 +29,7 @@ def plan_of(rows: Sequence[int], weights: Sequence[float], gb: int, stop: str) -
     return make_mix(rows, MixConfig.model_validate({"parts": parts, "stop": stop}), gb)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(1, 400), min_size=2, max_size=5),
     st.data(),

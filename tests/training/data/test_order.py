@@ -48,7 +48,7 @@ def rank_ids(plan: OrderPlan, epoch: int, rank: int, size: int, begin: int, end:
     return served
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(row_groups, batch, order_settings, st.integers(0, 5))
 def test_an_epoch_is_every_row_exactly_once(groups: list[int], gb: int, how: DataConfig, epoch: int) -> None:
     plan = make_plan(groups, gb, how)
@@ -56,7 +56,7 @@ def test_an_epoch_is_every_row_exactly_once(groups: list[int], gb: int, how: Dat
     assert np.ptp(np.diff(plan.lane_start)) <= plan.block and np.diff(plan.lane_start).min() > 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(row_groups, batch, order_settings, world, st.integers(0, 3))
 def test_ranks_share_every_global_batch_without_overlap(
     groups: list[int], gb: int, how: DataConfig, size: int, epoch: int
@@ -88,7 +88,7 @@ def test_the_stride_spreads_any_run_of_turns_within_the_proven_bound() -> None:
         assert worst_deviation(lanes) < min(proven, 3.0 if lanes <= 128 else 3.5), lanes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 5000), batch, st.integers(1, 70), world)
 def test_ranks_get_nearly_equal_parts_of_every_batch(rows: int, gb: int, lanes: int, size: int) -> None:
     plan = make_plan([rows], gb, DataConfig(lanes=lanes, tail="pad"))
@@ -102,7 +102,7 @@ def test_ranks_get_nearly_equal_parts_of_every_batch(rows: int, gb: int, lanes: 
             assert abs(count - gb * len(order.turns) / plan.lanes) <= most
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(row_groups, batch, order_settings, st.integers(0, 4), st.integers(1, 4))
 def test_row_groups_two_lanes_share_are_read_first_or_last_by_both(
     groups: list[int], gb: int, how: DataConfig, epoch: int, size: int
@@ -225,7 +225,7 @@ def test_planning_a_million_files_and_ten_billion_rows() -> None:
     assert peak < 200e6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(row_groups, batch, batch, order_settings)
 def test_another_global_batch_keeps_the_order_with_the_same_block_rows(
     groups: list[int], gb: int, later: int, how: DataConfig

@@ -56,7 +56,7 @@ def rows_of(ragged: RaggedArray) -> list[Any]:
     return rows
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(st.integers(1, 300), min_size=1, max_size=4), st.sampled_from([1, 4]), st.booleans(), st.booleans(),
     st.data(),

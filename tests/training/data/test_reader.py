@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -61,7 +61,7 @@ def real_ids(batch: Batch) -> list[int]:
 groups = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(
     groups, st.integers(1, 40), st.integers(1, 20), st.integers(1, 5), st.integers(1, 3), st.integers(1, 3),
     st.sampled_from(["pad", "drop"]), st.booleans(), st.data(),
@@ -99,7 +99,7 @@ def test_any_world_thread_count_and_restart_serves_the_same_global_batches(
         ].tolist()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(
     groups, st.integers(1, 40), st.integers(1, 20), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3),
     st.sampled_from(["pad", "drop"]), st.booleans(), st.integers(0, 25), st.data(),

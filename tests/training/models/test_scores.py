@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
@@ -21,7 +21,6 @@ def columns(rows: list[tuple[int, int]], dtype: torch.dtype = torch.float64) -> 
     return first, second
 
 
-@settings(deadline=None)
 @given(PAIRS)
 def test_auc_is_the_share_of_pairs_in_order_and_average_precision_the_mean_over_positives(
     rows: list[tuple[int, int]],
@@ -37,7 +36,6 @@ def test_auc_is_the_share_of_pairs_in_order_and_average_precision_the_mean_over_
     assert found["average_precision"] == pytest.approx(float(sum(precisions) / len(positive)), rel=1e-12)
 
 
-@settings(deadline=None)
 @given(CLASSES)
 def test_f1_is_counted_by_class_over_the_classes_that_occur(rows: list[tuple[int, int]]) -> None:
     labels, predicted = columns(rows, torch.int64)
@@ -51,7 +49,6 @@ def test_f1_is_counted_by_class_over_the_classes_that_occur(rows: list[tuple[int
     assert macro_f1(labels, predicted) == pytest.approx(sum(expected.values()) / len(expected), abs=1e-12)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=1, max_size=30))
 def test_fit_is_judged_by_the_root_of_squares_and_the_share_of_variance(rows: list[tuple[int, int]]) -> None:
     found = fit_scores(*columns(rows))
@@ -64,7 +61,6 @@ def test_fit_is_judged_by_the_root_of_squares_and_the_share_of_variance(rows: li
         assert math.isnan(found["r2"])
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(0, 3)), min_size=1, max_size=30))
 def test_a_row_of_weight_n_counts_as_n_rows_do(rows: list[tuple[int, int, int]]) -> None:
     scores, labels, weights = torch.tensor(rows, dtype=torch.float64).T

@@ -94,7 +94,7 @@ def raw(carriers: list[str | None], count: int = 40) -> dict[str, list[Any]]:
 names = st.lists(st.sampled_from([f"c{i}" for i in range(12)]), min_size=1, max_size=12, unique=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(names, names, st.permutations(range(5)), st.floats(-50, 50), st.floats(0.1, 9), st.integers(1, 3))
 def test_a_row_of_known_values_keeps_its_output(
     old_values: list[str], new_values: list[str], order: list[int], mean: float, std: float, outs: int

@@ -13,7 +13,7 @@ from sparkring.training.servers.partition import cut_parameters
 SHAPES = st.lists(st.lists(st.integers(1, 9), max_size=3).map(tuple), min_size=1, max_size=8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SHAPES, st.integers(1, 6))
 def test_every_element_is_in_one_slice_and_servers_differ_by_one_element(
     shapes: list[tuple[int, ...]], servers: int

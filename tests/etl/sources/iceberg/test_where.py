@@ -98,7 +98,7 @@ CONDITIONS = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(CONDITIONS)
 @example("d = 123456789012345678901234567890123456.78")
 def test_a_file_with_a_row_that_matches_is_planned(tables, text):

@@ -167,7 +167,7 @@ def equal_bits(one, other):
     assert one[keep].tobytes() == other[keep].tobytes()
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(columns({"string", "boolean", "date", *WHOLE}), st.integers(0, 6), st.booleans())
 @example(("bigint", [[(1 << 63) - 1, -(1 << 63), None], [], [0]]), 3, False)
 @example(("string", [["b", "a", None], ["a", "c"]]), 1, True)
@@ -185,7 +185,7 @@ def test_stored_categories_have_the_codes_that_serving_gives_them(column, known,
     assert got.tolist() == [0 if t is None else seen.index(t) + 2 if t in seen else 1 for t in texts]
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(
     columns({"boolean", "float", "double", *WHOLE}),
     st.sampled_from(["none", "log1p"]),
@@ -260,7 +260,7 @@ CATEGORIES = {
 } | {name: ["-1", "1", "7", "0"] for name in WHOLE}
 
 
-@settings(max_examples=2 * EXAMPLES, deadline=None)
+@settings(max_examples=2 * EXAMPLES)
 @given(st.sampled_from(sorted(CATEGORIES)), raw_rows(GIVEN))
 @example("bigint", pa.array([(1 << 64) - 1, None, 7], pa.uint64()))
 @example("boolean", pa.array([1, 0, None], pa.int8()))
@@ -273,7 +273,7 @@ def test_raw_categories_in_arrow_have_the_codes_of_their_values_one_by_one(spark
     same_outcome(state(made) | {"inputs": {"c": spark_type}}, "c", array)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(raw_rows({"boolean", "float", "double", "uint64", "decimal(4,2)", "null", "date", *WHOLE}), st.booleans())
 @example(pa.array([(1 << 64) - 1, (1 << 64) - 2, None] * 4, pa.uint64()), True)
 def test_raw_numbers_in_arrow_become_what_their_values_do_one_by_one(array, is_log):
@@ -283,7 +283,7 @@ def test_raw_numbers_in_arrow_become_what_their_values_do_one_by_one(array, is_l
     same_outcome(features | {"inputs": {"x": "double"}}, "x", array)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(
     st.sampled_from(["boolean", "date", "timestamp", "float", "double", "decimal(4,2)", *WHOLE]),
     raw_rows({"boolean", "float", "double", "date", "timestamp", "decimal(4,2)", *WHOLE}),
