@@ -46,12 +46,14 @@ class ShardingPlan:
     def attention_names(self, model: nn.Module) -> list[str]:
         return [name for pattern in self.heads for name in expand(pattern, model)]
 
-    def check_fits(self, model: nn.Module) -> None:
-        """Raise ValueError where the plan names a module that the model does not have, or that is of another kind."""
+    def check_fits(self, model: nn.Module, axis: str | None = None) -> None:
+        """Raise ValueError where a module that the plan names is not there, or is not of a kind that `axis` can cut."""
         for pattern in (*self.layers, *self.tensor, *self.heads):
             expand(pattern, model)
-        wanted = [(name, "weight") for name, kind in self.kinds(model).items() if kind in CUT_KINDS]
-        wanted += [(name, count) for name in self.attention_names(model) for count in ("heads", "kv_heads")]
+        attention = self.attention_names(model) if axis in ("tp", "cp") else []
+        wanted = [(name, count) for name in attention for count in ("heads", "kv_heads")]
+        if axis == "tp":
+            wanted += [(name, "weight") for name, kind in self.kinds(model).items() if kind in CUT_KINDS]
         for name, attribute in wanted:
             if not hasattr(model.get_submodule(name), attribute):
                 raise ValueError(
@@ -60,12 +62,12 @@ class ShardingPlan:
                 )
 
 
-def plan_of(model: nn.Module) -> ShardingPlan | None:
-    """Return the model's plan; None where it has none, also beside another class's."""
+def plan_of(model: nn.Module, axis: str | None = None) -> ShardingPlan | None:
+    """Return the model's plan; None where it has none, also beside another class's, or none to cut it along `axis`."""
     plan = _plan_beside(model)
     try:
         if plan is not None:
-            plan.check_fits(model)
+            plan.check_fits(model, axis)
     except ValueError:
         return None
     return plan
@@ -85,7 +87,7 @@ def required_plan(model: nn.Module, axis: str) -> ShardingPlan:
             f"parallel.{axis} > 1: {type(model).__name__} has no sharding plan; define PLAN = ShardingPlan(...) beside "
             f"the class (training/models/sharding_plan.py says how)"
         )
-    plan.check_fits(model)
+    plan.check_fits(model, axis)
     return plan
 
 

@@ -79,7 +79,7 @@ def check_widths(model: nn.Module, mesh: Mesh) -> None:
 
     Attention is cut by whole heads, matrices into equal parts (a vocabulary need not be).
     """
-    plan = plan_of(model)
+    plan = plan_of(model, "tp" if mesh.tp > 1 else "cp")
     if plan is None:
         return
     for name in plan.attention_names(model):

@@ -111,7 +111,9 @@ def test_another_class_beside_a_plan_has_none_and_is_told_so_where_it_needs_one(
 def test_another_class_whose_modules_have_the_names_alone_has_no_plan(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert plan_of(UpWithoutWeight()) is None
+    assert plan_of(UpWithoutWeight(), "tp") is None
+    assert plan_of(UpWithoutWeight()) is required_plan(UpWithoutWeight(), "cp") is PLAN, "only tp cuts weights"
+    check_widths(UpWithoutWeight(), mesh)
     with pytest.raises(ValueError, match=r"'blocks\.0\.up', which has no 'weight' in UpWithoutWeight; change PLAN"):
         required_plan(UpWithoutWeight(), "tp")
     monkeypatch.setitem(globals(), "PLAN", ShardingPlan(heads=("inner",)))
