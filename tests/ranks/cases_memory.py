@@ -69,19 +69,24 @@ def saved_and_loaded(strategy: MeshStrategy, folder: Path) -> int:
 
 
 def peaks(rank: int, world: int, payload: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """By case: the most that a start, an export and a load have added. A small model goes first, for what the code
-    itself needs."""
+    """By case: the most that a start, an export and a load have added, in the better of two tries.
+
+    A small model goes first, for what the code itself needs. The system may take pages of libraries back, and give
+    them again while a try is measured.
+    """
     found: dict[str, dict[str, int]] = {}
     for name, settings in payload["cases"].items():
         whole = name == "made whole"
-        for shape in (SMALL, LARGE):
-            folder = Path(payload["tmp"]) / f"{name}-{shape['width']}"
+        tries: list[dict[str, int]] = []
+        for number, shape in enumerate((SMALL, LARGE, LARGE)):
+            folder = Path(payload["tmp"]) / f"{name}-{number}"
             strategy = make_strategy(rank, world, {"engine": "torch", **settings})
-            found[name] = {"start": growth(prepared, strategy, shape, whole)}
+            tries.append({"start": growth(prepared, strategy, shape, whole)})
             if not whole:
-                found[name]["export"] = growth(exported, strategy, folder / "model")
+                tries[-1]["export"] = growth(exported, strategy, folder / "model")
             if name == "zero3":
-                found[name]["load"] = saved_and_loaded(strategy, folder)
+                tries[-1]["load"] = saved_and_loaded(strategy, folder)
             strategy.data_parallel.close(failed=True)
+        found[name] = {what: min(tries[1][what], tries[2][what]) for what in tries[1]}
     torch.distributed.destroy_process_group()
     return found

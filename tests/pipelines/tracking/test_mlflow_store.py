@@ -605,7 +605,7 @@ def test_status_after_success_failure_and_signals(tmp_path: Path) -> None:
     }
     drivers = {
         how: subprocess.Popen([sys.executable, str(PROGRAM), str(tmp_path), how], env=ENV, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, text=True)
+                              stderr=(tmp_path / f"{how}.log").open("w"), text=True)
         for how in ends
     }  # fmt: skip
     runs: dict[str, tuple[str, str]] = {}
@@ -613,7 +613,7 @@ def test_status_after_success_failure_and_signals(tmp_path: Path) -> None:
         for how, driver in drivers.items():
             assert driver.stdout is not None
             said = next((line for line in driver.stdout if line.startswith("ready")), "")
-            assert said, f"{how} ended with {driver.wait()}"
+            assert said, f"{how} ended with {driver.wait()}: {(tmp_path / f'{how}.log').read_text()}"
             runs[how] = (said.split()[1], said.split()[2])
             if (number := ends[how]) is not None:
                 driver.send_signal(number)
