@@ -13,7 +13,8 @@ from tests.ranks.cases_memory import LARGE
 
 pytestmark = pytest.mark.ranks
 MB = 2**20
-SLACK = {"start": 10 * MB, "load": 10 * MB, "export": MB}  # blocks of 4 MB values are drawn and files read in, and rest
+# Blocks of 4 MB values are drawn and files read in, and rest; on a busy machine pages of libraries come back meanwhile.
+SLACK = {"start": 16 * MB, "load": 10 * MB, "export": MB}
 CASES: dict[str, tuple[dict[str, Any], float]] = {  # case -> settings, and its share of the weights on one rank
     "ring": ({}, 1),
     "zero3": ({"zero": 3}, 1 / 4),
