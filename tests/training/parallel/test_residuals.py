@@ -41,14 +41,16 @@ def test_residuals_that_a_rank_takes_over_are_summed() -> None:
     room = residuals.room_for(STORED, torch.zeros(()))
     for number, tensor in enumerate(room["residuals"].values()):
         tensor.fill_(10.0**number)
-    residuals.load(room)
+    residuals.load(room, {"w"})
     assert residuals.data_parallel.codec_state().residuals["w"].tolist() == [111.0, 111.0]
     assert set(residuals.tensors()["residuals"]) == {"rank-00000/w"} and not residuals.late
 
 
 def test_a_rank_without_a_codec_adds_them_to_one_gradient_once() -> None:
     residuals = Residuals(SingleProcess(), 0, 1)
-    residuals.load({"residuals": {f"rank-0000{rank}/{name}": torch.ones(2) for rank in range(3) for name in "wv"}})
+    stored = {f"rank-0000{rank}/{name}": torch.ones(2) for rank in range(3) for name in "wvx"}
+    residuals.load({"residuals": stored}, {"w", "v"})
+    assert residuals.late.keys() == {"w", "v"}, "x is another rank's"
     w, v = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
     for _ in range(2):  # the first step is skipped
         w.grad = torch.ones(2)
