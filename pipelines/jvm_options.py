@@ -47,14 +47,14 @@ def options_of(settings: Mapping[str, str], data_bytes: int | None, archive: Pat
         data_bytes: of all sources; None where that is not known.
         archive: of Spark's classes; None where there is none.
     """
-    if not runs_here(settings["spark.master"]) or any(key in settings for key in USERS_OWN):
+    if not is_one_jvm(settings["spark.master"]) or any(key in settings for key in USERS_OWN):
         return ""
     short = SHORT if data_bytes is not None and data_bytes <= SHORT_BYTES else ()
     shared = (f'"-XX:SharedArchiveFile={archive}"', *QUIET) if archive is not None else ()
     return " ".join([*short, *shared])
 
 
-def runs_here(master: str) -> bool:
+def is_one_jvm(master: str) -> bool:
     """Whether the driver's JVM is the executor too: `local` or `local[n]`, not `local-cluster[...]`."""
     return re.fullmatch(r"local(\[.*])?", master) is not None
 

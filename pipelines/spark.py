@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import first_line
-from sparkring.pipelines.jvm_options import OPTIONS, found_archive, is_refused, options_of, runs_here
+from sparkring.pipelines.jvm_options import OPTIONS, found_archive, is_one_jvm, is_refused, options_of
 from sparkring.training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bo
         settings |= {"spark.sql.shuffle.partitions": "8"}
     else:
         settings |= DEAD_HOSTS
-    if runs_here(master):
+    if is_one_jvm(master):
         settings["spark.python.daemon.module"] = WORKER_DAEMON
     return settings | spark.settings()
 
