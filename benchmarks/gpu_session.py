@@ -1,7 +1,7 @@
 """Everything one GPU can show in half an hour, in the order of its worth, without Spark, Horovod or MLflow:
 
     python benchmarks/gpu_session.py all [--out FILE.md]      every part, each in a process of its own with its limit
-    python benchmarks/gpu_session.py PART                     one of them
+    python benchmarks/gpu_session.py PART ...                 some of them
 
 Each line says what was expected beside what came. A part that fails, or takes longer than its limit, is a line too, and
 the next one runs. It needs torch 2.11 or newer, Python 3.11 or newer, numpy, pyarrow and pydantic; what a part needs
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -78,6 +78,19 @@ PEAK_TFLOPS = {
     "4090": 165.0,
 }
 TOKENS = 1024
+# tests/ranks/layouts.py: ranks, and layouts of one launch; as many launches as one that hangs may cost.
+LAYOUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (2, ("ddp", "zero1", "zero2", "zero3", "tp", "tp-sequence", "cp")),
+    (2, ("1f1b", "gpipe", "interleaved", "zero-bubble")),
+    (4, ("pp4",)),
+    (4, ("zero3-hybrid", "dp-tp-zero3-sequence", "dp-cp-zero3")),
+    (
+        2,
+        ("1f1b-measured", "1f1b-shared", "1f1b-checkpointing", "zero-bubble-interleaved-untied", "gpipe-breadth-first"),
+    ),
+    (2, ("ddp-codec", "zero3-offload", "zero2-lamb", "zero3-lars", "tp-lamb", "zero3-shared", "tp-untied-grouped")),
+)
+RANKS = ("nccl", "ring", "mesh", "odd", "state", "batch_norm", "average", "replicas", "compress", "tables", "servers")
 BATCH = {"gpt-124m": 64, "gpt-1b": 16}  # rows per step of each recipe
 
 
@@ -152,13 +165,65 @@ def equality(device: torch.device) -> list[Line]:
 
 def tests(device: torch.device) -> list[Line]:
     """`tests/gpu`, where pytest and the checkout's tests are here."""
+    return [ran("tests/gpu", device)]
+
+
+def layouts(device: torch.device) -> list[Line]:
+    """Layouts over NCCL against one process on the CPU: ten steps in float64. On one GPU its ranks take turns."""
+    if device.type == "cpu" or importlib.util.find_spec("pytest") is None:
+        return [Line("layouts", "-", "skipped: needs a GPU and pytest")]
+    os.environ["SPARKRING_TEST_GPU"] = "1"
+    from tests.ranks.cases_mesh import ORACLE, one_process
+    from tests.ranks.conftest import RankForkServer
+    from tests.ranks.layouts import FOUR, TWO
+    from tests.ranks.problem import EXACT, worst_difference
+
+    server, lines = RankForkServer(), []
+    oracles: dict[str, Any] = {}
+    for world, names in LAYOUTS:
+        cases = {name: {2: TWO, 4: FOUR}[world][name] for name in names}
+        with tempfile.TemporaryDirectory() as folder:
+            request = {"world": world, "function": "tests.ranks.cases_mesh:many", "engine": "torch", "out": folder}
+            began = time.perf_counter()
+            code = server.run({**request, "payload": {"cases": cases, "tmp": folder}}, 150)
+            took = f"{time.perf_counter() - began:.0f} s"
+            if code != 0:
+                errors = sorted(Path(folder).glob("*.error"))
+                print(*(path.read_text()[-1500:] for path in errors), file=sys.stderr)
+                last = errors[0].read_text().strip().splitlines()[-1][:200] if errors else "no error was written"
+                lines.append(Line(f"{world} ranks: {', '.join(names)}", "an end", f"{took}: {last}", False))
+                continue
+            found = [torch.load(f"{folder}/{r}.pt", map_location="cpu", weights_only=False) for r in range(world)]
+        for name, case in cases.items():
+            key = str([(k, case.get(k)) for k in sorted(ORACLE)])
+            oracles[key] = oracles.get(key) or one_process(case)
+            far = worst_difference([rank[name] for rank in found], oracles[key])
+            engine = found[0][name]["engine"]
+            lines.append(Line(f"{world} ranks, {engine}: {name}", f"within {EXACT:.0e}", f"{far:.1e}", far < EXACT))
+        lines.append(Line(f"{world} ranks: a launch of {len(names)} layouts", "-", took))
+        print(*lines[-len(names) - 1 :], sep="\n", file=sys.stderr, flush=True)  # the rest may not end
+    server.close()
+    return lines
+
+
+def ranks(device: torch.device) -> list[Line]:
+    """`tests/ranks` on GPUs."""
+    return [ran(f"tests/ranks/test_{name}.py", device) for name in RANKS]
+
+
+def ran(path: str, device: torch.device) -> Line:
+    """How the tests of a file or folder end on GPUs."""
+    if device.type == "cpu":
+        return Line(path, "passed", "skipped: needs a GPU")
     if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("psutil") is None:
-        return [Line("tests/gpu", "passed", "skipped: needs pytest and psutil")]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu"]
+        return Line(path, "passed", "skipped: needs pytest and psutil")
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=short", "-m", "gpu or ranks", path]
     environment = os.environ | {"SPARKRING_TEST_GPU": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    print(done.stdout[-6000:], file=sys.stderr)
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no output"]
-    return [Line("tests/gpu", "passed", lines[-1], done.returncode == 0 if device.type == "cuda" else None)]
+    failed = [line.partition("::")[2].partition(" - ")[0] for line in lines if line.startswith("FAILED")]
+    return Line(path, "passed", "; ".join([lines[-1].strip("= "), *failed]), done.returncode == 0)
 
 
 def transfer(device: torch.device) -> list[Line]:
@@ -172,17 +237,17 @@ def transfer(device: torch.device) -> list[Line]:
     if device.type == "cuda":
         weight = torch.randn(256, 1 << 14, device=device)
 
-        def seconds(source: list[Batch]) -> float:
+        def seconds(source: Callable[[], Iterator[Batch]]) -> float:
             torch.cuda.synchronize()
             began = time.perf_counter()
-            for batch in to_device(iter(source), device, Meter()):
+            for batch in source():
                 batch.columns["x"] @ weight
             torch.cuda.synchronize()
             return time.perf_counter() - began
 
-        resident = [next(to_device(iter([batch]), device, Meter())) for batch in batches]
-        computing = statistics.median(seconds(resident) for _ in range(3))
-        both = statistics.median(seconds(batches) for _ in range(3))
+        resident = list(to_device(iter(batches), device, Meter()))
+        computing = statistics.median(seconds(lambda: iter(resident)) for _ in range(3))
+        both = statistics.median(seconds(lambda: to_device(iter(batches), device, Meter())) for _ in range(3))
         lines.append(Line("computing with transfer over computing alone", "near 1", f"{both / computing:.2f}"))
     return lines
 
@@ -314,31 +379,6 @@ def out_of_memory(device: torch.device) -> list[Line]:
     return [Line("out of memory", "an error", "none", False)]
 
 
-PAIR = """
-import sys
-from datetime import timedelta
-import torch, torch.distributed as dist
-kind, rank, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=timedelta(seconds=60))
-dist.init_process_group("cpu:gloo,cuda:gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-mine = torch.full((1000,), float(rank + 1), device=kind)
-dist.all_reduce(mine)
-assert bool((mine == 3).all()), mine[:4]
-dist.destroy_process_group()
-"""
-
-
-def two_on_one(device: torch.device) -> list[Line]:
-    """Two processes on one device over Gloo, which NCCL refuses."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-c", PAIR, device.type]
-    ranks = [subprocess.Popen([*command, str(rank), port], stderr=subprocess.PIPE, text=True) for rank in range(2)]
-    errors = [rank.communicate()[1].strip().splitlines()[-1:] for rank in ranks]
-    good = all(rank.returncode == 0 for rank in ranks)
-    return [Line("all_reduce of two processes", "3", "3" if good else str(errors), good)]
-
-
 def horovod(device: torch.device) -> list[Line]:
     """Horovod with NCCL, where it was built so."""
     if importlib.util.find_spec("horovod") is None:
@@ -384,10 +424,11 @@ PARTS: dict[str, tuple[Callable[[torch.device], list[Line]], float]] = {
     "recipes": (recipes, 600),
     "loss_chunks": (loss_chunks, 120),
     "out_of_memory": (out_of_memory, 60),
-    "two_on_one": (two_on_one, 120),
     "tf32": (tf32, 60),
     "horovod": (horovod, 60),
+    "layouts": (layouts, 900),
     "tests": (tests, 300),
+    "ranks": (ranks, 3000),
 }
 
 
@@ -472,16 +513,18 @@ def table(part: str, lines: list[Line]) -> str:
     return "\n".join(rows)
 
 
-def run_all(device: str, scale_s: float) -> tuple[str, bool]:
+def run_parts(parts: list[str], device: str, scale_s: float) -> tuple[str, bool]:
     """Run each part in a process of its own: (the rows of the table, whether nothing failed)."""
     rows, good = [], True
-    for part, (_, limit_s) in PARTS.items():
-        command = [sys.executable, __file__, part, "--device", device]
+    for part in parts:
+        limit_s = PARTS[part][1]
+        command = [sys.executable, __file__, part, "--here", "--device", device]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s * scale_s)
             last = (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
             text = done.stdout.strip() or table(part, [Line("the whole part", "an end", last, False)])
             good &= done.returncode == 0
+            print(done.stderr[-8000:], file=sys.stderr, flush=True)
         except subprocess.TimeoutExpired:
             text, good = table(part, [Line("the whole part", f"at most {limit_s:g} s", "no end", False)]), False
         print(text, flush=True)
@@ -491,22 +534,24 @@ def run_all(device: str, scale_s: float) -> tuple[str, bool]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("part", choices=["all", *PARTS])
+    parser.add_argument("parts", nargs="+", choices=["all", *PARTS])
+    parser.add_argument("--here", action="store_true", help="one part, in this process")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--scale", type=float, default=1.0, help="of the limits, for a slow machine")
     parser.add_argument("--out", type=Path, help="file for the table of `all`")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no CUDA device is visible: this benchmark needs one (it ran nothing)")
-    if arguments.part != "all":
-        lines = PARTS[arguments.part][0](torch.device(arguments.device))
-        print(table(arguments.part, lines))
+    parts = list(PARTS) if "all" in arguments.parts else arguments.parts
+    if arguments.here:
+        lines = PARTS[parts[0]][0](torch.device("cuda", 0) if arguments.device == "cuda" else torch.device("cpu"))
+        print(table(parts[0], lines))
         return int(any(line.good is False for line in lines))
-    rows, good = run_all(arguments.device, arguments.scale)
+    rows, good = run_parts(parts, arguments.device, arguments.scale)
     if arguments.out:
         name = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
         head = f"# One device: {name}, torch {torch.__version__}, commit {_commit()}"
-        head += "\n\n`python benchmarks/gpu_session.py all`"
+        head += f"\n\n`python benchmarks/gpu_session.py {' '.join(arguments.parts)}`"
         columns = "| part | what | expected | came | |\n|---|---|---|---|---|"
         arguments.out.write_text(f"{head}\n\n{columns}\n{rows}\n")
     return int(not good)

@@ -30,6 +30,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "data": ("training/data",),
     "etl": ("etl",),
     "fuzz": ("tests/fuzz", "conf"),
+    "gpu": ("training/parallel", "training/models", "training/data/transfer.py"),
     "house": ("training", "pipelines", "etl", "conf"),
     "lag_quality": ("training/tables",),
     "launch": ("training/launch", "pipelines/launch"),

@@ -318,9 +318,10 @@ RULES: tuple[Rule, ...] = (
         "use bf16",
     ),
     Rule(
-        "nccl-two-way-link",
-        lambda f: f.device == "cuda" and f.mesh["pp"] > 1,
-        "parallel.pp={pp} on CUDA: pipelines over NCCL have not been run by this project; use tp, zero or cpu",
+        "nccl-pipelines-side-by-side",
+        lambda f: f.device == "cuda" and f.mesh["pp"] > 1 and f.mesh["dp"] * f.mesh["cp"] * f.mesh["tp"] > 1,
+        "parallel.pp={pp} on CUDA with dp({dp}) * cp({cp}) * tp({tp}): over NCCL this project has run pipelines alone; "
+        "use pp={pp} on {pp} ranks, or tp, zero or cpu",
     ),
 )
 

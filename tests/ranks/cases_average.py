@@ -14,7 +14,7 @@ from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.step import MeshStrategy
 from tests.ranks.cases_mesh import small_gpt, token_batch
-from tests.ranks.problem import CPU, Net, SquaredError, full_state, on_first_rank, rank_part, table_batch
+from tests.ranks.problem import Net, SquaredError, full_state, on_first_rank, rank_device, rank_part, table_batch
 
 DECAY, STEPS, HALF = 0.7, 6, 3
 
@@ -22,7 +22,7 @@ DECAY, STEPS, HALF = 0.7, 6, 3
 def averaging(rank: int, world: int, settings: dict[str, Any], user: bool) -> MeshStrategy:
     """`user`: the model is a user's module, else a GPT."""
     info = RankInfo(rank, world, rank, world)
-    strategy = build_strategy(ParallelConfig(**settings), info, CPU, clip_norm=0.5, ema=DECAY)
+    strategy = build_strategy(ParallelConfig(**settings), info, rank_device(rank, world), clip_norm=0.5, ema=DECAY)
     model, task = (Net().double(), SquaredError()) if user else (small_gpt().double(), LanguageModelTask())
     sample = rank_part(batch_of(0, user), strategy)
     strategy.prepare(model, task, lambda named: build_optimizer(named, OptimConfig(weight_decay=0.1)), sample)

@@ -12,7 +12,7 @@ from torch import nn
 from sparkring.training.data.batch import Batch
 from sparkring.training.parallel.batching import split_batch
 from sparkring.training.parallel.state import model_tensors
-from tests.ranks.problem import SquaredError, full_state, make_strategy, rank_part, table_batch
+from tests.ranks.problem import SquaredError, full_state, make_strategy, on_device, rank_part, table_batch
 
 STEPS, LR = 6, 1e-2
 LAYERS: dict[str, dict[str, Any]] = {
@@ -101,7 +101,9 @@ def trained(rank: int, world: int, case: dict[str, Any], kind: str, rows: int = 
     found: dict[str, Any] = {"exported": full_state(strategy)}
     kept = model_tensors(strategy.prepared.module, strategy.aliases)
     found["kept"] = {name: value.clone() for name, value in kept.items() if "running" in name or "tracked" in name}
-    found["outputs"] = strategy.evaluate(replace(table_batch(99, 16), weight=None))  # the same rows on every rank
+    found["outputs"] = strategy.evaluate(
+        on_device(replace(table_batch(99, 16), weight=None), strategy)
+    )  # the same on every rank
     strategy.data_parallel.close(failed=True)
     return found
 

@@ -18,7 +18,7 @@ from sparkring.training.models.sharding_plan import ShardingPlan
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel.batching import slice_batch
 from tests.ranks.cases_mesh import small_gpt, token_batch
-from tests.ranks.problem import SquaredError, make_strategy, rank_part, table_batch, train
+from tests.ranks.problem import SquaredError, make_strategy, on_device, rank_part, table_batch, train
 
 
 def planned(model: nn.Module, plan: ShardingPlan) -> nn.Module:
@@ -99,7 +99,7 @@ def run_odd(rank: int, world: int, case: dict[str, Any]) -> dict[str, Any]:
     strategy = make_strategy(rank, world, case)
     batches = [table_batch(step, (24, 7)[step % 2]) for step in range(10)]
     result = train(strategy, odd(beside), SquaredError(), batches, uneven=uneven, lr=1e-2)
-    none = strategy.evaluate(slice_batch(batches[0], 0, 0))
+    none = strategy.evaluate(on_device(slice_batch(batches[0], 0, 0), strategy))
     result["no_rows"] = None if none is None else tuple(none.shape)
     strategy.data_parallel.close(failed=True)
     return result

@@ -32,7 +32,7 @@ from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.servers.server import Server, ServerPlace
 from tests.ranks.cases_cost import loopback_bytes
 from tests.ranks.cases_tables import ROWS, STEPS, OnlyTables, Rating, Recommender, rating_batch
-from tests.ranks.problem import CPU, full_state, rank_part
+from tests.ranks.problem import full_state, on_device, rank_device, rank_part
 
 SECRET = b"0123456789abcdef" * 2
 COST_DIM, COST_WIDTH, COST_IDS, COST_STEPS = 16, 1 << 15, 10_000, 3
@@ -79,7 +79,8 @@ def make_recommending(rank: int, world: int, case: dict[str, Any], dtype: torch.
     servers = {"servers": {"per_host": 1, **case.get("servers", {})}} if at is not None else {}
     parallel = ParallelConfig(engine="torch", **servers, **case.get("parallel", {}))
     info = RankInfo(rank, world, rank, world)
-    strategy = build_strategy(parallel, info, CPU, clip_norm=0.5, tables=settings, servers=at)
+    device = rank_device(rank, world)
+    strategy = build_strategy(parallel, info, device, clip_norm=0.5, tables=settings, servers=at)
     torch.manual_seed(7)
     model = Recommender() if case.get("dense", True) else OnlyTables()
     strategy.prepare(model.to(dtype), Rating(), optimizer_of(case))
@@ -136,7 +137,7 @@ def backed(rank: int, world: int, case: dict[str, Any], at: ServersAt) -> dict[s
     norms = []
     for step in range(STEPS):
         part = strategy.take(min(STEPS, (step // 10 + 1) * 10))
-        batch = Batch({}, 0, ROWS, 0) if part is None else part_of(part, strategy.parts, dtype)
+        batch = Batch({}, 0, ROWS, 0) if part is None else on_device(part_of(part, strategy.parts, dtype), strategy)
         strategy.forward_backward(batch)
         if part is not None:
             time.sleep(0.05 if rank == world - 1 else 0.005)
@@ -225,7 +226,7 @@ def one_cost(rank: int, world: int, case: dict[str, Any], at: ServersAt) -> dict
     tables = TableSettings(TablesConfig(), 11, "float32", 5.0)
     parallel = ParallelConfig(engine="torch", servers={"per_host": 1, **case})
     strategy = build_strategy(
-        parallel, RankInfo(rank, world, rank, world), CPU, clip_norm=0.5, tables=tables, servers=at
+        parallel, RankInfo(rank, world, rank, world), rank_device(rank, world), clip_norm=0.5, tables=tables, servers=at
     )
     assert isinstance(strategy, ServersStrategy)
     model = Preferences()

@@ -17,7 +17,7 @@ from sparkring.training.parallel.gradients import REACH_STEPS
 from sparkring.training.parallel.step import MeshStrategy
 from tests.ranks.cases_mesh import small_gpt, token_batch
 from tests.ranks.cases_tower import tower
-from tests.ranks.problem import Net, SquaredError, full_state, make_strategy, rank_part, table_batch
+from tests.ranks.problem import Net, SquaredError, full_state, make_strategy, on_device, rank_part, table_batch
 
 HALF = 4
 
@@ -119,7 +119,7 @@ def evaluated(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for name, settings in payload["cases"].items():
         strategy = prepared(rank, world, settings)
-        rows = token_batch(99, rows=5)
+        rows = on_device(token_batch(99, rows=5), strategy)
         first = strategy.evaluate(rows)
         run_steps(strategy, range(1))
         found[name] = (first, strategy.evaluate(rows), strategy.is_output_rank)

@@ -23,7 +23,7 @@ from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.tables.exchange import Alone
 from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import Table, TableSpec, summed
-from tests.ranks.problem import CPU, full_state, rank_part, table_batch
+from tests.ranks.problem import full_state, rank_device, rank_part, table_batch
 
 STEPS, ROWS = 30, 24
 
@@ -83,7 +83,9 @@ def recommending(rank: int, world: int, case: dict[str, Any], dtype: torch.dtype
     settings = TableSettings(TablesConfig(**case.get("tables", {})), 11, str(dtype).removeprefix("torch."), 5.0)
     parallel = ParallelConfig(**{"engine": "torch", **case.get("parallel", {})})
     info = RankInfo(rank, world, rank, world)
-    strategy = build_strategy(parallel, info, CPU, clip_norm=case.get("clip_norm", 0.5), tables=settings)
+    strategy = build_strategy(
+        parallel, info, rank_device(rank, world), clip_norm=case.get("clip_norm", 0.5), tables=settings
+    )
     torch.manual_seed(7)
     config = OptimConfig(name="sgd", weight_decay=0.0)
     model = Recommender() if case.get("dense", True) else OnlyTables()

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from sparkring.training.parallel.data_parallel.horovod_ring import available
+from tests.ranks.problem import RANKS_ON
 
 HERE = Path(__file__).resolve().parent
 Launch = Callable[..., list[Any]]
@@ -73,7 +74,7 @@ def launch(tmp_path: Path, fork_server: RankForkServer) -> Launch:
         timeout_s: float = 400,
         prefix: tuple[str, ...] = (),
     ) -> list[Any]:
-        if engine == "horovod" and (why := available("cpu")):
+        if engine == "horovod" and (why := available(RANKS_ON)):
             pytest.skip(f"{why}: nothing was checked on Horovod")
         out = tmp_path / f"run{next(runs)}"
         out.mkdir()
@@ -89,6 +90,6 @@ def launch(tmp_path: Path, fork_server: RankForkServer) -> Launch:
             errors = "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(out.glob("*.error")))
             ending = f"no end after {timeout_s} s" if code is None else f"exit code {code}"
             raise RanksFailed(f"{ending}\n{(out / 'log').read_text()[-3000:]}\n{errors}")
-        return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(world)]
+        return [torch.load(out / f"{rank}.pt", map_location="cpu", weights_only=False) for rank in range(world)]
 
     return run

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.ranks.problem import runs_here
+
 ALL_OF_IT = {"compress": {"codec": "topk", "share": 1.0}}  # through a codec that leaves nothing
 PIPE = {"pp": 2, "micro_batches": 2}
 INTERLEAVED = {**PIPE, "schedule": "interleaved", "stages_per_rank": 2}
@@ -88,4 +90,7 @@ HOROVOD: dict[str, dict[str, Any]] = {
     "horovod-zero1": {"engine": "horovod", "zero": 1, "bucket_bytes": 20_000},
 }
 
-BY_LAUNCH = {"two": (2, TWO), "four": (4, FOUR), "eight": (8, EIGHT), "horovod": (3, HOROVOD)}
+BY_LAUNCH = {
+    name: (world, {layout: case for layout, case in cases.items() if runs_here(case, world)})
+    for name, world, cases in (("two", 2, TWO), ("four", 4, FOUR), ("eight", 8, EIGHT), ("horovod", 3, HOROVOD))
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.blocks.train import OptimConfig, ParameterGroup
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
+from sparkring.training.data.transfer import moved
 from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel.batching import part_bounds, slice_batch
@@ -24,6 +26,30 @@ from sparkring.training.parallel.state import TensorInfo, model_tensors, plain_n
 from sparkring.training.parallel.step import MeshStrategy
 
 CPU = torch.device("cpu")
+RANKS_ON = "cuda" if os.environ.get("SPARKRING_TEST_GPU") else "cpu"
+ENGINE = {"cpu": "torch-gloo", "cuda": "torch-nccl"}[RANKS_ON]
+EXACT = {"cpu": 1e-12, "cuda": 1e-9}[RANKS_ON]  # in float64; a GPU's kernels add in another order than the oracle's
+
+
+def runs_here(case: dict[str, Any], world: int) -> bool:
+    """Whether a layout is not refused on the ranks' device: on CUDA a pipeline has all ranks."""
+    return RANKS_ON == "cpu" or case.get("pp", 1) in (1, world)
+
+
+def rank_device(rank: int, world: int) -> torch.device:
+    """The CPU, or with SPARKRING_TEST_GPU the rank's GPU, the first for all where there are fewer than ranks.
+
+    One process is the oracle, on the CPU. NCCL refuses two ranks of one host on one GPU, so each then names a host of
+    its own: they talk over sockets, and the GPU runs their kernels in turn (slow, and the same code).
+    """
+    if RANKS_ON == "cpu" or world == 1:
+        return CPU
+    shared = torch.cuda.device_count() < world
+    if shared:
+        os.environ.update(NCCL_HOSTID=str(rank), NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1", NCCL_MAX_NCHANNELS="1")
+    device = torch.device("cuda", 0 if shared else rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 class Net(nn.Module):
@@ -78,7 +104,11 @@ def rank_part(batch: Batch, strategy: MeshStrategy, uneven: bool = False) -> Bat
     bounds = part_bounds(batch.rows, strategy.data_size)
     if uneven and strategy.data_size > 1:
         bounds = [*part_bounds(batch.rows, strategy.data_size - 1), (batch.rows, batch.rows)]
-    return slice_batch(batch, *bounds[strategy.data_rank])
+    return on_device(slice_batch(batch, *bounds[strategy.data_rank]), strategy)
+
+
+def on_device(batch: Batch, strategy: MeshStrategy) -> Batch:
+    return moved(batch, lambda tensor: tensor.to(strategy.device))
 
 
 def make_strategy(
@@ -86,7 +116,8 @@ def make_strategy(
 ) -> MeshStrategy:
     """`local_size`: as if every so many ranks were on one host."""
     local = local_size or world
-    return build_strategy(ParallelConfig(**settings), RankInfo(rank, world, rank % local, local), CPU, clip_norm=clip)
+    info, device = RankInfo(rank, world, rank % local, local), rank_device(rank, world)
+    return build_strategy(ParallelConfig(**settings), info, device, clip_norm=clip)
 
 
 class Recorder:

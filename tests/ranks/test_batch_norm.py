@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.ranks.cases_batch_norm import LAYERS, by_torch, trained
+from tests.ranks.problem import EXACT
 
 pytestmark = pytest.mark.ranks
 TORCH, HOROVOD = {"engine": "torch"}, {"engine": "horovod"}
@@ -34,11 +35,11 @@ def check(found: list[dict[str, Any]], kind: str, world: int, case: dict[str, An
     outputs = expected.pop("outputs")
     assert set(found[0]["exported"]) == set(expected), "a checkpoint or an exported model is that of plain layers"
     for key, value in expected.items():
-        assert (found[0]["exported"][key] - value).abs().max() <= 1e-12, (name, kind, key)
+        assert (found[0]["exported"][key] - value).abs().max() <= EXACT, (name, kind, key)
     for rank in found:
         for key, value in rank["kept"].items():
-            assert (value - expected[key]).abs().max() <= 1e-12, (name, kind, key)
-        assert (rank["outputs"] - outputs).abs().max() <= 1e-12, (name, kind)
+            assert (value - expected[key]).abs().max() <= EXACT, (name, kind, key)
+        assert (rank["outputs"] - outputs).abs().max() <= EXACT, (name, kind)
 
 
 @pytest.mark.parametrize(("engine", "world"), [("torch", 2), ("torch", 3), ("horovod", 2)])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.ranks.cases_compress import Named, Run, checkpointer, load, resume_elsewhere, still_gradients
+from tests.ranks.problem import EXACT
 from tests.training.parallel.test_compress import CODECS
 
 pytestmark = pytest.mark.ranks
@@ -38,7 +39,7 @@ def test_nothing_of_a_gradient_is_lost_and_all_ranks_end_alike(launch: Any, engi
     for name in cases:
         for found in (rank[name] for rank in ranks):
             gone = plus(found["applied"], found["carried"])
-            assert off({key: gone[key] for key in expected}, expected) < 1e-12, name
+            assert off({key: gone[key] for key in expected}, expected) < EXACT, name
             assert all(not gone[key].any() for key in gone.keys() - expected.keys()), name
             assert off(found["applied"], ranks[0][name]["applied"]) == 0, name
             assert off(found["weights"], ranks[0][name]["weights"]) == 0, name
@@ -82,10 +83,10 @@ def test_residuals_keep_their_sum_in_another_world(
     for found in launch(world, "cases_compress:resume_elsewhere", payload, engine=engine):
         for name, (was, _) in cases.items():
             carried = saved[0][was]["carried"]
-            assert off(found[name]["carried"], carried) < 1e-12 and not found[name]["late"], name
+            assert off(found[name]["carried"], carried) < EXACT and not found[name]["late"], name
             assert found[name]["skipped"] == [True]
             gone = plus(found[name]["applied"], found[name]["left"])
-            assert off(gone, plus(carried, true_gradients(folder, was))) < 1e-12, name
+            assert off(gone, plus(carried, true_gradients(folder, was))) < EXACT, name
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -101,14 +102,14 @@ def test_without_a_codec_the_first_step_takes_what_was_carried(
     carried = saved[0]["int8"]["carried"]
     for rank in found:
         for name in cases:
-            assert off(rank[name]["late"], carried) < 1e-12
+            assert off(rank[name]["late"], carried) < EXACT
             assert "residuals" in rank[name]["parts"], "a checkpoint before that step has them"
             assert set(rank[name]["late_left"]) == carried.keys() - rank[name]["applied"].keys(), (
                 "a skipped step took them"
             )
             if name == "dense":
                 taken = {key: rank[name]["applied"][key] - true for key, true in true_gradients(folder, "int8").items()}
-                assert off(taken, {key: carried[key] for key in taken}) < 1e-12
+                assert off(taken, {key: carried[key] for key in taken}) < EXACT
 
 
 LOCAL = {"engine": "torch", "averaging": {"kind": "local_sgd", "every": 2}}
@@ -129,10 +130,10 @@ def test_replicas_add_what_was_carried_once_and_resume_where_each_of_them_was(
     for name, (was, case) in cases.items():
         found = [rank[name] for rank in ranks][:: 2 if "local_size" in case else 1]  # one of each replica
         carried = saved[0][was]["carried"]
-        assert off(added([each["began"] for each in found]), carried) < 1e-12, name
+        assert off(added([each["began"] for each in found]), carried) < EXACT, name
         mean = {key: t / len(found) for key, t in added([each["once"]["applied"] for each in found]).items()}
         gone = plus(mean, added([each["once"]["waits"] for each in found]))
-        assert off(gone, plus(carried, true_gradients(folder, was))) < 1e-12, name
+        assert off(gone, plus(carried, true_gradients(folder, was))) < EXACT, name
         assert any(each["waits"].keys() != found[0]["waits"].keys() for each in found), "they differ"
         for each in (rank[name] for rank in ranks):
             assert off(each["waits"], each["waits_again"]) == 0, name

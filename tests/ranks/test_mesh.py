@@ -11,10 +11,9 @@ import torch
 from sparkring.training.parallel.compose import TIMEOUT
 from tests.ranks.cases_mesh import ORACLE, bare, one_process
 from tests.ranks.layouts import BY_LAUNCH, HOROVOD, PIPE, TWO
-from tests.ranks.problem import worst_difference
+from tests.ranks.problem import EXACT, worst_difference
 
 pytestmark = pytest.mark.ranks
-TOLERANCE = 1e-12
 
 
 class Results:
@@ -51,7 +50,7 @@ def test_layout_equals_one_process(results: Results, launch: Any, world: str, ca
     ranks = launched(results, launch, world)
     expected = results.oracle(BY_LAUNCH[world][1][case])
     assert expected["infos"][0].grad_norm > 1.0, "clipping at 0.5 must act"
-    assert worst_difference([rank[case] for rank in ranks], expected) < TOLERANCE
+    assert worst_difference([rank[case] for rank in ranks], expected) < EXACT
     if BY_LAUNCH[world][1][case].get("optimizer", "adamw") != "lamb":  # it reads its own count of steps, on the host
         for rank in ranks:  # steps that leave no layer out and no rank without rows
             assert {rank[case]["reads"][step] for step in (2, 6, 8)} == {1}, "the host waits for the norm alone"
@@ -81,7 +80,7 @@ def test_a_gradient_spoiled_by_a_billionth_on_one_rank_is_seen(results: Results,
     ranks = launch(world, "cases_mesh:many", {"cases": cases}, engine="horovod" if name == "horovod" else "torch")
     for case in cases:
         difference = worst_difference([rank[case] for rank in ranks], results.oracle({"steps": 1}))
-        assert difference > 50 * TOLERANCE, case
+        assert difference > 50 * 1e-12, case
 
 
 def displaced(got: dict[str, torch.Tensor], oracle: dict[str, Any]) -> float:

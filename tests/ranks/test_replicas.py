@@ -12,6 +12,7 @@ from sparkring.conf.blocks.launch import AveragingConfig
 from sparkring.training.parallel.averaging.rules import peers_of
 from sparkring.training.parallel.gradients import REACH_STEPS
 from tests.ranks.cases_replicas import Naive
+from tests.ranks.problem import EXACT
 
 pytestmark = pytest.mark.ranks
 TORCH, HOROVOD = {"engine": "torch"}, {"engine": "horovod"}
@@ -45,8 +46,8 @@ def test_an_average_after_every_step_is_the_ring(launch: Any) -> None:
     for name in ("uneven", "momentum"):
         expected = ranks[0][f"ring {name}"]["weights"]
         found = [rank[f"{kind} {name}"] for rank in ranks for kind in ("local_sgd", "diloco")]
-        assert worst(found, "weights", expected) <= 1e-12, name
-        assert worst(found, "evaluated", expected) <= 1e-12, name
+        assert worst(found, "weights", expected) <= EXACT, name
+        assert worst(found, "evaluated", expected) <= EXACT, name
         assert max(float(t.abs().max()) for t in expected.values()) > 0.1
 
 
@@ -59,10 +60,10 @@ def test_a_window_is_each_replicas_own_training(launch: Any) -> None:
         naive = Naive(3, case)
         naive.train(7, average_all if name == "averaged" else Naive.average_weights)
         for number, found in enumerate(rank[name] for rank in ranks):
-            assert worst([found], "weights", naive.named(number)) <= 1e-12, name
+            assert worst([found], "weights", naive.named(number)) <= EXACT, name
             assert found["restored"], name
         means = {key: sum(naive.named(each)[key] for each in range(3)) / 3 for key in naive.named(0)}
-        assert worst([rank[name] for rank in ranks], "evaluated", means) <= 1e-12, name
+        assert worst([rank[name] for rank in ranks], "evaluated", means) <= EXACT, name
         ends[name] = means
         evaluated = [rank[name]["evaluated"] for rank in ranks]
         assert all(torch.equal(each[key], evaluated[0][key]) for each in evaluated for key in each), name
@@ -89,10 +90,10 @@ def test_diloco_is_sgd_with_nesterov_momentum_on_what_a_window_has_moved(launch:
 
     naive.train(7, follow)
     for number, rank in enumerate(ranks):
-        assert worst([rank["diloco"]], "weights", naive.named(number)) <= 1e-12
+        assert worst([rank["diloco"]], "weights", naive.named(number)) <= EXACT
     outer_step()
     expected = dict(zip(naive.named(0), [a.detach() for a in anchor], strict=True))
-    assert worst([rank["diloco"] for rank in ranks], "evaluated", expected) <= 1e-12
+    assert worst([rank["diloco"] for rank in ranks], "evaluated", expected) <= EXACT
 
 
 def test_easgd_and_gossip_are_their_formulas(launch: Any) -> None:
@@ -121,11 +122,11 @@ def test_easgd_and_gossip_are_their_formulas(launch: Any) -> None:
         naive = Naive(3, cases[name])
         naive.train(7, on_window)
         for number, rank in enumerate(ranks):
-            assert worst([rank[name]], "weights", naive.named(number)) <= 1e-12, name
+            assert worst([rank[name]], "weights", naive.named(number)) <= EXACT, name
         expected = {key: sum(naive.named(each)[key] for each in range(3)) / 3 for key in naive.named(0)}
         if name == "easgd":
             expected = dict(zip(naive.named(0), centers, strict=True))
-        assert worst([rank[name] for rank in ranks], "evaluated", expected) <= 1e-12, name
+        assert worst([rank[name] for rank in ranks], "evaluated", expected) <= EXACT, name
         assert all(rank[name]["restored"] for rank in ranks)
 
 
@@ -144,12 +145,12 @@ def test_hosts_are_the_ring_inside_and_replicas_between(launch: Any) -> None:
     naive = Naive(2, cases["two"])
     naive.train(7, Naive.average_weights)
     for number, rank in enumerate(ranks):
-        assert worst([rank["two"]], "weights", naive.named(number // 2)) <= 1e-12
+        assert worst([rank["two"]], "weights", naive.named(number // 2)) <= EXACT
         assert rank["two"]["measured"]["sent_bytes between hosts"] > 0
     for name in ("weights", "evaluated"):
         assert all(torch.equal(rank["one"][name][k], t) for rank in ranks for k, t in rank["ring"][name].items())
     expected = ranks[0]["ring uneven"]["weights"]
-    assert worst([rank["every step"] for rank in ranks], "weights", expected) <= 1e-12
+    assert worst([rank["every step"] for rank in ranks], "weights", expected) <= EXACT
     evaluated = [rank["two"]["evaluated"] for rank in ranks]
     assert all(torch.equal(each[key], evaluated[0][key]) for each in evaluated for key in each)
 
@@ -251,4 +252,4 @@ def test_horovod_averages_too(launch: Any) -> None:
     ranks = launch(2, "cases_replicas:trained", {"cases": cases, "steps": 6}, engine="horovod")
     expected = ranks[0]["ring"]["weights"]
     for name in list(cases)[1:]:
-        assert worst([rank[name] for rank in ranks], "weights", expected) <= 1e-12, name
+        assert worst([rank[name] for rank in ranks], "weights", expected) <= EXACT, name

@@ -10,7 +10,7 @@ import torch
 
 from tests.ranks.cases_ring import one_process
 from tests.ranks.cases_tower import many as tower
-from tests.ranks.problem import table_batch, worst_difference
+from tests.ranks.problem import ENGINE, EXACT, table_batch, worst_difference
 
 pytestmark = pytest.mark.ranks
 
@@ -54,8 +54,8 @@ def test_equals_one_process(launch: Any, launched: dict[str, list[dict[str, Any]
     assert expected["losses"][-1] < expected["losses"][0]
     ranks = [rank[case] for rank in launched[name]]
     assert {rank["axis"] for rank in ranks} == {cases[case][0]}
-    assert {rank["engine"] for rank in ranks} == {{"horovod": "horovod", "torch": "torch-gloo"}[engine]}
-    assert worst_difference(ranks, expected) < 1e-12
+    assert {rank["engine"] for rank in ranks} == {{"horovod": "horovod", "torch": ENGINE}[engine]}
+    assert worst_difference(ranks, expected) < EXACT
 
 
 @pytest.mark.parametrize(("engine", "levels"), [("torch", range(4)), ("horovod", range(2))])
@@ -67,7 +67,7 @@ def test_buffers_become_the_first_ranks(launch: Any, engine: str, levels: range)
     cases = {f"zero {level}": {**own, "zero": level} for level in levels}
     for rank in launch(2, "cases_ring:running_means", {"cases": cases}, engine=engine):
         for name in cases:
-            assert torch.allclose(rank[name], alone.running_mean, rtol=0, atol=1e-12), name
+            assert torch.allclose(rank[name], alone.running_mean, rtol=0, atol=EXACT), name
 
 
 def test_a_users_model_with_a_table_is_cut_over_pipeline_and_tensor_ranks(launch: Any) -> None:
@@ -79,4 +79,4 @@ def test_a_users_model_with_a_table_is_cut_over_pipeline_and_tensor_ranks(launch
     expected = tower(0, 1, {"cases": {"one": {}}})["one"]
     ranks = launch(2, "cases_tower:many", {"cases": cases})
     for name in cases:
-        assert worst_difference([rank[name] for rank in ranks], expected) < 1e-12, name
+        assert worst_difference([rank[name] for rank in ranks], expected) < EXACT, name

@@ -11,7 +11,7 @@ import torch
 
 from sparkring.training.data.batch import Batch, Part, Ragged
 from tests.ranks.cases_servers import make_recommending, part_of, trained
-from tests.ranks.problem import full_state
+from tests.ranks.problem import EXACT, full_state
 from tests.ranks.test_tables import whole
 
 pytestmark = pytest.mark.ranks
@@ -62,7 +62,7 @@ def test_ranks_on_servers_with_bound_0_are_one_process(
         assert parts[0]["skipped"] == expected["skipped"] and sum(expected["skipped"]) == 1, name
         assert np.allclose(parts[0]["losses"], expected["losses"], rtol=0, atol=1e-4, equal_nan=True), name
         assert np.nanmax(expected["norms"]) > 0.5, "nothing was clipped"
-        assert difference(parts, expected) < TOLERANCE.get(name, 1e-12), name
+        assert difference(parts, expected) < TOLERANCE.get(name, EXACT), name
         for count in parts[0]["counts"]:
             assert count["gaps"] == {"0": 30 * ranks} and count["not_finite"] == {"0": 1}, name
 
@@ -117,7 +117,7 @@ def test_with_backup_workers_a_step_is_one_process_on_the_rows_that_counted(
             dumps = {key: vars(each.table.dump(each.own_buckets)) for key, each in alone.tables.tables.items()}
             one, many = whole([{"tables": dumps}], table), whole(parts, table)
             assert many["ids"].tolist() == one["ids"].tolist() and (many["counts"] == one["counts"]).all(), table
-            assert float(np.abs(many["rows"] - one["rows"]).max()) < 1e-12, table
+            assert float(np.abs(many["rows"] - one["rows"]).max()) < EXACT, table
         for key, value in full_state(alone).items():
-            assert (parts[0]["dense"][key] - value).abs().max() < 1e-12, key
+            assert (parts[0]["dense"][key] - value).abs().max() < EXACT, key
         assert int(parts[0]["counts"][0]["late"][str(ranks - 1)]) >= 2, "the slow rank was never late"

@@ -11,6 +11,7 @@ import torch
 
 from sparkring.training.tables.hashing import BUCKETS, hash_of
 from tests.ranks.cases_tables import lagged, recommending, trained
+from tests.ranks.problem import EXACT
 
 pytestmark = pytest.mark.ranks
 RULES: dict[str, dict[str, Any]] = {
@@ -83,7 +84,7 @@ def test_a_table_on_ranks_is_the_table_of_one_process(
 ) -> None:
     found = launch(world, "cases_tables:many", {"cases": cases}, engine=engine)
     for name, case in cases.items():
-        settings, within = case["tables"], TOLERANCE.get(name, 1e-12)
+        settings, within = case["tables"], TOLERANCE.get(name, EXACT)
         plain = {key: value for key, value in settings.items() if key not in ("place", "wire")}
         expected = alone(case.get("dtype", "float64"), case.get("dense", True), **plain)
         parts = [rank[name] for rank in found]
@@ -139,12 +140,12 @@ def test_a_lag_on_ranks_is_that_of_one_process_and_two_runs_are_equal_in_bits(
         for table in ("users", "tags"):
             one, many = whole([expected], table), whole(parts, table)
             assert many["ids"].tolist() == one["ids"].tolist(), (name, table)
-            assert np.abs(many["rows"] - one["rows"]).max() < 1e-12, (name, table)
+            assert np.abs(many["rows"] - one["rows"]).max() < EXACT, (name, table)
             assert (many["counts"] == one["counts"]).all() and (many["seen"] == one["seen"]).all(), (name, table)
             other = whole([rank[name] for rank in again], table)
             assert all((other[key] == many[key]).all() for key in many), (name, table)
         for key, value in expected["dense"].items():
-            assert torch.allclose(parts[0]["dense"][key], value, rtol=0, atol=1e-12), (name, key)
+            assert torch.allclose(parts[0]["dense"][key], value, rtol=0, atol=EXACT), (name, key)
             assert torch.equal(parts[0]["dense"][key], again[0][name]["dense"][key]), (name, key)
         outputs = torch.cat([part["outputs"] for part in parts])
         assert torch.allclose(outputs, expected["outputs"], rtol=0, atol=1e-11), name
@@ -154,5 +155,5 @@ def test_a_lag_makes_another_table() -> None:
     """Else the test above could not see it."""
     for settings in ({"optimizer": "rowwise_adagrad"}, {"optimizer": "adam"}):
         tables = [whole([lagged(behind, {"tables": settings})], "users")["rows"][:, :4] for behind in range(3)]
-        assert np.abs(tables[0] - whole([alone("float64", **settings)], "users")["rows"][:, :4]).max() < 1e-12
+        assert np.abs(tables[0] - whole([alone("float64", **settings)], "users")["rows"][:, :4]).max() < EXACT
         assert min(np.abs(tables[0] - tables[1]).max(), np.abs(tables[1] - tables[2]).max()) > 1e-3

@@ -39,7 +39,8 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     return value
 
 
-def _moved(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+def moved(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """The batch with `change` applied to its tensors; what the host reads stays on the host."""
     columns, weight = map_tensors(batch.columns, change), map_tensors(batch.weight, change)
     host = batch.columns if batch.host_columns is None else batch.host_columns
     return replace(batch, columns=columns, weight=weight, host_columns=host)  # ids stay: the audit runs on the host
@@ -48,9 +49,9 @@ def _moved(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batc
 def _plain(batches: Iterator[Batch], device: torch.device, meter: Meter) -> Iterator[Batch]:
     for batch in batches:
         began = time.perf_counter()
-        moved = _moved(batch, lambda t: t.to(device))
+        there = moved(batch, lambda t: t.to(device))
         meter.add("transfer", time.perf_counter() - began)
-        yield moved
+        yield there
 
 
 def staged(batches: Iterator[Batch], send: Callable[[Batch], T]) -> Generator[T, None, None]:
@@ -73,14 +74,14 @@ def _cuda(batches: Iterator[Batch], device: torch.device, meter: Meter) -> Itera
 
     def send(batch: Batch) -> tuple[Batch, Batch, torch.cuda.Event]:
         began = time.perf_counter()
-        pinned = replace(_moved(batch, lambda t: t.pin_memory()), host_columns=None)  # the pinned ones are kept
+        pinned = replace(moved(batch, lambda t: t.pin_memory()), host_columns=None)  # the pinned ones are kept
         with torch.cuda.device(device), torch.cuda.stream(side):  # set per thread
-            moved, copied = _moved(pinned, lambda t: t.to(device, non_blocking=True)), torch.cuda.Event()
+            there, copied = moved(pinned, lambda t: t.to(device, non_blocking=True)), torch.cuda.Event()
             copied.record(side)
         meter.add("transfer", time.perf_counter() - began)
-        return moved, pinned, copied
+        return there, pinned, copied
 
-    for moved, _, copied in staged(batches, send):
+    for there, _, copied in staged(batches, send):
         current = torch.cuda.current_stream(device)
         current.wait_event(copied)
 
@@ -89,4 +90,4 @@ def _cuda(batches: Iterator[Batch], device: torch.device, meter: Meter) -> Itera
             tensor.record_stream(stream)
             return tensor
 
-        yield _moved(moved, mark)
+        yield moved(there, mark)

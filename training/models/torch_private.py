@@ -247,7 +247,14 @@ def fsdp_groups(module: nn.Module | FSDPModule) -> list[Any]:
     """fully_shard's parameter groups of one module it was called on."""
     from torch.distributed.fsdp import fully_shard
 
-    groups: list[Any] = fully_shard.state(module)._fsdp_param_groups  # type: ignore[attr-defined]
+    return _groups_of(fully_shard.state(module))  # type: ignore[attr-defined]
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """A module's parameter groups; torch 2.11 has one or none."""
+    groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
     return groups
 
 
@@ -279,19 +286,25 @@ def has_gradient(record: Any) -> bool:
     )
 
 
-def unify_gradient_dtypes(records: Iterable[Any]) -> None:
-    """Bring the gradients of one group to the dtype of the reduction, which takes no mixture.
+def complete_gradients(records: Iterable[Any]) -> None:
+    """Give every parameter of one group a gradient, all of one dtype; zeros where this rank's rows reached none.
 
-    Those that several passes have summed are in it; those that the last pass alone has reached, or none, are not.
+    Else each rank would reduce only what its own rows have reached. Those that several passes have summed are in the
+    dtype of the reduction, those that the last pass alone has reached are not, and it takes no mixture.
     """
     records = list(records)
     for record in records:
         record.accumulate_unsharded_grad_if_needed()
-    if any(record.unsharded_accumulated_grad is not None for record in records):
-        for record in records:
+    is_summed = any(record.unsharded_accumulated_grad is not None for record in records)
+    for record in records:
+        if is_summed:
             record.to_accumulated_grad_if_needed()
-            if record.unsharded_accumulated_grad is None and record._unsharded_param.grad is None:
-                record.unsharded_accumulated_grad = torch.zeros_like(record._unsharded_param, dtype=record.reduce_dtype)
+        if record.unsharded_accumulated_grad is not None or record._unsharded_param.grad is not None:
+            continue
+        if is_summed:
+            record.unsharded_accumulated_grad = torch.zeros_like(record._unsharded_param, dtype=record.reduce_dtype)
+        else:
+            record._unsharded_param.grad = torch.zeros_like(record._unsharded_param)
 
 
 def run_backward_hooks(root: FSDPModule) -> None:
@@ -299,13 +312,13 @@ def run_backward_hooks(root: FSDPModule) -> None:
     from torch.distributed.fsdp import fully_shard
 
     state = fully_shard.state(root)  # type: ignore[attr-defined]
-    inner = [g for s in state._state_ctx.all_states if s is not state for g in s._fsdp_param_groups]
-    for group in state._fsdp_param_groups:
+    inner = [g for s in state._state_ctx.all_states if s is not state for g in _groups_of(s)]
+    for group in _groups_of(state):
         group.pre_backward(True)
     for group in reversed(inner):
         group.pre_backward(True)
         group.post_backward()
-    for group in state._fsdp_param_groups:
+    for group in _groups_of(state):
         group.post_backward()
     state._root_post_backward_final_callback()
 
@@ -316,6 +329,6 @@ def reduce_after_split_backward(root: FSDPModule) -> None:
 
     state = fully_shard.state(root)  # type: ignore[attr-defined]
     for each in state._state_ctx.all_states:
-        for group in each._fsdp_param_groups:
+        for group in _groups_of(each):
             group.post_backward()
     state._root_post_backward_final_callback()

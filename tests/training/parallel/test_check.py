@@ -64,8 +64,8 @@ APPLIES: dict[str, tuple[int, dict[str, Any], str]] = {
     "servers-backup-bound": (4, {"servers": {"per_host": 1, "bound": 1, "backup": 1}}, "cpu"),
     "servers-backup-alone": (1, {"servers": {"per_host": 1, "backup": 1}}, "cpu"),
     "servers-lag-bound": (4, {"servers": {"per_host": 1, "bound": 1, "max_lag": 9}}, "cpu"),
+    "nccl-pipelines-side-by-side": (4, {"pp": 2}, "cuda"),
     "half-messages-on-cpu": (2, {"pp": 2, "precision": "fp16"}, "cpu"),
-    "nccl-two-way-link": (2, {"pp": 2}, "cuda"),
 }
 
 

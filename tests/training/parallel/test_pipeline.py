@@ -33,10 +33,15 @@ class Loopback:
         self.sent: dict[int, torch.Tensor] = {}
 
     def send(self, x: torch.Tensor, message: Any) -> None:
-        self.sent[message.tag] = x.detach()
+        self.sent[message.number] = x.detach()
 
     def receive(self, message: Any) -> torch.Tensor:
-        return self.sent.pop(message.tag)
+        return self.sent.pop(message.number)
+
+    def begin(self, incoming: Any) -> None: ...
+
+    def peer(self, message: Any) -> int:
+        return 0
 
     def expect(self, message: Any) -> None: ...
 
@@ -60,8 +65,7 @@ def test_a_pipeline_gives_the_gradients_of_the_whole_model(schedule: str, stages
     names = layer_names(model)
     cut = partition(names, estimated_costs(model, names), stages)
     parts: dict[int, nn.Module] = {number: PipelineStage(model, part) for number, part in enumerate(cut)}
-    (actions,) = schedule_table(schedule, 1, 4, stages)
-    pipeline = Pipeline(actions, parts, stages, Loopback())  # type: ignore[arg-type]
+    pipeline = Pipeline(schedule_table(schedule, 1, 4, stages), 0, parts, stages, Loopback())  # type: ignore[arg-type]
     last: list[bool] = []
 
     def loss(outputs: torch.Tensor, part: Batch) -> tuple[torch.Tensor, torch.Tensor]:

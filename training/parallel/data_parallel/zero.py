@@ -34,6 +34,7 @@ from torch.distributed.fsdp import (
 
 from sparkring.training.models.sharding_plan import ShardingPlan, plan_of
 from sparkring.training.models.torch_private import (
+    complete_gradients,
     flattened,
     fsdp_groups,
     fsdp_parameters,
@@ -41,7 +42,6 @@ from sparkring.training.models.torch_private import (
     has_gradient,
     reduce_after_split_backward,
     run_backward_hooks,
-    unify_gradient_dtypes,
     was_gathered,
 )
 from sparkring.training.parallel.data_parallel.base import DataParallel
@@ -210,7 +210,6 @@ class TorchZero(DataParallel):
         )
         assert isinstance(sharded, FSDPModule)
         sharded.set_force_sum_reduction_for_comms(True)
-        sharded.set_reduce_scatter_unused_params(True)  # else each rank would reduce only what its own rows reached
         for group in fsdp_groups(sharded):
             group.post_backward = partial(self._post_backward, len(self.roots), group, group.post_backward)
         if device_backend(self.device, self.mesh.get_group(self.mesh.ndim - 1)) == "gloo":
@@ -224,7 +223,7 @@ class TorchZero(DataParallel):
         if self.has_rows:
             self.reached.update(record for record in group.fsdp_params if has_gradient(record))
         if group.reduce_grads:
-            unify_gradient_dtypes(r for r in group.fsdp_params if was_gathered(r) and r.sharded_param.requires_grad)
+            complete_gradients(r for r in group.fsdp_params if was_gathered(r) and r.sharded_param.requires_grad)
         post_backward(*unused)
 
     def _records(self) -> Iterator[Any]:

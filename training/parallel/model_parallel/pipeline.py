@@ -26,8 +26,9 @@ from sparkring.training.models.sharding_plan import required_plan
 from sparkring.training.models.torch_private import stage_backward_input, stage_backward_weight
 from sparkring.training.parallel.batching import pad_rows, slice_batch
 from sparkring.training.parallel.model_parallel.p2p import StageChannel, StageMessage
-from sparkring.training.parallel.model_parallel.schedules import Action, balance
+from sparkring.training.parallel.model_parallel.schedules import Action, Table, balance
 
+Sent = tuple[bool, int, int]  # whether a message is a gradient, its boundary (after that stage), its micro-batch
 AHEAD = 2  # actions whose messages are received while this one computes
 
 
@@ -131,28 +132,42 @@ class PassFunctions:
     )
 
 
+def sent_to(rank: int, table: Table, peer: int, stages: int) -> list[Sent]:
+    """What `peer` sends to `rank` in a pass, in order: an activation after each F, a gradient after each B or I."""
+    found: list[Sent] = []
+    for kind, stage, micro in table[peer]:
+        if kind == "F" and stage < stages - 1 and (stage + 1) % len(table) == rank:
+            found.append((False, stage, micro))
+        if kind in "BI" and stage > 0 and (stage - 1) % len(table) == rank:
+            found.append((True, stage - 1, micro))
+    return found
+
+
 class Pipeline:
     """This rank's stages, and its part of a schedule's table."""
 
     def __init__(
         self,
-        actions: list[Action],
+        table: Table,
+        rank: int,
         stages: dict[int, nn.Module],
         stage_count: int,
         channel: StageChannel,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Args:
-        actions: this rank's, in order.
+        table: each rank's actions, in order.
+        rank: this one, of the pipeline.
         stages: this rank's, by number.
         stage_count: of all ranks.
         channel: to the other stages.
         autocast: context around every forward.
         """
-        self.actions, self.stages, self.stage_count = actions, stages, stage_count
+        self.actions, self.stages, self.stage_count = table[rank], stages, stage_count
         self.channel, self.autocast = channel, autocast
-        self.micro_batches = 1 + max(action.micro for action in actions)
-        self.last_backward = {a.stage: a for a in actions if a.kind in "BW"}
+        self.incoming = {peer: sent_to(rank, table, peer, stage_count) for peer in range(len(table))}
+        self.micro_batches = 1 + max(action.micro for action in self.actions)
+        self.last_backward = {a.stage: a for a in self.actions if a.kind in "BW"}
         self.seconds: dict[str, float] = {}  # of all passes but the first, which sets up: whole, and at work
 
     def train(self, batch: Batch, functions: PassFunctions) -> torch.Tensor:
@@ -163,6 +178,7 @@ class Pipeline:
         micros = [slice_batch(batch, i * rows, (i + 1) * rows) for i in range(self.micro_batches)]
         saved: dict[tuple[int, int], list[Any]] = {}  # (stage, micro-batch) -> input and output, or the half backward
         total = torch.zeros((), dtype=torch.float64, device=self.channel.device)
+        self.channel.begin({p: [self._incoming(s, rows) for s in sent] for p, sent in self.incoming.items()})
         for number, action in enumerate(self.actions):
             for later in self.actions[number : number + 1 + AHEAD]:
                 if (message := self._awaited(later, rows)) is not None:
@@ -192,13 +208,19 @@ class Pipeline:
         """The gradient of that activation."""
         return StageMessage(to_stage, (boundary, rows, "grad"), (boundary * self.micro_batches + micro) * 2 + 1)
 
+    def _incoming(self, sent: Sent, rows: int) -> StageMessage:
+        is_gradient, boundary, micro = sent
+        if is_gradient:
+            return self._gradient(boundary, micro, rows, boundary + 1)
+        return self._activation(boundary, micro, rows, boundary)
+
     def _awaited(self, action: Action, rows: int) -> StageMessage | None:
         """What the action waits for: the activation of the stage before, or the gradient of the stage after."""
         kind, stage, micro = action
         if kind == "F" and stage > 0:
-            return self._activation(stage - 1, micro, rows, stage - 1)
+            return self._incoming((False, stage - 1, micro), rows)
         if kind in "BI" and stage < self.stage_count - 1:
-            return self._gradient(stage, micro, rows, stage + 1)
+            return self._incoming((True, stage, micro), rows)
         return None
 
     def _forward(
@@ -248,9 +270,11 @@ class Pipeline:
 
     def evaluate(self, x: torch.Tensor) -> Any:
         """Outputs if the last stage is here, else None; `x` is the model's input, on every rank."""
+        before = {index: self._activation(index - 1, 0, None, index - 1) for index in sorted(self.stages) if index > 0}
+        self.channel.begin({self.channel.peer(message): list(before.values()) for message in before.values()})
         for index, stage in sorted(self.stages.items()):
             if index > 0:
-                x = self.channel.receive(self._activation(index - 1, 0, None, index - 1))
+                x = self.channel.receive(before[index])
             with self.autocast():
                 x = stage(x)
             if index < self.stage_count - 1:

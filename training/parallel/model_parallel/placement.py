@@ -20,7 +20,7 @@ from sparkring.training.parallel.dtensor import finalize_partial_grad, local_ten
 from sparkring.training.parallel.equivalence import close, few_rows, partition_problem
 from sparkring.training.parallel.model_parallel.blocks import checkpoint_blocks
 from sparkring.training.parallel.model_parallel.context import AllToAllCore, apply_context, gather_sequence
-from sparkring.training.parallel.model_parallel.p2p import StageChannel
+from sparkring.training.parallel.model_parallel.p2p import Links, StageChannel
 from sparkring.training.parallel.model_parallel.pipeline import (
     Pipeline,
     PipelineStage,
@@ -33,7 +33,7 @@ from sparkring.training.parallel.model_parallel.pipeline import (
 from sparkring.training.parallel.model_parallel.schedules import schedule_table
 from sparkring.training.parallel.model_parallel.tensor import apply_tensor, gathered, vocabulary_parallel_loss
 from sparkring.training.parallel.precision import DTYPES, autocast
-from sparkring.training.parallel.process_groups import RankContext
+from sparkring.training.parallel.process_groups import RankContext, device_backend
 from sparkring.training.parallel.state import plain_name
 
 log = logging.getLogger(__name__)
@@ -153,8 +153,9 @@ class MeshPlacement(ModelPlacement):
                 checkpoint_blocks(mine[index])
             for name in stages[index]:
                 add_submodule(local, name, mine[index].get_submodule(name))
-        channel = StageChannel(self.context.axis("pp").get_group(), ranks, self.context.device)
-        self.pipeline = Pipeline(table[self.at.pp], mine, len(stages), channel, self._autocast)
+        column = self.mesh.ranks_along("pp", self.context.rank)
+        channel = StageChannel(self._links(), self.at.pp, column, self.context.device)
+        self.pipeline = Pipeline(table, self.at.pp, mine, len(stages), channel, self._autocast)
         return local
 
     def _tie(self, model: nn.Module, stages: list[list[str]]) -> None:
@@ -169,14 +170,22 @@ class MeshPlacement(ModelPlacement):
             ranks = sorted({rank for _, rank in shared})
             if len(ranks) == 1:
                 continue
-            group = self._tie_group(ranks)
+            group = self._pipeline_group(ranks)
             mine = [name for name, rank in shared if rank == self.at.pp]
             if mine:
                 self.ties.append((mine[0], group))
             if self.at.pp != shared[0][1]:
                 self.uncounted.update(mine)
 
-    def _tie_group(self, pipeline_ranks: list[int]) -> dist.ProcessGroup:
+    def _links(self) -> Links:
+        """The group of each direction between neighbors of this rank's pipeline: p2p.py says why. Collective."""
+        ranks = range(self.mesh.pp)
+        pairs = sorted({pair for r in ranks for pair in ((r, (r + 1) % len(ranks)), ((r + 1) % len(ranks), r))})
+        if self.context.device.type == "meta" or device_backend(self.context.device) == "gloo":
+            return dict.fromkeys(pairs, self.context.axis("pp").get_group())
+        return {pair: self._pipeline_group(sorted(pair)) for pair in pairs}
+
+    def _pipeline_group(self, pipeline_ranks: list[int]) -> dist.ProcessGroup:
         """Make the group of each pipeline's ranks; returns the one this rank is in, if any. Collective."""
         mine = None
         for first in range(self.mesh.world):
