@@ -69,11 +69,27 @@ def _descendants() -> set[tuple[int, float]]:
     return found
 
 
+def _job_properties() -> set[str]:
+    """What this thread says of its Spark jobs, such as their description: the session keeps it from test to test."""
+    pyspark = sys.modules.get("pyspark.core.context")
+    if pyspark is None or (context := pyspark.SparkContext._active_spark_context) is None:
+        return set()
+    from py4j.protocol import Py4JError
+
+    try:
+        properties = context._jsc.sc().getLocalProperties()
+        return {str(name) for name in properties.stringPropertyNames().toArray() if properties.getProperty(name)}
+    except Py4JError:  # its JVM was killed by the test
+        return set()
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
-    """A test that leaks environment variables or processes fails, named, instead of poisoning the next one."""
-    environment, processes = dict(os.environ), _descendants()
+    """A test that leaks environment variables, processes, or what it says of Spark jobs fails, named, instead of
+    poisoning the next one."""
+    environment, processes, properties = dict(os.environ), _descendants(), _job_properties()
     yield
+    said = _job_properties() - properties
     changed = {k for k in environment.keys() | os.environ.keys() if environment.get(k) != os.environ.get(k)}
     sklearn_sets = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}  # when it is imported
     changed -= (
@@ -93,6 +109,7 @@ def leaves_nothing_behind() -> Iterator[None]:
             continue
     assert not names, f"the test left processes behind: {names}"
     assert not changed, f"the test changed environment variables: {sorted(changed)}"
+    assert not said, f"the test left properties of Spark jobs: {sorted(said)}"
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ def test_columns_are_foreseen_with_their_types(spark: Any, tmp_path: Any) -> Non
 @pytest.mark.spark
 def test_nothing_is_run_to_foresee_a_trial(spark: Any, tmp_path: Any) -> None:
     context = spark.sparkContext
-    context.setJobGroup("foreseen", "a trial")
+    context.setLocalProperty("spark.jobGroup.id", "foreseen")
     try:
         view = etl("SELECT a.*, b.s FROM a JOIN b ON a.id = b.id", limit_rows=10)
         assert analyze(spark, view, [], {}, open_storage(str(tmp_path))) is not None
