@@ -379,6 +379,31 @@ def out_of_memory(device: torch.device) -> list[Line]:
     return [Line("out of memory", "an error", "none", False)]
 
 
+PAIR = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+kind, rank, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=timedelta(seconds=60))
+dist.init_process_group("cpu:gloo,cuda:gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+mine = torch.full((1000,), float(rank + 1), device=kind)
+dist.all_reduce(mine)
+assert bool((mine == 3).all()), mine[:4]
+dist.destroy_process_group()
+"""
+
+
+def two_on_one(device: torch.device) -> list[Line]:
+    """Two processes on one device over Gloo."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-c", PAIR, device.type]
+    ranks = [subprocess.Popen([*command, str(rank), port], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    errors = [rank.communicate()[1].strip().splitlines()[-1:] for rank in ranks]
+    good = all(rank.returncode == 0 for rank in ranks)
+    return [Line("all_reduce of two processes", "3", "3" if good else str(errors), good)]
+
+
 def horovod(device: torch.device) -> list[Line]:
     """Horovod with NCCL, where it was built so."""
     if importlib.util.find_spec("horovod") is None:
@@ -424,6 +449,7 @@ PARTS: dict[str, tuple[Callable[[torch.device], list[Line]], float]] = {
     "recipes": (recipes, 600),
     "loss_chunks": (loss_chunks, 120),
     "out_of_memory": (out_of_memory, 60),
+    "two_on_one": (two_on_one, 120),
     "tf32": (tf32, 60),
     "horovod": (horovod, 60),
     "layouts": (layouts, 900),
