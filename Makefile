@@ -3,6 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 export MLFLOW_DISABLE_TELEMETRY := true
+unexport PYTHONDONTWRITEBYTECODE  # each command and each rank would compile our files again
 ARGS ?=
 JOBS ?= 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -21,6 +22,8 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 if not os.environ.get("SPARKRING_TEST_GPU"):  # ranks with device `auto` would take them: results of tests are the CPU's
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+# Of all that tests start: a thread of OpenMP that waits for others gives its core away, as in our ranks.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 ROOT = Path(__file__).resolve().parent.parent
 # Both of hypothesis' limits are durations, and a fixture of one folder for all examples is what our tests want.
 hypothesis.settings.register_profile(
@@ -46,6 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need a GPU, or Horovod, are skipped where there is none, and say so."""
     import torch
 
+    torch.set_num_threads(1)  # threads that wait for each other took most of the time of tests with tiny models
     missing = {}
     if not torch.cuda.is_available():
         missing["gpu"] = "torch sees no GPU (tests look for one with `make test-gpu` only)"
@@ -146,3 +150,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that was imported out of later collections: torch, MLflow and thousands of tests take half a second."""
+    gc.collect()
+    gc.freeze()

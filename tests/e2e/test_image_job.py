@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +21,11 @@ from sparkring.conf.storage import open_storage
 from sparkring.pipelines.evaluation.multiclass import multiclass_scores
 from sparkring.pipelines.serving import TRUSTED, _load_pyfunc
 from sparkring.training.result import MODEL, read_result
+from tests.e2e.commands import run_here
 
 pytestmark = pytest.mark.spark
-ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("blue", "green", "red")
-COUNT, LIMIT_S = 180, 300
+COUNT = 180
 MODULE = """
 import torch
 from torch import nn
@@ -99,11 +96,13 @@ def encoded(color: tuple[int, int, int]) -> bytes:
     return out.getvalue()
 
 
-def test_images_become_a_model_that_is_served_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_become_a_model_that_is_served_their_bytes(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_files(tmp_path)
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    command = [sys.executable, "-m", "sparkring.pipelines.cli", "run", "photos.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spark.sparkContext.addPyFile(str(tmp_path / "cnn_of_test.py"))
+    done = run_here(tmp_path, "run", "photos.yaml")
     assert done.returncode == 0, done.stderr[-3000:]
     (run,) = [path.parent for path in tmp_path.glob("data/runs/photos/*/summary.json")]
     result = read_result(open_storage(str(run)))
@@ -114,7 +113,6 @@ def test_images_become_a_model_that_is_served_their_bytes(tmp_path: Path, monkey
     assert groups["new"].scores["accuracy"] == ours["accuracy"]
     assert "each by its weight, the column trust" in (run / "report.html").read_text()
 
-    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv(TRUSTED, "cnn_of_test")
     model = _load_pyfunc(str(run / "model"))
     shown = pd.DataFrame({"content": [encoded((200, 50, 50)), encoded((50, 50, 200))]})

@@ -1,4 +1,7 @@
-"""`sparkring` as a user runs it: processes, exit codes, MLflow, a user's own table and model (examples/own_table)."""
+"""`sparkring` as a user runs it: processes, exit codes, MLflow, a user's own table and model (examples/own_table).
+
+Commands whose process is not the claim run in this one: Java and the imports take longer than what they do.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from mlflow import MlflowClient
 
 from sparkring.etl.raw import unpack_flights
 from sparkring.pipelines.portable.check import ask, data_folder, import_problem
+from tests.e2e.commands import run_here
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "own_table"
@@ -42,6 +46,9 @@ class Workplace:
         return subprocess.run(
             self.command(*words), cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=LIMIT_S
         )
+
+    def run_here(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return run_here(self.folder, *words)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         log = (self.folder / "started.log").open("w")
@@ -76,10 +83,13 @@ class Workplace:
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+def workplace(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     folder = tmp_path_factory.mktemp("workplace")
     unpack_flights(folder / "data/raw/flights")
-    yield Workplace(folder)
+    spark.sparkContext.addPyFile(str(EXAMPLE / "my_model.py"))  # for ranks of the suite's session
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(EXAMPLE))
+        yield Workplace(folder)
 
 
 RECIPE = str(EXAMPLE / "weather.yaml")
@@ -173,12 +183,12 @@ def test_the_registered_model_predicts_its_own_sample(
 def test_every_row_was_consumed_once(workplace: Workplace, finished: subprocess.CompletedProcess[str]) -> None:
     assert finished.returncode == 0
     folder = f"data/runs/weather/{workplace.record()['folder']}"
-    proof = workplace.run("audit", folder)
+    proof = workplace.run_here("audit", folder)
     assert proof.returncode == 0 and proof.stdout.count("exactly once, 134 left out") == 2, proof.stdout + proof.stderr
     victim = sorted((workplace.folder / folder / "audit").rglob("*.ids"))[0]
     content = victim.read_bytes()
     victim.write_bytes(content[:-8] + (7).to_bytes(8, "little"))  # one row twice, another never
-    spoiled = workplace.run("audit", folder)
+    spoiled = workplace.run_here("audit", folder)
     victim.write_bytes(content)
     assert spoiled.returncode == 3 and "more than once" in spoiled.stdout
 
@@ -187,7 +197,7 @@ def test_the_runs_step_times_say_what_slow_ranks_cost(
     workplace: Workplace, finished: subprocess.CompletedProcess[str]
 ) -> None:
     assert finished.returncode == 0
-    said = workplace.run("plan", "stragglers", f"data/runs/weather/{workplace.record()['folder']}")
+    said = workplace.run_here("plan", "stragglers", f"data/runs/weather/{workplace.record()['folder']}")
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith("2 ranks, ") and "servers, bound 1" in said.stdout, said.stdout
 
@@ -231,12 +241,14 @@ def test_a_killed_job_is_closed_by_the_next_and_continued_by_the_same_command(
     """SIGKILL, another job, the same command again, SIGTERM to the process group, as `timeout` and systemd send it."""
     assert finished.returncode == 0
     process = begin_training(workplace)
+    family = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
     killed = workplace.record()
     assert killed["status"] == "running"
-    wait_until_gone(process.pid)
-    assert workplace.run("etl", RECIPE).returncode == 0
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive, "ranks or the JVM outlived a driver that was killed"
+    assert workplace.run_here("etl", RECIPE).returncode == 0
     assert {r.info.status for r in workplace.mlflow_runs()} == {"FINISHED", "KILLED"}
 
     process = begin_training(workplace)
@@ -261,7 +273,7 @@ def test_a_stopped_job_goes_on_under_the_next_attempt_number_and_every_row_is_in
 ) -> None:
     """Ctrl-C, the same command to the end, audit: a number used twice would overwrite what the first attempt wrote."""
     assert finished.returncode == 0
-    words = ("train", RECIPE, "train.epochs=12", "checkpoint.every_steps=10", "train.log_every_steps=1", "train.seed=9")
+    words = ("train", RECIPE, "train.epochs=6", "checkpoint.every_steps=10", "train.log_every_steps=1", "train.seed=9")
     words += ("data.audit=true", "report.baselines=false")
     log = workplace.folder / "started.log"
     process = workplace.start(*words)
@@ -270,7 +282,7 @@ def test_a_stopped_job_goes_on_under_the_next_attempt_number_and_every_row_is_in
     assert process.wait(timeout=120) == 130, log.read_text()[-3000:]
     stopped = workplace.record()
     assert (stopped["status"], stopped["attempts"]) == ("interrupted", 1)
-    done = workplace.run(*words)
+    done = workplace.run_here(*words)
     assert done.returncode == 0, done.stderr
     record = workplace.record()
     assert (record["folder"], record["status"], record["attempts"]) == (stopped["folder"], "finished", 2)
@@ -278,8 +290,8 @@ def test_a_stopped_job_goes_on_under_the_next_attempt_number_and_every_row_is_in
     summary = json.loads((run / "summary.json").read_text())
     seen = [step for step, _ in summary["history"]["train/loss"]]
     assert summary["resumed_from"] and seen == list(range(1, summary["train"]["steps"] + 1)), "of both commands"
-    proof = workplace.run("audit", f"data/runs/weather/{record['folder']}")
-    assert proof.returncode == 0 and proof.stdout.count("exactly once, 134 left out") == 12, proof.stdout + proof.stderr
+    proof = workplace.run_here("audit", f"data/runs/weather/{record['folder']}")
+    assert proof.returncode == 0 and proof.stdout.count("exactly once, 134 left out") == 6, proof.stdout + proof.stderr
 
 
 def test_a_job_on_servers_is_made_again_from_its_logs_and_a_log_that_is_missing_is_noticed(
@@ -287,31 +299,16 @@ def test_a_job_on_servers_is_made_again_from_its_logs_and_a_log_that_is_missing_
 ) -> None:
     assert finished.returncode == 0
     servers = ("parallel.servers.per_host=1", "parallel.servers.bound=2", "train.epochs=2", "data.audit=true")
-    done = workplace.run("train", RECIPE, *servers, "report.baselines=false")
+    done = workplace.run_here("train", RECIPE, *servers, "report.baselines=false")
     assert done.returncode == 0, done.stderr
     run = f"data/runs/weather/{workplace.record()['folder']}"
-    again = workplace.run("replay-log", run)
+    again = workplace.run_here("replay-log", run)
     assert again.returncode == 0 and "the same bits on 1 servers" in again.stdout, again.stdout + again.stderr
-    assert workplace.run("audit", run).returncode == 0
+    assert workplace.run_here("audit", run).returncode == 0
     sorted((workplace.folder / run / "servers").rglob("*.events"))[-1].unlink()
-    again, proof = workplace.run("replay-log", run), workplace.run("audit", run)
+    again, proof = workplace.run_here("replay-log", run), workplace.run_here("audit", run)
     assert again.returncode == 3 and "there are no logs of clocks" in again.stderr, again.stdout + again.stderr
     assert proof.returncode == 3 and "servers logged nothing of" in proof.stdout, proof.stdout + proof.stderr
-
-
-def wait_until_gone(pid: int) -> None:
-    """Ranks and the JVM of a driver killed by SIGKILL must end by themselves."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        left = [
-            p
-            for p in psutil.process_iter(["cmdline"])
-            if any("sparkring.training.launch.host.fork_server" in w for w in p.info["cmdline"] or [])
-        ]
-        if not left:
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"processes of the killed driver {pid} are left: {left}")
 
 
 @pytest.mark.parametrize(
@@ -334,7 +331,7 @@ def test_bad_input_is_one_clear_error(
     expected: str,
 ) -> None:
     assert finished.returncode == 0
-    done = workplace.run("train", RECIPE, *words)
+    done = workplace.run_here("train", RECIPE, *words)
     assert done.returncode == code, done.stderr
     assert expected in done.stderr, done.stderr
 
@@ -347,10 +344,10 @@ def test_a_truncated_shard_is_named_before_the_epoch(
     content = shard.read_bytes()
     try:
         shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # same size: only the hash can tell
-        done = workplace.run("train", RECIPE, "train.steps=3")
+        done = workplace.run_here("train", RECIPE, "train.steps=3")
         assert done.returncode == 4 and shard.name in done.stderr, done.stderr
         shard.write_bytes(content[:-1])
-        done = workplace.run("train", RECIPE, "train.steps=3")
+        done = workplace.run_here("train", RECIPE, "train.steps=3")
         assert done.returncode == 3, done.stderr  # not whole, so no dataset at all
     finally:
         shard.write_bytes(content)
@@ -360,7 +357,9 @@ def test_training_goes_on_without_the_tracking_server(
     workplace: Workplace, finished: subprocess.CompletedProcess[str]
 ) -> None:
     assert finished.returncode == 0
-    done = workplace.run("train", RECIPE, "train.steps=5", "tracking.uri=http://127.0.0.1:9", "report.baselines=false")
+    done = workplace.run_here(
+        "train", RECIPE, "train.steps=5", "tracking.uri=http://127.0.0.1:9", "report.baselines=false"
+    )
     assert done.returncode == 0, done.stderr
     assert "cannot be reached" in done.stderr
     assert list((workplace.folder / "data/mlflow").rglob("*.jsonl")), "nothing was kept for later"
@@ -372,7 +371,7 @@ def test_a_model_that_loses_to_a_baseline_does_not_get_the_alias(
     assert finished.returncode == 0
     champion = workplace.mlflow().get_model_version_by_alias("weather", "champion").version
     held_out = ("data.filters=[[humid, '>', 60]]", "report.share_by=[origin]")  # half of the rows, in every split
-    done = workplace.run("train", RECIPE, "train.steps=1", "optim.lr=1e-9", "report.must_beat=[loss]", *held_out)
+    done = workplace.run_here("train", RECIPE, "train.steps=1", "optim.lr=1e-9", "report.must_beat=[loss]", *held_out)
     assert done.returncode == 6, done.stderr
     assert "does not beat" in done.stderr and "logistic regression" in done.stderr
     client = workplace.mlflow()
@@ -390,7 +389,7 @@ def test_a_model_that_loses_to_a_baseline_does_not_get_the_alias(
     )
     assert scored.num_rows == pc.sum(pc.greater(stored["humid"], 60)).as_py() < stored.num_rows
     (folder / "report.html").unlink()
-    assert workplace.run("report", RECIPE).returncode == 0
+    assert workplace.run_here("report", RECIPE).returncode == 0
     again = (folder / "report.html").read_text()
     assert "not good enough" in again and "1e-09" in again and "by origin" in again
 

@@ -1,12 +1,10 @@
-"""`sparkring run --date` and `sparkring backfill` over a few dates of one small recipe, in one process."""
+"""`sparkring run --date` and `sparkring backfill` over a few dates of one small recipe, in this process."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,9 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
+from tests.e2e.commands import run_here
+
 pytestmark = pytest.mark.spark
-ROOT = Path(__file__).resolve().parents[2]
 DAYS = [f"2024-03-0{day}" for day in range(1, 8)]
 FIRST, BACKFILLED = DAYS[2], DAYS[3:6]
 ROWS = 200  # of a day
@@ -48,32 +47,6 @@ RECIPE: dict[str, Any] = {
     "tracking": {"system_metrics": False, "openlineage": "prod"},
 }
 
-SCRIPT = """
-import json
-from sparkring.pipelines.cli import main
-
-FIRST, *BACKFILLED, LAST = {days}
-codes = []
-
-def sparkring(*words):
-    codes.append(main([words[0], "sales.yaml", *words[1:]]))
-
-sparkring("run", "--date", FIRST)
-sparkring("run", "--date", FIRST)
-sparkring("backfill", "--from-date", FIRST, "--to-date", BACKFILLED[-1], "--train", "last")
-sparkring("run", "--date", LAST)
-print("CODES", json.dumps(codes))
-"""
-
-
-def sparkring(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    transport = {"TYPE": "file", "LOG_FILE_PATH": str(folder / "events.jsonl"), "APPEND": "true"}
-    environment = os.environ | {f"OPENLINEAGE__TRANSPORT__{name}": value for name, value in transport.items()}
-    environment |= {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=800
-    )
-
 
 def write_day(folder: Path, day: str) -> None:
     draw = np.random.default_rng(int(day[-2:]))
@@ -84,15 +57,30 @@ def write_day(folder: Path, day: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """The folder after four commands in one process, since Java takes as long to start as the rest; what they wrote."""
+def nights(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[CompletedProcess[str]]]:
+    """The folder after four commands, and what each of them wrote."""
     folder = tmp_path_factory.mktemp("nights")
     for day in DAYS[:-1]:
         write_day(folder, day)
     (folder / "sales.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
-    done = sparkring(folder, "-c", SCRIPT.format(days=DAYS[2:]))
-    assert "CODES" in done.stdout, done.stderr
-    return folder, done
+    transport = {"TYPE": "file", "LOG_FILE_PATH": str(folder / "events.jsonl"), "APPEND": "true"}
+    environment = {f"OPENLINEAGE__TRANSPORT__{name}": value for name, value in transport.items()}
+
+    def sparkring(command: str, *words: str) -> CompletedProcess[str]:
+        return run_here(folder, command, "sales.yaml", *words, environment=environment)
+
+    return folder, [
+        sparkring("run", "--date", FIRST),
+        sparkring("run", "--date", FIRST),
+        sparkring("backfill", "--from-date", FIRST, "--to-date", BACKFILLED[-1], "--train", "last"),
+        sparkring("run", "--date", DAYS[6]),
+    ]
+
+
+def said(command: CompletedProcess[str]) -> dict[str, Any]:
+    """What a command says of its dates: the last line of its output."""
+    found: dict[str, Any] = json.loads(command.stdout.splitlines()[-1])
+    return found
 
 
 def entry(folder: Path, ds: str) -> dict[str, Any]:
@@ -101,11 +89,9 @@ def entry(folder: Path, ds: str) -> dict[str, Any]:
 
 
 def test_a_date_is_done_once_and_says_what_it_made(nights: Any) -> None:
-    folder, done = nights
-    codes = json.loads(done.stdout.partition("CODES ")[2])
-    assert codes == [0, 0, 0, 75], done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"ds"')]
-    first, again = [line for line in lines if line["ds"] == FIRST]
+    folder, commands = nights
+    assert [command.returncode for command in commands] == [0, 0, 0, 75], [command.stderr for command in commands]
+    first, again = map(said, commands[:2])
     assert first == again
     assert (first["status"], first["exit_code"], first["attempts"]) == ("succeeded", 0, 1)
     state = entry(folder, FIRST)
@@ -117,9 +103,9 @@ def test_a_date_is_done_once_and_says_what_it_made(nights: Any) -> None:
 
 
 def test_a_backfill_trains_on_the_last_date_alone_and_leaves_the_alias(nights: Any) -> None:
-    folder, done = nights
+    folder, (_, _, done, _) = nights
     assert [entry(folder, ds)["status"] for ds in BACKFILLED] == ["built", "built", "succeeded"], done.stderr
-    outcome = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"exit_code"')))
+    outcome = said(done)
     assert outcome["dates"] == dict.fromkeys(BACKFILLED, 0) and outcome["skipped"] == [FIRST]
     assert sorted(path.parts[-3] for path in folder.glob("data/datasets/parts/sales/*/*/_part.json")) == DAYS[:6]
     client = MlflowClient(f"sqlite:///{folder}/data/mlflow/mlflow.db")
@@ -132,8 +118,8 @@ def test_a_backfill_trains_on_the_last_date_alone_and_leaves_the_alias(nights: A
 
 
 def test_a_date_whose_upstream_is_not_there_is_not_begun(nights: Any) -> None:
-    folder, done = nights
-    last = json.loads([line for line in done.stdout.splitlines() if line.startswith('{"ds"')][-1])
+    folder, commands = nights
+    last = said(commands[-1])
     assert (last["ds"], last["status"], last["exit_code"]) == (DAYS[6], "try_later", 75)
     assert f"sales/day={DAYS[6]}/_SUCCESS is not there" in last["error"]
     assert not (folder / f"data/runs/sales/dates/{DAYS[6]}/state.json").exists()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,10 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
+from sparkring.pipelines import job
+from tests.e2e.commands import run_here
+
 pytestmark = pytest.mark.spark
-ROOT = Path(__file__).resolve().parents[2]
 
 RECIPE = {
     "name": "sales",
@@ -57,33 +57,6 @@ RECIPE = {
     },
 }  # fmt: skip
 
-# The date is handed to the job here, as `sparkring run --date` does.
-SCRIPT = """
-import json
-from dataclasses import replace
-from pathlib import Path
-import sparkring.pipelines.job as job
-from sparkring.pipelines.cli import main
-from tests.e2e.test_promotion_job import write_day
-
-context, here, codes = job.JobContext, Path.cwd(), {}
-
-def night(day, *words):
-    job.JobContext = lambda *given: replace(context(*given), ds=day)
-    return main(["run", "sales.yaml", f"etl.interval.last={day}", *words])
-
-codes["first"] = night("2024-03-03")
-codes["shifted"] = night("2024-03-03", "promote.rules=[]", "promote.slices=[]", "optim.lr=1e-9", "warm_start=null")
-write_day(here, "2024-03-04", scale=1000)
-codes["other unit"] = night("2024-03-04")
-write_day(here, "2024-03-04", permuted=True)
-codes["permuted"] = night("2024-03-04")
-write_day(here, "2024-03-04")
-codes["better"] = night("2024-03-04")
-codes["rollback"] = main(["rollback", "sales.yaml", "--reason", "late planes"])
-print("CODES", json.dumps(codes))
-"""
-
 
 def write_day(folder: Path, day: str, permuted: bool = False, scale: int = 1) -> None:
     """The last day has most rows, so that a model of it is better for sure."""
@@ -96,18 +69,30 @@ def write_day(folder: Path, day: str, permuted: bool = False, scale: int = 1) ->
 
 
 @pytest.fixture(scope="module")
-def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, int]]:
-    """All nights in one process, since Java takes as long to start as two of them: folder, log, exit codes."""
+def nights(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, int]]:
+    """All nights and a rollback: folder, log, exit codes."""
     folder = tmp_path_factory.mktemp("nights")
     for day in ("2024-03-01", "2024-03-02", "2024-03-03"):
         write_day(folder, day)
     (folder / "sales.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=folder, env=environment, capture_output=True, text=True, timeout=400
-    )
-    assert "CODES" in done.stdout, done.stderr
-    return folder, done.stderr, json.loads(done.stdout.partition("CODES ")[2])
+    done, context = {}, job.JobContext
+
+    def night(name: str, day: str, *words: str) -> None:
+        """The date is handed to the job here, as `sparkring run --date` does."""
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(job, "JobContext", lambda *given: replace(context(*given), ds=day))
+            done[name] = run_here(folder, "run", "sales.yaml", f"etl.interval.last={day}", *words)
+
+    night("first", "2024-03-03")
+    night("shifted", "2024-03-03", "promote.rules=[]", "promote.slices=[]", "optim.lr=1e-9", "warm_start=null")
+    write_day(folder, "2024-03-04", scale=1000)
+    night("other unit", "2024-03-04")
+    write_day(folder, "2024-03-04", permuted=True)
+    night("permuted", "2024-03-04")
+    write_day(folder, "2024-03-04")
+    night("better", "2024-03-04")
+    done["rollback"] = run_here(folder, "rollback", "sales.yaml", "--reason", "late planes")
+    return folder, "".join(each.stderr for each in done.values()), {n: each.returncode for n, each in done.items()}
 
 
 def summaries(folder: Path) -> list[dict[str, Any]]:

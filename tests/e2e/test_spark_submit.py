@@ -75,6 +75,7 @@ def test_the_exit_code_is_the_jobs(folder: Path) -> None:
     assert done.returncode == 2 and "optim.lr" in done.stdout  # PythonRunner merges both streams
 
 
+@pytest.mark.slow  # a standalone master and its workers, which Spark plays here, are started below
 def test_local_cluster(folder: Path) -> None:
     done = submit(folder, "local-cluster[2,1,1024]", "run", str(EXAMPLE / "weather.yaml"), *QUICK)
     assert_finished(folder, done)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,9 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
+from tests.e2e.commands import run_here
+
 pytestmark = pytest.mark.spark
-ROOT = Path(__file__).resolve().parents[2]
 DAYS = [f"2024-03-0{day}" for day in range(1, 5)]
 ROWS = 400  # of a day
 
@@ -47,18 +45,6 @@ RECIPE = {
     "report": {"baselines": False},
 }
 
-SCRIPT = """
-import json, sys
-from pathlib import Path
-from sparkring.pipelines.cli import main
-
-def sparkring(command, day):
-    return main([command, "sales.yaml", f"etl.interval.last={day}"])
-
-codes = [sparkring("etl", "2024-03-03"), sparkring("run", "2024-03-04"), sparkring("etl", "2024-03-05")]
-print("CODES", json.dumps([*codes, *(main(["audit", str(run)]) for run in Path("data/runs/sales").glob("2*"))]))
-"""
-
 
 def write_day(folder: Path, day: str) -> None:
     draw = np.random.default_rng(int(day[-2:]))
@@ -69,17 +55,16 @@ def write_day(folder: Path, day: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[int]]:
-    """Three nights in one process, since Java takes as long to start as the rest: folder, log, exit codes."""
+def nights(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[int]]:
+    """Three nights and an audit of each run: folder, log, exit codes."""
     folder = tmp_path_factory.mktemp("nights")
     for day in DAYS:
         write_day(folder, day)
     (folder / "sales.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=800)
-    assert "CODES" in done.stdout, done.stderr
-    return folder, done.stderr, json.loads(done.stdout.partition("CODES ")[2])
+    nights = (("etl", "2024-03-03"), ("run", "2024-03-04"), ("etl", "2024-03-05"))
+    done = [run_here(folder, command, "sales.yaml", f"etl.interval.last={day}") for command, day in nights]
+    done += [run_here(folder, "audit", str(run)) for run in folder.glob("data/runs/sales/2*")]
+    return folder, "".join(each.stderr for each in done), [each.returncode for each in done]
 
 
 def manifests(folder: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Imports torch once, forks the ranks of each launch, waits, and leaves none behind.
+"""Imports torch and what ranks use of it once, forks the ranks of each launch, waits, and leaves none behind.
 
 Reads launches from standard input, one JSON line each: world, function ("module:name"), payload, out (a folder),
 engine. Answers with two lines: the process group of the launch, and when it has ended its exit code. Each rank calls
@@ -97,7 +97,10 @@ def main() -> None:
     torch.set_num_threads(1)
     with contextlib.suppress(ImportError, OSError):
         import horovod.torch  # noqa: F401
-    import sparkring.training.parallel  # noqa: F401
+    import torch._dynamo  # with sympy; the first step of many ranks would import it
+    import torch.distributed.pipelining
+
+    import sparkring.training.worker  # noqa: F401
 
     gc.freeze()  # a rank's collector need not walk (and so copy) what all of them share
     for line in sys.stdin:

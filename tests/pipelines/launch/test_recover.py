@@ -421,7 +421,7 @@ sys.path.insert(0, sys.argv[2])
 from test_recover import counting
 from dataclasses import asdict
 from sparkring.pipelines.launch.barrier import LaunchOptions
-from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
+from sparkring.pipelines.launch.recover import Recovery, RestartableJob, spark_platform
 from sparkring.training.launch.messages import AttemptEnded, Heartbeat, Recovered
 from sparkring.training.launch.attempt import Limits
 from sparkring.training.launch.restart import RestartPolicy
@@ -451,7 +451,9 @@ def latest_step():
 job = JobSpec(counting, {"folder": str(folder), "faults": [], "sleep_s": 0.4}, preload=("torch",))
 policy = RestartPolicy(2, max_attempts=4, backoff_s=0.5)
 restartable = RestartableJob(lambda attempt, world: job, policy, latest_step, lambda r: r.result["finished"])
-result = run_with_recovery(spark, restartable, on_event, options=LaunchOptions(Limits(90, 10.0)))
+options = LaunchOptions(Limits(90, 10.0))
+platform = spark_platform(spark, options)
+result = Recovery(platform, restartable, on_event, limits=options.limits, slots_wait_s=300.0).run()  # a JVM starts
 print("RESULT", json.dumps({"result": result.result, "ends": events, "killed": killed}))
 spark.stop()
 """

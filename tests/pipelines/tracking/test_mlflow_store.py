@@ -660,8 +660,9 @@ def mlflow_server(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         "--workers",
         "1",
     ]
+    environment = ENV | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # seven processes that nothing here asks
     server = subprocess.Popen(
-        command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
         deadline = time.monotonic() + 180
