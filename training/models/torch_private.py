@@ -96,6 +96,33 @@ def plain_tensor_functions() -> AbstractContextManager[object]:
     return torch._C.DisableTorchFunctionSubclass()
 
 
+class _DrawsNothing(TorchDispatchMode):
+    """Draws no normal values for tensors without memory: torch's versions in Python import torch._dynamo and sympy."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.normal_.default and args[0].is_meta and _is_deviation(*args[2:]):
+            return args[0]
+        if func is torch.ops.aten.randn.default and torch.device((kwargs or {}).get("device") or "cpu").type == "meta":
+            return torch.empty(*args, **kwargs)
+        return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # else the first call imports torch._dynamo, to be left alone by it
+        return False
+
+
+def _is_deviation(std: float = 1.0) -> bool:
+    """Whether `normal_` takes it; where not, torch says so."""
+    return std >= 0
+
+
+@contextmanager
+def meta_device() -> Iterator[None]:
+    """Within, modules are made without memory, and without what only their values need."""
+    with torch.device("meta"), _DrawsNothing():
+        yield
+
+
 def swap_tensor(tensor: torch.Tensor, new: torch.Tensor) -> None:
     """`tensor`, which stays the same object, becomes what `new` is.
 
