@@ -88,6 +88,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(folder))
     (folder / "own_model_of_test.py").write_text((HERE / "own_model.py").read_text())
     monkeypatch.setattr("sparkring.pipelines.spark.spark_session", None)
+    monkeypatch.setattr("sparkring.pipelines.job.session_ahead", None)
     monkeypatch.setattr(recipe_module, "submitted", lambda: False)
     yield folder
 
