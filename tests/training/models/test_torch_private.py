@@ -59,6 +59,7 @@ WITHOUT_MEMORY = """
 import sys
 import torch
 from torch import nn
+from sparkring.training.models.initial import record_model
 from sparkring.training.models.torch_private import meta_device
 
 class Own(nn.Module):
@@ -71,11 +72,12 @@ class Own(nn.Module):
 
 with meta_device():
     model = Own()
+values = record_model(Own, seed=0).values
 print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 usual = Own()
 print({tensor.device.type for tensor in model.state_dict().values()})
 shapes = [{name: (t.shape, t.dtype) for name, t in of.state_dict().items()} for of in (model, usual)]
-print(shapes[0] == shapes[1])
+print(shapes[0] == shapes[1] == {name: (torch.Size(value.size), value.dtype) for name, value in values.items()})
 try:
     with meta_device():
         nn.init.normal_(model.drawn, std=-1.0)
