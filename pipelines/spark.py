@@ -83,6 +83,8 @@ def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bo
         settings |= DEAD_HOSTS
     if is_one_jvm(master):
         settings["spark.python.daemon.module"] = WORKER_DAEMON
+        # Spark SQL sets it for its workers alone, and workers of other variables come from another daemon.
+        settings["spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK"] = "1"
     return settings | spark.settings()
 
 
