@@ -35,11 +35,10 @@ from sparkring.pipelines.promotion.drift import drift_metrics
 from sparkring.pipelines.promotion.gate import open_gate, report_decision
 from sparkring.pipelines.promotion.prepare import prepare
 from sparkring.pipelines.report.inputs import ReportInputs
-from sparkring.pipelines.report.report import write_report
 from sparkring.pipelines.reproduce.keep import keep_environment, keep_weights
 from sparkring.pipelines.runs import Others, RunRecord, Runs, Status
 from sparkring.pipelines.scratch import scratch_folder
-from sparkring.pipelines.spark import session_on_demand
+from sparkring.pipelines.spark import session_ahead
 from sparkring.pipelines.tracking.describe import model_card, registered_note
 from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.ops import ModelInfo
@@ -66,14 +65,14 @@ def run_job(
     """Train on the dataset, which is built where `etl` allows, and return the exit code.
 
     Raises what the parts raise; MLflow's status and run.json are right by then. `session`: of several jobs; None: one
-    of this job's own, opened when it is needed.
+    of this job's own, which starts once the recipe and its tables are checked.
     """
     config = resolved.config
     check_recipe(config)
     check_tables(config, JOB_FOLDERS)
     if session is not None:
         return run_parts(resolved, session, etl=etl, hooks=hooks)
-    with session_on_demand(config.name, config.spark, config.launch, partial(data_bytes, config)) as session:
+    with session_ahead(config.name, config.spark, config.launch, partial(data_bytes, config)) as session:
         return run_parts(resolved, session, etl=etl, hooks=hooks)
 
 
@@ -86,6 +85,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
     if not hooks.leased:
         runs.check_free(config, fingerprint)
     found = etl_step.find(config, fingerprint) if etl else etl_step.require(config, fingerprint)
+    import_later_parts(config.tracking)
     if found is not None:
         check_against(config, found)
     else:
@@ -127,6 +127,16 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
         return code
 
 
+def import_later_parts(config: TrackingConfig) -> None:
+    """Import what a job uses after its dataset is built, seconds of it: now Spark is starting, and nothing else."""
+    import sparkring.pipelines.report.report  # noqa: F401
+
+    if config.enabled:
+        from sparkring.pipelines.tracking.embedded import import_client
+
+        import_client(config)
+
+
 def train_and_report(job: JobContext, timings: dict[str, float], began: float) -> tuple[Exit, TrainResult]:
     """Everything after the dataset: train, evaluate, register the model, write summary.json and report.html.
 
@@ -158,6 +168,8 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     result = replace(result, timings=timings, tracking_url=tracker.url(), cost=cost)
     job.hooks.before_publish("the run's result")
     job.folder.put_atomic(SUMMARY, result.to_json())
+    from sparkring.pipelines.report.report import write_report  # with matplotlib: see `import_later_parts`
+
     write_report(tracker, ReportInputs(result, job.dataset.manifest, held_out), job.folder, job.ds)
     spent = {f"time/{name}": value for name, value in timings.items()}
     tracker.metrics(JOB, 0, spent | {f"cost/{name}": value for name, value in cost.items()} | result.test_metrics())

@@ -24,6 +24,7 @@ from sparkring.training.data.columns import is_fixed
 from sparkring.training.device import expected_device_type
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.sparse_embedding import sparse_embeddings
+from sparkring.training.models.torch_private import meta_device
 from sparkring.training.own_optimizer import states_per_parameter
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import choose_engine
@@ -77,7 +78,7 @@ def meta_model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module
         return model
 
     try:
-        with torch.device("meta"):
+        with meta_device():
             return build()
     except Exception:  # missing values raise many exception types
         return build()

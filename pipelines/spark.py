@@ -15,8 +15,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,29 @@ def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bo
         settings |= DEAD_HOSTS
     if is_one_jvm(master):
         settings["spark.python.daemon.module"] = WORKER_DAEMON
+        # Spark SQL sets it for its workers alone, and workers of other variables come from another daemon.
+        settings["spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK"] = "1"
     return settings | spark.settings()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A session. `borrowed`: it was there before; `jvm_log`: of a JVM that was started for it with a log of its own."""
+
+    spark: SparkSession
+    borrowed: bool
+    jvm_log: Path | None
+
+    def close(self) -> None:
+        """Stop the session if it was created here."""
+        if self.borrowed:
+            return
+        with contextlib.suppress(Exception):  # the JVM may have ended first; another error reports that
+            self.spark.stop()
+
+
+class NotWanted(Exception):
+    """Nobody waits any longer for the session that is being opened."""
 
 
 @contextmanager
@@ -90,6 +113,22 @@ def spark_session(
     name: str, config: SparkConfig, launch: LaunchConfig, data_bytes: int | None = None
 ) -> Iterator[SparkSession]:
     """Open the job's session; stop it at the end if it was created here. `data_bytes`: of all sources, where known."""
+    with held_session(open_session(name, config, launch, data_bytes, threading.Event()), launch) as spark:
+        yield spark
+
+
+def open_session(
+    name: str, config: SparkConfig, launch: LaunchConfig, data_bytes: int | None, unwanted: threading.Event
+) -> Opened:
+    """Open the job's session, in any thread.
+
+    Args:
+        name: of the recipe.
+        config: of the session.
+        launch: the number of ranks.
+        data_bytes: of all sources; None where that is not known.
+        unwanted: set by another thread once nobody waits for the session; NotWanted then, and no JVM is left.
+    """
     # PySpark 4.3 warns of pandas 3 at every session; what we use of it is tested with this pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     borrowed = SparkContext._active_spark_context is not None
@@ -103,23 +142,38 @@ def spark_session(
         jvm_log = None
         if not submitted() and config.log == "file":
             options = options_of(settings, data_bytes, found_archive(os.environ))
-            jvm_log = start_quick_jvm(settings, options)
+            jvm_log = start_quick_jvm(settings, options, unwanted)
+            if unwanted.is_set():  # the JVM stays, as after a session, until this process ends
+                jvm_log.unlink()
+                raise NotWanted
         builder = SparkSession.builder
         for key, value in settings.items():
             builder = builder.config(key, value)
         with interrupts_kept():
-            spark = builder.getOrCreate()
-    if borrowed:
+            return Opened(builder.getOrCreate(), borrowed, jvm_log)
+
+
+@contextmanager
+def held_session(opened: Opened, launch: LaunchConfig) -> Iterator[SparkSession]:
+    """Use a session in this thread, and close it at the end."""
+    spark = opened.spark
+    if opened.borrowed:
         yield spark
         return
     with jvm_held(spark, launch.grace_s + AFTER_GRACE_S):
         try:
+            activate(spark)
             yield spark
         finally:
-            with contextlib.suppress(Exception):  # the JVM may have ended first; another error reports that
-                spark.stop()
-    if jvm_log is not None:  # nobody needs it of a session that did not fail
-        jvm_log.unlink(missing_ok=True)
+            opened.close()
+    if opened.jvm_log is not None:  # nobody needs it of a session that did not fail
+        opened.jvm_log.unlink(missing_ok=True)
+
+
+def activate(spark: SparkSession) -> None:
+    """Make it the JVM's active session of this thread, as PySpark does in the thread that opens it."""
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 @contextmanager
@@ -158,54 +212,61 @@ def variables(changes: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
-def start_jvm(settings: Mapping[str, str]) -> Path:
+def start_jvm(settings: Mapping[str, str], unwanted: threading.Event) -> Path:
     """Start the JVM that the session will run in, with its output and Spark's log in a file, which is returned.
 
     A JVM says a dozen lines before any setting of Spark's is heard, and native libraries say more. LaunchError where it
-    does not start, dies, or is silent for too long.
+    does not start, dies, or is silent for too long; NotWanted where it is `unwanted` before it has started.
     """
     sweep_logs(time.time())
     descriptor, name = tempfile.mkstemp(prefix=LOG_PREFIX, suffix=".log")
     path = Path(name)
     log.info("Spark starts, %s; its own log: %s", settings["spark.master"], name)
     conf = SparkConf(loadDefaults=True).setAll([*settings.items()])
-    before = _children()
     with os.fdopen(descriptor, "w") as out, ThreadPoolExecutor(1) as starter:
         started = starter.submit(launch_gateway, conf, {"stdout": out, "stderr": out})  # waits without a limit
         try:
             while not started.done():
                 wait([started], timeout=POLL_S)
+                if unwanted.is_set():
+                    raise NotWanted
                 if not started.done() and (why := silent_too_long(path, time.time())):
                     raise LaunchError(jvm_problem(path, why))
             gateway = started.result()
         except (PySparkException, OSError, EOFError) as error:
             raise LaunchError(jvm_problem(path, "it ended")) from error
-        except BaseException:
-            for pid in _children() - before:  # so that the starter ends too
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        except BaseException as error:
+            end_writers(path)  # so that the starter ends too
+            while wait([started], timeout=POLL_S).not_done:
+                end_writers(path)  # it had not started one
+            end_writers(path)
+            if isinstance(error, NotWanted):
+                path.unlink()
             raise
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)
     return path
 
 
-def start_quick_jvm(settings: Mapping[str, str], options: str) -> Path:
+def start_quick_jvm(settings: Mapping[str, str], options: str, unwanted: threading.Event) -> Path:
     """As `start_jvm`, with Java's `options`, or without where this Java refuses them, which the log then says."""
     if not options:
-        return start_jvm(settings)
+        return start_jvm(settings, unwanted)
     try:
-        return start_jvm({**settings, OPTIONS: options})
+        return start_jvm({**settings, OPTIONS: options}, unwanted)
     except LaunchError as error:
         if not is_refused(str(error)):
             raise
         log.warning("this Java does not start with %s; it starts without (%s)", options, error)
-        return start_jvm(settings)
+        return start_jvm(settings, unwanted)
 
 
-def _children() -> set[int]:
-    """Process ids of the children of this process."""
+def end_writers(log: Path) -> None:
+    """Kill the children of this process whose output is this file; another thread may have children of its own."""
     tasks = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()}
+    for pid in {int(pid) for task in tasks for pid in task.read_text().split()}:
+        with contextlib.suppress(OSError):  # it has ended
+            if os.path.samefile(f"/proc/{pid}/fd/1", log):
+                os.kill(pid, signal.SIGKILL)
 
 
 def silent_too_long(path: Path, now: float) -> str:
@@ -247,6 +308,42 @@ def session_on_demand(
     """
     with contextlib.ExitStack() as opened:
         yield functools.cache(lambda: opened.enter_context(spark_session(name, config, launch, data_bytes())))
+
+
+@contextmanager
+def session_ahead(
+    name: str, config: SparkConfig, launch: LaunchConfig, data_bytes: Callable[[], int | None] = lambda: None
+) -> Iterator[Callable[[], SparkSession]]:
+    """As `session_on_demand`, but the session is opened at once by a thread, and closed where nobody has called for it.
+
+    A session that is not this process's own, or whose JVM writes to the console, waits until it is called for.
+    """
+    if submitted() or config.log != "file":
+        with session_on_demand(name, config, launch, data_bytes) as session:
+            yield session
+        return
+    unwanted = threading.Event()
+    with ThreadPoolExecutor(1, "spark") as thread, contextlib.ExitStack() as held:
+        opening = thread.submit(open_session, name, config, launch, data_bytes(), unwanted)
+        unused = held.enter_context(contextlib.ExitStack())
+        unused.callback(close_unused, opening, unwanted)
+
+        def take() -> SparkSession:
+            spark = held.enter_context(held_session(opening.result(), launch))
+            unused.pop_all()
+            return spark
+
+        yield functools.cache(take)
+
+
+def close_unused(opening: Future[Opened], unwanted: threading.Event) -> None:
+    """End the opening of a session, or the session."""
+    unwanted.set()
+    with contextlib.suppress(Exception):  # what was wrong with it is of no interest: another error is on its way
+        opened = opening.result()
+        opened.close()
+        if opened.jvm_log is not None:
+            opened.jvm_log.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
 from sparkring.pipelines.loss_history import Points, as_history, history_up_to, save_history
 from sparkring.pipelines.plan import layout_problems_of, plan_and_measured
-from sparkring.pipelines.report.figures import curves, to_png
 from sparkring.pipelines.signals import obeying_signals
 from sparkring.pipelines.stragglers import save_step_times
 from sparkring.pipelines.tracking.params import run_params
@@ -170,6 +169,8 @@ def run_ranks(job: JobContext, events: Events) -> JobResult:
         finally:
             events.close()
     if by_rank := busy_by_rank(launched.timings):
+        from sparkring.pipelines.report.figures import curves, to_png  # with matplotlib, which nothing before needs
+
         save_step_times(job.folder, launched.timings)
         job.tracker.artifact(TRAIN, to_png(curves(by_rank, "busy seconds per step")), "ranks.png", "figures")
     return launched

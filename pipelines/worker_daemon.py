@@ -1,7 +1,8 @@
 """Spark's daemon of Python workers, with what our workers use imported once, before it forks the first.
 
 `spark.python.daemon.module` names it, in sessions on this machine. A worker that Spark's own daemon forks imports
-pyarrow, pandas and our modules itself, which takes it seconds, and a job of a minute has four of them.
+pyarrow, pandas and our modules itself, which takes it seconds, and a job of a minute has four of them. Its workers
+become the agents of the ranks too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ PRELOAD = (
     "sparkring.etl.sources.file_task",
     "sparkring.etl.quarantine",
     "sparkring.etl.write",
+    "pandas",  # whatever a worker returns to Spark SQL
+    "sparkring.pipelines.launch.barrier",
 )
 
 if __name__ == "__main__":

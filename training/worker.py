@@ -16,9 +16,6 @@ from datetime import timedelta
 from functools import reduce
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from pydantic import TypeAdapter
 
@@ -65,6 +62,7 @@ from sparkring.training.parallel.servers.link import ServersAt
 from sparkring.training.parallel.servers.strategy import ENGINE
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
+from sparkring.training.predictions import Predictions
 from sparkring.training.recipe_model import ModelColumns, pick_columns, start_model
 from sparkring.training.result import IdUses, ServerTotals, WorkerResult
 from sparkring.training.schedules import after_value, make_schedule, scaled_lr
@@ -560,37 +558,3 @@ def open_audit(parts: Parts, reader: Reader) -> AuditLog | PartsAudit | None:
     )
     log_of = PartsAudit if isinstance(reader, PartsReader) else AuditLog
     return log_of(parts.run.at("audit"), header)
-
-
-class Predictions:
-    """Collects this rank's scores of a split: `id` (row number in the split), `prediction`, `label`."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-
-    def add(self, batch: Batch, outputs: Any) -> None:
-        """Keep the scores of a batch's real rows, where the task has any; outputs and labels (B,) or (B, values)."""
-        probabilities = self.task.probabilities(outputs)
-        labels = self.task.labels(batch.columns)
-        if probabilities is None or labels is None:
-            return
-        real = batch.real_rows()  # ids are the host's, outputs the device's
-        assert batch.ids is not None, "evaluation readers carry ids"
-        scores = probabilities.cpu()[real].numpy()
-        self.parts.append((batch.ids[real].numpy(), scores, labels.cpu()[real].numpy()))
-
-    def write(self, run: Storage, name: str) -> str | None:
-        """Write one Parquet file below the run folder; its path, None where this rank scored nothing."""
-        if not self.parts:
-            return None
-        ids, scores, labels = (np.concatenate(part) for part in zip(*self.parts, strict=True))
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.table({"id": ids, "prediction": _stored(scores), "label": _stored(labels)}), sink)
-        run.put_atomic(name, sink.getvalue().to_pybytes())
-        return name
-
-
-def _stored(values: np.ndarray) -> pa.Array:
-    """Values (N,), or (N, values) as lists."""
-    return pa.array(values) if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(values.ravel(), values.shape[1])

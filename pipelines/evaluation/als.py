@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.ml.recommendation import ALS
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
@@ -49,6 +48,8 @@ def als_predictions(
         test: rows to score.
         columns: of list, item and label.
     """
+    from pyspark.ml.recommendation import ALS  # with scipy, of use for this baseline alone
+
     group, item, label = columns
     pairs = positive_pairs(spark, train, group, item, label).persist()
     numbers = {side: numbered(pairs, side).persist() for side in (LIST, ITEM)}

@@ -33,6 +33,7 @@ from sparkring.training.data.decode import own_decoder
 from sparkring.training.device import NO_GPU
 from sparkring.training.hooks import hook_problems
 from sparkring.training.models.groups import freeze
+from sparkring.training.models.torch_private import meta_device
 from sparkring.training.own_optimizer import optimizer_problems
 from sparkring.training.recipe_model import ModelColumns, pick_columns
 from sparkring.training.schedules import schedule_problems
@@ -225,7 +226,7 @@ def _group_problems(config: RunConfig, make: Callable[[], nn.Module]) -> Iterato
     if not config.optim.groups:
         return
     try:
-        with torch.device("meta"):
+        with meta_device():
             model = make()
     except Exception:  # needs values to be made; ranks find it
         return
@@ -249,7 +250,7 @@ def _not_taken(factory: type[nn.Module], inputs: int) -> str:
 def _unmade(make: Callable[[], Any], what: str) -> Iterator[str]:
     """Yield why a call fails. Models are made without memory first, if their constructors allow it."""
     try:
-        with torch.device("meta"):
+        with meta_device():
             make()
     except Exception:  # missing values raise many exception types
         try:

@@ -1519,7 +1519,7 @@ MUTANTS = (
     Mutant("etl/windows/window.py", "weighted[own or split] += rows", "weighted[split] += rows", T_ETL_WEIGHTS),
     Mutant("training/data/weights.py", ".double() / self._mean", ".double()", T_WEIGHTED_RUN),
     Mutant("training/data/weights.py", "weight * batch.weight)", "weight)", T_WEIGHTED_RUN),
-    Mutant("training/worker.py", "real = batch.real_rows()", "real = batch.row_weights() > 0", T_WEIGHTED_RUN),
+    Mutant("training/predictions.py", "real = batch.real_rows()", "real = batch.row_weights() > 0", T_WEIGHTED_RUN),
     Mutant(
         EVALUATION,
         "self.task.split_metrics(ordered[:, :-1], ordered[:, -1])",

@@ -13,7 +13,10 @@ from sparkring.pipelines.exit_codes import Exit
 
 ROOT = Path(__file__).parents[2]
 REPORT = ("matplotlib", "sklearn", "jinja2")
-TORCH_PARTS = ("torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "sympy")  # seconds each
+# seconds each
+TORCH_PARTS = (
+    *("torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint", "sympy"),
+)
 JOB = ("torch", "mlflow", "pandas", "scipy", *REPORT)
 SPARK = ("pyspark", "py4j", "sqlglot")
 RECIPE = (*JOB, *SPARK, "numpy", "pyarrow")
@@ -32,6 +35,7 @@ NOT_IMPORTED = {
     "config show no-such-recipe": RECIPE,
     "config show flights no.such=1": RECIPE,
 }
+BEFORE_A_RECIPE_IS_CHECKED = ("mlflow", "matplotlib", "sklearn", "scipy", "pyspark.ml", *TORCH_PARTS)
 PROGRAM = """
 import sys
 from sparkring.pipelines.cli import main
@@ -58,3 +62,11 @@ def test_a_command_imports_only_what_it_runs(command: str, tmp_path: Path) -> No
     )
     code, _, imported = done.stdout.splitlines()[-1].removeprefix("exit code ").partition(" imported:")
     assert int(code) in (Exit.OK, Exit.USAGE, Exit.DATA) and not imported, (code, imported, done.stderr[-2000:])
+
+
+def test_a_job_imports_what_it_does_at_its_end_after_its_recipe_is_checked() -> None:
+    """While Spark starts: see `import_later_parts`."""
+    program = "import sys, sparkring.pipelines.job; print(*(name for name in sys.argv[1:] if name in sys.modules))"
+    command = [sys.executable, "-c", program, *BEFORE_A_RECIPE_IS_CHECKED]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "\n"), (done.stdout, done.stderr[-2000:])

@@ -173,6 +173,32 @@ def test_java_is_told_or_starts_without(
     assert "WORKERS [True]" in done.stdout, "Spark's daemon has imported what its workers use"
 
 
+ONE_DAEMON = """
+import os, sys
+import pyarrow as pa
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.pipelines.spark import spark_session
+
+def of_sql(batches):
+    for _ in batches:
+        imported = [name in sys.modules for name in ("pandas", "sparkring.pipelines.launch.barrier")]
+        yield pa.RecordBatch.from_pydict({"daemon": [os.getppid()], "imported": [all(imported)]})
+
+with spark_session("one", SparkConfig(), LaunchConfig(world=1)) as spark:
+    (row,) = spark.range(0, 1, 1, 1).mapInArrow(of_sql, "daemon long, imported boolean").collect()
+    (of_agents,) = spark.sparkContext.parallelize([0], 1).map(lambda _: os.getppid()).collect()
+    print(row.imported, row.daemon == of_agents)
+"""
+
+
+@pytest.mark.spark
+def test_workers_of_the_etl_and_agents_of_ranks_are_of_one_daemon_with_what_they_import() -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", ONE_DAEMON], env=environment, capture_output=True, text=True)
+    assert done.stdout == "True True\n", (done.stdout, done.stderr[-2000:])
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_archive_is_made_once_and_the_next_jvm_maps_it(tmp_path: Path) -> None:

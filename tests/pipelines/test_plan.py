@@ -135,7 +135,7 @@ def test_a_layout_that_cannot_be_ends_the_command_before_spark(
     def started(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr("sparkring.pipelines.spark.spark_session", started)
+    monkeypatch.setattr("sparkring.pipelines.job.session_ahead", started)
     words = ["gpt-124m", "train.device=cpu", *override.split()]
     assert said in "\n".join(layout_problems_of(load_config(words[0], words[1:]).config))
     assert main(["run", *words]) == 2

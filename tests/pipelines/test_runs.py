@@ -8,7 +8,8 @@ import json
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from subprocess import PIPE
 from types import SimpleNamespace
@@ -53,10 +54,33 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etl_step, "wanted_fingerprint", lambda config, sources: "f")
     monkeypatch.setattr(etl_step, "pin", lambda *_: {})
     monkeypatch.setattr(etl_step, "require", lambda config, fingerprint: SimpleNamespace(manifest=None))
-    monkeypatch.setattr(job_module, "session_on_demand", lambda *_: nullcontext(lambda: None))
+    monkeypatch.setattr(job_module, "session_ahead", lambda *_: nullcontext(lambda: None))
     for name in ("check_recipe", "check_against", "describe_job", "keep_environment"):
         monkeypatch.setattr(job_module, name, lambda *_, **__: None)
     monkeypatch.setattr(job_module, "check_slots", lambda *_, **__: None)
+
+
+def test_what_a_job_needs_at_its_end_is_imported_while_spark_starts(
+    without_spark: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def starting(*_: object) -> Iterator[Callable[[], None]]:
+        events.append("Spark starts")
+        yield lambda: events.append("Spark is needed")
+
+    monkeypatch.setattr(job_module, "session_ahead", starting)
+    monkeypatch.setattr(job_module, "check_recipe", lambda *_: events.append("the recipe is checked"))
+    monkeypatch.setattr(job_module, "import_later_parts", lambda *_: events.append("imports"))
+    monkeypatch.setattr(job_module, "train_and_report", failing)
+    with pytest.raises(LaunchError):
+        job_module.run_job(resolved(tmp_path), etl=False)
+    assert events == ["the recipe is checked", "Spark starts", "imports", "Spark is needed"]
+
+
+def failing(*_: object) -> None:
+    raise LaunchError("no room")
 
 
 @pytest.mark.parametrize(

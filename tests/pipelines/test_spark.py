@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,93 @@ def test_a_session_is_opened_once_when_it_is_needed_and_closed_at_the_end(
     with session_on_demand("used", SparkConfig(), LaunchConfig()) as session:
         assert session() is session() and events == ["open used"]
     assert events == ["open used", "close"]
+
+
+AHEAD = """
+import sys, threading, time
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.pipelines import spark as spark_module
+from sparkring.pipelines.signals import ended_by_signals
+from sparkring.pipelines.spark import session_ahead
+until, opens, opened = sys.argv[1], threading.Event(), threading.Event()
+launch = spark_module.launch_gateway
+
+def launching(*args):
+    opens.set()
+    return launch(*args)
+
+def open_session(*args):
+    opens.set()
+    try:
+        return whole(*args)
+    finally:
+        opened.set()
+
+whole, spark_module.open_session, spark_module.launch_gateway = spark_module.open_session, open_session, launching
+try:
+    with ended_by_signals(), session_ahead("ahead", SparkConfig(), LaunchConfig(world=2)) as session:
+        assert opens.wait(60)
+        if until == "used":
+            spark = session()
+            assert session() is spark
+            active = spark._jvm.org.apache.spark.sql.classic.SparkSession.getActiveSession()
+            print("active", active.isDefined(), "rows", spark.range(5).selectExpr("sum(id)").collect()[0][0])
+        elif until == "signal":
+            print("waiting", flush=True)
+            while True:  # a signal that comes just before a long wait is noticed after it
+                time.sleep(0.05)
+        elif until == "opened":
+            assert opened.wait(120)
+        raise ValueError("an invalid recipe")
+except ValueError as error:
+    print(error)
+context = spark_module.SparkContext._active_spark_context
+print("left", context, [thread.name for thread in threading.enumerate() if thread.name.startswith("spark")])
+"""
+
+
+def start_ahead(folder: Path, until: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder)}
+    return subprocess.Popen(
+        [sys.executable, "-c", AHEAD, until],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_empty_group(group: int) -> None:
+    deadline = time.monotonic() + 60
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.05)
+        pytest.fail(f"processes of the group {group} are left")
+
+
+@pytest.mark.parametrize(
+    ("until", "said"),
+    [("starting", []), ("opened", []), ("used", ["active True rows 10"])],
+)
+def test_a_session_that_is_opened_ahead_is_used_or_leaves_nothing(tmp_path: Path, until: str, said: list[str]) -> None:
+    process = start_ahead(tmp_path, until)
+    out, err = process.communicate(timeout=300)
+    assert out.splitlines() == [*said, "an invalid recipe", "left None []"], (out, err)
+    wait_for_empty_group(process.pid)
+    assert not list(tmp_path.glob("sparkring-spark-*.log")) or said, "the log of a job that fails is kept"
+
+
+def test_a_signal_while_a_session_is_opened_ahead_ends_the_job_and_its_jvm(tmp_path: Path) -> None:
+    process = start_ahead(tmp_path, "signal")
+    assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode != 0 and "Stopped: stopped by SIGTERM" in err, err
+    wait_for_empty_group(process.pid)
+    assert not list(tmp_path.glob("sparkring-spark-*.log"))
 
 
 LOUD = """

@@ -10,8 +10,8 @@ import torch
 
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch
+from sparkring.training.predictions import Predictions
 from sparkring.training.tasks import BinaryTask
-from sparkring.training.worker import Predictions
 
 
 class OnFakeDevice(torch.Tensor):

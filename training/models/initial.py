@@ -27,8 +27,9 @@ from torch import nn
 
 from sparkring.conf.errors import first_line
 from sparkring.training.models.torch_private import (
-    TorchDispatchMode,
+    DispatchMode,
     call_name,
+    call_without_memory,
     make_wrapper_tensor,
     plain_tensor_functions,
     replaced_trunc_normal,
@@ -217,7 +218,7 @@ READS_MEMORY = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__,
 READS_MEMORY |= {torch.Tensor.untyped_storage, torch.Tensor.storage}
 
 
-class InitRecorder(TorchDispatchMode):
+class InitRecorder(DispatchMode):
     """Make tensors made by size DeferredTensors, and record the calls on them.
 
     Other tensors are made as usual.
@@ -256,7 +257,7 @@ class InitRecorder(TorchDispatchMode):
         on_meta = {**kwargs, "device": META, "pin_memory": False} if "device" in kwargs else kwargs
         if "device" in kwargs and "pin_memory" not in kwargs:
             del on_meta["pin_memory"]
-        out = func(*tree_map(on_meta_device, args), **tree_map(on_meta_device, on_meta))
+        out = call_without_memory(func, tree_map(on_meta_device, args), tree_map(on_meta_device, on_meta))
         if any((x.shape, x.stride()) != (x.meta.shape, x.meta.stride()) for x in deferred.values()):
             raise Unrecordable(f"{name} changes the shape of a tensor in place")
         self.record(func, args, kwargs, out, written)
@@ -482,7 +483,13 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def without_memory(module: nn.Module) -> None:
     """Move parameters and buffers to the meta device."""
-    replace_tensors(module, lambda t: torch.empty_like(t.meta if isinstance(t, DeferredTensor) else t, device=META))
+    replace_tensors(module, lambda t: _without_values(t.meta if isinstance(t, DeferredTensor) else t))
+
+
+def _without_values(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_contiguous():  # torch's `empty_like` on the meta device imports sympy
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=META)
+    return torch.empty_like(tensor, device=META)
 
 
 def replace_tensors(module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> None:

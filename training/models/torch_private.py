@@ -96,6 +96,40 @@ def plain_tensor_functions() -> AbstractContextManager[object]:
     return torch._C.DisableTorchFunctionSubclass()
 
 
+class DispatchMode(TorchDispatchMode):
+    """A mode that torch._dynamo is not imported for, to be kept from compiling it: nothing is compiled within ours."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _WithoutMemory(DispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return call_without_memory(func, args, kwargs or {})
+
+
+def call_without_memory(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call an operator; on the meta device no normal values are drawn: torch's Python for it imports torch._dynamo."""
+    if func is torch.ops.aten.normal_.default and args[0].is_meta and _is_deviation(*args[2:]):
+        return args[0]
+    if func is torch.ops.aten.randn.default and torch.device(kwargs.get("device") or "cpu").type == "meta":
+        return torch.empty(*args, **kwargs)
+    return func(*args, **kwargs)
+
+
+def _is_deviation(std: float = 1.0) -> bool:
+    """Whether `normal_` takes it; where not, torch says so."""
+    return std >= 0
+
+
+@contextmanager
+def meta_device() -> Iterator[None]:
+    """Within, modules are made without memory, and without what only their values need."""
+    with torch.device("meta"), _WithoutMemory():
+        yield
+
+
 def swap_tensor(tensor: torch.Tensor, new: torch.Tensor) -> None:
     """`tensor`, which stays the same object, becomes what `new` is.
 

@@ -24,6 +24,7 @@ from torch import nn
 from sparkring.conf.features import FIRST_CODE, State
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.training.models.initial import EagerValue, InitialModel, InitialValue
+from sparkring.training.models.torch_private import meta_device
 
 NewValues = Literal["mean", "initial"]
 METHOD = "warm_started"
@@ -152,7 +153,7 @@ def warm_start(
     if weights is not None:
         module: Any = initial.module
         if hasattr(module, METHOD):
-            with torch.device("meta"):
+            with meta_device():
                 before = old()
             fresh = {name: whole(value) for name, value in initial.values.items()}
             weights = module.warm_started(fresh, before, weights, change, new_values)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,8 @@ from torch.distributed.pipelining import _backward
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sparkring.training.models import torch_private as private
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -48,6 +53,42 @@ def test_a_swapped_tensor_stays_the_same_object() -> None:
     private.swap_tensor(weight, nn.Parameter(torch.zeros(12, 2, dtype=torch.float64)))
     assert lstm.weight_ih_l0 is weight and lstm._flat_weights[0] is weight
     assert weight.dtype == torch.float64 and not weight.any()
+
+
+WITHOUT_MEMORY = """
+import sys
+import torch
+from torch import nn
+from sparkring.training.models.initial import record_model
+from sparkring.training.models.torch_private import meta_device
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drawn = nn.Parameter(torch.randn(3, 2))
+        self.inner = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 2), nn.LSTM(2, 2), nn.BatchNorm1d(2))
+        nn.init.normal_(self.drawn, std=0.02)
+        nn.init.trunc_normal_(self.inner[1].weight)
+
+with meta_device():
+    model = Own()
+values = record_model(Own, seed=0).values
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+usual = Own()
+print({tensor.device.type for tensor in model.state_dict().values()})
+shapes = [{name: (t.shape, t.dtype) for name, t in of.state_dict().items()} for of in (model, usual)]
+print(shapes[0] == shapes[1] == {name: (torch.Size(value.size), value.dtype) for name, value in values.items()})
+try:
+    with meta_device():
+        nn.init.normal_(model.drawn, std=-1.0)
+except RuntimeError as error:
+    print("std" in str(error))
+"""
+
+
+def test_a_module_without_memory_is_made_without_importing_dynamo() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_MEMORY], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[]", "{'meta'}", "True", "True"], (done.stdout, done.stderr[-2000:])
 
 
 def test_trunc_normal_is_replaced_within_the_context_only() -> None:
