@@ -329,18 +329,25 @@ def session_ahead(
         unused.callback(close_unused, opening, unwanted)
 
         def take() -> SparkSession:
-            spark = held.enter_context(held_session(opening.result(), launch))
+            spark = held.enter_context(held_session(result_of(opening), launch))
             unused.pop_all()
             return spark
 
         yield functools.cache(take)
 
 
+def result_of(opening: Future[Opened]) -> Opened:
+    """Wait in short steps: of a signal that comes just before a long wait Python would hear after it only."""
+    while wait([opening], timeout=POLL_S).not_done:
+        pass
+    return opening.result()
+
+
 def close_unused(opening: Future[Opened], unwanted: threading.Event) -> None:
     """End the opening of a session, or the session."""
     unwanted.set()
     with contextlib.suppress(Exception):  # what was wrong with it is of no interest: another error is on its way
-        opened = opening.result()
+        opened = result_of(opening)
         opened.close()
         if opened.jvm_log is not None:
             opened.jvm_log.unlink(missing_ok=True)
