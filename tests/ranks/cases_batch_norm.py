@@ -12,7 +12,7 @@ from torch import nn
 from sparkring.training.data.batch import Batch
 from sparkring.training.parallel.batching import split_batch
 from sparkring.training.parallel.state import model_tensors
-from tests.ranks.problem import SquaredError, full_state, make_strategy, on_device, rank_part, table_batch
+from tests.ranks.problem import CPU, SquaredError, full_state, make_strategy, on_device, rank_part, table_batch
 
 STEPS, LR = 6, 1e-2
 LAYERS: dict[str, dict[str, Any]] = {
@@ -54,6 +54,7 @@ def passes(batch: Batch, world: int, accumulate: int, uneven: bool) -> list[torc
     numbered = Batch({"n": torch.arange(batch.rows)}, batch.rows, batch.global_rows, 0)
 
     class Place:
+        device = CPU
         data_size = world
         data_rank = 0
 
