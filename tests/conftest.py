@@ -82,7 +82,8 @@ def _job_properties() -> set[str]:
 
     try:
         properties = context._jsc.sc().getLocalProperties()
-        return {str(name) for name in properties.stringPropertyNames().toArray() if properties.getProperty(name)}
+        names = [str(name) for name in properties.stringPropertyNames().toArray()]
+        return {name for name in names if not name.startswith("__") and properties.getProperty(name)}  # __: Spark's own
     except Py4JError:  # its JVM was killed by the test
         return set()
 

@@ -288,7 +288,7 @@ def test_small_files_are_checked_without_a_job_and_large_ones_in_tasks_with_the_
     said = {}
     for limit in (1 << 20, 0):
         monkeypatch.setattr("sparkring.etl.sources.read.CHECKED_HERE_BYTES", limit)
-        context.setJobGroup(f"checked {kind} {limit}", "files")
+        context.setLocalProperty("spark.jobGroup.id", f"checked {kind} {limit}")
         try:
             with pytest.raises(EtlError) as caught:
                 source(tmp_path, kind, {"v": "int"}, {}).read(session)

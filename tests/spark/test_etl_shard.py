@@ -330,7 +330,7 @@ def test_the_driver_is_sent_no_more_for_more_rows(spark, tmp_path, monkeypatch):
     sent, peaks = {}, {}
     for rows in (1000, 150_000, 2_400_000):  # the first for what is imported and compiled once
         frame = spark.range(0, rows, 1, 4).selectExpr("id", "id % 7 as x")
-        spark.sparkContext.setJobGroup(f"{rows} rows", "")
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", f"{rows} rows")
         tracemalloc.start()
         try:
             files, _ = write(spark, frame, tmp_path / str(rows), ["id"], {"train": 16}, counts={"train": rows})
