@@ -44,10 +44,12 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "recipe_choice": ("training/models", "conf/recipes"),
     "recommender": ("training/models", "training/tables"),
     "scoring": ("pipelines/evaluation",),
+    "seconds": ("etl", "training", "pipelines"),
     "servers": ("training/servers", "training/parallel/servers"),
     "soak": ("training/launch", "pipelines/launch", "training/checkpoint", "training/servers"),
     "sparse_tables": ("training/tables", "training/parallel/sparse.py"),
     "strategies": ("training/parallel",),
+    "suite": ("tests",),
     "whole_line": ("etl", "training", "pipelines"),
 }
 

@@ -25,6 +25,7 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 # Of all that tests start: a thread of OpenMP that waits for others gives its core away, as in our ranks.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 ROOT = Path(__file__).resolve().parent.parent
+LONGEST = ("test_mesh", "test_cost", "test_worker", "test_job", "test_spark_submit", "test_etl_build")
 # Both of hypothesis' limits are durations, and a fixture of one folder for all examples is what our tests want.
 hypothesis.settings.register_profile(
     "no clock",
@@ -58,6 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for marker in missing.keys() & {mark.name for mark in item.iter_markers()}:
             item.add_marker(pytest.mark.skip(reason=missing[marker]))
+    # The longest files first: the last one that a worker takes would keep the others waiting for minutes.
+    items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
 
 
 def _descendants() -> set[tuple[int, float]]:

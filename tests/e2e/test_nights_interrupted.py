@@ -21,9 +21,10 @@ from moto.server import ThreadedMotoServer
 
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.training.checkpoint.weights import FILE
-from tests.e2e.test_nights import RECIPE, ROOT, write_day
+from tests.e2e.test_nights import RECIPE, write_day
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
+ROOT = Path(__file__).resolve().parent.parent.parent
 DOUBLE_STARTS, KILLS = 20, 30
 DAYS = [f"2024-03-{day:02}" for day in range(1, 3 + DOUBLE_STARTS)]
 
