@@ -33,8 +33,8 @@ test: setup  ## everything but the long soaks, two files at a time (JOBS=0: one 
 test-slow: setup  ## the long ones
 	@$(BIN)/pytest -q -m slow $(ARGS)
 
-test-gpu: setup  ## tests/gpu and tests/ranks on GPUs, which the other tests hide from themselves
-	@SPARKRING_TEST_GPU=1 $(BIN)/pytest -q -m "gpu or ranks" tests/gpu tests/ranks $(ARGS)
+test-gpu: setup  ## the tests that need a GPU, and tests/ranks on GPUs, which the others hide from themselves
+	@SPARKRING_TEST_GPU=1 $(BIN)/pytest -q -m gpu $(ARGS)
 
 fuzz: setup  ## 100,000 damaged files and frames; rewrites benchmarks/results/fuzz.json (minutes)
 	@$(BIN)/python -m tests.fuzz.run --count 100000 --out benchmarks/results/fuzz.json

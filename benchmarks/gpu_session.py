@@ -1,6 +1,7 @@
 """Everything one GPU can show in half an hour, in the order of its worth, without Spark, Horovod or MLflow:
 
-    python benchmarks/gpu_session.py all [--out FILE.md]      every part, each in a process of its own with its limit
+    python benchmarks/gpu_session.py all [--out FILE.md]      every part but `ranks`, which takes an hour, each in a
+                                                              process of its own with its limit
     python benchmarks/gpu_session.py PART ...                 some of them
 
 Each line says what was expected beside what came. A part that fails, or takes longer than its limit, is a line too, and
@@ -90,7 +91,6 @@ LAYOUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
     ),
     (2, ("ddp-codec", "zero3-offload", "zero2-lamb", "zero3-lars", "tp-lamb", "zero3-shared", "tp-untied-grouped")),
 )
-RANKS = ("nccl", "ring", "mesh", "odd", "state", "batch_norm", "average", "replicas", "compress", "tables", "servers")
 BATCH = {"gpt-124m": 64, "gpt-1b": 16}  # rows per step of each recipe
 
 
@@ -173,13 +173,12 @@ def layouts(device: torch.device) -> list[Line]:
     if device.type == "cpu" or importlib.util.find_spec("pytest") is None:
         return [Line("layouts", "-", "skipped: needs a GPU and pytest")]
     os.environ["SPARKRING_TEST_GPU"] = "1"
-    from tests.ranks.cases_mesh import ORACLE, one_process
     from tests.ranks.conftest import RankForkServer
     from tests.ranks.layouts import FOUR, TWO
     from tests.ranks.problem import EXACT, worst_difference
+    from tests.ranks.test_mesh import Results
 
-    server, lines = RankForkServer(), []
-    oracles: dict[str, Any] = {}
+    server, lines, results = RankForkServer(), [], Results()
     for world, names in LAYOUTS:
         cases = {name: {2: TWO, 4: FOUR}[world][name] for name in names}
         with tempfile.TemporaryDirectory() as folder:
@@ -195,9 +194,7 @@ def layouts(device: torch.device) -> list[Line]:
                 continue
             found = [torch.load(f"{folder}/{r}.pt", map_location="cpu", weights_only=False) for r in range(world)]
         for name, case in cases.items():
-            key = str([(k, case.get(k)) for k in sorted(ORACLE)])
-            oracles[key] = oracles.get(key) or one_process(case)
-            far = worst_difference([rank[name] for rank in found], oracles[key])
+            far = worst_difference([rank[name] for rank in found], results.oracle(case))
             engine = found[0][name]["engine"]
             lines.append(Line(f"{world} ranks, {engine}: {name}", f"within {EXACT:.0e}", f"{far:.1e}", far < EXACT))
         lines.append(Line(f"{world} ranks: a launch of {len(names)} layouts", "-", took))
@@ -207,8 +204,8 @@ def layouts(device: torch.device) -> list[Line]:
 
 
 def ranks(device: torch.device) -> list[Line]:
-    """`tests/ranks` on GPUs."""
-    return [ran(f"tests/ranks/test_{name}.py", device) for name in RANKS]
+    """`tests/ranks`, but for what it counts on the CPU's wire and in its memory."""
+    return [ran(str(path.relative_to(ROOT)), device) for path in sorted(ROOT.glob("tests/ranks/test_*.py"))]
 
 
 def ran(path: str, device: torch.device) -> Line:
@@ -217,7 +214,7 @@ def ran(path: str, device: torch.device) -> Line:
         return Line(path, "passed", "skipped: needs a GPU")
     if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("psutil") is None:
         return Line(path, "passed", "skipped: needs pytest and psutil")
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=short", "-m", "gpu or ranks", path]
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=short", "-m", "gpu", path]
     environment = os.environ | {"SPARKRING_TEST_GPU": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     print(done.stdout[-6000:], file=sys.stderr)
@@ -568,7 +565,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no CUDA device is visible: this benchmark needs one (it ran nothing)")
-    parts = list(PARTS) if "all" in arguments.parts else arguments.parts
+    parts = [part for part in PARTS if part != "ranks"] if "all" in arguments.parts else arguments.parts
     if arguments.here:
         lines = PARTS[parts[0]][0](torch.device("cuda", 0) if arguments.device == "cuda" else torch.device("cpu"))
         print(table(parts[0], lines))

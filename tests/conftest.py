@@ -47,19 +47,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need a GPU, or Horovod, are skipped where there is none, and say so."""
+    """Tests that need a GPU, or Horovod, are skipped where there is none, and say so; the longest files come first."""
     import torch
 
-    torch.set_num_threads(1)  # threads that wait for each other took most of the time of tests with tiny models
     missing = {}
     if not torch.cuda.is_available():
         missing["gpu"] = "torch sees no GPU (tests look for one with `make test-gpu` only)"
     if importlib.util.find_spec("horovod") is None:
         missing["horovod"] = "Horovod is not installed"
     for item in items:
+        if os.environ.get("SPARKRING_TEST_GPU") and item.path.is_relative_to(ROOT / "tests/ranks"):
+            item.add_marker(pytest.mark.gpu)  # tests/ranks/problem.py puts the ranks on GPUs
         for marker in missing.keys() & {mark.name for mark in item.iter_markers()}:
             item.add_marker(pytest.mark.skip(reason=missing[marker]))
-    # The longest files first: the last one that a worker takes would keep the others waiting for minutes.
+    # Else the last file that a worker takes would keep the others waiting for minutes.
     items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
 
 
@@ -157,6 +158,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def pytest_collection_finish() -> None:
-    """Leave all that was imported out of later collections: torch, MLflow and thousands of tests take half a second."""
+    """Tests with tiny models spend their time in threads that wait for each other, and in collections of garbage."""
+    import torch
+
+    torch.set_num_threads(1)
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # torch, MLflow and thousands of tests: half a second a collection

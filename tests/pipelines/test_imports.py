@@ -13,10 +13,7 @@ from sparkring.pipelines.exit_codes import Exit
 
 ROOT = Path(__file__).parents[2]
 REPORT = ("matplotlib", "sklearn", "jinja2")
-# seconds each
-TORCH_PARTS = (
-    *("torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint", "sympy"),
-)
+TORCH_PARTS = ("torch._dynamo", "sympy", *(f"torch.distributed.{part}" for part in ("tensor", "fsdp", "checkpoint")))
 JOB = ("torch", "mlflow", "pandas", "scipy", *REPORT)
 SPARK = ("pyspark", "py4j", "sqlglot")
 RECIPE = (*JOB, *SPARK, "numpy", "pyarrow")

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.ranks
+from tests.ranks.problem import RANKS_ON
+
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.skipif(RANKS_ON != "cpu", reason="bytes are counted of Gloo and Horovod, between hosts' memories"),
+]
 NAMESPACE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 
 WIDE = {

@@ -10,8 +10,12 @@ import pytest
 from sparkring.training.models.gpt import GPT
 from sparkring.training.models.initial import record_model
 from tests.ranks.cases_memory import LARGE
+from tests.ranks.problem import RANKS_ON
 
-pytestmark = pytest.mark.ranks
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.skipif(RANKS_ON != "cpu", reason="the memory of processes is looked at, not that of GPUs"),
+]
 MB = 2**20
 # Blocks of 4 MB values are drawn and files read in, and rest; on a busy machine pages of libraries come back meanwhile.
 SLACK = {"start": 16 * MB, "load": 10 * MB, "export": MB}

@@ -181,7 +181,7 @@ class MeshPlacement(ModelPlacement):
         """The group of each direction between neighbors of this rank's pipeline: p2p.py says why. Collective."""
         ranks = range(self.mesh.pp)
         pairs = sorted({pair for r in ranks for pair in ((r, (r + 1) % len(ranks)), ((r + 1) % len(ranks), r))})
-        if self.context.device.type == "meta" or device_backend(self.context.device) == "gloo":
+        if device_backend(self.context.device) != "nccl":
             return dict.fromkeys(pairs, self.context.axis("pp").get_group())
         return {pair: self._pipeline_group(sorted(pair)) for pair in pairs}
 
