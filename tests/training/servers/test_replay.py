@@ -44,16 +44,15 @@ def test_a_run_is_made_again_from_its_logs_bit_for_bit(name: str, tmp_path: Path
     """Four workers, three servers, jitter, one three times as slow, a tenth of the pushes sent twice."""
     given, settings = definition(4, **RUNS[name]), RUNS[name]
     with servers(3, 4, tmp_path) as made:
-        body = jittered(0.1, straggler=3)
 
         def behind_at_first(client: Client, clock: int) -> None:
-            if (client.worker, clock) == (3, 0):  # until the others are as far ahead as they may be
+            """Hold worker 3's first gradient until the others are as far ahead as they may be."""
+            if (client.worker, clock) == (3, 0):
                 ahead = 8 if given.bound is None else given.bound + 1
                 while given.bound != 0 and min(max(server.shard.applied) for server in made) < ahead:
                     time.sleep(0.005)
-            body(client, clock)
 
-        run_all(made, given, CLOCKS, behind_at_first)
+        run_all(made, given, CLOCKS, jittered(0.1, straggler=3, before_push=behind_at_first))
         digests = [server.shard.digest() for server in made]
         counts = [server.shard.counts for server in made]
     logs = read_logs(tmp_path, CLOCKS, 3)
@@ -127,7 +126,13 @@ def changed(log: LogFile, events: list[PushEvent]) -> LogFile:
 def test_a_log_that_was_changed_is_found(tmp_path: Path) -> None:
     given = definition(3, bound=2)
     with servers(2, 3, tmp_path) as made:
-        run_all(made, given, 10, jittered(0.0, straggler=2))
+
+        def behind_at_first(client: Client, clock: int) -> None:
+            """Hold worker 2's first gradient until another was applied, so that its lag is not 0."""
+            while (client.worker, clock) == (2, 0) and not all(max(server.shard.applied) for server in made):
+                time.sleep(0.005)
+
+        run_all(made, given, 10, jittered(0.0, straggler=2, before_push=behind_at_first))
     logs = read_logs(tmp_path, 10, 2)
     events = list(logs[0].events)
     with pytest.raises(ValueError, match=r"29 pushes of 30; not once"):

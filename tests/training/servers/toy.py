@@ -76,13 +76,22 @@ def factor_of(squares: float, finite: bool = True) -> float:
 WORKERS = Workers(ids_of, lambda one, pulled: gradient_of(one.worker, one.clock, pulled), factor_of)
 
 
-def run_clock(client: Client, clock: int, attempt: int = 0, twice: bool = False, pause_s: float = 0.0) -> list[Status]:
+def at_once(client: Client, clock: int) -> None:
+    """Push a gradient as soon as it is computed."""
+
+
+def run_clock(
+    client: Client,
+    clock: int,
+    attempt: int = 0,
+    twice: bool = False,
+    before_push: Callable[[Client, int], None] = at_once,
+) -> list[Status]:
     """One clock of a worker, computed again while a server rejects it; `twice`: the push is sent again."""
     while True:
         pulled = client.pull(clock, attempt, ids_of(client.worker, clock))
         gradient = gradient_of(client.worker, clock, pulled)
-        if pause_s:
-            time.sleep(pause_s)
+        before_push(client, clock)
         pushes = cut_gradient(gradient, client.definition, client.worker, clock, attempt, pulled.versions)
         frames = client.push(pushes)
         if client.definition.synchronous:
@@ -158,13 +167,20 @@ def run_all(
     return clients
 
 
-def jittered(twice_share: float, straggler: int | None, seed: int = 0) -> Callable[[Client, int], Any]:
+def jittered(
+    twice_share: float, straggler: int | None, before_push: Callable[[Client, int], None] = at_once
+) -> Callable[[Client, int], Any]:
     """Clocks of lognormal length, one worker three times as slow, some pushes sent twice."""
 
     def body(client: Client, clock: int) -> None:
-        draw = random.Random(f"{seed} {client.worker} {clock}")
+        draw = random.Random(f"0 {client.worker} {clock}")
         pause_s = 0.002 * draw.lognormvariate(0, 0.8) * (3 if client.worker == straggler else 1)
-        run_clock(client, clock, 0, draw.random() < twice_share, pause_s)
+
+        def late(client: Client, clock: int) -> None:
+            time.sleep(pause_s)
+            before_push(client, clock)
+
+        run_clock(client, clock, 0, draw.random() < twice_share, late)
 
     return body
 
