@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from sparkring.conf.errors import first_line
+from sparkring.conf.errors import error_line
 from sparkring.conf.manifest import Column
-from sparkring.conf.secrets import redact
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.training.result import LabelBalance, Scores
 
@@ -46,7 +45,7 @@ def label_balance(task: str, splits: Mapping[str, SplitRows], labels: Sequence[C
             if n
         }
     except Exception as error:
-        log.warning("labels of %s are not compared: %s", sorted(splits), redact(first_line(error)))
+        log.warning("labels of %s are not compared: %s", sorted(splits), error_line(error))
         return {}
 
 

@@ -37,7 +37,7 @@ from sparkring.conf.blocks.housekeeping import (
     target_url,
 )
 from sparkring.conf.config import RunConfig
-from sparkring.conf.errors import first_line
+from sparkring.conf.errors import error_line
 from sparkring.conf.secrets import hide_values, redact, url_secrets
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import CLOSED, OPEN, Finite, StoredError, read
@@ -238,7 +238,7 @@ def _logged(name: str, work: Callable[[], None], secrets: Mapping[str, str]) -> 
     try:
         work()
     except Exception as error:  # of the network, of the operating system, of what a server answers
-        log.error("%s: %s", name, hide_values(redact(first_line(error)), secrets))
+        log.error("%s: %s", name, hide_values(error_line(error), secrets))
     else:
         log.info("%s: told", name)
 

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from sparkring.conf.blocks.tracking import TrackingConfig
-from sparkring.conf.errors import first_line
+from sparkring.conf.errors import error_line
 from sparkring.conf.secrets import redact
 from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.process_id import this_process
@@ -158,4 +158,4 @@ def _answering(where: str) -> Iterator[None]:
     except StoreUnreachable:
         raise
     except Exception as error:  # of the client, of HTTP, of a database driver
-        raise StoreUnreachable(f"{where}: {redact(first_line(error))[:500]}") from error
+        raise StoreUnreachable(f"{where}: {error_line(error)}") from error

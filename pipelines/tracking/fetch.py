@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 
 from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.blocks.tracking import TrackingConfig
-from sparkring.conf.errors import first_line
+from sparkring.conf.errors import error_line, first_line
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import check_stored
 from sparkring.conf.stored import StoredError
@@ -121,6 +121,6 @@ def _asked(tracking: TrackingConfig, uri: str, question: Callable[[], T]) -> T:
     except MlflowException as error:
         if error.error_code in MISSING:
             raise StoredError(f"{uri}: no such model in {redact(tracking.store_uri)}: {first_line(error)}") from error
-        raise StoreUnreachable(f"{redact(tracking.store_uri)}: {redact(first_line(error))}") from error
+        raise StoreUnreachable(f"{redact(tracking.store_uri)}: {error_line(error)}") from error
     except OSError as error:
         raise StoredError(f"{uri}: its files cannot be read: {error}") from error

@@ -36,7 +36,7 @@ from mlflow.utils.rest_utils import http_request
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.digest import digest
-from sparkring.conf.errors import first_line
+from sparkring.conf.errors import error_line
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import exclusive
 from sparkring.conf.stored import StoredError
@@ -123,7 +123,7 @@ class MlflowSink:
                 except StoreUnfit:
                     raise
                 except Exception as error:
-                    raise StoreUnreachable(_first_line(error)) from error
+                    raise StoreUnreachable(error_line(error)) from error
                 try:
                     self._apply(batch)
                 except StoredError:
@@ -135,8 +135,8 @@ class MlflowSink:
                     self._check_store(error)
                     self._check_not_deleted(batch[0].key, error)
                     if self._may_pass(error, batch[0].op):
-                        raise TryAgain(_first_line(error)) from error
-                    log.warning("MLflow refused %s: %s", batch[0].op, _first_line(error))
+                        raise TryAgain(error_line(error)) from error
+                    log.warning("MLflow refused %s: %s", batch[0].op, error_line(error))
                     self._not_recorded(batch[0], error)
                 else:
                     self.journal.state["given_up"] = [k for k in self._given_up if k != batch[0].op]
@@ -156,7 +156,7 @@ class MlflowSink:
         try:
             self._connect().get_experiment(self._experiment)
         except Exception:
-            raise StoreUnreachable(_first_line(error)) from error
+            raise StoreUnreachable(error_line(error)) from error
 
     def _check_not_deleted(self, key: str, error: Exception) -> None:
         """Raise StoreUnfit where the operation failed because its experiment or run was deleted meanwhile."""
@@ -188,11 +188,11 @@ class MlflowSink:
     def _not_recorded(self, op: ops.Op, error: Exception) -> None:
         """Note on the run itself what is missing from it: nobody reads the log of a job that went well."""
         lost: list[str] = self.journal.state.setdefault("not_recorded", {}).setdefault(op.key, [])
-        lost.append(f"{op.label}: {_first_line(error)}")
+        lost.append(f"{op.label}: {error_line(error)}")
         try:
             self._connect().set_tag(self.runs[op.key], NOT_RECORDED, "; ".join(lost)[:4000])
         except Exception as second:
-            log.warning("the run could not be tagged with it either: %s", _first_line(second))
+            log.warning("the run could not be tagged with it either: %s", error_line(second))
 
     def _connect(self) -> MlflowClient:
         if self._client is None:
@@ -527,11 +527,6 @@ def _batches(pending: list[tuple[ops.Op, int]]) -> Iterator[tuple[list[ops.Op], 
         yield group, end
 
 
-def _first_line(error: BaseException) -> str:
-    """First line of a message, which may quote the store's URI: its credentials are hidden."""
-    return redact(first_line(error))[:500]
-
-
 def check_experiment(found: Experiment) -> None:
     """Raise StoreUnfit for an experiment that is deleted: MLflow refuses all that is sent to it."""
     if found.lifecycle_stage == LifecycleStage.DELETED:
@@ -574,9 +569,9 @@ def replay(config: TrackingConfig) -> tuple[int, int]:
         except StoreUnreachable as error:
             away[store] = error
         except (TryAgain, MlflowException) as error:
-            log.warning("%s could not be sent and stays for the next job: %s", journal.folder, _first_line(error))
+            log.warning("%s could not be sent and stays for the next job: %s", journal.folder, error_line(error))
         except StoredError as error:
-            log.warning("%s is damaged (%s) and set aside; others are sent", journal.set_aside(), _first_line(error))
+            log.warning("%s is damaged (%s) and set aside; others are sent", journal.set_aside(), error_line(error))
         finally:
             journal.close(delete)
     if away:

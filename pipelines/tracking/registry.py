@@ -21,8 +21,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from sparkring.conf.blocks.tracking import TrackingConfig
-from sparkring.conf.errors import first_line
-from sparkring.conf.secrets import redact
+from sparkring.conf.errors import error_line
 from sparkring.conf.storage import Storage, exclusive, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.portable.mlmodel import read_mlmodel
@@ -86,16 +85,16 @@ class Registry:
         except MlflowException as error:
             if error.error_code in ABSENT:
                 return None
-            raise StoreUnreachable(_words(error)) from error
+            raise StoreUnreachable(error_line(error)) from error
         except Exception as error:  # of the client's transport, which has errors of its own
-            raise StoreUnreachable(_words(error)) from error
+            raise StoreUnreachable(error_line(error)) from error
 
     def version_of_run(self, run_id: str) -> Version | None:
         """The version that a run has registered; None where it has none (yet)."""
         try:
             named = self._client.get_run(run_id).data.tags.get(MODEL_VERSION, "")
         except Exception as error:
-            raise StoreUnreachable(_words(error)) from error
+            raise StoreUnreachable(error_line(error)) from error
         return self.version(named.rpartition("/")[2]) if named else None
 
     def fetch(self, version: Version, into: Path) -> Storage:
@@ -109,7 +108,7 @@ class Registry:
             )
             return open_storage(str(Path(copied) / read_mlmodel(Path(copied), where)["data"]))
         except Exception as error:  # of whatever keeps the artifacts
-            raise StoredError(f"{where}: its files cannot be read: {_words(error)}") from error
+            raise StoredError(f"{where}: its files cannot be read: {error_line(error)}") from error
 
     def move(self, alias: str, ours: Version, judged_against: str | None) -> Refusal | None:
         """Move the alias to `ours` under the rules of `refuse_move`, and `previous` to the version it was on.
@@ -211,8 +210,3 @@ def _version(found: ModelVersion) -> Version:
     at_ms = int(tag) if tag.isdecimal() else int(found.creation_timestamp)
     tags = dict(found.tags)
     return Version(found.name, str(found.version), at_ms, tags.get(DATE) or None, found.source or "", tags)
-
-
-def _words(error: BaseException) -> str:
-    """First line of a message, which may quote the store's URI: its credentials are hidden."""
-    return redact(first_line(error))[:500]

@@ -19,7 +19,7 @@ import pytest
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.pipelines import spark as spark_module
-from sparkring.pipelines.spark import session_on_demand
+from sparkring.pipelines.spark import jvm_problem, session_on_demand
 
 pytestmark = pytest.mark.spark
 SUBMIT = str(Path(pyspark.__file__).parent / "bin/spark-submit")
@@ -241,6 +241,15 @@ def test_a_jvm_that_does_not_start_is_one_error_with_its_log_and_a_remedy(
     (log,) = tmp_path.glob("sparkring-spark-*.log")
     assert done.stdout.startswith("Spark's JVM did not start (") and len(done.stdout.splitlines()) == 1
     assert words in done.stdout and str(log) in done.stdout
+
+
+def test_a_warning_of_java_is_not_why_it_did_not_start(tmp_path: Path) -> None:
+    """One that was killed leaves nothing else in its log."""
+    log = tmp_path / "log"
+    log.write_text("WARNING: Using incubator modules: jdk.incubator.vector\n")
+    assert jvm_problem(log, "it ended") == (
+        f"Spark's JVM did not start (it ended): its log names no error; see its log: {log}"
+    )
 
 
 def test_logs_of_a_week_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.fs as pafs
 
-from sparkring.conf.errors import first_line
-from sparkring.conf.secrets import redact
+from sparkring.conf.errors import error_line, first_line
 from sparkring.conf.sources import IcebergSource
 from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError
@@ -86,7 +85,7 @@ def readable(where: str) -> Iterator[None]:
     except EtlError:
         raise
     except Exception as error:
-        text = redact(first_line(error))
+        text = error_line(error)
         raise EtlError(f"{where}: {DAMAGED} ({type(error).__name__}: {text[:300]})") from error
 
 
@@ -154,7 +153,7 @@ def _open(key: str, config: IcebergSource) -> tuple[str, TableMetadata, Metadata
             else f"; pyiceberg reads what catalog {catalog_name!r} is from ~/.pyiceberg.yaml or "
             f"PYICEBERG_CATALOG__{catalog_name.upper()}__URI and its like"
         )
-        raise EtlError(f"{where}: cannot be opened: {redact(first_line(error))}{remedy}") from error
+        raise EtlError(f"{where}: cannot be opened: {error_line(error)}{remedy}") from error
 
 
 def table_folder(metadata_location: str) -> str:

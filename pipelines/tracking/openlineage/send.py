@@ -17,8 +17,7 @@ import requests
 from openlineage.client import OpenLineageClient, event_v2
 
 from sparkring.conf.blocks.tracking import TrackingConfig
-from sparkring.conf.errors import first_line
-from sparkring.conf.secrets import redact
+from sparkring.conf.errors import error_line
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
 from sparkring.pipelines.tracking.openlineage.events import JobEvents
@@ -105,7 +104,7 @@ def emit(client: OpenLineageClient, event: event_v2.RunEvent) -> None:
         client.emit(event)
     except Exception as error:  # of whichever transport the user has set
         answer = getattr(error, "response", None) if isinstance(error, requests.HTTPError) else None
-        shown = redact(first_line(error))
+        shown = error_line(error)
         if answer is None or answer.status_code not in REFUSED:
             raise StoreUnreachable(f"the OpenLineage collector does not take events: {shown}") from error
         log.warning("the OpenLineage collector refuses the event %s: %s", event.eventType, shown)
@@ -185,7 +184,7 @@ class EventSender:
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:
-            log.warning("%s; events wait in %s/buffer", redact(first_line(error)), self._config.root)
+            log.warning("%s; events wait in %s/buffer", error_line(error), self._config.root)
         self._warned = True
 
     def close(self, timeout_s: float) -> bool:
@@ -219,7 +218,7 @@ def send_left(config: TrackingConfig, client: Client) -> int:
                 delete = True
         except StoredError as error:
             aside = journal.set_aside()
-            log.warning("%s is damaged (%s) and set aside", aside, redact(first_line(error)))
+            log.warning("%s is damaged (%s) and set aside", aside, error_line(error))
         except OSError as error:
             log.warning("%s cannot be read and stays: %s", journal.folder, error)
         finally:
