@@ -15,6 +15,7 @@ from sparkring.conf.load import ConfigError
 from sparkring.etl.sources.read import quoted
 from sparkring.etl.sources.values import DECIMAL, convert
 from sparkring.pipelines.init.sample import TableSample
+from sparkring.pipelines.init.written import DECIMAL_COMMAS, written_otherwise
 
 WHOLE = ("tinyint", "smallint", "int", "bigint")
 TAGS = "array<string>"
@@ -25,28 +26,6 @@ CLASS_NUMBERS = 10  # a label of at most so many whole numbers is taken for clas
 CATEGORY_NUMBERS, ROWS_PER_NUMBER = 12, 20  # a feature of few whole numbers, each in many rows, is one of categories
 SHOWN = 5
 IDS = re.compile(r"(?i:(?:^|_| |-)(?:id|ids|nr|no|num|number|code|key|zip|zipcode|plz|postcode|sku)$)|[a-z0-9]I[dD]$")
-DIGITS = r"[+-]?[0-9]+(?:[.,' \u00a0\u202f][0-9]+)*"
-CURRENCY = r"(?:[$\u20ac\u00a3\u00a5\u20b9]|USD|EUR|GBP|CHF)"
-# How numbers and dates are written that are texts to Spark: what they are, and the pattern of one.
-WRITTEN = {
-    "dates with the day or month first": r"[0-9]{1,2}([./-])[0-9]{1,2}\1[0-9]{4}(?: .*)?",
-    "dates with points or strokes": r"[0-9]{4}([./])[0-9]{1,2}\1[0-9]{1,2}(?: .*)?",
-    "percentages": rf"{DIGITS} ?%",
-    "amounts with a currency": rf"[+-]?{CURRENCY} ?{DIGITS}|{DIGITS} ?{CURRENCY}",
-    "numbers with thousands separators": r"[+-]?[0-9]{1,3}(?:(?:,[0-9]{2,3})*,[0-9]{3}(?:\.[0-9]+)?"
-    r"|(?:[' \u00a0\u202f][0-9]{3})+(?:[.,][0-9]+)?)",
-    "numbers with a decimal comma": r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:[.' \u00a0\u202f][0-9]{3})+),[0-9]+"
-    r"|[+-]?[0-9]{1,3}(?:\.[0-9]{3}){2,}",
-}
-OF_DATES = ("dates with the day or month first", "dates with points or strokes")
-MONTHS = 12
-POINT_SQL = "CAST(regexp_replace({}, '[^0-9.-]', '') AS double)"
-COMMA_SQL = "CAST(replace(regexp_replace({}, '[^0-9,-]', ''), ',', '.') AS double)"
-DECIMAL_COMMA = re.compile(r",[0-9]{1,2}(?![0-9,])|\.[0-9]{3},")
-SIGNED_OTHERWISE = re.compile(r"\(.*\)|.*[0-9] ?-")  # (5.00), 5.00-: the SQL would take it for more than nothing
-WHOLE_NUMBER = re.compile("[+-]?[0-9]+")
-NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?")
-MOST_ODD = 0.1  # of the distinct texts of a column of numbers or dates may be something else
 PLAIN = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # what Spark takes for a name without backquotes, but for:
 KEYWORDS = {
     "ALL", "CASE", "CAST", "CURRENT_PATH", "DISTINCT", "EXISTS", "FALSE", "FROM", "INTERVAL", "NOT", "NULL", "SELECT",
@@ -209,44 +188,12 @@ def label_remedy(texts: list[str]) -> str:
         return f"all but {len(wrong)} are numbers; leave {shown} empty in the file, or name another label"
     if written := written_otherwise(texts):
         what, example, _ = written
-        if what == "numbers with a decimal comma":
+        if what == DECIMAL_COMMAS:
             return (
                 f"write numbers with a decimal point, {example.replace(',', '.')} for {example}, or name another label"
             )
         return f"they are {what}, such as {example!r}: write plain numbers in the file, or name another label"
     return "name another label"
-
-
-def written_otherwise(texts: Iterable[str]) -> tuple[str, str, str] | None:
-    """Find numbers or dates in texts: what they are, one of them, and SQL that reads a column `{}`; else None."""
-    values = [text.strip() for text in texts]
-    for what, pattern in WRITTEN.items():
-        found = [text for text in values if re.fullmatch(pattern, text)]
-        # A plain 12.5 among 1,5 leaves it open which sign is the decimal one.
-        number = WHOLE_NUMBER if what == "numbers with a decimal comma" else NUMBER
-        plain = 0 if what in OF_DATES else sum(number.fullmatch(text) is not None for text in values)
-        if what not in OF_DATES and any(map(SIGNED_OTHERWISE.fullmatch, values)):
-            continue
-        if found and len(found) + plain >= len(values) * (1 - MOST_ODD):
-            return what, found[0], _date_sql(found) if what in OF_DATES else _number_sql(what, values)
-    return None
-
-
-def _date_sql(texts: list[str]) -> str:
-    parts = [re.split("[^0-9]", text)[:3] for text in texts]
-    order = ["yyyy", "M", "d"] if len(parts[0][0]) == 4 else ["d", "M", "yyyy"]
-    if order[0] == "d" and any(int(part[1]) > MONTHS for part in parts):
-        order = ["M", "d", "yyyy"]
-    mark = next(character for character in texts[0] if not character.isdecimal())
-    column = "substring_index({}, ' ', 1)" if any(" " in text for text in texts) else "{}"
-    return f"to_date({column}, '{mark.join(order)}')"
-
-
-def _number_sql(what: str, texts: list[str]) -> str:
-    has_comma = what == "numbers with a decimal comma" or any(DECIMAL_COMMA.search(text) for text in texts)
-    return (
-        COMMA_SQL if has_comma and not any(re.search(r"\.[0-9]{1,2}(?![0-9])", text) for text in texts) else POINT_SQL
-    )
 
 
 def written_remark(kind: str, values: Any, column: str) -> str:

@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 import sys
+from calendar import month_abbr
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -24,10 +25,11 @@ from PIL import Image
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.pipelines.cli import main, parse
 from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers, written_otherwise
+from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers
 from sparkring.pipelines.init.folder import readme, run_name
 from sparkring.pipelines.init.sample import read_sample, text_type
 from sparkring.pipelines.init.table import batch_and_epochs, table_project
+from sparkring.pipelines.init.written import written_otherwise
 
 ROWS = 400
 RANDOM = np.random.default_rng(0)
@@ -429,6 +431,9 @@ def test_images_without_classes_or_too_few_are_refused(
         (lambda i: f"{i % 28 + 1}.{i % 12 + 1}.{2000 + i % 5}", "dates with the day or month first", "'d.M.yyyy'"),
         (lambda i: f"{i % 12 + 1}/{i % 28 + 1}/{2000 + i % 5}", "dates with the day or month first", "'M/d/yyyy'"),
         (lambda i: f"{2000 + i % 5}/{i % 12 + 1}/{i % 28 + 1}", "dates with points or strokes", "'yyyy/M/d'"),
+        (lambda i: f"{i % 28 + 1}-{i % 12 + 1}-{20 + i % 5}", "dates with two digits of the year", "'d-M-yy'"),
+        (lambda i: f"{i % 28 + 1} {month_abbr[i % 12 + 1]} {2000 + i % 5}", "the month's name", "'d MMM yyyy'"),
+        (lambda i: f"{i % 300}.5 kg", "numbers with a unit", "' ?kg$'"),
     ],
 )
 def test_numbers_and_dates_that_are_texts_to_spark_are_named_with_a_remedy(tmp_path: Path, write, what, sql) -> None:
@@ -466,6 +471,17 @@ def test_numbers_and_dates_that_are_texts_to_spark_are_named_with_a_remedy(tmp_p
         (["31.12.2024", "1.2.2023 10:00"], [datetime(2024, 12, 31).date(), datetime(2023, 2, 1).date()]),
         (["12/31/2024", "1/2/2023"], [datetime(2024, 12, 31).date(), datetime(2023, 1, 2).date()]),
         (["2024/12/31"], [datetime(2024, 12, 31).date()]),
+        (["31.12.24", "1.2.23 10:00"], [datetime(2024, 12, 31).date(), datetime(2023, 2, 1).date()]),
+        (["12/31/24", "1/2/23"], [datetime(2024, 12, 31).date(), datetime(2023, 1, 2).date()]),
+        (["99-1-31", "24-12-31"], [datetime(2099, 1, 31).date(), datetime(2024, 12, 31).date()]),
+        (["1 Jan 2024", "31 May 2023"], [datetime(2024, 1, 1).date(), datetime(2023, 5, 31).date()]),
+        (["01-JAN-2024", "31-dec-2023"], [datetime(2024, 1, 1).date(), datetime(2023, 12, 31).date()]),
+        (["March 1, 2024", "May 31, 2023"], [datetime(2024, 3, 1).date(), datetime(2023, 5, 31).date()]),
+        (["Mar 1 2024"], [datetime(2024, 3, 1).date()]),
+        (["5 kg", "-1,234.5 kg"], [5.0, -1234.5]),
+        (["5,5 km/h", "1.234,5 km/h"], [5.5, 1234.5]),
+        (["12m2", "7.25m2"], [12.0, 7.25]),
+        (["21.5\u00b0C", "3\u00b0C"], [21.5, 3.0]),
     ],
 )
 def test_the_sql_of_the_remedy_reads_the_texts(spark: Any, texts: list[str], values: list[Any]) -> None:
@@ -478,6 +494,21 @@ def test_the_sql_of_the_remedy_reads_the_texts(spark: Any, texts: list[str], val
 @pytest.mark.parametrize("negative", ["($5.00)", "$5.00-", "(5.00)", "5.00 -"])
 def test_amounts_whose_sign_the_sql_would_lose_get_none(negative: str) -> None:
     assert written_otherwise([*(f"${i}.50" for i in range(50)), negative]) is None
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["5 kg", "200 g"],
+        ["5 kg", "200"],
+        ["1st", "2nd", "3rd"],
+        ["99.99.99", "40.1.77"],
+        ["1 Jan 2024", "2 January 2024"],
+        ["1 Jan 2024", "Jan 2 2024"],
+    ],
+)
+def test_texts_that_no_one_rule_reads_get_no_remedy(texts: list[str]) -> None:
+    assert written_otherwise(texts) is None
 
 
 def test_words_and_codes_are_no_numbers_written_otherwise(tmp_path: Path) -> None:
