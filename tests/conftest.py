@@ -106,7 +106,7 @@ def leaves_nothing_behind() -> Iterator[None]:
         | sklearn_sets
         | {k for k in changed if k.startswith(("SPARK_", "PYSPARK_"))}
     )
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := _descendants() - processes) and time.monotonic() < deadline:
         time.sleep(0.1)
     names = []

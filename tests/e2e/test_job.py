@@ -259,7 +259,7 @@ def test_a_killed_job_is_closed_by_the_next_and_continued_by_the_same_command(
     assert process.wait(timeout=120) == 143
     assert workplace.newest_checkpoint() % 50, "stopped without a checkpoint of its last step"
     assert workplace.record()["status"] == "interrupted"
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive, "ranks or the JVM outlived the job"
     runs = {r.info.run_id: r for r in workplace.mlflow_runs()}
     assert runs[killed["mlflow_run_id"]].info.status == "KILLED"

@@ -145,8 +145,8 @@ def test_the_ui_takes_its_servers_with_it(tmp_path: Path) -> None:
         below = psutil.Process(ui.pid).children(recursive=True)
         assert below
         ui.send_signal(signal.SIGTERM)
-        assert ui.wait(30) == Exit.TERMINATED
-        assert not psutil.wait_procs(below, timeout=10)[1]
+        assert ui.wait(60) == Exit.TERMINATED
+        assert not psutil.wait_procs(below, timeout=60)[1]
     finally:
         ui.kill()
         ui.wait()

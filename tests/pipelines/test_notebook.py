@@ -132,7 +132,7 @@ run_barrier(spark, JobSpec(waits, preload=()), world=2)
     assert cell.error["ename"] == "KeyboardInterrupt"
     pids = [int(pid) for pair in re.findall(r"PIDS (\d+) (\d+)", cell.text) for pid in pair]
     assert len(pids) == 4, cell.text
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [pid for pid in pids if alive(pid)]

@@ -303,8 +303,9 @@ def test_ranks_end_with_a_driver_that_dies_between_an_offer_and_the_announcement
     finally:
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
+    deadline = time.monotonic() + 60
     while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    reader.join(10)
+    reader.join(60)
     driver.stdout.close()
     assert not any(map(psutil.pid_exists, pids))

@@ -26,6 +26,7 @@ from sparkring.pipelines.schedule.lease import (
     to_be_watched_s,
 )
 from sparkring.pipelines.tracking.process_id import ProcessId, start_ticks, this_process
+from tests.waits import wait_for
 
 DURATION_S = 60.0
 HERE = this_process()
@@ -236,12 +237,11 @@ def test_of_many_that_start_at_once_one_gets_the_lease(folder: Storage) -> None:
 
 def test_a_thread_renews_the_lease_and_says_when_it_is_lost(tmp_path: Path) -> None:
     file, lost = local(tmp_path), list[str]()
-    with held(file, replace(request(), duration_s=0.3), lost.append) as lease:
-        time.sleep(0.6)
-        renewed = current(file)
-        assert renewed.renewals >= 2 and not lost
-        file.replace(state(epoch=1).to_json(), lease._version)
-        time.sleep(0.3)
+    with held(file, replace(request(), duration_s=3.0), lost.append):
+        wait_for(lambda: current(file).renewals >= 2)
+        assert not lost
+        wait_for(lambda: file.replace(state(epoch=1).to_json(), read(file).version) is not None)  # between two renewals
+        wait_for(lambda: bool(lost))
     assert len(lost) == 1 and "lost its lease to 2024-03-05, process 7 on elsewhere" in lost[0]
     assert current(file) == state(epoch=1), "what another holds is not released"
 
@@ -285,12 +285,16 @@ def local(folder: Path) -> ConditionalFile:
     return conditional_file(open_storage(str(folder)), "lease.json")
 
 
-def current(file: ConditionalFile) -> LeaseState:
+def read(file: ConditionalFile) -> Found:
     found = file.read()
     assert found is not None
-    read = read_state(found, file.uri)
-    assert read is not None
-    return read
+    return found
+
+
+def current(file: ConditionalFile) -> LeaseState:
+    state = read_state(read(file), file.uri)
+    assert state is not None
+    return state
 
 
 @pytest.mark.parametrize("duration_s", ["NaN", "Infinity", "-Infinity", "-1", "0", "1e300", "null", '"60"'])

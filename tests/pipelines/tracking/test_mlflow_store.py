@@ -13,7 +13,7 @@ import textwrap
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,6 +39,7 @@ from sparkring.pipelines.tracking.rules import process_tags
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.tracking.ui import pages
 from sparkring.pipelines.tracking.views import NOTE, VIEW
+from tests.waits import wait_for
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("tracking_program.py")
@@ -522,13 +523,6 @@ def test_a_project_that_was_moved_or_copied_writes_and_reads_where_it_is(tmp_pat
     for version in ("1", "2"):
         place = client.get_model_version_download_uri("m", version)
         assert place.startswith(here) and list(Path(unquote(urlsplit(place).path)).iterdir())
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("what", ["experiment before", "experiment meanwhile", "run meanwhile"])

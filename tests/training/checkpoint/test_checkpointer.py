@@ -21,6 +21,7 @@ from sparkring.training.checkpoint import writer as writer_module
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.format import DTYPES, CheckpointError
 from sparkring.training.checkpoint.policy import Retention
+from tests.waits import wait_for
 
 TRAINER = {"step": 3, "cursor": 96, "lr": 1e-3, "best": math.inf, "order_state": {"seed": 1, "lanes": (4, 8)}}
 
@@ -64,12 +65,14 @@ def test_who_waits_for_a_slow_save_tells_how_far_it_is_and_says_nothing_of_a_stu
 
     def slowly(folder: Storage, path: str, parts: Any, on_progress: Callable[[], None]) -> Any:
         def written() -> None:
-            time.sleep(0.0 if stuck else 0.05)
+            before = len(told)
             on_progress()
+            if not stuck:
+                wait_for(lambda: len(told) > before)
 
         entry = write(folder, path, parts, written)
         if stuck:
-            time.sleep(0.3)  # what is written has been told by now
+            time.sleep(1.0)  # what is written has been told by now
             before = len(told)
             time.sleep(0.3)
             grew.append(len(told) - before)

@@ -18,9 +18,9 @@ def in_threads(world: int) -> list[Peers]:
     def peer(rank: int) -> Peers:
         def gather(mine: bytes) -> list[bytes]:
             sent[rank] = mine
-            barrier.wait(10)
+            barrier.wait(60)
             found = list(sent)
-            barrier.wait(10)
+            barrier.wait(60)
             return found
 
         return Peers(rank, world, gather)

@@ -224,7 +224,7 @@ def test_every_engine_tells_waiting_from_work(group: WorkerGroup, engine: str, z
     assert slow.rank == 1 and min(slow.busy_s, slow.others_wait_s) > 0
 
 
-def run_until_hang(entry: Any, hang_s: float = 1.5) -> tuple[WorkerFailed, list[Event]]:
+def run_until_hang(entry: Any, hang_s: float = 4.0) -> tuple[WorkerFailed, list[Event]]:
     events: list[Event] = []
     with pytest.raises(WorkerFailed) as caught:
         run_local(JobSpec(entry, preload=("torch",)), 2, events.append, limits=Limits(60, hang_s))
@@ -301,7 +301,7 @@ def test_slow_but_moving_is_no_hang() -> None:
     def entry(ctx: Any) -> int:
         for step in range(4):
             ctx.heartbeat(step, "step")
-            time.sleep(0.8)
+            time.sleep(2.0)
         return ctx.rank
 
-    assert run_local(JobSpec(entry, preload=()), 2, lambda e: None, limits=Limits(60, 1.5)).results == [0, 1]
+    assert run_local(JobSpec(entry, preload=()), 2, lambda e: None, limits=Limits(60, 5.0)).results == [0, 1]

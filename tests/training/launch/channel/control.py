@@ -40,7 +40,7 @@ async def opened(
     return client
 
 
-def taken(server: ControlServer, timeout_s: float = 20.0) -> tuple[str, Any]:
+def taken(server: ControlServer, timeout_s: float = 60.0) -> tuple[str, Any]:
     """The next message; ends of connections are passed over."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -48,10 +48,3 @@ def taken(server: ControlServer, timeout_s: float = 20.0) -> tuple[str, Any]:
         if message is not None:
             return agent, message
     raise AssertionError("no message")
-
-
-def wait_for(condition: Any, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)

@@ -35,7 +35,8 @@ from sparkring.training.launch.messages import (
     StartRank,
     ToAgent,
 )
-from tests.training.launch.channel.control import endpoint_of, opened, server, taken, thread, wait_for
+from tests.training.launch.channel.control import endpoint_of, opened, server, taken, thread
+from tests.waits import wait_for
 
 __all__ = ["server", "thread"]  # fixtures
 

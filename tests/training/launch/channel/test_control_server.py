@@ -24,7 +24,8 @@ from sparkring.training.launch.channel.control_server import MAX_UNAUTHENTICATED
 from sparkring.training.launch.channel.frames import MAX_HELLO_BYTES, encode
 from sparkring.training.launch.channel.tls import trusting
 from sparkring.training.launch.messages import Heartbeat, Hello, KillRank, LogLines, RankMetrics, RankResult
-from tests.training.launch.channel.control import endpoint_of, opened, server, taken, thread, wait_for
+from tests.training.launch.channel.control import endpoint_of, opened, server, taken, thread
+from tests.waits import wait_for
 
 __all__ = ["server", "thread"]  # fixtures
 

@@ -28,7 +28,7 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> str | None:
             return wrapped.version()
     finally:
         ours.close()
-        thread.join(10)
+        thread.join(60)
 
 
 def test_an_agent_accepts_its_drivers_certificate_and_no_other() -> None:

@@ -116,9 +116,9 @@ def test_a_rank_that_reaches_its_offer_waits_for_the_announcement_and_repeats_th
     found = list[tuple[bool, bool]]()
     steps = threading.Thread(target=lambda: [found.append(waiting.after(step)) for step in (2, 3)], daemon=True)
     steps.start()
-    assert again.wait(10) and not found and offers == [(1, 2)] * len(offers)
+    assert again.wait(60) and not found and offers == [(1, 2)] * len(offers)
     waiting.request(CutAt(1, 3, True, False))
-    steps.join(10)
+    steps.join(60)
     assert found == [(False, False), (True, False)], "another rank's offer was one step further"
 
 
