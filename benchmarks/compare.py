@@ -30,7 +30,7 @@ from benchmarks.machine import ROOT, measured_with, publish
 from sparkring.conf.load import load_config
 from sparkring.conf.storage import open_storage
 from sparkring.etl.raw import unpack_fashion
-from sparkring.pipelines.stragglers import advice, read_windows, save_step_times
+from sparkring.pipelines.run.stragglers import advice, read_windows, save_step_times
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group

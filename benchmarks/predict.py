@@ -33,8 +33,8 @@ from sparkring.conf.load import Resolved, load_config
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.predict.job import run_predict
+from sparkring.pipelines.run.spark import DEFAULTS
 from sparkring.pipelines.serving import make_predictor
-from sparkring.pipelines.spark import DEFAULTS
 from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.model_folder import describe_model
 from sparkring.training.parallel.state import TensorInfo

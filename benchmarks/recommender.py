@@ -31,12 +31,12 @@ from sparkring.conf.blocks.tracking import AlsConfig
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.etl.raw import unpack_movies
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.als import ALS_NAME, als_predictions
 from sparkring.pipelines.evaluation.evaluate import read_predictions
 from sparkring.pipelines.evaluation.ranking import POPULARITY, popularity, ranking_scores
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
-from sparkring.pipelines.spark import spark_session
+from sparkring.pipelines.run.spark import spark_session
 
 ROOT = Path(__file__).resolve().parent.parent
 K, BARE = 10, ["report.must_beat=[]", "report.baselines=false", "report.ranking.als=null"]

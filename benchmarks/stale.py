@@ -38,7 +38,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "mutants": ("tests/mutants",),
     "new_user": ("pipelines/init",),
     "night_pages": ("pipelines/tracking",),
-    "nights": ("pipelines/schedule", "pipelines/job.py", "pipelines/promotion"),
+    "nights": ("pipelines/schedule", "pipelines/job/job.py", "pipelines/promotion"),
     "petastorm_suite": ("training/data/petastorm_adapter",),
     "predict": ("pipelines/predict",),
     "recipe_choice": ("training/models", "conf/recipes"),

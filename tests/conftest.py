@@ -135,7 +135,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One local[2] session in UTC for the whole suite, of a JVM for short jobs."""
     from pyspark.sql import SparkSession
 
-    from sparkring.pipelines.jvm_options import OPTIONS, found_archive, options_of
+    from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, options_of
     from tests.etl.sources.postgres import driver_jar
 
     builder = SparkSession.builder.config("spark.jars", jar) if (jar := driver_jar()) else SparkSession.builder

@@ -16,13 +16,13 @@ from sparkring.conf.plain_text import for_terminal
 from sparkring.conf.secrets import RedactingFormatter, redact
 from sparkring.pipelines.cli import jobs, machines, models, recipes, upkeep
 from sparkring.pipelines.cli.arguments import Command, add_command
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 
 STDOUT = 1  # its file descriptor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the return value is the exit code (pipelines/exit_codes.py)."""
+    """Run one command; the return value is the exit code (pipelines/run/exit_codes.py)."""
     try:
         return _run_command(parse(argv))
     except BrokenPipeError:

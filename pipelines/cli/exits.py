@@ -8,9 +8,9 @@ import os
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.signals import Stopped
 from sparkring.pipelines.schedule.errors import TryLater
-from sparkring.pipelines.signals import Stopped
 from sparkring.pipelines.tracking.rules import StoreUnreachable
 from sparkring.training.launch.failure import Cancelled, LaunchError, WorkerFailed
 

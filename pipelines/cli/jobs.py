@@ -20,7 +20,7 @@ from sparkring.pipelines.cli.arguments import (
     load,
     load_undated,
 )
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 
 if TYPE_CHECKING:
     from sparkring.conf.load import Resolved
@@ -113,7 +113,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.limit_rows is not None and dated:
         raise ConfigError(arguments.recipe, ["--limit-rows: a trial has no date; leave --date out"])
     if arguments.limit_rows is not None:
-        from sparkring.pipelines.validate.trial import trial_overrides
+        from sparkring.pipelines.run.trial import trial_overrides
 
         base = load(arguments)
         arguments.overrides = [*arguments.overrides, *trial_overrides(base, arguments.limit_rows)]
@@ -189,8 +189,8 @@ def _load_scheduled(arguments: argparse.Namespace) -> Resolved:
 
 def _run_job(arguments: argparse.Namespace, etl: bool, trial: bool = False) -> int:
     def work(resolved: Resolved) -> int:
-        from sparkring.pipelines.context import JobHooks
-        from sparkring.pipelines.job import run_job
+        from sparkring.pipelines.context.context import JobHooks
+        from sparkring.pipelines.job.job import run_job
 
         return run_job(resolved, etl=etl, hooks=JobHooks(may_promote=not trial))
 
@@ -198,7 +198,7 @@ def _run_job(arguments: argparse.Namespace, etl: bool, trial: bool = False) -> i
 
 
 def _etl(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.etl_job import run_etl
+    from sparkring.pipelines.job.etl_job import run_etl
 
     return _announced(load_undated(arguments), run_etl)
 
@@ -208,7 +208,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | None = None) -> int:
-    from sparkring.pipelines.signals import ended_by_signals
+    from sparkring.pipelines.run.signals import ended_by_signals
 
     with ended_by_signals():
         return _do_announced(resolved, work, ds)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkring.conf.errors import ConfigError
 from sparkring.pipelines.cli.arguments import Commands, add_command, add_recipe_command, count, load
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 
 FLAGS = ("-h", "--help", "-m", "--module")  # options of `launch` without a value
 
@@ -67,7 +67,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     from sparkring.conf.blocks.launch import LaunchConfig
     from sparkring.conf.blocks.spark import SparkConfig
     from sparkring.pipelines.launch.script import NAME, launch
-    from sparkring.pipelines.spark import submitted
+    from sparkring.pipelines.run.spark import submitted
     from sparkring.training.launch.host.processes import usable_cores
 
     elsewhere = arguments.master or submitted()
@@ -101,7 +101,7 @@ def _problem(error: Any) -> str:
 def _netcheck(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.launch.barrier import launch_options
     from sparkring.pipelines.launch.netcheck import netcheck
-    from sparkring.pipelines.spark import spark_session
+    from sparkring.pipelines.run.spark import spark_session
 
     config = load(arguments).config
     with spark_session(config.name, config.spark, config.launch) as spark:
@@ -113,7 +113,7 @@ def _netcheck(arguments: argparse.Namespace) -> int:
 def _package(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from sparkring.pipelines.package import write_archive
+    from sparkring.pipelines.run.package import write_archive
 
     archive = write_archive(Path(arguments.out))
     main = archive.with_name("sparkring_job.py")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkring.pipelines.cli.arguments import Commands, add_command, load
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 
 if TYPE_CHECKING:
     from sparkring.conf.blocks.tracking import TrackingConfig
@@ -99,7 +99,7 @@ def _rollback(arguments: argparse.Namespace) -> int:
 
 
 def _lineage(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.lineage import text, trace
+    from sparkring.pipelines.lineage.show import text, trace
 
     made = trace(arguments.target, _tracking(arguments))
     print(made.to_json() if arguments.json else text(made))
@@ -114,13 +114,13 @@ def _reproduce(arguments: argparse.Namespace) -> int:
 
 
 def _serve_check(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.portable.check import serve_check
+    from sparkring.pipelines.model.check import serve_check
 
     return serve_check(arguments.target, _tracking(arguments), print)
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.portable.export import export
+    from sparkring.pipelines.model.export import export
 
     out = Path(arguments.out or f"model.{arguments.format}")
     return export(arguments.target, arguments.format, out, _tracking(arguments), print)
@@ -134,7 +134,7 @@ def _tracking(arguments: argparse.Namespace) -> TrackingConfig:
 
 
 def _replay_log(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.replay_log import replay_log
+    from sparkring.pipelines.commands.replay_log import replay_log
 
     try:
         report = replay_log(arguments.run_folder, arguments.dataset, print)
@@ -146,7 +146,7 @@ def _replay_log(arguments: argparse.Namespace) -> int:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.audit import audit_run
+    from sparkring.pipelines.commands.audit import audit_run
 
     try:
         report = audit_run(arguments.run_folder, arguments.dataset)

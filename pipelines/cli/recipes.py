@@ -8,8 +8,8 @@ import sys
 
 from sparkring.conf.errors import ConfigError
 from sparkring.pipelines.cli.arguments import Commands, add_command, add_group, add_recipe_command, load, show_examples
-from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.init import TASKS
+from sparkring.pipelines.run.exit_codes import Exit
 
 
 def add_commands(commands: Commands) -> None:
@@ -144,7 +144,7 @@ def _schema(_: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.plan import layout_problems_of, show_plan
+    from sparkring.pipelines.model.plan import layout_problems_of, show_plan
 
     config = load(arguments).config
     if problems := layout_problems_of(config):
@@ -154,7 +154,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _stragglers(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.stragglers import straggler_advice
+    from sparkring.pipelines.run.stragglers import straggler_advice
 
     print(straggler_advice(arguments.run_folder))
     return Exit.OK

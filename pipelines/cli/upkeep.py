@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from sparkring.pipelines.cli.arguments import Commands, add_recipe_command, load
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 
 
 def add_commands(commands: Commands) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
-from sparkring.pipelines.validate.trial import TAG
+from sparkring.pipelines.run.trial import TAG
 from sparkring.training.result import TrainResult, WorkerResult
 
 

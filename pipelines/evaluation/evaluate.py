@@ -22,8 +22,8 @@ from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines import serving
-from sparkring.pipelines.context import JobContext
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.context import JobContext
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.als import ALS_NAME, als_predictions
 from sparkring.pipelines.evaluation.balance import label_balance
 from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines

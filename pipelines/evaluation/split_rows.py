@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import ROW_NUMBER, DataFile, DatasetManifest
 from sparkring.conf.storage import Storage
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.select import RowFilter, make_row_filter
 from sparkring.training.data.source import with_offset

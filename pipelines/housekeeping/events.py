@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from sparkring.conf.blocks.housekeeping import EventName
 from sparkring.conf.secrets import HIDDEN, is_secret_name, redact, redacted
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 
 Outcome = Literal["ok", "failed", "rejected", "held"]
 FORMAT = 1

@@ -23,7 +23,6 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import MANIFEST_NAME
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import OPEN, Label, RelativePath, StoredError, read
-from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.retention import (
     CHECKPOINTS,
     PREDICTIONS,
@@ -44,9 +43,10 @@ from sparkring.pipelines.housekeeping.retention import (
     protect,
     run_created,
 )
-from sparkring.pipelines.runs import Runs
-from sparkring.pipelines.tracking.process_id import ProcessId, this_process
-from sparkring.pipelines.tracking.process_id import is_running as process_runs
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.process_id import ProcessId, this_process
+from sparkring.pipelines.run.process_id import is_running as process_runs
+from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.rules import CheckpointPointer, StoreUnreachable, client_limits
 from sparkring.training.checkpoint.catalog import MARKER
 

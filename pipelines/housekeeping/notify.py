@@ -52,8 +52,8 @@ from sparkring.pipelines.housekeeping.events import (
     outcome_of,
     ping_suffix,
 )
-from sparkring.pipelines.runs import Runs
-from sparkring.pipelines.tracking.process_id import this_process
+from sparkring.pipelines.run.process_id import this_process
+from sparkring.pipelines.run.runs import Runs
 
 log = logging.getLogger(__name__)
 OUTCOME = (

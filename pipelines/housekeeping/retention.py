@@ -163,7 +163,7 @@ def is_running(run: StoredRun) -> bool:
 
 
 def can_continue(run: StoredRun, runs: Iterable[StoredRun]) -> bool:
-    """Whether a command may go on with the run, or does: as pipelines/runs.py chooses it."""
+    """Whether a command may go on with the run, or does: as pipelines/run/runs.py chooses it."""
     if run.status == "finished":
         return False
     if is_running(run):

@@ -29,8 +29,8 @@ from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.code import code_digest
 from sparkring.conf.errors import first_line
 from sparkring.pipelines.launch.preflight import SlotRequest, check_hosts, check_slots
-from sparkring.pipelines.package import code_archive
-from sparkring.pipelines.scratch import open_scratch
+from sparkring.pipelines.run.package import code_archive
+from sparkring.pipelines.run.scratch import open_scratch
 from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.group import WorkerGroup, log_event

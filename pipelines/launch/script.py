@@ -14,9 +14,9 @@ from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.load import ConfigError
 from sparkring.pipelines.launch.barrier import in_process, launch_options
 from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
-from sparkring.pipelines.scratch import scratch_folder
-from sparkring.pipelines.signals import obeying_signals
-from sparkring.pipelines.spark import spark_session
+from sparkring.pipelines.run.scratch import scratch_folder
+from sparkring.pipelines.run.signals import obeying_signals
+from sparkring.pipelines.run.spark import spark_session
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.job import JobResult, JobSpec
 from sparkring.training.launch.messages import AttemptStarted, Event, LogLines

@@ -24,15 +24,15 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import BATCH_ROWS, batches_to_python, build_session
 from sparkring.etl.write import worker_uri
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.lineage import record as lineage
 from sparkring.pipelines.predict.model import ScoringModel, get_model, load, pack
 from sparkring.pipelines.predict.publish import PredictionFile, PublishedPredictions, check_own, publish, staged
 from sparkring.pipelines.predict.rows import PinnedRows, bounded, check_kept, make_rows, pick_columns, pin_rows
 from sparkring.pipelines.predict.score import LONG, RESULT_DDL, About, ScoreTask, score_partition
-from sparkring.pipelines.scratch import scratch_folder
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.scratch import scratch_folder
+from sparkring.pipelines.run.spark import session_on_demand
 from sparkring.pipelines.serving import signature_outputs
-from sparkring.pipelines.spark import session_on_demand
-from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.rules import COMMIT
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit
@@ -98,13 +98,13 @@ def run_predict(resolved: Resolved, ds: str | None = None) -> int:
         name, job_id = f"predict {ds}" if ds else "predict", digest([resolved.digest, "predict", ds])[:16]
         with Tracker(config.tracking.named(config.name), job_id, name, tags) as tracker:
             lineage.begin(tracker, f"{config.name}.predict", resolved, job.pinned.snapshots)
-            lineage.record_model(tracker, model)
+            lineage.record_model(tracker, model.uri, model.name, model.version)
             describe_job(tracker, job)
             began = time.monotonic()
             scored = score(build_session(session(), config.spark.settings()), job, needed, staging)
             publish(target, staging, describe_predictions(job, scored, tracker.run_id(timeout_s=1.0)))
             record_scores(tracker, scored, time.monotonic() - began)
-            lineage.record_predictions(tracker, job.block.to, scored.files)
+            lineage.record_predictions(tracker, job.block.to, [(file.rows, file.bytes) for file in scored.files])
     refused = sum(scored.refused.values())
     log.info("%d rows scored by %s, %d refused: %s", scored.rows_out, model.uri, refused, target.uri)
     return Exit.OK

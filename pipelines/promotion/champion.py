@@ -19,7 +19,7 @@ from sparkring.conf.manifest import with_features
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import serving
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.pipelines.tracking.rules import Version
 from sparkring.training.checkpoint.weights import read_weights

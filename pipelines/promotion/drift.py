@@ -23,7 +23,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.etl.statistics import Statistics, merge
 from sparkring.etl.windows.parts import PART_NAME, Part
 from sparkring.etl.windows.window import read_statistics
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.promotion.distributions import Counts, column_counts, distance, prediction_counts
 from sparkring.training.result import DriftFinding
 

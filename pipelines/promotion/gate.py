@@ -18,14 +18,14 @@ from sparkring.conf.blocks.promotion import COMPARED_TASKS, PromoteConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.context import JobContext
+from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, prediction_values, scored_rows, text_columns
 from sparkring.pipelines.evaluation.held_out import held_out_scores
-from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, predict_test_rows
 from sparkring.pipelines.promotion.drift import NoReference, drift_metrics, line_of, lines_of, prediction_drift
 from sparkring.pipelines.promotion.prepare import Prepared, champion_reader, previous_result
 from sparkring.pipelines.promotion.rules import ScoredRows, judge, reasons_of
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.tracking.rules import NO_CHAMPION, WEIGHTS, StoreUnreachable, refuse_move
 from sparkring.pipelines.tracking.tracker import JOB
 from sparkring.training.model_folder import weights_sha256

@@ -12,8 +12,8 @@ from sparkring.conf.blocks.promotion import DriftDataset
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.context import JobContext
-from sparkring.pipelines.model_start import ModelStart, resolve_model_start
+from sparkring.pipelines.context.context import JobContext
+from sparkring.pipelines.model.model_start import ModelStart, resolve_model_start
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, read_champion
 from sparkring.pipelines.promotion.drift import (
     DriftStop,
@@ -27,7 +27,7 @@ from sparkring.pipelines.promotion.drift import (
     trained_reference,
 )
 from sparkring.pipelines.promotion.start import StartDecision, resolve_start
-from sparkring.pipelines.scratch import scratch_folder
+from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.tracking.rules import StoreUnreachable
 from sparkring.pipelines.tracking.tracker import JOB
 from sparkring.training.result import DriftFinding, TrainResult, read_result

@@ -19,14 +19,14 @@ from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import ManifestError, read_manifest
 from sparkring.conf.schedule.dates import dates_since_begin
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.evaluate import read_held_out, scored_rows
 from sparkring.pipelines.evaluation.held_out import BEST_IS_LOW, is_better
 from sparkring.pipelines.evaluation.multilabel import OF_LABEL
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import Drawn, draw
 from sparkring.pipelines.report.inputs import ReportInputs
-from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.result import read_result
 

@@ -24,12 +24,11 @@ from sparkring.conf.manifest import MANIFEST_NAME, DataFile, read_manifest
 from sparkring.conf.secrets import HIDDEN
 from sparkring.conf.storage import Storage, check_stored, open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.context import NO_HOOKS, JobHooks
-from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.job import run_job
-from sparkring.pipelines.lineage import at_snapshot, run_of, source_states
-from sparkring.pipelines.reproduce.compare import (
+from sparkring.pipelines.context.context import NO_HOOKS, JobHooks
+from sparkring.pipelines.context.etl_step import Dataset
+from sparkring.pipelines.job.job import run_job
+from sparkring.pipelines.lineage.show import at_snapshot, run_of, source_states
+from sparkring.pipelines.record.compare import (
     GONE,
     Check,
     Difference,
@@ -39,10 +38,11 @@ from sparkring.pipelines.reproduce.compare import (
     metric_lines,
     run_differences,
 )
-from sparkring.pipelines.reproduce.environment import content_digest, environment
-from sparkring.pipelines.reproduce.keep import start_files
-from sparkring.pipelines.reproduce.record import Record, read_record
-from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.record.environment import content_digest, environment
+from sparkring.pipelines.record.keep import start_files
+from sparkring.pipelines.record.record import Record, read_record
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.rules import WEIGHTS, client_limits
 from sparkring.training.data.columns import DataError
 from sparkring.training.data.files import FileOpener

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import between, check_known, interval_of, parse_date
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.pipelines.schedule.run_date import (
     LEASE,
@@ -187,8 +187,8 @@ def _on_lost(ds: str) -> Callable[[str], None]:
 
 
 def _session(stack: ExitStack, base: Resolved) -> Callable[[], SparkSession]:
-    from sparkring.pipelines.jvm_options import data_bytes
-    from sparkring.pipelines.spark import session_on_demand
+    from sparkring.pipelines.run.jvm_options import data_bytes
+    from sparkring.pipelines.run.spark import session_on_demand
 
     config = base.config
     known = partial(data_bytes, config)

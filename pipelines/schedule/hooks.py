@@ -13,10 +13,10 @@ from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import dates_since_begin, moved
 from sparkring.etl.windows.parts import common_digest
 from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, PinnedWindow
-from sparkring.pipelines import etl_step
-from sparkring.pipelines.context import JobHooks
-from sparkring.pipelines.etl_step import Dataset, Sources
-from sparkring.pipelines.runs import RunRecord
+from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.context.context import JobHooks
+from sparkring.pipelines.context.etl_step import Dataset, Sources
+from sparkring.pipelines.run.runs import RunRecord
 from sparkring.pipelines.schedule.ledger import DateRecord
 from sparkring.pipelines.schedule.run_date import DateJob
 

@@ -21,9 +21,9 @@ from typing import Annotated
 from pydantic import Field
 
 from sparkring.conf.stored import CLOSED, Count, Label, StoredError, parse
+from sparkring.pipelines.run.process_id import ProcessId, is_running, this_process
 from sparkring.pipelines.schedule.conditional import ConditionalFile, Found
 from sparkring.pipelines.schedule.errors import DateTaken, LeaseLost
-from sparkring.pipelines.tracking.process_id import ProcessId, is_running, this_process
 
 log = logging.getLogger(__name__)
 RENEWALS = 3  # in the time after which a lease that is not renewed can be taken

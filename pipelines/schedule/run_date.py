@@ -22,9 +22,9 @@ from sparkring.conf.schedule.block import ScheduleConfig, seconds
 from sparkring.conf.schedule.dates import DataInterval
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage
-from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.notify import announce_late
-from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.schedule.conditional import conditional_file
 from sparkring.pipelines.schedule.errors import LeaseLost, NotReady, TryLater
 from sparkring.pipelines.schedule.lease import Lease, LeaseRequest, check_free, held
@@ -36,7 +36,7 @@ from sparkring.training.result import SUMMARY
 if TYPE_CHECKING:  # a date that is done imports neither Spark's session nor torch
     from pyspark.sql import SparkSession
 
-    from sparkring.pipelines.context import JobHooks
+    from sparkring.pipelines.context.context import JobHooks
 
 log = logging.getLogger("sparkring")
 LEASE = "lease.json"
@@ -181,10 +181,10 @@ def start_job(job: DateJob, shared: Shared) -> int:
 
     hooks: JobHooks = hooks_of(job)
     if not job.options.train:
-        from sparkring.pipelines.etl_job import run_etl
+        from sparkring.pipelines.job.etl_job import run_etl
 
         return run_etl(job.resolved, hooks, shared.session)
-    from sparkring.pipelines.job import run_job
+    from sparkring.pipelines.job.job import run_job
 
     return run_job(job.resolved, etl=True, hooks=hooks, session=shared.session)
 

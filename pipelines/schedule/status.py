@@ -11,7 +11,7 @@ from itertools import groupby
 from sparkring.conf.blocks.promotion import MODEL
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import between, dates_since_begin, last_ended, moved
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 
 STALE = 1  # exit code

@@ -29,13 +29,15 @@ from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import lock_file, open_storage
-from sparkring.etl.sources.examine import Examined
-from sparkring.pipelines import etl_step, train_step
-from sparkring.pipelines.context import JobContext, JobHooks
-from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.job import note_end
-from sparkring.pipelines.runs import Runs, RunTaken
-from sparkring.pipelines.spark import session_on_demand
+from sparkring.etl.examine import Examined
+from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.context.context import JobContext, JobHooks
+from sparkring.pipelines.job import train_step
+from sparkring.pipelines.job.job import note_end
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.problems import Problems
+from sparkring.pipelines.run.runs import Runs, RunTaken
+from sparkring.pipelines.run.spark import session_on_demand
 from sparkring.pipelines.sweep.show import describe_space, trial_markdown, trial_table
 from sparkring.pipelines.sweep.space import SweepSpec, as_overrides, corners, key_problems, objective, short
 from sparkring.pipelines.sweep.study import Ended, Study, Trial
@@ -45,7 +47,6 @@ from sparkring.pipelines.tracking.rules import COMMIT, FINGERPRINT
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, run_label
 from sparkring.pipelines.tracking.views import NOTE
 from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_folders, storage_problems
-from sparkring.pipelines.validate.problems import Problems
 from sparkring.pipelines.validate.recipe import against_problems, check_against, check_foreseen, recipe_problems
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.launch.failure import WorkerFailed

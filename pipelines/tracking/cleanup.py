@@ -15,8 +15,8 @@ from mlflow.exceptions import MlflowException
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import error_line
 from sparkring.conf.secrets import redact
+from sparkring.pipelines.run.process_id import this_process
 from sparkring.pipelines.tracking.embedded import open_client
-from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.rules import (
     FINGERPRINT,
     AliasedModel,

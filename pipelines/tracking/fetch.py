@@ -18,8 +18,8 @@ from sparkring.conf.errors import error_line, first_line
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import check_stored
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.portable.mlmodel import read_mlmodel
 from sparkring.pipelines.tracking.embedded import open_client
+from sparkring.pipelines.tracking.mlmodel import read_mlmodel
 from sparkring.pipelines.tracking.rules import StoreUnreachable
 
 MISSING = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}  # the second: of an alias that is not set

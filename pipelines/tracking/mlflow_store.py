@@ -40,7 +40,8 @@ from sparkring.conf.errors import error_line
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import exclusive
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.scratch import scratch_folder
+from sparkring.pipelines.run.process_id import this_process
+from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.artifact_servers import check_artifact_server
 from sparkring.pipelines.tracking.cleanup import delete_dead_pointers
@@ -52,7 +53,6 @@ from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.history_run import history_run, log_figure, log_values
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
 from sparkring.pipelines.tracking.mlflow_dataset import DIGEST_CHARACTERS, SparkringDataset
-from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.registry import AT_MS, MODEL_VERSION, Registry
 from sparkring.pipelines.tracking.rules import (
     HEARTBEAT,

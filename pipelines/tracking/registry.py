@@ -24,10 +24,10 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import error_line
 from sparkring.conf.storage import Storage, exclusive, open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.portable.mlmodel import read_mlmodel
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.describe import CARD_BEGINS
 from sparkring.pipelines.tracking.embedded import open_client
+from sparkring.pipelines.tracking.mlmodel import read_mlmodel
 from sparkring.pipelines.tracking.rules import (
     DATE,
     DECISION,

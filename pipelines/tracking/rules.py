@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.secrets import redacted
-from sparkring.pipelines.tracking.process_id import ProcessId, is_running
+from sparkring.pipelines.run.process_id import ProcessId, is_running
 
 PARAM_CHARACTERS = 6000  # MLflow's limits
 KEY_CHARACTERS = 250

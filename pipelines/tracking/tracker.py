@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.schedule.dates import DataInterval
 from sparkring.conf.secrets import redact, redacted
+from sparkring.pipelines.run.process_id import this_process
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.checkout import git_commit, git_remote, source_tags
 from sparkring.pipelines.tracking.journal import Journal
 from sparkring.pipelines.tracking.openlineage.driver import EVENTS_WAIT_S, PARENT, check_installed, failure, parent_of
-from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.rules import (
     COMMIT,
     HEARTBEAT_S,

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
-from sparkring.etl.sources.examine import Examined
-from sparkring.pipelines import etl_step
-from sparkring.pipelines.etl_step import pins_without_spark
-from sparkring.pipelines.plan import pinned_without_spark
-from sparkring.pipelines.runs import Runs, training_digest
+from sparkring.etl.examine import Examined
+from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.context.etl_step import pins_without_spark
+from sparkring.pipelines.model.plan import pinned_without_spark
+from sparkring.pipelines.run.runs import Runs, training_digest
 
 HASHED_BYTES = 1 << 30  # of sources, up to which a dry run reads them to find the dataset
 

@@ -11,7 +11,7 @@ import pyarrow.fs as pafs
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.pipelines.validate.problems import Problems
+from sparkring.pipelines.run.problems import Problems
 
 DATASETS = "storage.datasets"  # a dataset that is there may be on a disk that cannot be written
 JOB_FOLDERS = ("storage.runs", "tracking.root")

@@ -19,15 +19,15 @@ from sparkring.conf.rules.promotion import slice_problems
 from sparkring.conf.rules.recipe import metric_problems
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.etl.sources.examine import Examined
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.etl.examine import Examined
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
-from sparkring.pipelines.model_start import start_problems
-from sparkring.pipelines.plan import knows_its_size, layout_problems_of, runs_here
-from sparkring.pipelines.spark import session_settings, submitted
+from sparkring.pipelines.model.model_start import start_problems
+from sparkring.pipelines.model.plan import knows_its_size, layout_problems_of, runs_here
+from sparkring.pipelines.run.problems import Problems, refusals
+from sparkring.pipelines.run.spark import session_settings, submitted
 from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.labels import label_range_problems
-from sparkring.pipelines.validate.problems import Problems, refusals
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.data.decode import own_decoder
 from sparkring.training.device import NO_GPU

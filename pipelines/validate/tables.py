@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from sparkring.conf.config import RunConfig
 from sparkring.etl.errors import EtlError
+from sparkring.etl.examine import Examined, examine_sources
 from sparkring.etl.foreseen import row_problems
-from sparkring.etl.sources.examine import Examined, examine_sources
 from sparkring.etl.sources.types import NoSuchType, parse_type
 from sparkring.etl.views import own_modules, rows_function
+from sparkring.pipelines.run.problems import Problems
 from sparkring.pipelines.validate.folders import check_folders, storage_problems
-from sparkring.pipelines.validate.problems import Problems
 
 
 def check_tables(config: RunConfig, folders: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ import yaml
 from sparkring.conf.load import load_config
 from sparkring.conf.schedule.dated import DateRequest
 from sparkring.pipelines.cli import parse
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples/schedulers"
 FINAL = {Exit.USAGE, Exit.DATA, Exit.QUALITY}  # after which another try changes nothing

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.code import code_digest, source_files
-from sparkring.pipelines.package import write_archive
+from sparkring.pipelines.run.package import write_archive
 
 
 def test_names_and_contents_of_all_files_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

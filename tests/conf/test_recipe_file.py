@@ -8,7 +8,7 @@ import pytest
 
 from sparkring.conf.load import ConfigError, json_schema, load_config, takes_null
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 
 BASE = """name: base
 dataset: /data/x

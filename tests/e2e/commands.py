@@ -10,7 +10,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.spark import variables
+from sparkring.pipelines.run.spark import variables
 
 
 def run_here(folder: Path, *words: str, environment: Mapping[str, str] | None = None) -> CompletedProcess[str]:

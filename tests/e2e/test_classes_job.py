@@ -15,7 +15,7 @@ import yaml
 from mlflow import MlflowClient
 
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.serving import _load_pyfunc
 
 pytestmark = pytest.mark.spark

@@ -23,9 +23,9 @@ from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.evaluation.als import ALS_NAME
 from sparkring.pipelines.evaluation.ranking import POPULARITY
-from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.job import run_job
-from sparkring.pipelines.validate.trial import trial_overrides
+from sparkring.pipelines.job.job import run_job
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.trial import trial_overrides
 from sparkring.training.result import MODEL, read_result
 from tests.pipelines.init.test_init import write_images
 

@@ -24,7 +24,7 @@ import pytest
 from mlflow import MlflowClient
 
 from sparkring.etl.raw import unpack_flights
-from sparkring.pipelines.portable.check import ask, data_folder, import_problem
+from sparkring.pipelines.model.check import ask, data_folder, import_problem
 from tests.e2e.commands import run_here
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -27,7 +27,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import PinContext, pin
 from sparkring.conf.sources import CatalogSource
-from sparkring.pipelines import spark as spark_module
+from sparkring.pipelines.run import spark as spark_module
 from sparkring.pipelines.cli import main
 
 recipe = sys.argv[1]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from sparkring.pipelines import job
+from sparkring.pipelines.job import job
 from tests.e2e.commands import run_here
 
 pytestmark = pytest.mark.spark

@@ -13,8 +13,8 @@ import pytest
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.job import run_job
+from sparkring.pipelines.job.job import run_job
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.serving import load_trusted
 from sparkring.pipelines.tracking.fetch import copy_model, find_model
 from sparkring.training.result import MODEL, read_result

@@ -22,7 +22,7 @@ from mlflow.entities import Run
 from sparkring.conf.load import load_config
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.sweep import study
 from sparkring.pipelines.tracking.rules import ERROR
 from sparkring.pipelines.tracking.views import NOTE

@@ -16,8 +16,8 @@ from mlflow import MlflowClient
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.job import run_job
+from sparkring.pipelines.job.job import run_job
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.training.result import MODEL, read_result
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -41,16 +41,16 @@ from sparkring.etl.windows.parts import PART_NAME, Part, find_part
 from sparkring.etl.windows.window import list_files
 from sparkring.pipelines import serving
 from sparkring.pipelines.evaluation.evaluate import read_predictions
-from sparkring.pipelines.portable.check import data_folder
-from sparkring.pipelines.portable.mlmodel import MLMODEL
-from sparkring.pipelines.portable.sample import DIGESTS, changed_files, write_digests
+from sparkring.pipelines.model.check import data_folder
+from sparkring.pipelines.model.sample import DIGESTS, changed_files, write_digests
 from sparkring.pipelines.predict.publish import MANIFEST as PREDICTIONS
 from sparkring.pipelines.predict.publish import PredictionFile, PublishedPredictions
-from sparkring.pipelines.runs import RunRecord, Runs
+from sparkring.pipelines.run.runs import RunRecord, Runs
 from sparkring.pipelines.schedule.conditional import Found
 from sparkring.pipelines.schedule.lease import LeaseState, read_state
 from sparkring.pipelines.schedule.ledger import STATE, DateRecord, Ledger
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
+from sparkring.pipelines.tracking.mlmodel import MLMODEL
 from sparkring.pipelines.tracking.ops import Artifact, Metrics, StartRun
 from sparkring.training.checkpoint.catalog import RankFile, TrainerFile, committed, parse_marker
 from sparkring.training.checkpoint.checkpointer import Checkpointer

@@ -38,7 +38,7 @@ T_PORTABLE_CHECK, T_PORTABLE_SAMPLE, T_PORTABLE_SOURCES = (
 )
 RAW_FEATURES, PREDICT = "training/data/features/raw.py", "pipelines/predict"
 PUBLISH, T_PUBLISH = f"{PREDICT}/publish.py", "tests/pipelines/predict/test_publish.py"
-LINEAGE, T_LINEAGE = "pipelines/lineage.py", "tests/pipelines/test_lineage.py"
+LINEAGE, T_LINEAGE = "pipelines/lineage/show.py", "tests/pipelines/test_lineage.py"
 T_PREDICT = "tests/pipelines/predict/test_job.py"
 REPRODUCE, T_REPRODUCE = "pipelines/reproduce", "tests/pipelines/reproduce/test_job.py"
 VALIDATE, T_MISTAKES = "pipelines/validate", "tests/pipelines/validate/test_mistakes.py"
@@ -56,7 +56,7 @@ RECIPE_MODEL, T_RECIPE_MODEL = "training/recipe_model.py", "tests/training/test_
 T_LABEL_RULES, MULTILABEL = "tests/conf/rules/test_labels.py", "pipelines/evaluation/multilabel.py"
 T_MULTILABEL = "tests/pipelines/evaluation/test_multilabel.py"
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
-JVM, T_JVM = "pipelines/jvm_options.py", "tests/pipelines/test_jvm_options.py"
+JVM, T_JVM = "pipelines/run/jvm_options.py", "tests/pipelines/test_jvm_options.py"
 MLLIB, T_BASELINE = "pipelines/evaluation/mllib.py", "tests/pipelines/evaluation/test_baseline.py"
 GUESSES, LINEAR = "pipelines/evaluation/guesses.py", "pipelines/evaluation/linear.py"
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
@@ -113,7 +113,7 @@ RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
 OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
 TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
 BEGIN, T_BEGIN = "training/models/start.py", "tests/training/models/test_start.py"
-MODEL_START, T_MODEL_START = "pipelines/model_start.py", "tests/pipelines/test_model_start.py"
+MODEL_START, T_MODEL_START = "pipelines/model/model_start.py", "tests/pipelines/test_model_start.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
 COMPLETION, T_COMPLETION = "pipelines/cli/completion.py", "tests/pipelines/test_completion.py"
 T_HISTORY_RUN = "tests/pipelines/tracking/test_history_run.py"
@@ -234,12 +234,17 @@ MUTANTS = (
     Mutant(HVD_ZERO, "None if whole in unreached else gradient", "gradient", RING),
     Mutant(OPTIM, "weight_decay if matrix else 0.0", "weight_decay", T_OPTIM),
     Mutant(
-        "pipelines/portable/sample.py",
+        "pipelines/model/sample.py",
         "now.get(name) != sha256",
         "name not in now",
         "tests/pipelines/portable/test_sample.py",
     ),
-    Mutant("pipelines/etl_step.py", 'DATA_EXCEPTION = "22"', 'DATA_EXCEPTION = ""', "tests/pipelines/test_etl_step.py"),
+    Mutant(
+        "pipelines/context/etl_step.py",
+        'DATA_EXCEPTION = "22"',
+        'DATA_EXCEPTION = ""',
+        "tests/pipelines/test_etl_step.py",
+    ),
     Mutant("training/models/groups.py", "re.fullmatch(group.match, name)", "re.match(group.match, name)", T_OPTIM),
     Mutant("training/models/groups.py", "if not any(of is group for _, of in found):", "if False:", T_OPTIM),
     Mutant("training/parallel/step.py", "lr * group.get(LR_SCALE, 1.0)", "lr", "tests/training/parallel/test_step.py"),
@@ -354,8 +359,8 @@ MUTANTS = (
         "if end > len(numbers):",
         T_AUDIT,
     ),
-    Mutant("pipelines/audit.py", "if problem := damage(", "if problem := '' and damage(", T_AUDIT_RUN),
-    Mutant("pipelines/audit.py", "if number > newest.step", "if number < newest.step", T_AUDIT_RUN),
+    Mutant("pipelines/commands/audit.py", "if problem := damage(", "if problem := '' and damage(", T_AUDIT_RUN),
+    Mutant("pipelines/commands/audit.py", "if number > newest.step", "if number < newest.step", T_AUDIT_RUN),
     # Checkpoints.
     Mutant(POLICY, "by_step[-max(keep.last, 1) :]", "by_step[-keep.last :]", T_POLICY),
     Mutant(POLICY, 'sign = 1.0 if mode == "min" else -1.0', "sign = 1.0", T_POLICY),
@@ -614,7 +619,7 @@ MUTANTS = (
     Mutant(STUDY, "STEPS: left.user_attrs.get(STEPS, [])}", "STEPS: []}", T_STUDY),
     Mutant(STUDY, "            self._study.enqueue_trial(left.params, attributes)\n", "            pass\n", T_STUDY),
     Mutant(STUDY, '"maximize" if mode == "max" else "minimize"', '"minimize"', T_STUDY),
-    Mutant("pipelines/train_step.py", "and _falls_behind(job, event):", "and False:", T_SWEEP),
+    Mutant("pipelines/job/train_step.py", "and _falls_behind(job, event):", "and False:", T_SWEEP),
     Mutant(SWEEP_JOB, '"train.test_split": None,', "", T_SWEEP),
     # What MLflow's lists and pages show of jobs.
     Mutant(DESCRIBE, 'if key.partition(".")[0] not in NOT_COMPARED]', "]", T_DESCRIBE),
@@ -655,7 +660,7 @@ MUTANTS = (
         "tests/pipelines/tracking/test_registry.py -k nights",
     ),
     Mutant(
-        "pipelines/job.py",
+        "pipelines/job/job.py",
         "drift_metrics(result.promotion.drift if result.promotion else [])",
         "{}",
         "tests/pipelines/test_job.py -k night",
@@ -708,8 +713,8 @@ MUTANTS = (
     Mutant(f"{PORTABLE}/check.py", "if expected.column_names != list(found)", "if False", T_PORTABLE_CHECK),
     Mutant(f"{PORTABLE}/check.py", "is_relative_to(folder.resolve())", "is_absolute()", T_PORTABLE_CHECK),
     Mutant(f"{PORTABLE}/check.py", "if name not in NOT_PASSED_ON", "if name", T_PORTABLE_CHECK),
-    Mutant("pipelines/scratch.py", "not (folder / LOCK).is_file()", "False", "tests/pipelines/test_scratch.py"),
-    Mutant("pipelines/scratch.py", "sweep(purpose)\n    while", "while", "tests/pipelines/test_scratch.py"),
+    Mutant("pipelines/run/scratch.py", "not (folder / LOCK).is_file()", "False", "tests/pipelines/test_scratch.py"),
+    Mutant("pipelines/run/scratch.py", "sweep(purpose)\n    while", "while", "tests/pipelines/test_scratch.py"),
     Mutant(
         "pipelines/cli/jobs.py", "sparkring predict {arguments.recipe}", "sparkring run {arguments.recipe}", T_RUN_DATE
     ),
@@ -1005,7 +1010,7 @@ MUTANTS = (
     Mutant("etl/foreseen.py", 'query.args.get("laterals") or not plain', "not plain", "tests/etl/test_foreseen.py"),
     Mutant("etl/foreseen.py", "if name not in known and not", "if name is known and not", T_MISTAKES),
     Mutant("etl/sources/types.py", "if rest:", "if False:", "tests/etl/sources/test_types.py"),
-    Mutant("etl/sources/examine.py", "window_of(etl.interval)[-1]", "window_of(etl.interval)[0]", T_TABLES),
+    Mutant("etl/examine.py", "window_of(etl.interval)[-1]", "window_of(etl.interval)[0]", T_TABLES),
     Mutant(f"{VALIDATE}/recipe.py", "if problem := _unbound(factory, model.args):", 'if problem := "":', T_MISTAKES),
     Mutant(f"{VALIDATE}/recipe.py", "if ceiling is not None and least > ceiling", "if False", T_MISTAKES),
     Mutant(f"{VALIDATE}/recipe.py", "elif own and config.etl is not None:", "elif False:", T_MISTAKES),
@@ -1433,7 +1438,9 @@ MUTANTS = (
     Mutant(SERVER, "clock = self._backup.restart(*frame.numbers)", "pass", T_SERVER),
     Mutant(AUDIT, "if header.servers and step < expected.steps", "if step < expected.steps", T_AUDIT),
     Mutant(AUDIT, "if header.servers and step < expected.steps", "if header.servers", T_AUDIT),
-    Mutant("pipelines/audit.py", "if step not in logged", "if False", f"tests/{SERVERS_FOLDER}/test_segments.py"),
+    Mutant(
+        "pipelines/commands/audit.py", "if step not in logged", "if False", f"tests/{SERVERS_FOLDER}/test_segments.py"
+    ),
     Mutant("training/replay_run.py", '"bound": header.bound, ', "", T_CHANGED_BOUND),
     Mutant("training/replay_run.py", '"damp": header.damp, ', "", T_CHANGED_BOUND),
     Mutant("training/replay_run.py", ', "max_lag": None}', "}", T_CHANGED_BOUND),
@@ -1534,7 +1541,7 @@ MUTANTS = (
     Mutant(JVM, "data_bytes is not None and data_bytes <= SHORT_BYTES", "True", T_JVM),
     Mutant(JVM, "or any(key in settings for key in USERS_OWN)", "", T_JVM),
     Mutant(JVM, "total > SHORT_BYTES", "False", f"{T_JVM} -k counting"),
-    Mutant("pipelines/spark.py", "if not is_refused(str(error)):", "if True:", f"{T_JVM} -k java_is"),
+    Mutant("pipelines/run/spark.py", "if not is_refused(str(error)):", "if True:", f"{T_JVM} -k java_is"),
     Mutant("etl/analysis.py", '{"limit_rows": None}', "{}", "tests/etl/test_foreseen.py -k trial"),
     Mutant("etl/sources/read.py", "if listed.bytes <= CHECKED_HERE_BYTES:", "if False:", f"{T_FILES} -k small_files"),
     Mutant(LINEAR, "rows * max(cells, classes)", "rows * cells", f"{T_BASELINE} -k fit_in_the_driver"),
@@ -1542,8 +1549,8 @@ MUTANTS = (
     Mutant(LINEAR, "if len(classes) == 1:", "if False:", f"{T_BASELINE} -k one_class"),
     Mutant(MLLIB, "F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)", "F.avg(value)", f"{T_BASELINE} -k weight"),
     Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
-    Mutant("pipelines/train_step.py", "if not self.history:  # else an attempt", "if True:  #", T_TRAIN_STEP),
-    Mutant("pipelines/loss_history.py", "if at <= step}", "if at < step}", T_TRAIN_STEP),
+    Mutant("pipelines/job/train_step.py", "if not self.history:  # else an attempt", "if True:  #", T_TRAIN_STEP),
+    Mutant("pipelines/run/loss_history.py", "if at <= step}", "if at < step}", T_TRAIN_STEP),
     Mutant("pipelines/tracking/history_run.py", "op.step, recorded_ms) in", "op.step, 0) in", T_HISTORY_RUN),
     Mutant(
         "pipelines/report/report.py",
@@ -1551,7 +1558,7 @@ MUTANTS = (
         "each.name not in DATED",
         "tests/pipelines/report/test_report.py",
     ),
-    Mutant("pipelines/loss_history.py", "if not points:", "if False:", T_TRAIN_STEP),
+    Mutant("pipelines/run/loss_history.py", "if not points:", "if False:", T_TRAIN_STEP),
     Mutant(DRAWING, "min(by_step) > resumed_from", "min(by_step) < resumed_from", T_DRAWING),
     # --- code of users
     Mutant(TRAIN_HOOKS, "    restore_rng(state)\n\n\ndef _make", "    pass\n\n\ndef _make", T_TRAIN_HOOKS),
@@ -1563,7 +1570,7 @@ MUTANTS = (
         T_TRAIN_HOOKS,
     ),
     Mutant(TRAIN_HOOKS, "cls.on_step is not Hook.on_step", "False", T_TRAIN_HOOKS),
-    Mutant("pipelines/reproduce/environment.py", '"optim.name": config.optim.name,', "", T_ENVIRONMENT),
+    Mutant("pipelines/record/environment.py", '"optim.name": config.optim.name,', "", T_ENVIRONMENT),
     Mutant(
         "training/worker.py",
         'if optim.schedule == "plateau" else lambda state: state',
@@ -1576,7 +1583,7 @@ MUTANTS = (
         "state.last_valid, state.best_step",
         "tests/training/test_worker.py -k hooks_see",
     ),
-    Mutant("pipelines/plan.py", "own + (optim.ema is not None)", "own", "tests/pipelines/test_plan.py"),
+    Mutant("pipelines/model/plan.py", "own + (optim.ema is not None)", "own", "tests/pipelines/test_plan.py"),
     # what is wrong with a number as a label
     Mutant("conf/rules/dataset.py", "(low < 0 or high > 1)", "low < 0", "tests/conf/rules/test_labels.py"),
     Mutant("conf/rules/dataset.py", "outputs <= high", "outputs < high", "tests/conf/rules/test_labels.py"),
@@ -1590,7 +1597,7 @@ MUTANTS = (
     Mutant(f"{INIT}/columns.py", "while text.lower() in taken", "while text in taken", T_INIT),
     Mutant(f"{INIT}/sample.py", "any(CODE.fullmatch(text) for", "any(False for", T_INIT),
     Mutant(f"{INIT}/sample.py", "return best if gains[best] else None", "return None", T_INIT),
-    Mutant("pipelines/portable/check_program.py", "if isinstance(value, bytes):", "if False:", T_PORTABLE_CHECK),
+    Mutant("pipelines/model/check_program.py", "if isinstance(value, bytes):", "if False:", T_PORTABLE_CHECK),
     Mutant(f"{INIT}/folder.py", "if Path(name).resolve() == Path(data).resolve() else", "if False else", T_INIT),
     Mutant(f"{INIT}/folder.py", " or any(folder.iterdir())", "", T_INIT),
     Mutant(f"{INIT}/table.py", "batch * STEPS_PER_EPOCH > trained", "batch > trained", T_INIT),
@@ -1792,9 +1799,9 @@ MUTANTS = (
     Mutant(STRAGGLERS, "float(busy.max(axis=1).mean())", "float(busy.mean())", T_STRAGGLERS),
     Mutant(STRAGGLERS, "(ends <= until).sum()", "ends.size", T_STRAGGLERS),
     Mutant(STRAGGLERS, "mean(axis=0) >= share", "mean(axis=0) > 0", T_STRAGGLERS),
-    Mutant("pipelines/stragglers.py", "by_window[1:], strict=False", "by_window, strict=False", T_ADVICE),
-    Mutant("pipelines/stragglers.py", "form.rate >= WORTH and ", "", T_ADVICE),
-    Mutant("pipelines/stragglers.py", "len(table) != len(steps) * ranks or ", "", T_ADVICE),
+    Mutant("pipelines/run/stragglers.py", "by_window[1:], strict=False", "by_window, strict=False", T_ADVICE),
+    Mutant("pipelines/run/stragglers.py", "form.rate >= WORTH and ", "", T_ADVICE),
+    Mutant("pipelines/run/stragglers.py", "len(table) != len(steps) * ranks or ", "", T_ADVICE),
     Mutant(
         "training/loop_timing.py",
         'self.last_s["step"] - waited_s',

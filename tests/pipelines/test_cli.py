@@ -21,7 +21,7 @@ import pytest
 
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli import main, parse, parser, recipes
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 
 
 @pytest.mark.parametrize("content", [None, b"no audit at all\n"])

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkring.conf.load import load_config
-from sparkring.pipelines.context import JobContext
-from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.context.context import JobContext
+from sparkring.pipelines.run.runs import Runs
 
 
 def test_an_attempt_is_counted_in_the_run_folder_before_it_begins(tmp_path: Path) -> None:

@@ -33,10 +33,9 @@ from sparkring.conf.manifest import (
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.windows.window import PinnedWindow
-from sparkring.pipelines import etl_step
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.etl_job import run_etl
-from sparkring.pipelines.etl_step import (
+from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.context.etl_step import (
     Dataset,
     data_errors_named,
     dataset_info,
@@ -45,7 +44,8 @@ from sparkring.pipelines.etl_step import (
     require,
     wanted_fingerprint,
 )
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.job.etl_job import run_etl
+from sparkring.pipelines.run.exit_codes import Exit
 
 MANIFEST = DatasetManifest(
     name="d", fingerprint="a" * 64, created_at="",

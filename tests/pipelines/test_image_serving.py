@@ -18,7 +18,7 @@ from torch import nn
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column, DatasetManifest
-from sparkring.pipelines.portable.sources import DECODE, model_sources, requirements
+from sparkring.pipelines.model.sources import DECODE, model_sources, requirements
 from sparkring.pipelines.serving import Predictor, signature_inputs
 from tests.pipelines.served import manifest
 

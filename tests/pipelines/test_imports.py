@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 
 ROOT = Path(__file__).parents[2]
 REPORT = ("matplotlib", "sklearn", "jinja2")
@@ -63,7 +63,7 @@ def test_a_command_imports_only_what_it_runs(command: str, tmp_path: Path) -> No
 
 def test_a_job_imports_what_it_does_at_its_end_after_its_recipe_is_checked() -> None:
     """While Spark starts: see `import_later_parts`."""
-    program = "import sys, sparkring.pipelines.job; print(*(name for name in sys.argv[1:] if name in sys.modules))"
+    program = "import sys, sparkring.pipelines.job.job; print(*(name for name in sys.argv[1:] if name in sys.modules))"
     command = [sys.executable, "-c", program, *BEFORE_A_RECIPE_IS_CHECKED]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "\n"), (done.stdout, done.stderr[-2000:])

@@ -12,11 +12,11 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.etl_job import run_etl
-from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.job import nightly_values, note_end
-from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.context.etl_step import Dataset
+from sparkring.pipelines.job.etl_job import run_etl
+from sparkring.pipelines.job.job import nightly_values, note_end
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.validate.recipe import check_against, metric_problems_of
 from sparkring.training.result import DriftFinding, Promotion
 from sparkring.training.tasks import Task
@@ -105,7 +105,7 @@ def test_a_dataset_that_is_there_is_found_without_spark(
     """A session of Spark takes ten seconds and a JVM."""
     (tmp_path / "_manifest.json").write_bytes(manifest().to_json().encode())
     resolved = load_config("flights", ["etl=null", f"dataset={tmp_path}", "tracking.enabled=false"])
-    monkeypatch.setattr("sparkring.pipelines.spark.spark_session", None)
+    monkeypatch.setattr("sparkring.pipelines.run.spark.spark_session", None)
     with caplog.at_level("INFO"):
         assert run_etl(resolved) == Exit.OK
     assert f"dataset: {tmp_path} is there already" in caplog.text

@@ -12,8 +12,8 @@ import pytest
 
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.config import RunConfig
-from sparkring.pipelines import jvm_options
-from sparkring.pipelines.jvm_options import (
+from sparkring.pipelines.run import jvm_options
+from sparkring.pipelines.run.jvm_options import (
     OPTIONS,
     SHORT,
     SHORT_BYTES,
@@ -24,7 +24,7 @@ from sparkring.pipelines.jvm_options import (
     make_archive,
     options_of,
 )
-from sparkring.pipelines.spark import WORKER_DAEMON, session_settings
+from sparkring.pipelines.run.spark import WORKER_DAEMON, session_settings
 
 LOCAL = {"spark.master": "local[2]"}
 ARCHIVE = Path("/a b/c.jsa")
@@ -127,8 +127,8 @@ import logging, sys
 from pathlib import Path
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
-from sparkring.pipelines import jvm_options
-from sparkring.pipelines.spark import spark_session
+from sparkring.pipelines.run import jvm_options
+from sparkring.pipelines.run.spark import spark_session
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 logging.getLogger("py4j").setLevel(logging.WARNING)
 if sys.argv[1]:
@@ -178,7 +178,7 @@ import os, sys
 import pyarrow as pa
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
-from sparkring.pipelines.spark import spark_session
+from sparkring.pipelines.run.spark import spark_session
 
 def of_sql(batches):
     for _ in batches:
@@ -203,7 +203,7 @@ def test_workers_of_the_etl_and_agents_of_ranks_are_of_one_daemon_with_what_they
 @pytest.mark.slow
 def test_the_archive_is_made_once_and_the_next_jvm_maps_it(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "XDG_CACHE_HOME": str(tmp_path)}
-    made = [sys.executable, "-m", "sparkring.pipelines.jvm_options"]
+    made = [sys.executable, "-m", "sparkring.pipelines.run.jvm_options"]
     subprocess.run(made, env=environment, check=True, cwd=tmp_path)
     archive = found_archive(environment)
     assert archive is not None and [*archive.parent.iterdir()] == [archive]

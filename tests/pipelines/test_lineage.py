@@ -25,11 +25,11 @@ from sparkring.etl.sources.pin import pin
 from sparkring.etl.windows.interval import window_of
 from sparkring.etl.windows.parts import PART_NAME, Part
 from sparkring.etl.windows.window import cut_source
-from sparkring.pipelines import lineage
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.replay_log import replay_log
+from sparkring.pipelines.commands.replay_log import replay_log
+from sparkring.pipelines.lineage import show as lineage
 from sparkring.pipelines.reproduce.job import find_run
-from sparkring.pipelines.runs import Runs, training_digest
+from sparkring.pipelines.run.runs import Runs, training_digest
 from sparkring.pipelines.serving import signature_inputs, signature_outputs
 from sparkring.pipelines.tracking.fetch import RegisteredModel, copy_model
 from sparkring.pipelines.tracking.ops import ModelInfo

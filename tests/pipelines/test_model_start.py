@@ -12,7 +12,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.pipelines.model_start import ModelStart, resolve_model_start, start_problems
+from sparkring.pipelines.model.model_start import ModelStart, resolve_model_start, start_problems
 from sparkring.training.checkpoint.weights import FILE
 from tests.pipelines import served
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkring.pipelines.package import code_archive, code_files, write_archive
+from sparkring.pipelines.run.package import code_archive, code_files, write_archive
 
 
 def test_the_archive_holds_all_our_code_and_only_that() -> None:

@@ -14,7 +14,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.plan import (
+from sparkring.pipelines.model.plan import (
     cost_plan,
     known_manifest,
     layout_problems_of,
@@ -135,7 +135,7 @@ def test_a_layout_that_cannot_be_ends_the_command_before_spark(
     def started(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr("sparkring.pipelines.job.session_ahead", started)
+    monkeypatch.setattr("sparkring.pipelines.job.job.session_ahead", started)
     words = ["gpt-124m", "train.device=cpu", *override.split()]
     assert said in "\n".join(layout_problems_of(load_config(words[0], words[1:]).config))
     assert main(["run", *words]) == 2
@@ -198,7 +198,7 @@ def test_a_plan_that_cannot_be_traced_says_so_and_keeps_the_rest(
     config = RunConfig.model_validate({"name": "odd", "dataset": "nowhere", "model": model})
     manifest = dataset_of(column)
     assert layout_problems_of(config, manifest) == []
-    monkeypatch.setattr("sparkring.pipelines.plan.known_manifest", lambda _: manifest)
+    monkeypatch.setattr("sparkring.pipelines.model.plan.known_manifest", lambda _: manifest)
     shown = show_plan(config)
     rows = table(shown)
     assert rows["parameters"][-1] == "4" and rows["activations_bytes"] == ["per rank, largest"]
@@ -214,7 +214,7 @@ def test_after_training_no_failure_of_the_plan_is_the_jobs(
     def fail(*_: object) -> None:
         raise RuntimeError("no such thing\n  in many lines")
 
-    monkeypatch.setattr("sparkring.pipelines.plan.cost_plan", fail)
+    monkeypatch.setattr("sparkring.pipelines.model.plan.cost_plan", fail)
     rows = plan_and_measured(load_config("gpt-124m").config, dataset_of(ODD[0][0]), {"weights_bytes": 16.0})
     assert table(format_rows(rows))["weights_bytes"] == ["16"]
     assert caplog.records[0].message.endswith("measured: RuntimeError: no such thing")

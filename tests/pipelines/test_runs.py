@@ -22,13 +22,14 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 from sparkring.conf.load import Resolved, load_config
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines import etl_step, train_step
-from sparkring.pipelines import job as job_module
-from sparkring.pipelines import runs as runs_module
-from sparkring.pipelines.context import JobContext
+from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.context.context import JobContext
+from sparkring.pipelines.job import job as job_module
+from sparkring.pipelines.job import train_step
 from sparkring.pipelines.launch.preflight import SlotRequest
-from sparkring.pipelines.runs import Runs, RunTaken, training_digest
-from sparkring.pipelines.tracking.process_id import start_ticks
+from sparkring.pipelines.run import runs as runs_module
+from sparkring.pipelines.run.process_id import start_ticks
+from sparkring.pipelines.run.runs import Runs, RunTaken, training_digest
 from sparkring.training.launch.failure import LaunchError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,7 +160,7 @@ from sparkring.conf.load import load_config
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.launch.preflight import SlotRequest
-from sparkring.pipelines.runs import Runs, RunTaken, training_digest
+from sparkring.pipelines.run.runs import Runs, RunTaken, training_digest
 {inspect.getsource(without_locks)}
 config = load_config(sys.argv[1]).config
 runs = Runs(config.storage.runs, "runs")

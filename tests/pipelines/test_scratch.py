@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import sparkring.pipelines
-from sparkring.pipelines.scratch import open_scratch, scratch_folder
+from sparkring.pipelines.run.scratch import open_scratch, scratch_folder
 
 HOLDER = """
 import sys, tempfile, time
 tempfile.tempdir = sys.argv[1]
-from sparkring.pipelines.scratch import open_scratch
+from sparkring.pipelines.run.scratch import open_scratch
 print(open_scratch("code").path, flush=True)
 time.sleep(100)
 """

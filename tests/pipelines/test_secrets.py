@@ -20,11 +20,13 @@ from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from sparkring.conf.recipes import recipe_names
 from sparkring.conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, redact, redacted
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines import cli, spark, train_step
-from sparkring.pipelines import job as job_module
+from sparkring.pipelines import cli
 from sparkring.pipelines.cli import recipes
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.display.training import ProgressDisplay
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.job import job as job_module
+from sparkring.pipelines.job import train_step
+from sparkring.pipelines.run import spark
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.rules import flat_params
 from sparkring.pipelines.tracking.tracker import JOB, Tracker

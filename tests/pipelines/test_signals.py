@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sparkring.pipelines.signals import obeying_signals
+from sparkring.pipelines.run.signals import obeying_signals
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import Cancelled
 from sparkring.training.launch.messages import KillRank, StopTraining, WriteCheckpoint

@@ -18,8 +18,8 @@ import pytest
 
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
-from sparkring.pipelines import spark as spark_module
-from sparkring.pipelines.spark import jvm_problem, session_on_demand
+from sparkring.pipelines.run import spark as spark_module
+from sparkring.pipelines.run.spark import jvm_problem, session_on_demand
 
 pytestmark = pytest.mark.spark
 SUBMIT = str(Path(pyspark.__file__).parent / "bin/spark-submit")
@@ -27,7 +27,7 @@ JOB = """
 import signal, sys, time
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.blocks.launch import LaunchConfig
-from sparkring.pipelines.spark import spark_session
+from sparkring.pipelines.run.spark import spark_session
 told = []
 signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
 with spark_session("held", SparkConfig(), LaunchConfig()) as spark:
@@ -86,9 +86,9 @@ AHEAD = """
 import sys, threading, time
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
-from sparkring.pipelines import spark as spark_module
-from sparkring.pipelines.signals import ended_by_signals
-from sparkring.pipelines.spark import session_ahead
+from sparkring.pipelines.run import spark as spark_module
+from sparkring.pipelines.run.signals import ended_by_signals
+from sparkring.pipelines.run.spark import session_ahead
 until, opens, opened = sys.argv[1], threading.Event(), threading.Event()
 launch = spark_module.launch_gateway
 
@@ -174,7 +174,7 @@ import logging, os, sys, tempfile
 from pathlib import Path
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
-from sparkring.pipelines.spark import spark_session
+from sparkring.pipelines.run.spark import spark_session
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 logging.getLogger("py4j").setLevel(logging.WARNING)
 with spark_session("loud", SparkConfig(log=sys.argv[1]), LaunchConfig(world=1)) as spark:
@@ -202,7 +202,7 @@ STARTS = """
 import sys
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
-from sparkring.pipelines import spark
+from sparkring.pipelines.run import spark
 from sparkring.training.launch.failure import LaunchError
 spark.DEAD_S, spark.SILENT_S = 1.0, 3.0
 try:
@@ -264,8 +264,10 @@ def test_logs_of_a_week_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("before", [None, "/from/the/environment"])
 def test_a_recipes_python_is_that_of_sparks_workers(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = "import os, sys; from sparkring.conf.blocks.spark import SparkConfig; " + (
-        "from sparkring.conf.blocks.launch import LaunchConfig; from sparkring.pipelines.spark import spark_session\n"
+    found = (
+        "import sys; from sparkring.conf.blocks.spark import SparkConfig\n"
+        "from sparkring.conf.blocks.launch import LaunchConfig\n"
+        "from sparkring.pipelines.run.spark import spark_session\n"
         "with spark_session('x', SparkConfig(conf={'spark.pyspark.python': sys.argv[1]}), LaunchConfig()) as spark:\n"
         "    print(spark.sparkContext.pythonExec)"
     )
@@ -278,7 +280,7 @@ def test_a_recipes_python_is_that_of_sparks_workers(before: str | None, monkeypa
 NAMELESS = """
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
-from sparkring.pipelines.spark import spark_session
+from sparkring.pipelines.run.spark import spark_session
 with spark_session("x", SparkConfig(), LaunchConfig(world=1)) as spark:
     print(spark.range(5).count())
 """

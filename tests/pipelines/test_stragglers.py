@@ -12,9 +12,9 @@ import pytest
 
 from sparkring.conf.manifest import ManifestError
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines import stragglers
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.stragglers import advice, read_windows, save_step_times, straggler_advice
+from sparkring.pipelines.run import stragglers
+from sparkring.pipelines.run.stragglers import advice, read_windows, save_step_times, straggler_advice
 from sparkring.training.launch.health import StragglerDetector
 from sparkring.training.planner.stragglers import Window
 

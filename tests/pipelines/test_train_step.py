@@ -13,8 +13,7 @@ import pytest
 from sparkring.conf.load import load_config
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.display.training import ProgressDisplay
-from sparkring.pipelines.tracking.tracker import Tracker
-from sparkring.pipelines.train_step import (
+from sparkring.pipelines.job.train_step import (
     Events,
     busy_by_rank,
     going_on_said,
@@ -24,6 +23,7 @@ from sparkring.pipelines.train_step import (
     policy,
     record_tables,
 )
+from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.checkpoint.catalog import MARKER, encode_marker
 from sparkring.training.launch.messages import (
     AttemptEnded,

@@ -21,7 +21,7 @@ from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.shard import ORDER, SHARD, Target, number_rows, plan_files, with_order, write_shards
 from sparkring.etl.sources.pin import pin_sources
 from sparkring.etl.split import add_split
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.evaluate import group_values
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.training.data.build import make_reader

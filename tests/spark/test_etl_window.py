@@ -25,7 +25,7 @@ from sparkring.etl.build import BuildRequest
 from sparkring.etl.errors import ChecksFailed, EtlError
 from sparkring.etl.raw import unpack_flights
 from sparkring.etl.windows.window import KnownParts, build_window, pin_window
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest

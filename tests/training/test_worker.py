@@ -32,7 +32,7 @@ from sparkring.conf.manifest import (
 )
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.audit import audit_run
+from sparkring.pipelines.commands.audit import audit_run
 from sparkring.pipelines.evaluation.binary import binary_scores
 from sparkring.pipelines.evaluation.multilabel import multilabel_scores
 from sparkring.training.agreement import agree_threads

@@ -10,7 +10,7 @@ import pytest
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved, load_config
 from sparkring.pipelines.display.outcome import ModelPlace, ended_line, next_command, outcome, score_table
-from sparkring.pipelines.validate.trial import TAG
+from sparkring.pipelines.run.trial import TAG
 from sparkring.training.result import MODEL
 from tests.pipelines.results import rank_result, train_result
 

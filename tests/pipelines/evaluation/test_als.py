@@ -15,7 +15,7 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.blocks.tracking import AlsConfig
 from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation import als
 from sparkring.pipelines.evaluation.als import als_predictions, check_size, products
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows

@@ -20,7 +20,7 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation import linear, mllib
 from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines, in_driver
 from sparkring.pipelines.evaluation.evaluate import evaluate

@@ -19,7 +19,7 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.blocks.tracking import RankingConfig
 from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.ranking import make_ranking, popularity, ranking_scores
 from sparkring.pipelines.evaluation.split_rows import split_rows
 

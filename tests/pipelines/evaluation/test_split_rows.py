@@ -11,7 +11,7 @@ import pytest
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.split_rows import spark_path, split_rows
 
 

@@ -13,7 +13,7 @@ from sparkring.conf.load import load_config
 from sparkring.conf.storage import Storage
 from sparkring.etl.build import BuildRequest
 from sparkring.etl.windows.window import build_window, pin_window
-from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.checkpoint.catalog import CheckpointInfo

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.events import (
     JobEnd,
     decide_event,
@@ -17,6 +16,7 @@ from sparkring.pipelines.housekeeping.events import (
     outcome_of,
     ping_suffix,
 )
+from sparkring.pipelines.run.exit_codes import Exit
 
 COMMAND = ["sparkring", "run", "flights", "train.steps=9", "--date", "2026-02-01"]
 

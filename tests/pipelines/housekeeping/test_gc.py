@@ -23,10 +23,10 @@ from sparkring.conf.load import load_config
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import find_dataset
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping import gc
 from sparkring.pipelines.housekeeping.retention import Deletion, Leftover, TrackedState, decide, protect
-from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.cleanup import Cleanup
 from sparkring.pipelines.tracking.rules import StoreUnreachable
 from tests.pipelines.housekeeping import house as house_module

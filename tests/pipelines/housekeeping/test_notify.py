@@ -22,11 +22,12 @@ import pytest
 import yaml
 
 from sparkring.conf.load import load_config
-from sparkring.pipelines import cli, job
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines import cli
 from sparkring.pipelines.housekeeping.events import Event
 from sparkring.pipelines.housekeeping.notify import OUTCOME, announce, announce_late, describe_end, run_command, send
-from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.job import job
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.runs import Runs
 from sparkring.training.launch.failure import LaunchError
 from sparkring.training.result import MODEL
 from tests.pipelines.results import train_result

@@ -24,12 +24,12 @@ from PIL import Image
 
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.pipelines.cli import main, parse
-from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers
 from sparkring.pipelines.init.folder import readme, run_name
 from sparkring.pipelines.init.sample import read_sample, text_type
 from sparkring.pipelines.init.table import batch_and_epochs, table_project
 from sparkring.pipelines.init.written import written_otherwise
+from sparkring.pipelines.run.exit_codes import Exit
 
 ROWS = 400
 RANDOM = np.random.default_rng(0)

@@ -17,7 +17,6 @@ import torch
 
 from sparkring.conf.load import load_config
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.init.interactions import Interactions, Roles, decide_interactions, is_fact_of, literal
 from sparkring.pipelines.init.recommender import (
     FACTORS,
@@ -27,6 +26,7 @@ from sparkring.pipelines.init.recommender import (
     recommender_project,
 )
 from sparkring.pipelines.init.sample import read_columns, read_sample
+from sparkring.pipelines.run.exit_codes import Exit
 from tests.pipelines.init.test_init import next_commands
 
 ROWS = 2000

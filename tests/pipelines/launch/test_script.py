@@ -15,8 +15,8 @@ from sparkring.conf.load import ConfigError
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.cli.entry import parse, parser
 from sparkring.pipelines.cli.machines import FLAGS
-from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.launch import script as launch
+from sparkring.pipelines.run.exit_codes import Exit
 
 ROOT = Path(__file__).parents[3]
 

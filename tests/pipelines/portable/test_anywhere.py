@@ -20,10 +20,10 @@ import pytest
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.portable.check import data_folder, serve_check
-from sparkring.pipelines.portable.sample import PREDICTIONS, write_sample
-from sparkring.pipelines.portable.sources import model_sources, requirements
+from sparkring.pipelines.model.check import data_folder, serve_check
+from sparkring.pipelines.model.sample import PREDICTIONS, write_sample
+from sparkring.pipelines.model.sources import model_sources, requirements
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.serving import (
     Predictor,
     copy_model_folder,

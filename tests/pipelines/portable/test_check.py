@@ -14,7 +14,7 @@ import pytest
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.portable.check import (
+from sparkring.pipelines.model.check import (
     Answer,
     clean_environment,
     data_folder,
@@ -23,7 +23,7 @@ from sparkring.pipelines.portable.check import (
     import_problem,
     summary,
 )
-from sparkring.pipelines.portable.check_program import as_json
+from sparkring.pipelines.model.check_program import as_json
 
 EXPECTED = pa.table({"prediction": [0.25, 0.5]})
 MODEL = "flavors:\n  python_function:\n    data: data/data\n"

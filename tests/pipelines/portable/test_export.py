@@ -18,8 +18,8 @@ from sparkring.conf.manifest import Column
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.portable.export import Exported, Format, Source, compare, export, write
+from sparkring.pipelines.model.export import Exported, Format, Source, compare, export, write
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.serving import Predictor, load_trusted
 from tests.pipelines import served
 
@@ -146,7 +146,7 @@ def test_a_file_that_computes_something_else_is_not_written(
     write(made := source(Remembers()), "pt2", path := tmp_path / "a.pt2")
     problem, _ = compare(made, "pt2", path)
     assert problem == "the pt2 file computes something else than the model on 2 rows; nothing is written"
-    monkeypatch.setattr("sparkring.pipelines.portable.export.compare", lambda *_: (problem, ""))
+    monkeypatch.setattr("sparkring.pipelines.model.export.compare", lambda *_: (problem, ""))
     said: list[str] = []
     out = tmp_path / "b.pt2"
     assert export(folder, "pt2", out, TRACKING, said.append) == Exit.QUALITY

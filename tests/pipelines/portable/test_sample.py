@@ -13,9 +13,9 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column, DataFile, DatasetManifest, SplitInfo
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.portable.pack import add_sample, pack_model
-from sparkring.pipelines.portable.sample import (
+from sparkring.pipelines.context.etl_step import Dataset
+from sparkring.pipelines.model.pack import add_sample, pack_model
+from sparkring.pipelines.model.sample import (
     DIGESTS,
     PREDICTIONS,
     ROWS,

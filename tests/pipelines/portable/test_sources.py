@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.config import RunConfig
-from sparkring.pipelines.portable.sources import collect, model_sources, requirements
+from sparkring.pipelines.model.sources import collect, model_sources, requirements
 
 FILES = {
     "shop/__init__.py": "",

@@ -26,7 +26,7 @@ from sparkring.conf.manifest import (
 from sparkring.conf.storage import open_storage
 from sparkring.etl.statistics import Measured, measure
 from sparkring.etl.windows.parts import PART_NAME, Part
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.model_folder import describe_model
 from sparkring.training.parallel.state import TensorInfo

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkring.conf.blocks.promotion import DriftConfig, DriftDataset
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.promotion.drift import (
     NoReference,
     compared_parts,

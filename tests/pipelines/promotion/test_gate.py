@@ -16,15 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkring.conf.load import Resolved
-from sparkring.pipelines.context import NO_HOOKS, JobContext, JobHooks
+from sparkring.pipelines.context.context import NO_HOOKS, JobContext, JobHooks
 from sparkring.pipelines.evaluation.binary import binary_scores
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut
-from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.job import publish_model
+from sparkring.pipelines.job.job import publish_model
 from sparkring.pipelines.promotion.drift import DriftStop, NoReference
 from sparkring.pipelines.promotion.gate import Compared, Seen, conclude, open_gate, pending, report_decision
 from sparkring.pipelines.promotion.prepare import Prepared, prepare, previous_result
-from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.registry import Registry
 from sparkring.pipelines.tracking.rules import NO_CHAMPION
 from sparkring.pipelines.tracking.tracker import Tracker

@@ -22,7 +22,7 @@ from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import draw
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import build_report, number, redraw, verdict, write_report
-from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.run.runs import Runs
 from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, GroupScores, IdUses, RankedLists
 from tests.pipelines.results import rank_result, train_result
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.pipelines.reproduce.compare import (
+from sparkring.pipelines.record.compare import (
     Difference,
     blocking,
     differing_metrics,
@@ -17,7 +17,7 @@ from sparkring.pipelines.reproduce.compare import (
     metric_lines,
     run_differences,
 )
-from sparkring.pipelines.reproduce.record import Environment, ModuleFile, Record
+from sparkring.pipelines.record.record import Environment, ModuleFile, Record
 from sparkring.training.result import FailedAttempt
 from tests.pipelines.results import rank_result, train_result
 

@@ -14,7 +14,7 @@ from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dated import DateRequest
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines.cli.exits import exit_code
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.schedule import run_date as run_date_module
 from sparkring.pipelines.schedule.backfill import BackfillRequest, backfill, dates_of, plan_backfill, plan_date
 from sparkring.pipelines.schedule.errors import DateTaken

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.storage import Storage
+from sparkring.pipelines.run.process_id import ProcessId, start_ticks, this_process
 from sparkring.pipelines.schedule.conditional import ConditionalFile, Found, conditional_file
 from sparkring.pipelines.schedule.errors import DateTaken, LeaseLost
 from sparkring.pipelines.schedule.lease import (
@@ -25,7 +26,6 @@ from sparkring.pipelines.schedule.lease import (
     take,
     to_be_watched_s,
 )
-from sparkring.pipelines.tracking.process_id import ProcessId, start_ticks, this_process
 from tests.waits import wait_for
 
 DURATION_S = 60.0

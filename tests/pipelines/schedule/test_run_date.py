@@ -22,7 +22,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.cli.exits import exit_code
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.schedule import run_date as module
 from sparkring.pipelines.schedule.errors import DateTaken, LeaseLost, NotReady
 from sparkring.pipelines.schedule.hooks import hooks_of

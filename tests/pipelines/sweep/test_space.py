@@ -12,7 +12,7 @@ import yaml
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.sweep.space import (
     MOST_CORNERS,
     SweepSpec,

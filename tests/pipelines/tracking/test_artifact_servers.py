@@ -14,7 +14,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.storage import TRUSTED
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines import lineage
+from sparkring.pipelines.lineage import show as lineage
 from sparkring.pipelines.reproduce.job import find_run
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.artifact_servers import check_artifact_server

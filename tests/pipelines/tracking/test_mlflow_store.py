@@ -28,13 +28,13 @@ from mlflow.entities import ViewType
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines import cli
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.process_id import this_process
 from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.journal import Journal
 from sparkring.pipelines.tracking.mlflow_dataset import SparkringSource
 from sparkring.pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, replay
 from sparkring.pipelines.tracking.ops import Artifact, DatasetInfo, Metrics, ModelInfo, NamedType, StartRun
-from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.rules import process_tags
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.tracking.ui import pages

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from sparkring.pipelines.tracking.process_id import is_running, start_ticks, this_process
+from sparkring.pipelines.run.process_id import is_running, start_ticks, this_process
 
 
 def test_this_process_runs_and_its_start_never_changes() -> None:

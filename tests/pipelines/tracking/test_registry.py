@@ -16,8 +16,8 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import cli
-from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.promotion.by_hand import promote_by_hand, rollback
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.tracking.journal import Journal
 from sparkring.pipelines.tracking.mlflow_store import replay
 from sparkring.pipelines.tracking.ops import Model, Promote, StartRun

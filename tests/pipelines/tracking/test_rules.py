@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkring.pipelines.tracking.process_id import this_process
+from sparkring.pipelines.run.process_id import this_process
 from sparkring.pipelines.tracking.rules import (
     HEARTBEAT,
     PROCESS,

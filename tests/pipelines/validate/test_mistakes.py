@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.spark import session_on_demand
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.spark import session_on_demand
 from sparkring.pipelines.validate import recipe as recipe_module
 
 HERE, ROWS = Path(__file__).parent, 400
@@ -88,8 +88,8 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     (folder / "own_model_of_test.py").write_text((HERE / "own_model.py").read_text())
-    monkeypatch.setattr("sparkring.pipelines.spark.spark_session", None)
-    monkeypatch.setattr("sparkring.pipelines.job.session_ahead", None)
+    monkeypatch.setattr("sparkring.pipelines.run.spark.spark_session", None)
+    monkeypatch.setattr("sparkring.pipelines.job.job.session_ahead", None)
     monkeypatch.setattr(recipe_module, "submitted", lambda: False)
     yield folder
 
@@ -131,7 +131,7 @@ def test_a_mistake_is_named_once_and_spark_is_not_started(
 def test_a_folder_that_only_the_attempt_shows_cannot_be_made_is_one_line_of_run(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sparkring.pipelines.job.session_ahead", session_on_demand)  # found while Spark starts
+    monkeypatch.setattr("sparkring.pipelines.job.job.session_ahead", session_on_demand)  # found while Spark starts
     assert main(["run", "mine.yaml", "storage.datasets=/proc/datasets"]) == Exit.RESOURCES
     said = capsys.readouterr().err
     assert (

@@ -13,7 +13,7 @@ from moto.server import ThreadedMotoServer
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.config import RunConfig
-from sparkring.etl.sources.examine import LOOKED_AT, examine_sources, spread
+from sparkring.etl.examine import LOOKED_AT, examine_sources, spread
 from sparkring.pipelines.validate.folders import JOB_FOLDERS, storage_problems
 from sparkring.pipelines.validate.recipe import device_problems
 from sparkring.training.device import NO_GPU
@@ -29,7 +29,7 @@ def test_a_gpu_is_missed_only_where_the_ranks_run_on_this_host(monkeypatch: pyte
     def found(gpus: int, master: str | None, device: str = "cuda", **parallel: Any) -> list[str]:
         monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
         monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-        monkeypatch.setattr("sparkring.pipelines.plan.submitted", lambda: False)
+        monkeypatch.setattr("sparkring.pipelines.model.plan.submitted", lambda: False)
         blocks = {"spark": {"master": master}, "train": {"device": device}, "launch": {"world": 2}}
         config = {"name": "a", "etl": ETL, "parallel": parallel} | blocks
         return [*device_problems(RunConfig.model_validate(config))]

@@ -10,8 +10,8 @@ import yaml
 
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.validate.trial import TAG, trial_batch, trial_overrides
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.trial import TAG, trial_batch, trial_overrides
 
 RECIPE: dict[str, Any] = {
     "name": "sales",

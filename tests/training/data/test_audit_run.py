@@ -15,9 +15,9 @@ import torch
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.audit import audit_run
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.commands.audit import audit_run
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.peers import solo
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog

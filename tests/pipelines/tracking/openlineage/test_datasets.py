@@ -15,6 +15,7 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.sources import SourceConfig
 from sparkring.etl.sources.pin import pin
+from sparkring.pipelines.lineage.record import in_common, reads_of
 from sparkring.pipelines.tracking.openlineage.datasets import (
     at_place,
     built_dataset,
@@ -25,7 +26,6 @@ from sparkring.pipelines.tracking.openlineage.datasets import (
     scoring_model,
     source_dataset,
 )
-from sparkring.pipelines.tracking.openlineage.record import in_common, reads_of
 from sparkring.pipelines.tracking.ops import LineageDataset
 from tests.pipelines.served import manifest
 

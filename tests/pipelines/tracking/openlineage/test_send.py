@@ -24,7 +24,7 @@ from sparkring.conf.load import ConfigError
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import interval_of
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.tracking.journal import Journal
 from sparkring.pipelines.tracking.mlflow_store import replay
 from sparkring.pipelines.tracking.openlineage import driver

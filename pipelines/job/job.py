@@ -19,33 +19,35 @@ from pyspark.sql import SparkSession
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines import etl_step, serving, train_step
-from sparkring.pipelines.context import NO_HOOKS, JobContext, JobHooks
+from sparkring.pipelines import serving
+from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.context.context import NO_HOOKS, JobContext, JobHooks
+from sparkring.pipelines.context.etl_step import split_name
 from sparkring.pipelines.display.outcome import ModelPlace, outcome
-from sparkring.pipelines.etl_job import describe_job, job_tags
-from sparkring.pipelines.etl_step import split_name
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, evaluate, lost_to
-from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
-from sparkring.pipelines.jvm_options import data_bytes
+from sparkring.pipelines.job import train_step
+from sparkring.pipelines.job.etl_job import describe_job, job_tags
+from sparkring.pipelines.job.train_step import record_inputs
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
-from sparkring.pipelines.portable.pack import pack_model
+from sparkring.pipelines.lineage import record as lineage
+from sparkring.pipelines.model.pack import pack_model
 from sparkring.pipelines.promotion.drift import drift_metrics
 from sparkring.pipelines.promotion.gate import open_gate, report_decision
 from sparkring.pipelines.promotion.prepare import prepare
+from sparkring.pipelines.record.keep import keep_environment, keep_weights
 from sparkring.pipelines.report.inputs import ReportInputs
-from sparkring.pipelines.reproduce.keep import keep_environment, keep_weights
-from sparkring.pipelines.runs import Others, RunRecord, Runs, Status
-from sparkring.pipelines.scratch import scratch_folder
-from sparkring.pipelines.spark import session_ahead
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.jvm_options import data_bytes
+from sparkring.pipelines.run.runs import Others, RunRecord, Runs, Status
+from sparkring.pipelines.run.scratch import scratch_folder
+from sparkring.pipelines.run.spark import session_ahead
 from sparkring.pipelines.tracking.describe import model_card, registered_note
-from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.params import run_params
 from sparkring.pipelines.tracking.rules import DATE, FINGERPRINT, WEIGHTS, StoreUnreachable, client_limits
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label
-from sparkring.pipelines.train_step import record_inputs
 from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_folders
 from sparkring.pipelines.validate.recipe import check_against, check_foreseen, check_recipe
 from sparkring.pipelines.validate.tables import check_tables

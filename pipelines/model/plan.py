@@ -16,9 +16,9 @@ from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
 from sparkring.conf.rules.strategies import strategy_notes
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines import etl_step
-from sparkring.pipelines.etl_step import Sources
-from sparkring.pipelines.spark import session_settings, submitted
+from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.context.etl_step import Sources
+from sparkring.pipelines.run.spark import session_settings, submitted
 from sparkring.training.data.batch import SAMPLE
 from sparkring.training.data.columns import is_fixed
 from sparkring.training.device import expected_device_type

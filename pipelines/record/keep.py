@@ -12,10 +12,10 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.pipelines.context import JobContext
-from sparkring.pipelines.reproduce.compare import environment_differences
-from sparkring.pipelines.reproduce.environment import content_digest, environment
-from sparkring.pipelines.reproduce.record import PATCH, RECORD, Environment, Record, read_record
+from sparkring.pipelines.context.context import JobContext
+from sparkring.pipelines.record.compare import environment_differences
+from sparkring.pipelines.record.environment import content_digest, environment
+from sparkring.pipelines.record.record import PATCH, RECORD, Environment, Record, read_record
 from sparkring.pipelines.tracking.tracker import JOB
 from sparkring.training.model_folder import model_files, weights_at
 

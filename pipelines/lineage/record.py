@@ -18,9 +18,7 @@ from sparkring.pipelines.tracking.ops import LineageDataset
 
 if TYPE_CHECKING:
     from sparkring.etl.sources.snapshot import SourceSnapshot
-    from sparkring.pipelines.etl_step import Dataset
-    from sparkring.pipelines.predict.model import ScoringModel
-    from sparkring.pipelines.predict.publish import PredictionFile
+    from sparkring.pipelines.context.etl_step import Dataset
     from sparkring.pipelines.tracking.tracker import Tracker
 
 VERSIONS = ("version", "snapshot-id")  # of a whole table, which the intervals of it that are read have in common
@@ -66,13 +64,13 @@ def record_dataset(tracker: Tracker, config: RunConfig, dataset: Dataset) -> Non
         tracker.lineage(*((inputs, made) if dataset.rebuilt else (inputs + made, [])))
 
 
-def record_model(tracker: Tracker, model: ScoringModel) -> None:
-    """Record the model that scores."""
+def record_model(tracker: Tracker, uri: str, name: str, version: str) -> None:
+    """Record the model that scores: where it is, and the version it is of which registered model ("": of none)."""
     if tracker.config.openlineage is not None:
-        tracker.lineage(inputs=[scoring_model(tracker.config, model.uri, model.name, model.version)])
+        tracker.lineage(inputs=[scoring_model(tracker.config, uri, name, version)])
 
 
-def record_predictions(tracker: Tracker, to: str, files: Sequence[PredictionFile]) -> None:
-    """Record what was scored. `to`: the folder that holds the predictions of all dates."""
+def record_predictions(tracker: Tracker, to: str, sizes: Sequence[tuple[int, int]]) -> None:
+    """Record what was scored: rows and bytes of each file. `to`: the folder of the predictions of all dates."""
     if tracker.config.openlineage is not None:
-        tracker.lineage(outputs=[predictions_dataset(to, [(file.rows, file.bytes) for file in files])])
+        tracker.lineage(outputs=[predictions_dataset(to, sizes)])

@@ -31,7 +31,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.storage import Storage, exclusive, lock_file, open_storage
 from sparkring.conf.stored import CLOSED, Count, FolderName, Label, Sha256, StoredError, read, up_to
-from sparkring.pipelines.tracking.process_id import ProcessId, is_running, this_process
+from sparkring.pipelines.run.process_id import ProcessId, is_running, this_process
 from sparkring.training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)

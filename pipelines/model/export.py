@@ -27,9 +27,9 @@ from sparkring.conf.errors import first_line
 from sparkring.conf.load import ConfigError
 from sparkring.conf.manifest import Column
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.portable.check import data_folder, find_folder
-from sparkring.pipelines.scratch import scratch_folder
+from sparkring.pipelines.model.check import data_folder, find_folder
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.serving import CODE, Writer, load_trusted
 from sparkring.training.checkpoint.weights import FILE as WEIGHTS
 from sparkring.training.data.columns import numpy_dtype

@@ -19,10 +19,10 @@ from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.portable.mlmodel import MLMODEL, read_mlmodel
-from sparkring.pipelines.portable.sample import PREDICTIONS, ROWS, changed_files
-from sparkring.pipelines.scratch import scratch_folder
+from sparkring.pipelines.model.sample import PREDICTIONS, ROWS, changed_files
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.scratch import scratch_folder
+from sparkring.pipelines.tracking.mlmodel import MLMODEL, read_mlmodel
 from sparkring.training.launch.failure import LaunchError
 
 REQUIREMENTS = "requirements.txt"  # MLflow's

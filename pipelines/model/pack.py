@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.portable.sample import sample_of, write_digests, write_sample
-from sparkring.pipelines.portable.sources import model_sources, requirements
+from sparkring.pipelines.context.etl_step import Dataset
+from sparkring.pipelines.model.sample import sample_of, write_digests, write_sample
+from sparkring.pipelines.model.sources import model_sources, requirements
 from sparkring.pipelines.serving import copy_model_folder, make_predictor
 
 log = logging.getLogger("sparkring")

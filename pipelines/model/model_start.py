@@ -22,10 +22,10 @@ from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import CHUNK_BYTES, Storage, open_storage
 from sparkring.conf.stored import CLOSED, Sha256, StoredError, read, up_to
-from sparkring.pipelines.plan import meta_model
-from sparkring.pipelines.scratch import scratch_folder
+from sparkring.pipelines.model.plan import meta_model
+from sparkring.pipelines.run.problems import Problems
+from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.tracking.rules import StoreUnreachable, client_limits
-from sparkring.pipelines.validate.problems import Problems
 from sparkring.training.checkpoint.weights import FILE, open_weights
 from sparkring.training.model_folder import MANIFEST, weights_at
 from sparkring.training.models.start import match_tensors

@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.storage import Storage
-from sparkring.pipelines import etl_step
-from sparkring.pipelines.etl_step import Dataset, Sources
-from sparkring.pipelines.runs import RunRecord, Runs
+from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.context.etl_step import Dataset, Sources
+from sparkring.pipelines.run.runs import RunRecord, Runs
 from sparkring.pipelines.tracking.tracker import Tracker
 
 

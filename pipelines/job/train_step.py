@@ -19,16 +19,16 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.references import module_of
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
-from sparkring.pipelines.context import JobContext
+from sparkring.pipelines.context.context import JobContext
+from sparkring.pipelines.context.etl_step import Dataset, split_info
 from sparkring.pipelines.display.outcome import ended_line
 from sparkring.pipelines.display.training import ProgressDisplay
-from sparkring.pipelines.etl_step import Dataset, split_info
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
-from sparkring.pipelines.loss_history import Points, as_history, history_up_to, save_history
-from sparkring.pipelines.plan import layout_problems_of, plan_and_measured
-from sparkring.pipelines.signals import obeying_signals
-from sparkring.pipelines.stragglers import save_step_times
+from sparkring.pipelines.model.plan import layout_problems_of, plan_and_measured
+from sparkring.pipelines.run.loss_history import Points, as_history, history_up_to, save_history
+from sparkring.pipelines.run.signals import obeying_signals
+from sparkring.pipelines.run.stragglers import save_step_times
 from sparkring.pipelines.tracking.params import run_params
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.checkpoint.catalog import committed

@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import first_line
-from sparkring.pipelines.jvm_options import OPTIONS, found_archive, is_one_jvm, is_refused, options_of
+from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, is_one_jvm, is_refused, options_of
 from sparkring.training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ DEFAULTS = {
     "spark.log.level": "ERROR",
     "spark.driver.memory": "1g",
 }
-WORKER_DAEMON = "sparkring.pipelines.worker_daemon"
+WORKER_DAEMON = "sparkring.pipelines.run.worker_daemon"
 
 # During ETL only Spark notices a host that is gone. Its default limit is two minutes (10 s between heartbeats).
 DEAD_HOSTS = {"spark.network.timeout": "60s", "spark.executor.heartbeatInterval": "5s"}

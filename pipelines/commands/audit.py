@@ -12,7 +12,7 @@ from sparkring.conf.manifest import read_manifest
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError, named, parse
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.training.checkpoint.catalog import TrainerFile, committed, damage
 from sparkring.training.data.audit.check import (

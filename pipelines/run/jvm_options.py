@@ -1,8 +1,8 @@
 """What a JVM is told that this process starts on this machine: how to start soon, and how to run a short job.
 
 A job of a minute ends before the compiler of long ones (C2) has repaid what it costs, and spends seconds on loading
-Spark's classes. `python -m sparkring.pipelines.jvm_options` makes an archive of the classes once, which every later JVM
-of the same Java and Spark maps into memory; `make setup` calls it. All of it is left out where it does not apply.
+Spark's classes. `python -m sparkring.pipelines.run.jvm_options` makes an archive of the classes once, which every later
+JVM of the same Java and Spark maps into memory; `make setup` calls it. All of it is left out where it does not apply.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def make_archive(environment: Mapping[str, str]) -> Path | None:
     """
     from sparkring.conf.blocks.launch import LaunchConfig
     from sparkring.conf.blocks.spark import SparkConfig
-    from sparkring.pipelines.spark import spark_session
+    from sparkring.pipelines.run.spark import spark_session
 
     archive = class_archive(environment)
     if archive is None or archive.is_file():

@@ -16,15 +16,15 @@ from pyspark.sql import SparkSession
 
 from sparkring.conf.digest import digest
 from sparkring.conf.load import Resolved
-from sparkring.pipelines import etl_step
-from sparkring.pipelines.context import NO_HOOKS, JobHooks
-from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.context.context import NO_HOOKS, JobHooks
 from sparkring.pipelines.housekeeping.cost import etl_cost
-from sparkring.pipelines.jvm_options import data_bytes
-from sparkring.pipelines.spark import session_on_demand
+from sparkring.pipelines.lineage import record as lineage
+from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.jvm_options import data_bytes
+from sparkring.pipelines.run.spark import session_on_demand
 from sparkring.pipelines.tracking.checkout import shown_command
 from sparkring.pipelines.tracking.describe import job_note
-from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.openlineage.driver import send_events_left_behind
 from sparkring.pipelines.tracking.params import run_params
 from sparkring.pipelines.tracking.rules import COMMIT, DATE, FINGERPRINT, RECIPE

@@ -1,1 +1,0 @@
-"""A registered model that goes anywhere: its code, its requirements and a sample travel with it."""
