@@ -32,7 +32,7 @@ ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/polic
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py"
 SERVING, T_SERVING = "pipelines/serving.py", "tests/pipelines/test_serving.py"
-PORTABLE, TABULAR = "pipelines/portable", "training/models/tabular.py"
+MODEL, TABULAR = "pipelines/model", "training/models/tabular.py"
 T_PORTABLE_CHECK, T_PORTABLE_SAMPLE, T_PORTABLE_SOURCES = (
     f"tests/pipelines/portable/test_{name}.py" for name in ("check", "sample", "sources")
 )
@@ -40,7 +40,7 @@ RAW_FEATURES, PREDICT = "training/data/features/raw.py", "pipelines/predict"
 PUBLISH, T_PUBLISH = f"{PREDICT}/publish.py", "tests/pipelines/predict/test_publish.py"
 LINEAGE, T_LINEAGE = "pipelines/lineage/show.py", "tests/pipelines/test_lineage.py"
 T_PREDICT = "tests/pipelines/predict/test_job.py"
-REPRODUCE, T_REPRODUCE = "pipelines/reproduce", "tests/pipelines/reproduce/test_job.py"
+RECORD, REPRODUCE, T_REPRODUCE = "pipelines/record", "pipelines/reproduce", "tests/pipelines/reproduce/test_job.py"
 VALIDATE, T_MISTAKES = "pipelines/validate", "tests/pipelines/validate/test_mistakes.py"
 T_EXPORT = "tests/pipelines/portable/test_export.py"
 T_VALIDATE_TABLES = "tests/pipelines/validate/test_tables.py"
@@ -145,8 +145,9 @@ NOTIFY, T_NOTIFY = "pipelines/housekeeping/notify.py", "tests/pipelines/housekee
 GC, T_GC = "pipelines/housekeeping/gc.py", "tests/pipelines/housekeeping/test_gc.py"
 CLEANUP = "pipelines/tracking/cleanup.py"
 T_TRACKER = "tests/pipelines/tracking/test_tracker.py"
-OL = ("datasets", "events", "send", "driver", "record")
-OL_DATASETS, OL_EVENTS, OL_SEND, OL_DRIVER, OL_RECORD = (f"pipelines/tracking/openlineage/{name}.py" for name in OL)
+OL = ("datasets", "events", "send", "driver")
+OL_RECORD = "pipelines/lineage/record.py"
+OL_DATASETS, OL_EVENTS, OL_SEND, OL_DRIVER = (f"pipelines/tracking/openlineage/{name}.py" for name in OL)
 T_OL_DATASETS, T_OL_EVENTS, T_OL_SEND = (f"tests/pipelines/tracking/openlineage/test_{name}.py" for name in OL[:3])
 SCORES, T_SCORES = "training/models/scores.py", "tests/training/models/test_scores.py"
 EVALUATION, T_EVALUATION = "training/evaluation.py", "tests/training/test_evaluation.py"
@@ -689,11 +690,11 @@ MUTANTS = (
     Mutant(COST, 'timings["launch_s"] + timings["train_s"]', 'timings["train_s"]', T_COST),
     # A model that goes anywhere.
     Mutant(SERVING, "named if codes and", "named if codes or", T_SERVING),
-    Mutant(f"{PORTABLE}/export.py", "if out.exists() else []", "if False else []", T_EXPORT),
-    Mutant(f"{PORTABLE}/export.py", "self._outputs(self.model", "(self.model", T_EXPORT),
-    Mutant(f"{PORTABLE}/export.py", "{1: Dim.DYNAMIC} if source.longest else {}", "{}", T_EXPORT),
-    Mutant(f"{PORTABLE}/export.py", "or not np.allclose(", "or False and not np.allclose(", T_EXPORT),
-    Mutant(f"{PORTABLE}/export.py", "        if problem:", "        if False:", T_EXPORT),
+    Mutant(f"{MODEL}/export.py", "if out.exists() else []", "if False else []", T_EXPORT),
+    Mutant(f"{MODEL}/export.py", "self._outputs(self.model", "(self.model", T_EXPORT),
+    Mutant(f"{MODEL}/export.py", "{1: Dim.DYNAMIC} if source.longest else {}", "{}", T_EXPORT),
+    Mutant(f"{MODEL}/export.py", "or not np.allclose(", "or False and not np.allclose(", T_EXPORT),
+    Mutant(f"{MODEL}/export.py", "        if problem:", "        if False:", T_EXPORT),
     Mutant(SERVING, "check_finite(scores, rows)", "pass", f"{T_SERVING} -k finite"),
     Mutant("conf/blocks/etl.py", "key=instants.__getitem__", "key=str", "tests/conf/schedule/test_dated.py"),
     Mutant("conf/blocks/etl.py", "< len(instants)", "< 0", "tests/conf/test_config.py"),
@@ -703,16 +704,16 @@ MUTANTS = (
     Mutant(SERVING, '"required": name not in raw.optional', '"required": True', T_SERVING),
     Mutant(RAW_FEATURES, 'array.dtype.kind in "OUT"', 'array.dtype.kind in "UT"', T_SERVING),
     Mutant(TABULAR, "self.height.transpose(0, 1)", "self.height", "tests/training/models/test_tabular.py"),
-    Mutant(f"{PORTABLE}/sources.py", "nested=top != OURS", "nested=False", T_PORTABLE_SOURCES),
-    Mutant(f"{PORTABLE}/sources.py", "waiting += parents(name)", "pass", T_PORTABLE_SOURCES),
-    Mutant(f"{PORTABLE}/sources.py", "version(name).partition('+')[0]", "version(name)", T_PORTABLE_SOURCES),
-    Mutant(f"{PORTABLE}/sources.py", "if is_our_package else", "if False else", T_PORTABLE_SOURCES),
-    Mutant(f"{PORTABLE}/sample.py", "passed[name] for name", "name for name", T_PORTABLE_SAMPLE),
-    Mutant(f"{PORTABLE}/sample.py", "count - sum(map(len, found))", "count", T_PORTABLE_SAMPLE),
-    Mutant(f"{PORTABLE}/check.py", "max(1.0, abs(wanted))", "max(1e6, abs(wanted))", T_PORTABLE_CHECK),
-    Mutant(f"{PORTABLE}/check.py", "if expected.column_names != list(found)", "if False", T_PORTABLE_CHECK),
-    Mutant(f"{PORTABLE}/check.py", "is_relative_to(folder.resolve())", "is_absolute()", T_PORTABLE_CHECK),
-    Mutant(f"{PORTABLE}/check.py", "if name not in NOT_PASSED_ON", "if name", T_PORTABLE_CHECK),
+    Mutant(f"{MODEL}/sources.py", "nested=top != OURS", "nested=False", T_PORTABLE_SOURCES),
+    Mutant(f"{MODEL}/sources.py", "waiting += parents(name)", "pass", T_PORTABLE_SOURCES),
+    Mutant(f"{MODEL}/sources.py", "version(name).partition('+')[0]", "version(name)", T_PORTABLE_SOURCES),
+    Mutant(f"{MODEL}/sources.py", "if is_our_package else", "if False else", T_PORTABLE_SOURCES),
+    Mutant(f"{MODEL}/sample.py", "passed[name] for name", "name for name", T_PORTABLE_SAMPLE),
+    Mutant(f"{MODEL}/sample.py", "count - sum(map(len, found))", "count", T_PORTABLE_SAMPLE),
+    Mutant(f"{MODEL}/check.py", "max(1.0, abs(wanted))", "max(1e6, abs(wanted))", T_PORTABLE_CHECK),
+    Mutant(f"{MODEL}/check.py", "if expected.column_names != list(found)", "if False", T_PORTABLE_CHECK),
+    Mutant(f"{MODEL}/check.py", "is_relative_to(folder.resolve())", "is_absolute()", T_PORTABLE_CHECK),
+    Mutant(f"{MODEL}/check.py", "if name not in NOT_PASSED_ON", "if name", T_PORTABLE_CHECK),
     Mutant("pipelines/run/scratch.py", "not (folder / LOCK).is_file()", "False", "tests/pipelines/test_scratch.py"),
     Mutant("pipelines/run/scratch.py", "sweep(purpose)\n    while", "while", "tests/pipelines/test_scratch.py"),
     Mutant(
@@ -976,15 +977,15 @@ MUTANTS = (
     ),
     Mutant("pipelines/tracking/tracker.py", "delete=sent and not left", "delete=not left", f"{T_OL_SEND} -k away_gets"),
     Mutant(
-        f"{REPRODUCE}/compare.py",
+        f"{RECORD}/compare.py",
         'effects = {"training", "bits"} if check',
         'effects = {"training"} if check',
         T_COMPARE,
     ),
-    Mutant(f"{REPRODUCE}/compare.py", "weights[0] == weights[1] if check", "True if check", T_COMPARE),
-    Mutant(f"{REPRODUCE}/compare.py", "if len(worlds) > 1:", "if False:", T_COMPARE),
-    Mutant(f"{REPRODUCE}/compare.py", "name in SUMS", "False", T_COMPARE),
-    Mutant(f"{REPRODUCE}/environment.py", "file.row_groups, file.sha256)", "file.row_groups)", T_ENVIRONMENT),
+    Mutant(f"{RECORD}/compare.py", "weights[0] == weights[1] if check", "True if check", T_COMPARE),
+    Mutant(f"{RECORD}/compare.py", "if len(worlds) > 1:", "if False:", T_COMPARE),
+    Mutant(f"{RECORD}/compare.py", "name in SUMS", "False", T_COMPARE),
+    Mutant(f"{RECORD}/environment.py", "file.row_groups, file.sha256)", "file.row_groups)", T_ENVIRONMENT),
     Mutant(f"{REPRODUCE}/job.py", "if bool(said) != (file.path in left_out):", "if said:", T_REPRODUCE),
     Mutant(f"{REPRODUCE}/job.py", "if here.get(name) != sha256:", "if False:", T_REPRODUCE),
     Mutant(
@@ -1016,7 +1017,7 @@ MUTANTS = (
     Mutant(f"{VALIDATE}/recipe.py", "elif own and config.etl is not None:", "elif False:", T_MISTAKES),
     Mutant(f"{VALIDATE}/tables.py", "if rows is None or batch <= rows:", "if True:", T_MISTAKES),
     Mutant(f"{VALIDATE}/folders.py", "if make and not problem:", "if not problem:", T_TABLES),
-    Mutant(f"{VALIDATE}/problems.py", "if self.resources:", "if False:", T_MISTAKES),
+    Mutant("pipelines/run/problems.py", "if self.resources:", "if False:", T_MISTAKES),
     Mutant(
         "pipelines/schedule/run_date.py",
         "    check_recipe(resolved.config)",
@@ -1085,8 +1086,8 @@ MUTANTS = (
         'if False:\n            raise DataError(f"',
         T_CLASSES,
     ),
-    Mutant(f"{VALIDATE}/trial.py", '"promote": None,', "", "tests/pipelines/validate/test_trial.py"),
-    Mutant(f"{VALIDATE}/trial.py", "config.name + SUFFIX", "config.name", "tests/pipelines/validate/test_trial.py"),
+    Mutant("pipelines/run/trial.py", '"promote": None,', "", "tests/pipelines/validate/test_trial.py"),
+    Mutant("pipelines/run/trial.py", "config.name + SUFFIX", "config.name", "tests/pipelines/validate/test_trial.py"),
     Mutant("training/launch/failure.py", "if is_frame and next_is_frame and", "if is_frame and", T_TRACEBACK),
     # a recipe that extends another
     Mutant(RECIPE_FILE, "if value is None and not takes_null(here):", "if value is None:", T_RECIPE_FILE),
