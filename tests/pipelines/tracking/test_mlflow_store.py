@@ -273,7 +273,7 @@ def test_the_model_loads_in_a_fresh_process(store: Path, tmp_path: Path) -> None
         "print(m.metadata.get_input_schema().to_dict(), m.predict(pandas.DataFrame({'x': [1.0, 2.0]})).tolist())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, settings.store_uri], capture_output=True, text=True, timeout=180, env=ENV
+        [sys.executable, "-c", code, settings.store_uri], capture_output=True, text=True, timeout=600, env=ENV
     )
     assert done.returncode == 0, done.stderr
     assert "[3.0, 6.0]" in done.stdout and "'name': 'x'" in done.stdout
@@ -438,7 +438,7 @@ def test_a_full_disk_ends_no_job_and_loses_no_metric(tmp_path: Path, private_mou
         print("mode", oct(os.stat("{tmp_path}/buffer").st_mode))
     """
     command = [*private_mounts, sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     for said in ("No space left on device; training goes on, and tracking in memory", "can be written again",
                  "steps True", "lost ['artifact big.bin']", "files []", "mode 0o40700"):  # fmt: skip
@@ -611,7 +611,7 @@ def test_status_after_success_failure_and_signals(tmp_path: Path) -> None:
             runs[how] = (said.split()[1], said.split()[2])
             if (number := ends[how]) is not None:
                 driver.send_signal(number)
-        codes = {how: driver.wait(timeout=120) for how, driver in drivers.items()}
+        codes = {how: driver.wait(timeout=300) for how, driver in drivers.items()}
     finally:
         for driver in drivers.values():
             driver.kill()
