@@ -38,7 +38,7 @@ def test_a_changed_horovod_does_not_run(tmp_path: Path, offline: dict[str, str])
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))
     command = [str(CI / "build_horovod.sh"), sys.executable]
-    done = subprocess.run(command, env=offline, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=offline, capture_output=True, text=True, timeout=600)
     assert done.returncode != 0 and "DO NOT MATCH THE HASHES" in done.stderr, done.stderr
     assert not ran.exists()
 
@@ -59,7 +59,7 @@ fetched={lines}
 
     def set_up(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         command = ["bash", "-c", script]
-        return subprocess.run(command, env=environment, cwd=CI.parent, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, env=environment, cwd=CI.parent, capture_output=True, text=True, timeout=600)
 
     done = set_up(offline)
     assert done.returncode == 1 and "not listed in .ci/torch.txt" in done.stderr, done.stderr

@@ -50,7 +50,7 @@ def test_the_petastorm_example_trains_on_a_data_frame_and_removes_its_files(tmp_
     cache = tmp_path / "cache"
     command = [sys.executable, str(ROOT / "examples/petastorm/train.py"), str(cache)]
     done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-3000:]
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("epoch")]

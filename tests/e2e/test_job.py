@@ -158,7 +158,7 @@ print(json.dumps(model.predict(rows)["prediction"].tolist()))
         env={name: value for name, value in workplace.env.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     foggy, clear, unknown = json.loads(done.stdout.strip().splitlines()[-1])
@@ -256,7 +256,7 @@ def test_a_killed_job_is_closed_by_the_next_and_continued_by_the_same_command(
     assert [continued[k] for k in ("folder", "mlflow_run_id")] == [killed[k] for k in ("folder", "mlflow_run_id")]
     family = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(timeout=120) == 143
+    assert process.wait(timeout=300) == 143
     assert workplace.newest_checkpoint() % 50, "stopped without a checkpoint of its last step"
     assert workplace.record()["status"] == "interrupted"
     _, alive = psutil.wait_procs(family, timeout=60)
@@ -279,7 +279,7 @@ def test_a_stopped_job_goes_on_under_the_next_attempt_number_and_every_row_is_in
     process = workplace.start(*words)
     wait_for(lambda: "training from step" in log.read_text(), process, "trained", log)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=120) == 130, log.read_text()[-3000:]
+    assert process.wait(timeout=300) == 130, log.read_text()[-3000:]
     stopped = workplace.record()
     assert (stopped["status"], stopped["attempts"]) == ("interrupted", 1)
     done = workplace.run_here(*words)

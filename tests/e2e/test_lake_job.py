@@ -110,7 +110,7 @@ def test_a_job_reads_a_hive_metastore_and_a_database_in_one_application(tmp_path
             env=environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
     assert done.returncode == 0, done.stderr
     said, codes, opened = json.loads(done.stdout.partition("SAID ")[2])

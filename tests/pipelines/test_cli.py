@@ -111,7 +111,7 @@ def test_a_pipe_whose_reader_has_ended_is_no_error(words: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "sparkring.pipelines.cli", *words]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=600)
     os.close(writing)
     assert (done.returncode, done.stderr) == (Exit.PIPE, "")
 
@@ -215,7 +215,7 @@ def test_a_full_disk_of_datasets_is_exit_5_with_what_to_do(
     (tmp_path / "r.yaml").write_text(FULL_RECIPE.format(folder=tmp_path))
     (tmp_path / "datasets").mkdir()
     command = [*private_mounts, sys.executable, "-c", FULL, str(tmp_path), size, fill]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600)
     last = done.stderr.strip().splitlines()[-1]
     assert f"CODE {int(Exit.RESOURCES)}" in done.stdout, done.stdout + done.stderr
     assert words in last and "Traceback" not in done.stderr and len(last) < 1000, done.stderr

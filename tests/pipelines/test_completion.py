@@ -34,7 +34,7 @@ def shell(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def complete(shell: str, folder: Path, *words: str) -> set[str]:
     """What is offered for the last of the words."""
     command = [shell, *(["-f"] if shell == "zsh" else ["--norc"]), "-c", ASKED[shell], "./script", "sparkring", *words]
-    done = subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "not found" not in done.stderr, done.stderr
     found = set(done.stdout.split())
     return {word for word in found if word.startswith(words[-1])} if shell == "zsh" else found  # which does so itself

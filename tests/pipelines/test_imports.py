@@ -55,7 +55,7 @@ def test_a_command_imports_only_what_it_runs(command: str, tmp_path: Path) -> No
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     code, _, imported = done.stdout.splitlines()[-1].removeprefix("exit code ").partition(" imported:")
     assert int(code) in (Exit.OK, Exit.USAGE, Exit.DATA) and not imported, (code, imported, done.stderr[-2000:])
@@ -65,5 +65,5 @@ def test_a_job_imports_what_it_does_at_its_end_after_its_recipe_is_checked() -> 
     """While Spark starts: see `import_later_parts`."""
     program = "import sys, sparkring.pipelines.job.job; print(*(name for name in sys.argv[1:] if name in sys.modules))"
     command = [sys.executable, "-c", program, *BEFORE_A_RECIPE_IS_CHECKED]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "\n"), (done.stdout, done.stderr[-2000:])

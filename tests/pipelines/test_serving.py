@@ -288,7 +288,7 @@ def test_the_registered_model_predicts_from_raw_rows_in_a_fresh_process(folder: 
     environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "MLFLOW_DISABLE_TELEMETRY": "true"}
     done = subprocess.run(
         [sys.executable, "-c", code, settings.store_uri, str(tmp_path / "raw.parquet")],
-        capture_output=True, text=True, timeout=240, env=environment, cwd=tmp_path,
+        capture_output=True, text=True, timeout=600, env=environment, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(expected, rel=1e-6)

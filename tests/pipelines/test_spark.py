@@ -59,7 +59,7 @@ def test_a_jvm_told_to_end_waits_for_the_job_to_have_ended(tmp_path: Path, comma
         assert any(line.startswith("COUNTED 4") for line in output)
         os.killpg(process.pid, signal.SIGTERM)
         assert any(line.startswith("COUNTED AGAIN 10") for line in output)
-        assert process.wait(timeout=60) == 143
+        assert process.wait(timeout=300) == 143
 
 
 def test_a_session_is_opened_once_when_it_is_needed_and_closed_at_the_end(
@@ -236,7 +236,7 @@ def test_a_jvm_that_does_not_start_is_one_error_with_its_log_and_a_remedy(
         program.chmod(0o755)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
     environment |= {"JAVA_HOME": str(tmp_path / "home")}
-    done = subprocess.run([sys.executable, "-c", STARTS], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", STARTS], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     (log,) = tmp_path.glob("sparkring-spark-*.log")
     assert done.stdout.startswith("Spark's JVM did not start (") and len(done.stdout.splitlines()) == 1

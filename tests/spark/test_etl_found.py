@@ -60,7 +60,7 @@ class Job:
         java.chmod(0o755)
         environment = os.environ | {"PYTHONPATH": str(ROOT), "JAVA_HOME": str(java.parent.parent)}
         command = [sys.executable, *words]
-        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=600)
         return done, called.exists()
 
     def imports(self) -> set[str]:

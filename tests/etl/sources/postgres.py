@@ -55,7 +55,7 @@ class PostgresServer:
         secret.chmod(0o644)
         words = ["-A", "scram-sha-256", "-U", USER, f"--pwfile={secret}", "--no-sync", "-E", "UTF8", "--locale=C"]
         done = self._popen([str(binary("initdb")), "-D", str(self.data), *words])
-        assert done.wait(60) == 0
+        assert done.wait(300) == 0
         self.start()
 
     def _popen(self, command: list[str]) -> subprocess.Popen[bytes]:
@@ -80,7 +80,7 @@ class PostgresServer:
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         if self.process is not None:
             self.process.send_signal(how)
-            self.process.wait(60)
+            self.process.wait(300)
             self.process = None
 
     def kill(self) -> None:
@@ -93,7 +93,7 @@ class PostgresServer:
 
     def psql(self, sql: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command, environment = self.client("-c", sql)
-        return subprocess.run(command, env=environment, check=check, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=environment, check=check, capture_output=True, text=True, timeout=600)
 
     def sql(self, sql: str) -> str:
         return self.psql(sql).stdout.strip()
@@ -105,7 +105,7 @@ class PostgresServer:
     def copy(self, table: str, lines: str) -> None:
         """Load a table from lines of COPY's text format."""
         command, environment = self.client("-c", f"COPY {table} FROM STDIN")
-        subprocess.run(command, env=environment, input=lines, check=True, text=True, timeout=60)
+        subprocess.run(command, env=environment, input=lines, check=True, text=True, timeout=600)
 
 
 def missing() -> str:

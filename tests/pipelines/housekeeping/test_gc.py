@@ -412,6 +412,6 @@ def test_on_a_full_disk_gc_makes_room_and_leaves_nothing_dangling(house: House, 
     built = str(house.home.with_name("as_built"))
     command = [*private_mounts, sys.executable, "-c", FULL, str(house.home), built, str(house.recipe)]
     command.append(str(house.datasets[1]))
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert "FULL True" in done.stdout, done.stderr
     assert "CODES [0, 0] 2 4" in done.stdout, done.stdout + done.stderr

@@ -89,7 +89,7 @@ def test_ranks_of_a_session_made_elsewhere_run_this_python(tmp_path: Path) -> No
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
     environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, "-c", OF_A_NOTEBOOK]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines() == ["True", "python3"], done.stderr
 
 

@@ -464,7 +464,7 @@ def test_an_executor_killed_on_a_cluster_is_a_new_stage_of_the_same_application(
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", CLUSTER, str(tmp_path), str(Path(__file__).parent)]
     env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(root)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=env, timeout=400)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=env, timeout=1200)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, done.stderr[-4000:]
     found = json.loads(lines[0].removeprefix("RESULT "))

@@ -151,7 +151,7 @@ def test_a_script_of_two_ranks_fails_once_and_is_started_again(tmp_path: Path) -
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if "sum" in line]
@@ -190,7 +190,7 @@ def test_a_script_with_a_handler_for_sigterm_hears_of_the_end_by_it(tmp_path: Pa
     try:
         assert sorted(process.stdout.readline() for _ in range(2)) == ["[rank 0] ready\n", "[rank 1] ready\n"]
         process.send_signal(signal.SIGTERM)
-        lines, _ = process.communicate(timeout=60)
+        lines, _ = process.communicate(timeout=600)
     finally:
         process.kill()
     assert sorted(lines.splitlines()) == ["[rank 0] saved", "[rank 1] saved"]
@@ -226,7 +226,7 @@ def test_a_module_that_draws_a_progress_bar_runs_to_its_end(tmp_path: Path) -> N
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     expected = f"__main__ package ours train.py ['--m=5', '--', '-v'] {tmp_path}"

@@ -143,7 +143,7 @@ def server(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, 15)
-        process.wait(30)
+        process.wait(300)
 
 
 def ask_server(address: str, path: str, body: bytes | None = None) -> Any:

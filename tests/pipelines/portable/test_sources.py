@@ -86,7 +86,7 @@ def test_what_a_model_does_not_carry_is_found_in_an_installed_sparkring(tmp_path
     program = "import sys; sys.path.insert(0, sys.argv[1]); import sparkring.pipelines.serving as s; print(s.__file__);"
     program += "print('pyspark' in sys.modules);"
     program += "import sparkring.conf.load, sparkring.etl.errors; print('found')"
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=600)
     assert done.stdout.split() == [str(tmp_path / "sparkring/pipelines/serving.py"), "False", "found"], done.stderr
 
 

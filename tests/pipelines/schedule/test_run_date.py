@@ -373,7 +373,7 @@ def test_a_holder_that_is_stopped_past_its_lease_publishes_nothing(tmp_path: Pat
         assert do_date(taker, OPTIONS).status == "succeeded"
         entry = ledger.read(DS)
         holder.send_signal(signal.SIGCONT)
-        out, err = holder.communicate("\n", timeout=60)
+        out, err = holder.communicate("\n", timeout=600)
     finally:
         holder.kill()
         holder.wait()
@@ -391,7 +391,7 @@ def test_a_date_that_is_done_imports_no_torch_and_starts_no_java(tmp_path: Path)
         "print({'torch', 'mlflow'} & sys.modules.keys(), SparkContext._gateway, code)"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines()[-1] == "set() None 0", done.stderr
 
 

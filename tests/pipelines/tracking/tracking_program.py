@@ -24,7 +24,7 @@ def main() -> None:
         with tracker.part("train"):
             for step in range(1, 6):
                 tracker.metrics("train", step, {"loss": 1.0 / step})
-            assert tracker.flush(60)
+            assert tracker.flush(300)
             time.sleep(0.5)
             print("ready", tracker.run_id(), tracker.run_id("train"), flush=True)
             if how == "raise":

@@ -26,7 +26,7 @@ def test_killed_at_every_write_call_the_newest_committed_one_loads(tmp_path: Pat
         [sys.executable, str(PROGRAM), kind, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
     )

@@ -124,7 +124,7 @@ KILLED = """
 
 def test_kill_9_in_the_middle_of_a_write_leaves_nothing_that_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "c"
-    died = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(folder)], cwd=ROOT, timeout=120)
+    died = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(folder)], cwd=ROOT, timeout=600)
     assert died.returncode == -signal.SIGKILL
     (part,) = entries(folder)
     assert part.endswith(".part")
@@ -276,7 +276,7 @@ def test_a_real_full_disk(make_dataset: MakeDataset, tmp_path: Path) -> None:
         print(cache.enabled, cache.lookup("k-1"))
     """
     command = ["unshare", "-rm", sys.executable, "-c", textwrap.dedent(program)]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (told.returncode, told.stdout.strip()) == (0, f"False {tmp_path}/c/k-1"), told.stderr
 
 

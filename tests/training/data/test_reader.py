@@ -592,7 +592,7 @@ def test_reading_does_not_import_pandas(all_kinds: DatasetManifest, tmp_path: Pa
         reader.close()
         print(rows, "pandas" in sys.modules)
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert done.stdout.split() == ["100", "False"], done.stderr
 
 

@@ -112,7 +112,7 @@ def s3_port() -> Iterator[int]:
         yield ports[0]
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(300)
 
 
 @pytest.fixture

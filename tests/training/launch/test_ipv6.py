@@ -61,6 +61,6 @@ def host() -> Iterator[list[str]]:
 def test_agents_ranks_and_servers_meet_on_ipv6(host: list[str], written: str) -> None:
     command = [*host, sys.executable, "-c", SCRIPT, written]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert "RESULT" in done.stdout, done.stderr[-3000:]
     assert json.loads(done.stdout.partition("RESULT ")[2]) == [[[3.0, ADDRESS, "v0"]] * 2, ADDRESS, [10]]

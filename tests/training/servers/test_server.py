@@ -6,6 +6,7 @@ import resource
 import socket
 import threading
 import time
+import tracemalloc  # noqa: F401  # pytest needs it to tell of a thread that fails while no file can be opened
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path

@@ -23,7 +23,7 @@ def main() -> None:
     )
     with Tracker(settings, job="flights/1", name="flights", resume=resume == "resume") as tracker:
         tracker.begin_lineage("flights", None, [])
-        assert tracker.flush(60)
+        assert tracker.flush(300)
         print("ready", tracker.run_id(), flush=True)
         time.sleep(120)
 

@@ -80,7 +80,7 @@ def tracked(settings: TrackingConfig, job: str = "flights/1", error: Exception |
     tracker = Tracker(settings, job, "flights", {"sparkring.commit": "c0ffee"}, **more)
     tracker.begin_lineage("flights", None, [SOURCE])
     tracker.lineage(inputs=[SOURCE], outputs=[MADE])
-    assert tracker.flush(60)
+    assert tracker.flush(300)
     found = tracker.run_id()
     tracker.close(error)
     assert found is not None
@@ -188,7 +188,7 @@ def test_replay_goes_on_behind_the_last_event_that_was_taken(
     with collecting(port) as first:
         tracker = Tracker(settings_of(store), "flights/2", "flights")
         tracker.begin_lineage("flights", None, [SOURCE])
-        assert tracker.flush(60)
+        assert tracker.flush(300)
         deadline = time.monotonic() + 60
         while not first.events and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -228,11 +228,11 @@ def test_a_collector_that_hangs_holds_no_job_and_no_mlflow(
     tracker = Tracker(settings_of(store), "flights/3", "flights")
     tracker.begin_lineage("flights", None, [])
     deadline = time.monotonic() + 120
-    assert tracker.flush(60) and (run := tracker.run_id())
+    assert tracker.flush(300) and (run := tracker.run_id())
     while not collector.asked and time.monotonic() < deadline:
         time.sleep(0.02)
     tracker.metrics("job", 1, {"loss": 0.5})
-    assert tracker.flush(60), "MLflow does not wait for the collector"
+    assert tracker.flush(300), "MLflow does not wait for the collector"
     tracker.close()
     assert MlflowClient(settings_of(store).store_uri).get_run(run).info.status == "FINISHED"
     assert collector.asked == 1 and len(buffered(store)) == 1
@@ -269,7 +269,7 @@ def test_a_stopped_job_is_aborted_and_goes_on_under_the_same_run_id(
             while not collector.events and time.monotonic() < deadline:
                 time.sleep(0.05)
             driver_process.send_signal(number)
-            assert driver_process.wait(60) == code
+            assert driver_process.wait(300) == code
             ended = time.time()
         finally:
             driver_process.kill()
