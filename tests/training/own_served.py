@@ -34,6 +34,28 @@ class Slow(Tabular):
         return super().forward(*columns)
 
 
+class Late(Tabular):
+    """Rank 1's second pass of training ends when rank 0, whose hook is SaysStep6, has made step 6 without it."""
+
+    passes = 0
+
+    def forward(self, *columns: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        while self.training and self.passes == 2 and os.environ.get("RANK") == "1" and not _step_6().exists():
+            time.sleep(0.01)
+        return super().forward(*columns)
+
+
+class SaysStep6(Hook):
+    def on_step(self, seen: StepSeen) -> None:
+        if seen.step == 6:
+            _step_6().touch()
+
+
+def _step_6() -> Path:
+    return Path(os.environ["BEST_FILE"]).with_name("step-6")
+
+
 class Stopping(Tabular):
     """Stops rank 1's process in its tenth step."""
 
@@ -78,6 +100,17 @@ class DiesAtMeeting(Hook):
 
 class DiesAtStep31(DiesAtMeeting):
     step = 31
+
+
+class WaitsForKills(Hook):
+    """Rank 0 waits after these steps until a file says that a rank was killed."""
+
+    steps = (10, 30)
+
+    def on_step(self, seen: StepSeen) -> None:
+        killed_at = Path(os.environ["BEST_FILE"]).with_name(f"killed-{seen.step}")
+        while seen.step in self.steps and not killed_at.exists():
+            time.sleep(0.01)
 
 
 def dies_at_begin(ctx: WorkerContext, when: str) -> WorkerResult:

@@ -22,6 +22,7 @@ from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.replay_run import ReplayReport, replay_run
 from sparkring.training.servers.event_log import EVENTS
+from tests.training.own_served import WaitsForKills
 from tests.training.test_worker import Job, kill_one_rank, write_table
 from tests.training.test_worker_tables import SETTINGS, TABLE, hashed, rows_of  # noqa: F401
 
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.ranks
 OWN = "tests.training.own_served"
 MODELS = f"model.factory={OWN}:"
 NOISY = f"{MODELS}Noisy"
+LATE = (f"{MODELS}Late", f"train.hooks=[{OWN}:SaysStep6]")
 SERVED = (*SETTINGS, "data.audit=true", "parallel.servers.per_host=2")
 
 
@@ -121,8 +123,8 @@ def test_gradients_that_are_too_old_are_computed_again_and_their_rows_count_once
     hashed: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """Those of a rank that is fifteen times as slow as the others."""
-    words = ("parallel.servers.bound=null", "parallel.servers.max_lag=2", f"{MODELS}Slow", "train.epochs=1")
+    """Those of a rank that waits until the others are steps ahead."""
+    words = ("parallel.servers.bound=null", "parallel.servers.max_lag=2", *LATE, "train.epochs=1")
     job = Job(tmp_path / "run", hashed, *SERVED, *words).run(group, 3)
     servers = job.result.servers
     assert job.result.finished and servers is not None and servers.rejected >= 1 and max(servers.lags) <= 2
@@ -153,7 +155,7 @@ def test_a_checkpoint_goes_from_the_ring_to_servers_and_back(
     assert np.abs(rows_of(job, tmp_path / "a") - rows_of(ring, tmp_path / "b")).max() < 1e-9
 
 
-FEW_MEETINGS = ("train.epochs=10", "train.eval_every_steps=1000", "checkpoint.every_steps=1000")
+FEW_MEETINGS = ("train.eval_every_steps=1000", "checkpoint.every_steps=1000")
 
 
 def test_a_killed_rank_is_replaced_and_every_push_still_counts_once(
@@ -161,18 +163,22 @@ def test_a_killed_rank_is_replaced_and_every_push_still_counts_once(
     hashed: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    job, killed = Job(tmp_path / "run", hashed, *SERVED, *FEW_MEETINGS, "parallel.servers.bound=2"), list[int]()
+    words = ("train.epochs=5", "parallel.servers.bound=2", f"train.hooks=[{OWN}:WaitsForKills]")
+    job, killed = Job(tmp_path / "run", hashed, *SERVED, *FEW_MEETINGS, *words), list[int]()
 
     def kill(step: int) -> None:
-        if step in (20, 60) and len(killed) < (step + 20) // 40:
-            kill_one_rank(step, step, one := list[int]())
-            killed.extend(one)
+        """While rank 0 waits, and so the others, which may be two steps ahead."""
+        for at in WaitsForKills.steps:
+            if step == at - 1 and not (killed_at := tmp_path / f"run/killed-{at}").exists():
+                kill_one_rank(step, step, one := list[int]())
+                killed.extend(one)
+                killed_at.touch()
 
     job.run(group, 3, on_step=kill)
     assert len(killed) == len(job.replaced) == 2
-    assert job.result.finished and job.result.steps == 100
+    assert job.result.finished and job.result.steps == 50
     servers = job.result.servers
-    assert servers is not None and servers.applied == 100 * 3 * 2 and set(servers.gaps) <= {0, 1, 2}
+    assert servers is not None and servers.applied == 50 * 3 * 2 and set(servers.gaps) <= {0, 1, 2}
     check_whole(job)
 
 
@@ -181,7 +187,7 @@ def test_a_rank_that_died_while_others_wait_for_it_at_an_evaluation_is_replaced(
     hashed: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    words = (*FEW_MEETINGS[2:], "train.epochs=2", "parallel.servers.bound=null", f"{MODELS}Dying")
+    words = (FEW_MEETINGS[1], "train.epochs=2", "parallel.servers.bound=null", f"{MODELS}Dying")
     job = Job(tmp_path / "run", hashed, *SERVED, *words).run(group, 2)
     assert len(job.replaced) == 1 and job.result.finished
     check_whole(job)
@@ -193,7 +199,7 @@ def test_a_rank_that_died_just_before_an_evaluation_to_which_no_other_had_come_e
     tmp_path: Path,
 ) -> None:
     """Its next process would not evaluate, and the other would wait for it there."""
-    words = (*FEW_MEETINGS[2:], "train.epochs=2", "parallel.servers.bound=null", f"{MODELS}Slow")
+    words = (FEW_MEETINGS[1], "train.epochs=2", "parallel.servers.bound=null", f"{MODELS}Slow")
     job = Job(tmp_path / "run", hashed, *SERVED, *words, f"train.hooks=[{OWN}:DiesAtMeeting]")
     with pytest.raises(WorkerFailed, match="rank 0 died while ranks met after step 10"):
         job.run(group, 2)
@@ -260,7 +266,7 @@ def test_a_server_lost_before_any_checkpoint_lets_training_begin_anew(
     tmp_path: Path,
 ) -> None:
     """And a world that is smaller than the number of servers of the attempt before."""
-    job = Job(tmp_path / "run", hashed, *SERVED, *FEW_MEETINGS[1:], "parallel.servers.bound=null")
+    job = Job(tmp_path / "run", hashed, *SERVED, *FEW_MEETINGS, "parallel.servers.bound=null")
     with pytest.raises(WorkerFailed, match=r"server [01] on .* killed"):
         job.run(group, 3, on_step=lambda step: os.kill(job.servers[0], signal.SIGKILL) if step == 3 else None)
     job.run(group, 1, attempt=2)
@@ -308,16 +314,15 @@ def test_with_backup_workers_every_row_makes_one_step_and_the_logs_give_the_same
     check_whole(job)
 
 
-def test_a_rank_that_is_always_slow_is_not_waited_for(group: WorkerGroup, hashed: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_rank_that_is_slow_is_not_waited_for(group: WorkerGroup, hashed: Path, tmp_path: Path) -> None:  # noqa: F811
     """Its rows are computed by the others."""
-    slow = (f"{MODELS}Slow", *FEW_MEETINGS[1:])
-    job = Job(tmp_path / "run", hashed, *BACKED, *slow).run(group, 3)
+    job = Job(tmp_path / "run", hashed, *BACKED, *LATE, *FEW_MEETINGS).run(group, 3)
     servers = job.result.servers
     assert job.result.finished and servers is not None and servers.late[1] >= 1
     check_whole(job)
 
 
-LONG = (f"{MODELS}Slow", "train.epochs=10", *FEW_MEETINGS[1:])  # a stop is heard before the end
+LONG = (f"{MODELS}Slow", "train.epochs=7", *FEW_MEETINGS)  # a stop is heard before the end
 
 
 def test_backup_workers_go_on_where_one_meeting_follows_another(
@@ -366,28 +371,28 @@ def test_killed_backup_workers_are_replaced_and_no_part_is_lost_or_recorded_twic
     hashed: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    job, killed = Job(tmp_path / "run", hashed, *BACKED, *FEW_MEETINGS), list[int]()
+    job, killed = Job(tmp_path / "run", hashed, *BACKED, *FEW_MEETINGS, "train.epochs=12"), list[int]()
 
     def kill(step: int) -> None:
-        if step >= 15 * (len(killed) + 1) and len(killed) < 4:
+        if step >= 10 * (len(killed) + 1) and len(killed) < 4:
             kill_one_rank(step, step, one := list[int]())
             killed.extend(one)
 
     job.run(group, 3, on_step=kill)
-    assert len(killed) == len(job.replaced) == 4 and job.result.finished and job.result.steps == 100
+    assert len(killed) == len(job.replaced) == 4 and job.result.finished and job.result.steps == 120
     servers = job.result.servers
-    assert servers is not None and servers.applied == 100 * 2 * 2
+    assert servers is not None and servers.applied == 120 * 2 * 2
     check_whole(job)
 
 
 def test_a_stopped_rank_holds_up_only_the_next_meeting(group: WorkerGroup, hashed: Path, tmp_path: Path) -> None:  # noqa: F811
-    job = Job(tmp_path / "run", hashed, *BACKED, *FEW_MEETINGS, f"{MODELS}Stopping")
+    job = Job(tmp_path / "run", hashed, *BACKED, *FEW_MEETINGS, "train.epochs=5", f"{MODELS}Stopping")
     stopped: list[psutil.Process] = []
 
     def resume() -> None:
         """When the others are far ahead."""
         give_up = time.monotonic() + 90
-        while time.monotonic() < give_up and not (stopped and job.furthest >= 90):
+        while time.monotonic() < give_up and not (stopped and job.furthest >= 45):
             time.sleep(0.05)
             children = [] if stopped else psutil.Process().children(recursive=True)
             stopped.extend(child for child in children if child.status() == psutil.STATUS_STOPPED)
@@ -400,7 +405,7 @@ def test_a_stopped_rank_holds_up_only_the_next_meeting(group: WorkerGroup, hashe
     watching.start()
     job.run(group, 3)
     watching.join()
-    assert len(stopped) == 1 and reached[0] >= 90 and job.result.finished
+    assert len(stopped) == 1 and reached[0] >= 45 and job.result.finished
     check_whole(job)
 
 
