@@ -30,7 +30,7 @@ pytestmark = pytest.mark.ranks
 OWN = "tests.training.own_served"
 MODELS = f"model.factory={OWN}:"
 NOISY = f"{MODELS}Noisy"
-LATE = (f"{MODELS}Late", f"train.hooks=[{OWN}:SaysStep6]")
+LATE = (f"{MODELS}Late", f"train.hooks=[{OWN}:SaysStep3]")
 SERVED = (*SETTINGS, "data.audit=true", "parallel.servers.per_host=2")
 
 
