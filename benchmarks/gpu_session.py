@@ -169,7 +169,7 @@ def tests(device: torch.device) -> list[Line]:
 
 
 def layouts(device: torch.device) -> list[Line]:
-    """Layouts over NCCL against one process on the CPU: ten steps in float64. On one GPU its ranks take turns."""
+    """Layouts over NCCL against one process on the CPU: five steps in float64. On one GPU its ranks take turns."""
     if device.type == "cpu" or importlib.util.find_spec("pytest") is None:
         return [Line("layouts", "-", "skipped: needs a GPU and pytest")]
     os.environ["SPARKRING_TEST_GPU"] = "1"

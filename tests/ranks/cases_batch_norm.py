@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from sparkring.training.parallel.batching import split_batch
 from sparkring.training.parallel.state import model_tensors
 from tests.ranks.problem import CPU, SquaredError, full_state, make_strategy, on_device, rank_part, table_batch
 
-STEPS, LR = 6, 1e-2
+STEPS, LR = 4, 1e-2
 LAYERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "cumulative": {"momentum": None},
@@ -67,6 +68,7 @@ def passes(batch: Batch, world: int, accumulate: int, uneven: bool) -> list[torc
     return [torch.cat(each) for each in found]
 
 
+@cache
 def by_torch(kind: str, world: int, accumulate: int, uneven: bool, rows: int = 24) -> dict[str, torch.Tensor]:
     """Plain torch in one process: layers see the pass's rows whose weight is not 0, which are the only ones it has."""
     torch.manual_seed(7)

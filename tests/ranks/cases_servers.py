@@ -35,6 +35,7 @@ from tests.ranks.cases_tables import ROWS, STEPS, OnlyTables, Rating, Recommende
 from tests.ranks.problem import full_state, on_device, rank_device, rank_part
 
 SECRET = b"0123456789abcdef" * 2
+MEETING = 10  # steps between meetings of backup workers
 COST_DIM, COST_WIDTH, COST_IDS, COST_STEPS = 16, 1 << 15, 10_000, 3
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -128,20 +129,22 @@ def part_of(part: Part, parts: int, dtype: torch.dtype) -> Batch:
     return replace(slice_batch(batch, *part_bounds(batch.rows, parts)[part.stream]), part=part)
 
 
-def backed(rank: int, world: int, case: dict[str, Any], at: ServersAt) -> dict[str, Any]:
-    """Train with backup workers, the last rank ten times as slow; parts that counted."""
+def backed(rank: int, world: int, case: dict[str, Any], at: ServersAt, folder: Path) -> dict[str, Any]:
+    """Train with backup workers; parts that counted. Between two meetings the last rank is late once."""
     dtype = torch.float64
     strategy = make_recommending(rank, world, case, dtype, at)
     assert isinstance(strategy, BackupStrategy)
     counted: dict[int, tuple[int, int]] = {}  # step -> clock, stream
     norms = []
     for step in range(STEPS):
-        part = strategy.take(min(STEPS, (step // 10 + 1) * 10))
+        part = strategy.take(min(STEPS, (step // MEETING + 1) * MEETING))
         batch = Batch({}, 0, ROWS, 0) if part is None else on_device(part_of(part, strategy.parts, dtype), strategy)
         strategy.forward_backward(batch)
-        if part is not None:
-            time.sleep(0.05 if rank == world - 1 else 0.005)
+        while rank == world - 1 and step % MEETING == 0 and not (folder / f"past-{step}").exists():
+            time.sleep(0.005)
         info = strategy.step(1e-2)
+        if rank == 0 and step % MEETING == 3:
+            (folder / f"past-{step - 3}").touch()
         norms.append(info.grad_norm)
         if part is not None and info.counted:
             counted[step] = (part.clock, part.stream)
@@ -168,7 +171,7 @@ def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         dtype = getattr(torch, case.get("dtype", "float64"))
         with at_servers(folder, rank, servers) as at:
             if case.get("servers", {}).get("backup"):
-                results[name] = backed(rank, ranks, case, at)
+                results[name] = backed(rank, ranks, case, at, folder)
                 continue
             strategy = make_recommending(rank, ranks, case, dtype, at)
             assert isinstance(strategy, ServersStrategy)

@@ -25,7 +25,7 @@ from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import Table, TableSpec, summed
 from tests.ranks.problem import full_state, rank_device, rank_part, table_batch
 
-STEPS, ROWS = 30, 24
+STEPS, ROWS = 20, 24
 
 
 class Recommender(nn.Module):

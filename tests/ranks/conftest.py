@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,8 @@ class RankForkServer:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[RankForkServer]:
-    process = RankForkServer()
-    yield process
-    process.close()
+    with closing(RankForkServer()) as process:
+        yield process
 
 
 @pytest.fixture
@@ -72,7 +72,6 @@ def launch(tmp_path: Path, fork_server: RankForkServer) -> Launch:
         payload: dict[str, Any] | None = None,
         engine: str = "torch",
         timeout_s: float = 400,
-        prefix: tuple[str, ...] = (),
     ) -> list[Any]:
         if engine == "horovod" and (why := available(RANKS_ON)):
             pytest.skip(f"{why}: nothing was checked on Horovod")
@@ -80,12 +79,7 @@ def launch(tmp_path: Path, fork_server: RankForkServer) -> Launch:
         out.mkdir()
         request = {"world": world, "function": f"tests.ranks.{function}", "engine": engine, "out": str(out)}
         request["payload"] = {"tmp": str(tmp_path), **(payload or {})}
-        if prefix:
-            alone = RankForkServer(prefix)
-            code = alone.run(request, timeout_s)
-            alone.close()
-        else:
-            code = fork_server.run(request, timeout_s)
+        code = fork_server.run(request, timeout_s)
         if code != 0:
             errors = "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(out.glob("*.error")))
             ending = f"no end after {timeout_s} s" if code is None else f"exit code {code}"

@@ -4,10 +4,13 @@ counted by storages, within 1 % (what ZeRO holds whole in a step, too), what for
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from tests.ranks.conftest import RankForkServer
 from tests.ranks.problem import RANKS_ON
 
 pytestmark = [
@@ -64,18 +67,17 @@ GPT = {
 }
 
 
-def may_isolate() -> bool:
-    return subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
-
-
-def need_isolation() -> None:
-    if not may_isolate():
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[RankForkServer]:
+    """Forks the ranks of `launch` in a network namespace in which nothing else sends."""
+    if subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode != 0:
         pytest.skip("a private network namespace (unshare --net) is not allowed here: bytes were NOT checked")
+    with closing(RankForkServer(NAMESPACE)) as process:
+        yield process
 
 
 def assert_as_planned(launch: Any, world: int, cases: dict[str, Any], engine: str = "torch") -> None:
-    need_isolation()
-    ranks = launch(world, "cases_cost:cost", {"cases": cases}, engine=engine, prefix=NAMESPACE)
+    ranks = launch(world, "cases_cost:cost", {"cases": cases}, engine=engine)
     wrong = []
     for name in cases:
         predicted, sent, measured = (ranks[0][name][key] for key in ("predicted", "sent", "measured"))
@@ -140,9 +142,8 @@ def test_model_parallel(launch: Any) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_rows_of_sparse_tables(launch: Any, world: int) -> None:
     """Each distinct id once, however many of a rank's rows have it."""
-    need_isolation()
     cases = {"shard": {}, "shard bf16": {"wire": "bf16"}, "replicate": {"place": "replicate"}, "lag": {"lag": 2}}
-    for rank in launch(world, "cases_cost:tables_cost", {"cases": cases}, prefix=NAMESPACE):
+    for rank in launch(world, "cases_cost:tables_cost", {"cases": cases}):
         for name, found in rank.items():
             assert 0.99 < found["sent"] / found["predicted"] <= 1.02, (name, found)
             counted = found["predicted"] if name == "lag" else 0.0  # without one torch's meter counts
@@ -153,10 +154,9 @@ def test_rows_of_sparse_tables(launch: Any, world: int) -> None:
 def test_weights_and_rows_on_servers(launch: Any, servers: int) -> None:
     """5.9 MB a step. Allowed are 2 % for the heads of frames, of TCP and of IP, for acknowledgments, and for rounds in
     which ranks meet before and after the steps that are counted; of what training counts, for heads of frames only."""
-    need_isolation()
     cases = {"bound 0": {}, "bound 2": {"bound": 2}, "no bound": {"bound": None}}
     payload = {"cases": cases, "servers": servers}
-    ranks = launch(2 + servers, "cases_servers:cost", payload, prefix=NAMESPACE)[:2]
+    ranks = launch(2 + servers, "cases_servers:cost", payload)[:2]
     for name in cases:
         found = ranks[0][name]
         assert 1.0 < found["wire"] / found["formula"] <= 1.02, (name, found)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from sparkring.training.data.batch import Batch, Part, Ragged
-from tests.ranks.cases_servers import make_recommending, part_of, trained
+from tests.ranks.cases_servers import MEETING, make_recommending, part_of, trained
+from tests.ranks.cases_tables import STEPS
 from tests.ranks.problem import EXACT, full_state
 from tests.ranks.test_tables import whole
 
@@ -55,7 +56,7 @@ def difference(parts: list[dict[str, Any]], expected: dict[str, Any]) -> float:
 def test_ranks_on_servers_with_bound_0_are_one_process(
     launch: Any, ranks: int, servers: int, cases: dict[str, Any]
 ) -> None:
-    """Thirty steps, clipped by the global norm, one of them skipped by all."""
+    """Twenty steps, clipped by the global norm, one of them skipped by all."""
     found = launch(ranks + servers, "cases_servers:many", {"cases": cases, "servers": servers})
     for name in cases:
         expected, parts = alone(name), [rank[name] for rank in found[:ranks]]
@@ -64,7 +65,7 @@ def test_ranks_on_servers_with_bound_0_are_one_process(
         assert np.nanmax(expected["norms"]) > 0.5, "nothing was clipped"
         assert difference(parts, expected) < TOLERANCE.get(name, EXACT), name
         for count in parts[0]["counts"]:
-            assert count["gaps"] == {"0": 30 * ranks} and count["not_finite"] == {"0": 1}, name
+            assert count["gaps"] == {"0": STEPS * ranks} and count["not_finite"] == {"0": 1}, name
 
 
 def test_pushes_that_are_applied_one_after_the_other_are_not_one_process(launch: Any) -> None:
@@ -96,15 +97,17 @@ def union(parts: list[tuple[int, int]], of: int) -> Batch:
 def test_with_backup_workers_a_step_is_one_process_on_the_rows_that_counted(
     launch: Any, ranks: int, servers: int, backup: int
 ) -> None:
-    """Thirty steps whose parts are of several clocks, as the slow rank has it; ranks meet after every ten."""
+    """Twenty steps whose parts are of several clocks, as the slow rank has it; ranks meet after every ten."""
     cases = {name: case | {"servers": {"backup": backup}} for name, case in RULES.items()}
     found, of = launch(ranks + servers, "cases_servers:many", {"cases": cases, "servers": servers}), ranks - backup
     for name in cases:
         parts = [rank[name] for rank in found[:ranks]]
-        made = [sorted(part["counted"][step] for part in parts if step in part["counted"]) for step in range(30)]
-        assert sorted(part for step in made for part in step) == [(c, s) for c in range(30) for s in range(of)], name
+        made = [sorted(part["counted"][step] for part in parts if step in part["counted"]) for step in range(STEPS)]
+        assert sorted(part for step in made for part in step) == [(c, s) for c in range(STEPS) for s in range(of)], name
         assert {len(step) for step in made} == {of}
-        assert all(max(clock for step in made[:end] for clock, _ in step) < end for end in (10, 20, 30)), "ranks meet"
+        assert all(max(clock for step in made[:end] for clock, _ in step) < end for end in (MEETING, STEPS)), (
+            "ranks meet"
+        )
         alone = make_recommending(0, 1, {**RULES[name], "parallel": {}}, torch.float64, None)
         norms = []
         for step in made:

@@ -1,9 +1,9 @@
-"""Datasets for the data path's tests, written with pyarrow alone."""
+"""Datasets for the data path's tests, written with pyarrow alone; and agents that run the ranks of whole jobs."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,15 @@ from sparkring.conf.manifest import (
     Lineage,
     SplitInfo,
 )
+from sparkring.training.launch.group import WorkerGroup
+from sparkring.training.launch.local import local_group
 
 MakeDataset = Callable[..., DatasetManifest]
+# What a rank would import by itself, for seconds: torch's first optimizer imports dynamo, pyarrow's first array pandas.
+PRELOAD = (
+    *("torch", "horovod.torch", "torch._dynamo", "pandas", "sparkring.training.models.tabular"),
+    *("sparkring.training.worker", "sparkring.training.parameter_server"),
+)
 
 
 def write_dataset(
@@ -89,3 +96,10 @@ def described(columns: Sequence[Column], features: dict[str, Any] | None = None)
 @pytest.fixture
 def make_dataset() -> MakeDataset:
     return write_dataset
+
+
+@pytest.fixture(scope="session")
+def group() -> Iterator[WorkerGroup]:
+    """Three agents with warm fork servers, for the jobs of every file."""
+    with local_group(3, PRELOAD) as group:
+        yield group

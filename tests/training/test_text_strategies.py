@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json.decoder
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ from sparkring.conf.load import load_config
 from sparkring.conf.manifest import MANIFEST_NAME, Column
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
-from sparkring.training.launch.local import local_group
 from sparkring.training.launch.messages import Event, RankMetrics
 
 from .conftest import write_dataset
 
 pytestmark = pytest.mark.ranks
-PRELOAD = ("torch", "horovod.torch", "sparkring.training.worker")
 LENGTH, ROWS = 33, 128
 SMALL = [
     *("model.args.width=32", "model.args.layers=2", "train.dtype=float64", "train.threads_per_rank=1"),
@@ -55,12 +52,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[WorkerGroup]:
-    with local_group(2, PRELOAD) as group:
-        yield group
-
-
 def train(
     group: WorkerGroup, text: Path, run: Path, world: int, words: list[str]
 ) -> tuple[list[float], dict[str, Any]]:
@@ -73,7 +64,7 @@ def train(
 
     config = load_config("text", [*SMALL, f"launch.world={world}", *words]).as_dict()
     payload = {"config": config, "dataset": str(text), "run": str(run)}
-    result = group.run(JobSpec("sparkring.training.worker:train", payload, preload=PRELOAD), world, on_event)
+    result = group.run(JobSpec("sparkring.training.worker:train", payload), world, on_event)
     return losses, result.result
 
 

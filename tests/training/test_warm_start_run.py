@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from sparkring.training.checkpoint.weights import read_weights, write_weights
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
-from sparkring.training.launch.local import local_group
 from sparkring.training.launch.messages import Event, RankEvent, RankMetrics
 from sparkring.training.model_folder import describe_model, read_model_folder
 from sparkring.training.models.start_match import StartMatch
@@ -41,7 +39,6 @@ from sparkring.training.parallel.state import TensorInfo
 from sparkring.training.result import WorkerResult
 
 pytestmark = pytest.mark.ranks
-PRELOAD = ("torch", "horovod.torch", "sparkring.training.worker")
 ROWS, SHIFT = 6000, 40.0
 CARRIERS = [f"carrier {i}" for i in range(30)]
 RECIPE = """
@@ -120,15 +117,9 @@ def train(group: WorkerGroup, world: int, run: Path, dataset: Path, *words: str)
             first.append(event.data["from_step"])
 
     payload = {"config": resolved.as_dict(), "dataset": str(dataset), "run": str(run)}
-    found = group.run(JobSpec("sparkring.training.worker:train", payload, preload=PRELOAD), world, on_event, 1)
+    found = group.run(JobSpec("sparkring.training.worker:train", payload), world, on_event, 1)
     result = TypeAdapter(WorkerResult).validate_python(found.results[0])
     return Night(run, resolved.config, losses, first[0], result.steps, result.started)
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[WorkerGroup]:
-    with local_group(2, PRELOAD) as group:
-        yield group
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
-from sparkring.training.launch.local import local_group
 from sparkring.training.launch.messages import (
     Event,
     Heartbeat,
@@ -54,7 +53,6 @@ from sparkring.training.result import WorkerResult
 from tests.training.own_example import RECIPE as EXAMPLE_RECIPE
 
 pytestmark = pytest.mark.ranks
-PRELOAD = ("torch", "horovod.torch", "sparkring.training.worker")
 HOOKS = "tests.training.own_hooks"
 ROWS = {"train": 1000, "valid": 300, "test": 200}
 COLUMNS = (
@@ -138,13 +136,6 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_table(tmp_path_factory.mktemp("table"))
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[WorkerGroup]:
-    """Three warm seats for all the jobs of this file."""
-    with local_group(3, PRELOAD) as group:
-        yield group
-
-
 RECIPE = """
 name: worker
 dataset: {dataset}
@@ -208,7 +199,6 @@ class Job:
         job = JobSpec(
             entry,
             payload,
-            preload=PRELOAD,
             env=env,
             servers_per_host=servers,
             server_entry="sparkring.training.parameter_server:serve",

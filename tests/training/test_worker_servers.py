@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,32 +17,21 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.commands.audit import audit_run
-from sparkring.training.hooks import Hook, StepSeen
 from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
-from sparkring.training.launch.host.rank import WorkerContext
-from sparkring.training.launch.local import local_group
-from sparkring.training.models.tabular import Tabular
 from sparkring.training.replay_run import ReplayReport, replay_run
-from sparkring.training.result import WorkerResult
-from sparkring.training.servers.client import Client
 from sparkring.training.servers.event_log import EVENTS
-from sparkring.training.worker import train
-from tests.training.test_worker import PRELOAD, Job, kill_one_rank, write_table
+from tests.training.own_served import WaitsForKills
+from tests.training.test_worker import Job, kill_one_rank, write_table
 from tests.training.test_worker_tables import SETTINGS, TABLE, hashed, rows_of  # noqa: F401
 
 pytestmark = pytest.mark.ranks
-HERE = "tests.training.test_worker_servers"
-MODELS = f"model.factory={HERE}:"
+OWN = "tests.training.own_served"
+MODELS = f"model.factory={OWN}:"
 NOISY = f"{MODELS}Noisy"
+LATE = (f"{MODELS}Late", f"train.hooks=[{OWN}:SaysStep3]")
 SERVED = (*SETTINGS, "data.audit=true", "parallel.servers.per_host=2")
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[WorkerGroup]:
-    with local_group(3, PRELOAD) as group:
-        yield group
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +123,8 @@ def test_gradients_that_are_too_old_are_computed_again_and_their_rows_count_once
     hashed: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """Those of a rank that is fifteen times as slow as the others."""
-    words = ("parallel.servers.bound=null", "parallel.servers.max_lag=2", f"{MODELS}Slow", "train.epochs=1")
+    """Those of a rank that waits until the others are steps ahead."""
+    words = ("parallel.servers.bound=null", "parallel.servers.max_lag=2", *LATE, "train.epochs=1")
     job = Job(tmp_path / "run", hashed, *SERVED, *words).run(group, 3)
     servers = job.result.servers
     assert job.result.finished and servers is not None and servers.rejected >= 1 and max(servers.lags) <= 2
@@ -167,7 +155,7 @@ def test_a_checkpoint_goes_from_the_ring_to_servers_and_back(
     assert np.abs(rows_of(job, tmp_path / "a") - rows_of(ring, tmp_path / "b")).max() < 1e-9
 
 
-FEW_MEETINGS = ("train.epochs=20", "train.eval_every_steps=1000", "checkpoint.every_steps=1000")
+FEW_MEETINGS = ("train.eval_every_steps=1000", "checkpoint.every_steps=1000")
 
 
 def test_a_killed_rank_is_replaced_and_every_push_still_counts_once(
@@ -175,18 +163,22 @@ def test_a_killed_rank_is_replaced_and_every_push_still_counts_once(
     hashed: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    job, killed = Job(tmp_path / "run", hashed, *SERVED, *FEW_MEETINGS, "parallel.servers.bound=2"), list[int]()
+    words = ("train.epochs=5", "parallel.servers.bound=2", f"train.hooks=[{OWN}:WaitsForKills]")
+    job, killed = Job(tmp_path / "run", hashed, *SERVED, *FEW_MEETINGS, *words), list[int]()
 
     def kill(step: int) -> None:
-        if step in (40, 120) and len(killed) < (step + 40) // 80:
-            kill_one_rank(step, step, one := list[int]())
-            killed.extend(one)
+        """While rank 0 waits, and so the others, which may be two steps ahead."""
+        for at in WaitsForKills.steps:
+            if step == at - 1 and not (killed_at := tmp_path / f"run/killed-{at}").exists():
+                kill_one_rank(step, step, one := list[int]())
+                killed.extend(one)
+                killed_at.touch()
 
     job.run(group, 3, on_step=kill)
     assert len(killed) == len(job.replaced) == 2
-    assert job.result.finished and job.result.steps == 200
+    assert job.result.finished and job.result.steps == 50
     servers = job.result.servers
-    assert servers is not None and servers.applied == 200 * 3 * 2 and set(servers.gaps) <= {0, 1, 2}
+    assert servers is not None and servers.applied == 50 * 3 * 2 and set(servers.gaps) <= {0, 1, 2}
     check_whole(job)
 
 
@@ -195,7 +187,7 @@ def test_a_rank_that_died_while_others_wait_for_it_at_an_evaluation_is_replaced(
     hashed: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    words = (*FEW_MEETINGS[2:], "train.epochs=2", "parallel.servers.bound=null", f"{MODELS}Dying")
+    words = (FEW_MEETINGS[1], "train.epochs=2", "parallel.servers.bound=null", f"{MODELS}Dying")
     job = Job(tmp_path / "run", hashed, *SERVED, *words).run(group, 2)
     assert len(job.replaced) == 1 and job.result.finished
     check_whole(job)
@@ -207,35 +199,13 @@ def test_a_rank_that_died_just_before_an_evaluation_to_which_no_other_had_come_e
     tmp_path: Path,
 ) -> None:
     """Its next process would not evaluate, and the other would wait for it there."""
-    words = (*FEW_MEETINGS[2:], "train.epochs=2", "parallel.servers.bound=null", f"{MODELS}Slow")
-    job = Job(tmp_path / "run", hashed, *SERVED, *words, f"train.hooks=[{HERE}:DiesAtMeeting]")
+    words = (FEW_MEETINGS[1], "train.epochs=2", "parallel.servers.bound=null", f"{MODELS}Slow")
+    job = Job(tmp_path / "run", hashed, *SERVED, *words, f"train.hooks=[{OWN}:DiesAtMeeting]")
     with pytest.raises(WorkerFailed, match="rank 0 died while ranks met after step 10"):
         job.run(group, 2)
     job.run(group, 2, attempt=2)
     assert job.result.finished
     check_whole(job)
-
-
-def dies_at_begin(ctx: WorkerContext, when: str) -> WorkerResult:
-    """`train` of a rank 0 whose first process dies, in attempt 2, `before` ranks may make steps or right `after`."""
-    begin = Client.begin
-
-    def die(client: Client, clock: int) -> None:
-        if when == "after":
-            begin(client, clock)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if ctx.rank == 0 and ctx.attempt == 2 and ctx.replacement == 0:
-        Client.begin = die  # type: ignore[method-assign]
-    return train(ctx)
-
-
-def dies_before_begin(ctx: WorkerContext) -> WorkerResult:
-    return dies_at_begin(ctx, "before")
-
-
-def dies_after_begin(ctx: WorkerContext) -> WorkerResult:
-    return dies_at_begin(ctx, "after")
 
 
 @pytest.mark.parametrize("entry", ["dies_before_begin", "dies_after_begin"])
@@ -249,7 +219,7 @@ def test_a_rank_that_died_between_the_load_of_a_checkpoint_and_the_first_step_is
     """The rows that others had loaded stay, its own are not there twice, and nobody waits for it."""
     job, control = Job(tmp_path / "run", hashed, *SERVED), Control()
     job.run(group, 2, on_step=lambda step: control.stop() if step >= 7 else None, control=control)
-    job.run(group, 2, attempt=2, entry=f"{HERE}:{entry}", limits=Limits(hang_s=20))
+    job.run(group, 2, attempt=2, entry=f"{OWN}:{entry}", limits=Limits(hang_s=20))
     assert len(job.replaced) == 1 and job.result.finished and job.from_step >= 7
     for name, weight in ring.weights().items():
         torch.testing.assert_close(job.weights()[name], weight, rtol=1e-8, atol=1e-10)
@@ -263,7 +233,7 @@ def test_a_rank_is_replaced_though_retention_would_have_deleted_where_the_attemp
     tmp_path: Path,
 ) -> None:
     keep = ("checkpoint.every_steps=8", "checkpoint.keep_last=1", "checkpoint.keep_best=0", "train.epochs=4")
-    slow = (f"{MODELS}Slow", "train.eval_every_steps=1000", f"train.hooks=[{HERE}:DiesAtStep31]")
+    slow = (f"{MODELS}Slow", "train.eval_every_steps=1000", f"train.hooks=[{OWN}:DiesAtStep31]")
     job, control = Job(tmp_path / "run", hashed, *SERVED, *keep, *slow, "parallel.servers.bound=1"), Control()
     job.run(group, 2, on_step=lambda step: control.stop() if step >= 3 else None, control=control)
     job.run(group, 2, attempt=2)
@@ -296,7 +266,7 @@ def test_a_server_lost_before_any_checkpoint_lets_training_begin_anew(
     tmp_path: Path,
 ) -> None:
     """And a world that is smaller than the number of servers of the attempt before."""
-    job = Job(tmp_path / "run", hashed, *SERVED, *FEW_MEETINGS[1:], "parallel.servers.bound=null")
+    job = Job(tmp_path / "run", hashed, *SERVED, *FEW_MEETINGS, "parallel.servers.bound=null")
     with pytest.raises(WorkerFailed, match=r"server [01] on .* killed"):
         job.run(group, 3, on_step=lambda step: os.kill(job.servers[0], signal.SIGKILL) if step == 3 else None)
     job.run(group, 1, attempt=2)
@@ -344,79 +314,15 @@ def test_with_backup_workers_every_row_makes_one_step_and_the_logs_give_the_same
     check_whole(job)
 
 
-class Noisy(Tabular):
-    """Draws torch's random numbers in each forward pass of training."""
-
-    def forward(self, *columns: torch.Tensor) -> torch.Tensor:
-        out = super().forward(*columns)
-        return out + 0.1 * torch.randn_like(out) if self.training else out
-
-
-class Slow(Tabular):
-    """Sleeps in each forward pass of training, on rank 1 fifteen times as long."""
-
-    def forward(self, *columns: torch.Tensor) -> torch.Tensor:
-        if self.training and "RANK" in os.environ:  # not in a replay
-            time.sleep(0.15 if os.environ["RANK"] == "1" else 0.01)
-        return super().forward(*columns)
-
-
-class Stopping(Tabular):
-    """Stops rank 1's process in its tenth step."""
-
-    passes = 0
-
-    def forward(self, *columns: torch.Tensor) -> torch.Tensor:
-        self.passes += self.training
-        if self.training and self.passes == 10 and os.environ.get("RANK") == "1":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return super().forward(*columns)
-
-
-def is_first_time() -> bool:
-    """In this run, whatever process asks."""
-    marker = Path(os.environ["BEST_FILE"])
-    first = not marker.exists()
-    marker.touch()
-    return first
-
-
-class Dying(Slow):
-    """Rank 1's process dies, once, long after the other is done with the epoch."""
-
-    passes = 0
-
-    def forward(self, *columns: torch.Tensor) -> torch.Tensor:
-        self.passes += self.training
-        if self.training and self.passes == 7 and os.environ.get("RANK") == "1" and is_first_time():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().forward(*columns)
-
-
-class DiesAtMeeting(Hook):
-    """Rank 0 dies, once, when it has made the last step before an evaluation and has not come to that."""
-
-    step = 10
-
-    def on_step(self, seen: StepSeen) -> None:
-        if seen.step == self.step and is_first_time():
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-class DiesAtStep31(DiesAtMeeting):
-    step = 31
-
-
-def test_a_rank_that_is_always_slow_is_not_waited_for(group: WorkerGroup, hashed: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_rank_that_is_slow_is_not_waited_for(group: WorkerGroup, hashed: Path, tmp_path: Path) -> None:  # noqa: F811
     """Its rows are computed by the others."""
-    slow = (f"{MODELS}Slow", *FEW_MEETINGS[1:])
-    job = Job(tmp_path / "run", hashed, *BACKED, *slow).run(group, 3)
+    job = Job(tmp_path / "run", hashed, *BACKED, *LATE, *FEW_MEETINGS).run(group, 3)
     servers = job.result.servers
     assert job.result.finished and servers is not None and servers.late[1] >= 1
     check_whole(job)
 
 
-LONG = (f"{MODELS}Slow", "train.epochs=10", *FEW_MEETINGS[1:])  # a stop is heard before the end
+LONG = (f"{MODELS}Slow", "train.epochs=7", *FEW_MEETINGS)  # a stop is heard before the end
 
 
 def test_backup_workers_go_on_where_one_meeting_follows_another(
@@ -441,7 +347,7 @@ def test_backup_workers_stop_go_on_with_fewer_ranks_and_with_the_ring(
 ) -> None:
     """A stop or a checkpoint may come at any step: by then whole global batches are done, though a rank is late."""
     job = Job(tmp_path / "run", hashed, *BACKED, *LONG)
-    for attempt, (world, until) in enumerate([(3, 24), (2, 32), (1, 38)], 1):
+    for attempt, (world, until) in enumerate([(3, 8), (2, 16), (1, 22)], 1):
         control = Control()
 
         def stop(step: int, until: int = until, control: Control = control) -> None:
@@ -455,7 +361,7 @@ def test_backup_workers_stop_go_on_with_fewer_ranks_and_with_the_ring(
     check_whole(job)
     job.config = Job(tmp_path / "run", hashed, *SETTINGS, "data.audit=true", *LONG).config
     job.run(group, 2, attempt=4)
-    assert job.from_step >= 38 and job.result.finished and job.result.engine != "servers"
+    assert job.from_step >= 22 and job.result.finished and job.result.engine != "servers"
     assert audit_run(str(job.folder)).ok
     assert job.result.valid["loss"] < 1.05 * ring.result.valid["loss"]
 
@@ -465,28 +371,28 @@ def test_killed_backup_workers_are_replaced_and_no_part_is_lost_or_recorded_twic
     hashed: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    job, killed = Job(tmp_path / "run", hashed, *BACKED, *FEW_MEETINGS), list[int]()
+    job, killed = Job(tmp_path / "run", hashed, *BACKED, *FEW_MEETINGS, "train.epochs=12"), list[int]()
 
     def kill(step: int) -> None:
-        if step >= 30 * (len(killed) + 1) and len(killed) < 4:
+        if step >= 10 * (len(killed) + 1) and len(killed) < 4:
             kill_one_rank(step, step, one := list[int]())
             killed.extend(one)
 
     job.run(group, 3, on_step=kill)
-    assert len(killed) == len(job.replaced) == 4 and job.result.finished and job.result.steps == 200
+    assert len(killed) == len(job.replaced) == 4 and job.result.finished and job.result.steps == 120
     servers = job.result.servers
-    assert servers is not None and servers.applied == 200 * 2 * 2
+    assert servers is not None and servers.applied == 120 * 2 * 2
     check_whole(job)
 
 
 def test_a_stopped_rank_holds_up_only_the_next_meeting(group: WorkerGroup, hashed: Path, tmp_path: Path) -> None:  # noqa: F811
-    job = Job(tmp_path / "run", hashed, *BACKED, *FEW_MEETINGS, f"{MODELS}Stopping")
+    job = Job(tmp_path / "run", hashed, *BACKED, *FEW_MEETINGS, "train.epochs=5", f"{MODELS}Stopping")
     stopped: list[psutil.Process] = []
 
     def resume() -> None:
         """When the others are far ahead."""
         give_up = time.monotonic() + 90
-        while time.monotonic() < give_up and not (stopped and job.furthest >= 190):
+        while time.monotonic() < give_up and not (stopped and job.furthest >= 45):
             time.sleep(0.05)
             children = [] if stopped else psutil.Process().children(recursive=True)
             stopped.extend(child for child in children if child.status() == psutil.STATUS_STOPPED)
@@ -499,7 +405,7 @@ def test_a_stopped_rank_holds_up_only_the_next_meeting(group: WorkerGroup, hashe
     watching.start()
     job.run(group, 3)
     watching.join()
-    assert len(stopped) == 1 and reached[0] >= 190 and job.result.finished
+    assert len(stopped) == 1 and reached[0] >= 45 and job.result.finished
     check_whole(job)
 
 

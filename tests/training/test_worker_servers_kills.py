@@ -10,7 +10,6 @@ import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,8 +18,7 @@ import pytest
 
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
-from sparkring.training.launch.local import local_group
-from tests.training.test_worker import PRELOAD, Job
+from tests.training.test_worker import Job
 from tests.training.test_worker_servers import SERVED, check_whole
 from tests.training.test_worker_tables import hashed  # noqa: F401
 
@@ -30,12 +28,6 @@ KILLS = 20  # of ranks, and of servers
 CHECKPOINT = 10  # steps
 MODES = ("parallel.servers.bound=2", "parallel.servers.bound=null", "parallel.servers.backup=1")
 LONG = ("train.epochs=80", "train.eval_every_steps=100", f"checkpoint.every_steps={CHECKPOINT}")
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[WorkerGroup]:
-    with local_group(3, PRELOAD) as group:
-        yield group
 
 
 def forked() -> list[int]:

@@ -16,7 +16,8 @@ from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.local import local_group
-from tests.training.test_worker import PRELOAD, Job
+from tests.training.conftest import PRELOAD
+from tests.training.test_worker import Job
 from tests.training.test_worker_servers import MODELS, SERVED, check_whole
 from tests.training.test_worker_servers_kills import forked
 from tests.training.test_worker_tables import SETTINGS, hashed  # noqa: F401

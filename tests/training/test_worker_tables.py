@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from sparkring.pipelines.serving import copy_model_folder, make_predictor
 from sparkring.training.data.features.xxhash64 import hash_whole
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
-from sparkring.training.launch.local import local_group
 from sparkring.training.model_folder import TABLES, describe_model
-from tests.training.test_worker import PRELOAD, Job, kill_one_rank, write_table
+from tests.training.test_worker import Job, kill_one_rank, write_table
 
 pytestmark = pytest.mark.ranks
 TABLE = "hashed.column_who"
@@ -38,12 +36,6 @@ def hashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parts = {"columns": (code, *plain.columns[1:]), "features": state}
     (folder / MANIFEST_NAME).write_text(DatasetManifest.model_validate(dict(plain) | parts).to_json())
     return folder
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[WorkerGroup]:
-    with local_group(2, PRELOAD) as group:
-        yield group
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""One rank of a small world: `checkpoint_ranks_program.py MODE FOLDER`, with RANK and WORLD_SIZE set.
+"""Ranks that save and load checkpoints, and one that dies.
 
 save: train a sharded (FSDP2) model two steps and checkpoint it. load: load into another seed's model and write the
 whole state beside. full: rank 1's disk is full once. dies: rank 1 is killed while writing. other: ranks disagree.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
+import traceback
 from datetime import timedelta
 from typing import Any
 
@@ -50,10 +50,23 @@ def whole(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     }
 
 
-def main() -> None:
-    mode, folder = sys.argv[1:]
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(1)
+def forked(rank: int, world: int, payload: dict[str, Any]) -> list[int]:
+    """Fork a world of ranks, of which one may die and the others must end; their exit codes."""
+    children = []
+    for number in range(payload["world"]):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                run(payload["mode"], payload["folder"], number, payload["world"])
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)  # with a dead peer, leaving the group in order could wait for it
+        children.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+
+
+def run(mode: str, folder: str, rank: int, world: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store-{mode}-{world}", rank=rank, world_size=world)
     checkpointer = Checkpointer(open_storage(f"{folder}/checkpoints"), torch_peers(timedelta(seconds=60)))
     model, optimizer = build(1 if mode == "load" else 0, world)
@@ -109,8 +122,3 @@ def main() -> None:
             answer["error"] = str(error)
     with open(f"{folder}/{mode}-{world}-{rank}.json", "w") as file:
         json.dump(answer, file)
-    os._exit(0)  # with a dead peer, leaving the group in order could wait for it
-
-
-if __name__ == "__main__":
-    main()
