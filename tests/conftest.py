@@ -24,7 +24,10 @@ if not os.environ.get("SPARKRING_TEST_GPU"):  # ranks with device `auto` would t
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 # Of all that tests start: a thread of OpenMP that waits for others gives its core away, as in our ranks.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+# Of all JVMs that tests start, clusters and spark-submit too: what pipelines/run/jvm_options.py gives to a short job.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 ROOT = Path(__file__).resolve().parent.parent
+SPARK_DAEMONS = ("pyspark.daemon", "pyspark/daemon", "sparkring.pipelines.run.worker_daemon")
 LONGEST = ("test_mesh", "test_cost", "test_worker", "test_job", "test_spark_submit", "test_etl_build")
 # Both of hypothesis' limits are durations, and a fixture of one folder for all examples is what our tests want.
 hypothesis.settings.register_profile(
@@ -69,7 +72,7 @@ def _descendants() -> set[tuple[int, float]]:
     found = set()
     for process in psutil.Process().children(recursive=True):
         try:
-            spark_daemon = any("pyspark.daemon" in word or "pyspark/daemon" in word for word in process.cmdline())
+            spark_daemon = any(daemon in word for word in process.cmdline() for daemon in SPARK_DAEMONS)
             if process.status() != psutil.STATUS_ZOMBIE and "java" not in process.name() and not spark_daemon:
                 found.add((process.pid, process.create_time()))
         except psutil.NoSuchProcess:
@@ -132,27 +135,24 @@ def private_mounts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One local[2] session in UTC for the whole suite, of a JVM for short jobs."""
+    """One session for the whole suite, with the settings of a short job's on this machine."""
     from pyspark.sql import SparkSession
 
+    from sparkring.conf.blocks.spark import SparkConfig
     from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, options_of
+    from sparkring.pipelines.run.spark import session_settings
     from tests.etl.sources.postgres import driver_jar
 
-    builder = SparkSession.builder.config("spark.jars", jar) if (jar := driver_jar()) else SparkSession.builder
-    session = (
-        builder.master("local[2]")
-        .appName("sparkring-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "4")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config(OPTIONS, options_of({"spark.master": "local[2]"}, 0, found_archive(os.environ)))
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
+    settings = session_settings("tests", SparkConfig(), 2, is_submitted=False)
+    settings |= {
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        OPTIONS: options_of(settings, 0, found_archive(os.environ)),
+    } | ({"spark.jars": jar} if (jar := driver_jar()) else {})
+    builder = SparkSession.builder
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
     yield session
     session.stop()
 

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from mlflow import MlflowClient
+from mlflow.pyfunc import load_model
 
 from sparkring.etl.raw import unpack_flights
 from sparkring.pipelines.model.check import ask, data_folder, import_problem
@@ -37,7 +38,7 @@ class Workplace:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.env = os.environ | {"PYTHONPATH": f"{ROOT}:{EXAMPLE}", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        self.env = os.environ | {"PYTHONPATH": f"{ROOT}:{EXAMPLE}:{folder}", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "sparkring.pipelines.cli", *words]
@@ -82,13 +83,46 @@ class Workplace:
         return found
 
 
+class Pace:
+    """How fast ranks make steps: `hold` stops them before step 15, `slow` lets a signal come long before the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "pace"
+        (folder / "own_pace.py").write_text(
+            f"""
+import time
+from pathlib import Path
+
+from sparkring.training.hooks import Hook
+
+PACE = Path({str(self.file)!r})
+
+
+class Paced(Hook):
+    def on_step(self, seen):
+        while seen.step == 14 and PACE.exists() and PACE.read_text() == "hold":
+            time.sleep(0.02)
+        if seen.step >= 14 and PACE.exists():
+            time.sleep(0.1)
+"""
+        )
+
+    def set(self, pace: str) -> None:
+        part = self.file.with_suffix(".part")
+        part.write_text(pace)
+        part.rename(self.file)
+
+
 @pytest.fixture(scope="module")
 def workplace(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     folder = tmp_path_factory.mktemp("workplace")
     unpack_flights(folder / "data/raw/flights")
-    spark.sparkContext.addPyFile(str(EXAMPLE / "my_model.py"))  # for ranks of the suite's session
+    Pace(folder)
+    for module in (EXAMPLE / "my_model.py", folder / "own_pace.py"):
+        spark.sparkContext.addPyFile(str(module))  # for ranks of the suite's session
     with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(EXAMPLE))
+        for path in (EXAMPLE, folder):
+            patched.syspath_prepend(str(path))
         yield Workplace(folder)
 
 
@@ -98,7 +132,7 @@ RECIPE = str(EXAMPLE / "weather.yaml")
 @pytest.fixture(scope="module")
 def finished(workplace: Workplace) -> subprocess.CompletedProcess[str]:
     """One whole job, which the tests below look at from all sides."""
-    return workplace.run("run", RECIPE, "data.audit=true", "train.epochs=2")
+    return workplace.run_here("run", RECIPE, "data.audit=true", "train.epochs=2")
 
 
 def test_one_command_from_raw_table_to_registered_model(
@@ -139,29 +173,16 @@ def test_the_report_links_and_shows_everything(
 
 
 def test_the_registered_model_predicts_raw_rows(
-    workplace: Workplace, finished: subprocess.CompletedProcess[str]
+    workplace: Workplace, finished: subprocess.CompletedProcess[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a fresh process, from the registry, as a service would: the user's module is in the model."""
+    """From the registry, as a service would; that the user's module is in the model is shown by the next test."""
     assert finished.returncode == 0
-    program = """
-import mlflow, pandas as pd, json, sys
-mlflow.set_tracking_uri("sqlite:///data/mlflow/mlflow.db")
-model = mlflow.pyfunc.load_model("models:/weather@champion")
-rows = pd.DataFrame({"origin": ["JFK", "JFK", None], "hour": [6, 18, 18], "humid": [99, 40.0, None]})
-rows["temp"], rows["wind_speed"] = [40, 70, 70], [3.0, 12.0, 12.0]
-assert "my_model" in sys.modules
-print(json.dumps(model.predict(rows)["prediction"].tolist()))
-"""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program],
-        cwd=workplace.folder,
-        env={name: value for name, value in workplace.env.items() if name != "PYTHONPATH"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    foggy, clear, unknown = json.loads(done.stdout.strip().splitlines()[-1])
+    monkeypatch.setattr(sys, "path", [*sys.path])  # MLflow adds the model's folder of code
+    registry, champion = workplace.mlflow(), workplace.mlflow().get_model_version_by_alias("weather", "champion")
+    model = load_model(registry.get_model_version_download_uri("weather", champion.version))
+    rows = pd.DataFrame({"origin": ["JFK", "JFK", None], "hour": [6, 18, 18], "humid": [99, 40.0, None]})
+    rows["temp"], rows["wind_speed"] = [40, 70, 70], [3.0, 12.0, 12.0]
+    foggy, clear, unknown = model.predict(rows)["prediction"].tolist()
     assert 0 <= clear < foggy <= 1 and 0 <= unknown <= 1
 
 
@@ -218,30 +239,37 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], what
         time.sleep(0.05)
 
 
-LONG = ("train.epochs=4000", "checkpoint.every_steps=50", "train.log_every_steps=5", "train.eval_every_steps=200")
-
-
-def begin_training(workplace: Workplace) -> subprocess.Popen[str]:
-    """A job that would train for hours, some checkpoints in."""
-    process = workplace.start("train", RECIPE, *LONG)
-    runs, log = workplace.folder / "data/runs/weather", workplace.folder / "started.log"
-
-    def trains() -> bool:
-        record = workplace.record()
-        checkpoints = (runs / record["folder"]).glob("checkpoints/step-*/COMMIT.json")
-        return record["pid"] == process.pid and "training from step" in log.read_text() and any(checkpoints)
-
-    wait_for(trains, process, "trained to a checkpoint", log)
-    return process
-
-
-def test_a_killed_job_is_closed_by_the_next_and_continued_by_the_same_command(
+def test_a_job_that_is_killed_and_then_stopped_is_finished_by_the_same_command(
     workplace: Workplace, finished: subprocess.CompletedProcess[str]
 ) -> None:
-    """SIGKILL, another job, the same command again, SIGTERM to the process group, as `timeout` and systemd send it."""
+    """SIGKILL, another job, the same command and SIGTERM to its group (as `timeout` sends it), the same once more.
+
+    An attempt's number that is used twice would overwrite what an earlier attempt wrote of the audit.
+    """
     assert finished.returncode == 0
-    process = begin_training(workplace)
-    family = psutil.Process(process.pid).children(recursive=True)
+    log, pace = workplace.folder / "started.log", Pace(workplace.folder)
+    words = ("train", RECIPE, "train.epochs=2", "checkpoint.every_steps=10", "train.log_every_steps=1", "train.seed=9")
+    words += ("data.audit=true", "report.baselines=false", "train.hooks=[own_pace:Paced]")
+
+    def begin() -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+        """The command, once its ranks wait behind the checkpoint of step 10, and all processes below it."""
+        pace.set("hold")
+        process = workplace.start(*words)
+
+        def waits() -> bool:
+            record = workplace.record()
+            folder = workplace.folder / "data/runs/weather" / record["folder"]
+            found = (folder / name for name in ("checkpoints/step-10/COMMIT.json", "history.json"))
+            return (
+                record["pid"] == process.pid
+                and "training from step" in log.read_text()
+                and all(map(Path.exists, found))
+            )
+
+        wait_for(waits, process, "trained to a checkpoint", log)
+        return process, psutil.Process(process.pid).children(recursive=True)
+
+    process, family = begin()
     process.kill()
     process.wait()
     killed = workplace.record()
@@ -251,47 +279,36 @@ def test_a_killed_job_is_closed_by_the_next_and_continued_by_the_same_command(
     assert workplace.run_here("etl", RECIPE).returncode == 0
     assert {r.info.status for r in workplace.mlflow_runs()} == {"FINISHED", "KILLED"}
 
-    process = begin_training(workplace)
-    continued = workplace.record()
-    assert [continued[k] for k in ("folder", "mlflow_run_id")] == [killed[k] for k in ("folder", "mlflow_run_id")]
-    family = psutil.Process(process.pid).children(recursive=True)
+    process, family = begin()
     os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(timeout=300) == 143
-    assert workplace.newest_checkpoint() % 50, "stopped without a checkpoint of its last step"
-    assert workplace.record()["status"] == "interrupted"
+    wait_for(lambda: "stopping after a last checkpoint" in log.read_text(), process, "heard the signal", log)
+    pace.set("slow")
+    assert process.wait(timeout=LIMIT_S) == 143, log.read_text()[-3000:]
+    pace.file.unlink()
+    stopped = workplace.record()
+    assert (stopped["status"], stopped["attempts"]) == ("interrupted", 2)
+    assert stopped["folder"] == killed["folder"]
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive, "ranks or the JVM outlived the job"
-    runs = {r.info.run_id: r for r in workplace.mlflow_runs()}
-    assert runs[killed["mlflow_run_id"]].info.status == "KILLED"
-    assert not [r for r in runs.values() if r.info.status == "RUNNING"]
-    trains = [r for r in runs.values() if r.data.tags.get("mlflow.parentRunId") == killed["mlflow_run_id"]]
-    assert [r for r in trains if int(r.data.tags.get("sparkring.resumed_from_step", 0)) >= 50]
+    runs = workplace.mlflow_runs()
+    jobs = [r for r in runs if r.data.tags["sparkring.key"] == "job"]
+    (parent,) = [r for r in jobs if r.data.tags["sparkring.job"] == f"weather/{killed['folder']}"]
+    assert parent.info.status == "KILLED" and not [r for r in runs if r.info.status == "RUNNING"]
+    trains = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert {r.data.tags.get("sparkring.resumed_from_step") for r in trains} & {"10"}
+    last = max(p.step for r in trains for p in workplace.mlflow().get_metric_history(r.info.run_id, "train/loss"))
+    assert 14 <= last == workplace.newest_checkpoint(), "stopped without a checkpoint of its last step"
 
-
-def test_a_stopped_job_goes_on_under_the_next_attempt_number_and_every_row_is_in_its_audit(
-    workplace: Workplace, finished: subprocess.CompletedProcess[str]
-) -> None:
-    """Ctrl-C, the same command to the end, audit: a number used twice would overwrite what the first attempt wrote."""
-    assert finished.returncode == 0
-    words = ("train", RECIPE, "train.epochs=6", "checkpoint.every_steps=10", "train.log_every_steps=1", "train.seed=9")
-    words += ("data.audit=true", "report.baselines=false")
-    log = workplace.folder / "started.log"
-    process = workplace.start(*words)
-    wait_for(lambda: "training from step" in log.read_text(), process, "trained", log)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=300) == 130, log.read_text()[-3000:]
-    stopped = workplace.record()
-    assert (stopped["status"], stopped["attempts"]) == ("interrupted", 1)
     done = workplace.run_here(*words)
     assert done.returncode == 0, done.stderr
     record = workplace.record()
-    assert (record["folder"], record["status"], record["attempts"]) == (stopped["folder"], "finished", 2)
+    assert (record["folder"], record["status"], record["attempts"]) == (stopped["folder"], "finished", 3)
     run = workplace.folder / "data/runs/weather" / record["folder"]
     summary = json.loads((run / "summary.json").read_text())
     seen = [step for step, _ in summary["history"]["train/loss"]]
-    assert summary["resumed_from"] and seen == list(range(1, summary["train"]["steps"] + 1)), "of both commands"
+    assert summary["resumed_from"] and seen == list(range(1, summary["train"]["steps"] + 1)), "of all three commands"
     proof = workplace.run_here("audit", f"data/runs/weather/{record['folder']}")
-    assert proof.returncode == 0 and proof.stdout.count("exactly once, 134 left out") == 6, proof.stdout + proof.stderr
+    assert proof.returncode == 0 and proof.stdout.count("exactly once, 134 left out") == 2, proof.stdout + proof.stderr
 
 
 def test_a_job_on_servers_is_made_again_from_its_logs_and_a_log_that_is_missing_is_noticed(

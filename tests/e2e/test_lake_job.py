@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from sparkring.pipelines.run.jvm_options import SHORT
 from tests.etl.sources.postgres import PASSWORD, USER, driver_jar, missing, running
 
 pytestmark = pytest.mark.spark
@@ -78,7 +79,7 @@ def recipe(folder: Path, has_database: bool) -> dict[str, Any]:
         "spark.sql.catalogImplementation": "hive",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={folder}/metastore;create=true",
-        "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder}",
+        "spark.driver.extraJavaOptions": " ".join([*SHORT, f"-Dderby.system.home={folder}"]),
         "spark.driver.memory": "1g",
     }
     joined = "SELECT e.id, e.x, u.balance FROM events e JOIN users u USING (id)"

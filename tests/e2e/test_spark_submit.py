@@ -16,6 +16,8 @@ import pytest
 from mlflow import MlflowClient
 
 from sparkring.etl.raw import unpack_flights
+from sparkring.pipelines.run.jvm_options import found_archive, options_of
+from tests.e2e.commands import run_here
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "own_table"
@@ -30,25 +32,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Raw tables and the shipped code, far from the checkout."""
     folder = tmp_path_factory.mktemp("submit")
     unpack_flights(folder / "data/raw/flights")
-    packed = subprocess.run(
-        [sys.executable, "-m", "sparkring.pipelines.cli", "package", "--out", str(folder / "sparkring.zip")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    packed = run_here(ROOT, "package", "--out", str(folder / "sparkring.zip"))
     assert packed.returncode == 0 and "spark-submit --py-files" in packed.stdout, packed.stderr
     return folder
 
 
+def variables() -> dict[str, str]:
+    """Environment of Spark's scripts: every JVM below them is one for short jobs, as that of `make demo` is."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    short = options_of({"spark.master": "local[2]"}, 0, found_archive(os.environ))
+    return environment | {
+        "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(SPARK_HOME), "MLFLOW_DISABLE_TELEMETRY": "true",
+        "JAVA_TOOL_OPTIONS": short,
+    }  # fmt: skip
+
+
 def submit(folder: Path, master: str, *words: str, conf: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(SPARK_HOME), "MLFLOW_DISABLE_TELEMETRY": "true"}
     settings = ["spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1", "spark.ui.enabled=false", *conf]
     command = [str(SPARK_HOME / "bin/spark-submit"), "--master", master]
     command += [word for setting in settings for word in ("--conf", setting)]
     command += ["--py-files", f"sparkring.zip,{EXAMPLE / 'my_model.py'}", "sparkring_job.py", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    return subprocess.run(command, cwd=folder, env=variables(), capture_output=True, text=True, timeout=LIMIT_S)
 
 
 QUICK = ("train.steps=20", "report.baselines=false", "tracking.system_metrics=false")
@@ -66,6 +70,7 @@ def assert_finished(folder: Path, done: subprocess.CompletedProcess[str]) -> Non
     assert runs[0].data.metrics["test/loss"] > 0
 
 
+@pytest.mark.slow  # the standalone master below is given the same job, and its exit code comes from a local one
 def test_local(folder: Path) -> None:
     assert_finished(folder, submit(folder, "local[*]", "run", str(EXAMPLE / "weather.yaml"), *QUICK))
 
@@ -81,36 +86,42 @@ def test_local_cluster(folder: Path) -> None:
     assert_finished(folder, done)
 
 
+def wait_until(log: Path, words: str, times: int) -> None:
+    deadline = time.monotonic() + 120
+    while log.read_text().count(words) < times:
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.1)
+
+
 @contextlib.contextmanager
 def standalone(folder: Path) -> Iterator[str]:
     """A real master and two real workers of one core each."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    url = f"spark://127.0.0.1:{port}"
-    spark_class = str(SPARK_HOME / "bin/spark-class")
-    environment = os.environ | {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
-    log = (folder / "standalone.log").open("w")
-    deploy = "org.apache.spark.deploy"
-    commands = [[f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]]
+    url, log = f"spark://127.0.0.1:{port}", folder / "standalone.log"
+    spark_class, deploy = str(SPARK_HOME / "bin/spark-class"), "org.apache.spark.deploy"
+    environment = variables() | {"SPARK_LOCAL_IP": "127.0.0.1"}
+    master = [f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
     worker = [f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "1g"]
-    commands += [[*worker, "--work-dir", str(folder / f"worker-{i}"), url] for i in range(2)]
     processes = []
-    try:
-        for command in commands:
-            processes.append(subprocess.Popen([spark_class, *command], env=environment, stdout=log, stderr=log))
-            time.sleep(3 if len(processes) == 1 else 0)
-        deadline = time.monotonic() + 120
-        while (folder / "standalone.log").read_text().count("Successfully registered with master") < 2:
-            assert time.monotonic() < deadline, (folder / "standalone.log").read_text()[-3000:]
-            time.sleep(0.2)
-        yield url
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(timeout=300)
-        log.close()
+    with log.open("w") as out:
+
+        def start(*words: str) -> None:
+            processes.append(subprocess.Popen([spark_class, *words], env=environment, stdout=out, stderr=out))
+
+        try:
+            start(*master)
+            wait_until(log, "I have been elected leader", 1)  # a worker that comes earlier asks again after seconds
+            for number in range(2):
+                start(*worker, "--work-dir", str(folder / f"worker-{number}"), url)
+            wait_until(log, "Successfully registered with master", 2)
+            yield url
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait(timeout=300)
 
 
 def test_standalone_master_and_two_workers(folder: Path) -> None:

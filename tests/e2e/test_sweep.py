@@ -141,7 +141,7 @@ def test_a_killed_sweep_goes_on_in_the_trial_it_was_in(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     second = start("second")
-    out, _ = second.communicate(timeout=300)
+    out, _ = second.communicate(timeout=600)
     log = (tmp_path / "second").read_text()
     assert second.returncode == 0, log
     said = json.loads(out.splitlines()[-1])

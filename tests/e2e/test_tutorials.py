@@ -17,6 +17,7 @@ import pytest
 
 from sparkring.conf.recipe_file import is_path
 from sparkring.pipelines.cli import parse
+from tests.e2e.commands import run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {path.stem: path.read_text() for path in (ROOT / "docs/tutorials").glob("*.md")}
@@ -127,9 +128,39 @@ def without_jobs(page: str) -> str:
     return fewer.replace("sparkring run", "sparkring config validate")
 
 
+def run_in_this_process(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a page without jobs here, in the current folder: Python and the imports take longer than what it does."""
+    for block in blocks(page):
+        if block.file:
+            Path(block.file).write_text(block.text)
+        elif block.language == "python":
+            exec(compile(block.text, "page", "exec"), {})
+        elif block.language == "sh":
+            for line in block.text.replace("\\\n", " ").strip().splitlines():
+                command, _, pattern = line.partition(" | grep -E ")
+                match shlex.split(command):
+                    case ["cd", folder]:
+                        monkeypatch.chdir(folder)
+                    case ["export", "PYTHONPATH=$PWD:${PYTHONPATH:-}"]:
+                        monkeypatch.syspath_prepend(str(Path.cwd()))
+                    case ["sparkring", *words]:
+                        done = run_here(Path.cwd(), *words)
+                        assert done.returncode == 0, (line, done.stderr)
+                        assert re.search("".join(shlex.split(pattern)), done.stdout), (line, done.stdout)
+                    case other:
+                        raise AssertionError(f"{other}: teach this test the command")
+
+
 @pytest.mark.parametrize("name", sorted(PAGES.keys() - {"README", IN_MAKE_TEST}))
-def test_what_a_page_does_before_a_job_works(tmp_path: Path, name: str) -> None:
-    run(without_jobs(PAGES[name]), tmp_path)
+def test_what_a_page_does_before_a_job_works(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = {*sys.modules}
+    try:
+        run_in_this_process(without_jobs(PAGES[name]), monkeypatch)
+    finally:  # another page may have a module of the same name
+        for module in {*sys.modules} - known:
+            if str(tmp_path) in (getattr(sys.modules[module], "__file__", None) or ""):
+                del sys.modules[module]
 
 
 @pytest.mark.spark

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sparkring.conf.blocks.spark import SparkConfig
@@ -145,7 +146,9 @@ with spark_session("told", SparkConfig(), LaunchConfig(world=1), data_bytes=1) a
     ("flag", "archive", "told", "warned"),
     [
         ("", None, [*SHORT], ""),
-        ("-XX:+NoSuchFlag", None, ["-XX:+NoSuchFlag", "-XX:+IgnoreUnrecognizedVMOptions"], ""),  # Spark's launcher
+        pytest.param(  # Spark's launcher lets Java ignore it
+            "-XX:+NoSuchFlag", None, ["-XX:+NoSuchFlag", "-XX:+IgnoreUnrecognizedVMOptions"], "", marks=pytest.mark.slow
+        ),
         ("-XX:+UseG1GC -XX:+UseParallelGC", None, [], "this Java does not start with -XX:+UseG1GC -XX:+UseParallelGC"),
         ("-XX:-UseSerialGC", b"of another Java", ["-XX:-UseSerialGC", "-XX:SharedArchiveFile={archive}"], ""),
     ],
@@ -173,30 +176,18 @@ def test_java_is_told_or_starts_without(
     assert "WORKERS [True]" in done.stdout, "Spark's daemon has imported what its workers use"
 
 
-ONE_DAEMON = """
-import os, sys
-import pyarrow as pa
-from sparkring.conf.blocks.launch import LaunchConfig
-from sparkring.conf.blocks.spark import SparkConfig
-from sparkring.pipelines.run.spark import spark_session
+@pytest.mark.spark
+def test_workers_of_the_etl_and_agents_of_ranks_are_of_one_daemon_with_what_they_import(spark: Any) -> None:
+    """In the suite's session, which has the settings of a job's."""
 
-def of_sql(batches):
-    for _ in batches:
-        imported = [name in sys.modules for name in ("pandas", "sparkring.pipelines.launch.barrier")]
-        yield pa.RecordBatch.from_pydict({"daemon": [os.getppid()], "imported": [all(imported)]})
+    def of_sql(batches: Any) -> Any:
+        for _ in batches:
+            imported = [name in sys.modules for name in ("pandas", "sparkring.pipelines.launch.barrier")]
+            yield pa.RecordBatch.from_pydict({"daemon": [os.getppid()], "imported": [all(imported)]})
 
-with spark_session("one", SparkConfig(), LaunchConfig(world=1)) as spark:
     (row,) = spark.range(0, 1, 1, 1).mapInArrow(of_sql, "daemon long, imported boolean").collect()
     (of_agents,) = spark.sparkContext.parallelize([0], 1).map(lambda _: os.getppid()).collect()
-    print(row.imported, row.daemon == of_agents)
-"""
-
-
-@pytest.mark.spark
-def test_workers_of_the_etl_and_agents_of_ranks_are_of_one_daemon_with_what_they_import() -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", ONE_DAEMON], env=environment, capture_output=True, text=True)
-    assert done.stdout == "True True\n", (done.stdout, done.stderr[-2000:])
+    assert row.imported and row.daemon == of_agents
 
 
 @pytest.mark.spark

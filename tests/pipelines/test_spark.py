@@ -153,7 +153,7 @@ def wait_for_empty_group(group: int) -> None:
 )
 def test_a_session_that_is_opened_ahead_is_used_or_leaves_nothing(tmp_path: Path, until: str, said: list[str]) -> None:
     process = start_ahead(tmp_path, until)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=600)
     assert out.splitlines() == [*said, "an invalid recipe", "left None []"], (out, err)
     wait_for_empty_group(process.pid)
     assert not list(tmp_path.glob("sparkring-spark-*.log")) or said, "the log of a job that fails is kept"
@@ -163,7 +163,7 @@ def test_a_signal_while_a_session_is_opened_ahead_ends_the_job_and_its_jvm(tmp_p
     process = start_ahead(tmp_path, "signal")
     assert process.stdout is not None and process.stdout.readline() == "waiting\n"
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=600)
     assert process.returncode != 0 and "Stopped: stopped by SIGTERM" in err, err
     wait_for_empty_group(process.pid)
     assert not list(tmp_path.glob("sparkring-spark-*.log"))
@@ -177,19 +177,24 @@ from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.pipelines.run.spark import spark_session
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 logging.getLogger("py4j").setLevel(logging.WARNING)
-with spark_session("loud", SparkConfig(log=sys.argv[1]), LaunchConfig(world=1)) as spark:
+config = SparkConfig(log=sys.argv[1], conf={"spark.pyspark.python": "/a/python"})
+with spark_session("loud", config, LaunchConfig(world=1)) as spark:
     spark._jvm.java.lang.System.err.println("SAID BY THE JVM")
-    print("ours")
+    print(spark.sparkContext.pythonExec)
     for file in Path(tempfile.gettempdir()).glob("sparkring-spark-*.log"):
         os.link(file, file.with_suffix(".kept"))
 """
 
 
-@pytest.mark.parametrize("log", ["file", "console"])
-def test_sparks_own_log_is_in_the_file_that_is_named_or_on_the_console(tmp_path: Path, log: str) -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
+@pytest.mark.parametrize(("log", "python"), [("file", None), ("console", "/from/the/environment")])
+def test_sparks_own_log_is_in_the_file_that_is_named_or_on_the_console_and_its_python_is_the_recipes(
+    tmp_path: Path, log: str, python: str | None
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
+    environment |= {"PYSPARK_PYTHON": python} if python else {}
     done = subprocess.run([sys.executable, "-c", LOUD, log], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "ours\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "/a/python\n"), done.stderr
     kept = "".join(file.read_text() for file in tmp_path.glob("sparkring-spark-*.kept"))
     assert not list(tmp_path.glob("sparkring-spark-*.log")), "it is deleted after a session that did not fail"
     in_file, on_console = kept.splitlines(), done.stderr.splitlines()
@@ -199,48 +204,54 @@ def test_sparks_own_log_is_in_the_file_that_is_named_or_on_the_console(tmp_path:
 
 
 STARTS = """
-import sys
+import os, sys
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.pipelines.run import spark
 from sparkring.training.launch.failure import LaunchError
 spark.DEAD_S, spark.SILENT_S = 1.0, 3.0
-try:
-    with spark.spark_session("x", SparkConfig(), LaunchConfig(world=1)):
-        pass
-except LaunchError as error:
-    print(error)
+for home in sys.argv[1:]:
+    os.environ["JAVA_HOME"] = home
+    try:
+        with spark.spark_session("x", SparkConfig(), LaunchConfig(world=1)):
+            pass
+    except LaunchError as error:
+        print(error)
 """
+JAVAS = [  # None: there is none
+    (None, "set JAVA_HOME to a Java 17 or newer"),
+    ("exit 1", "(it ended): "),
+    ("exit 0", "(it ended): "),
+    ("sleep 600", "it wrote nothing for"),
+    ("echo 'Exception in thread \"main\" java.net.UnknownHostException: h' >&2; sleep 600", "SPARK_LOCAL_IP"),
+    ("echo 'javax.security.auth.login.LoginException: no name' >&2; exit 1", "/etc/passwd"),
+    ("echo 'java.io.IOException: Too many open files' >&2; exit 1", "ulimit -n"),
+]
 
 
-@pytest.mark.parametrize(
-    ("java", "words"),
-    [
-        (None, "set JAVA_HOME to a Java 17 or newer"),
-        ("exit 1", "(it ended): "),
-        ("exit 0", "(it ended): "),
-        ("sleep 600", "it wrote nothing for"),
-        ("echo 'Exception in thread \"main\" java.net.UnknownHostException: h' >&2; sleep 600", "SPARK_LOCAL_IP"),
-        ("echo 'javax.security.auth.login.LoginException: no name' >&2; exit 1", "/etc/passwd"),
-        ("echo 'java.io.IOException: Too many open files' >&2; exit 1", "ulimit -n"),
-    ],
-)
-def test_a_jvm_that_does_not_start_is_one_error_with_its_log_and_a_remedy(
-    tmp_path: Path, java: str | None, words: str
-) -> None:
+def test_a_jvm_that_does_not_start_is_one_error_with_its_log_and_a_remedy(tmp_path: Path) -> None:
     """The program that Spark starts as Java fails, hangs, or says why."""
-    program = tmp_path / "home/bin/java"
-    if java is not None:
-        program.parent.mkdir(parents=True)
-        program.write_text(f"#!/bin/bash\n[ $# = 1 ] && exit 0\n{java}\n")
-        program.chmod(0o755)
+    homes = [tmp_path / f"home-{number}" for number in range(len(JAVAS))]
+    for home, (java, _) in zip(homes, JAVAS, strict=True):
+        if java is not None:
+            (home / "bin").mkdir(parents=True)
+            (home / "bin/java").write_text(f"#!/bin/bash\n[ $# = 1 ] && exit 0\n{java}\n")
+            (home / "bin/java").chmod(0o755)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
-    environment |= {"JAVA_HOME": str(tmp_path / "home")}
-    done = subprocess.run([sys.executable, "-c", STARTS], env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    (log,) = tmp_path.glob("sparkring-spark-*.log")
-    assert done.stdout.startswith("Spark's JVM did not start (") and len(done.stdout.splitlines()) == 1
-    assert words in done.stdout and str(log) in done.stdout
+    command = [sys.executable, "-c", STARTS, *map(str, homes)]
+    with (tmp_path / "said").open("w") as out:
+        process = subprocess.Popen(command, env=environment, stdout=out, start_new_session=True)
+    try:
+        assert process.wait(300) == 0
+    finally:  # the two that hang
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    logs = {str(path) for path in tmp_path.glob("sparkring-spark-*.log")}
+    for said, (java, words) in zip((tmp_path / "said").read_text().splitlines(), JAVAS, strict=True):
+        assert said.startswith("Spark's JVM did not start (") and words in said, (java, said)
+        logs -= {log for log in logs if log in said}
+    assert len(list(tmp_path.glob("sparkring-spark-*.log"))) == len(JAVAS) and not logs, "each names its own"
 
 
 def test_a_warning_of_java_is_not_why_it_did_not_start(tmp_path: Path) -> None:
@@ -260,21 +271,6 @@ def test_logs_of_a_week_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.Monk
         os.utime(tmp_path / name, (1, 1))
     spark_module.sweep_logs(time.time())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["others.log", "sparkring-spark-new.log"]
-
-
-@pytest.mark.parametrize("before", [None, "/from/the/environment"])
-def test_a_recipes_python_is_that_of_sparks_workers(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = (
-        "import sys; from sparkring.conf.blocks.spark import SparkConfig\n"
-        "from sparkring.conf.blocks.launch import LaunchConfig\n"
-        "from sparkring.pipelines.run.spark import spark_session\n"
-        "with spark_session('x', SparkConfig(conf={'spark.pyspark.python': sys.argv[1]}), LaunchConfig()) as spark:\n"
-        "    print(spark.sparkContext.pythonExec)"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[2])} | ({"PYSPARK_PYTHON": before} if before else {})
-    done = subprocess.run([sys.executable, "-c", found, "/a/python"], env=environment, capture_output=True, text=True)
-    assert done.stdout == "/a/python\n", done.stderr
 
 
 NAMELESS = """

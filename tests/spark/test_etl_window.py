@@ -87,6 +87,23 @@ def recipe(lake: Path, last: str, window: int, split=None, **interval) -> EtlCon
     return EtlConfig.model_validate(block)
 
 
+def timetable(lake: Path, last: str, window: int, **interval) -> EtlConfig:
+    """What is known of a flight from its own table, without the joins, which are the same for every part."""
+    block = recipe(lake, last, window, **interval).model_dump(mode="json")
+    block["sources"] = {"flights": block["sources"]["flights"]}
+    block["views"] = {
+        "known": "SELECT time_hour, carrier, flight, origin, dest, hour, distance, arr_delay, arr_delay > 15 AS late, "
+        "air_time / distance AS pace, count(*) OVER (PARTITION BY origin, time_hour) AS departures_in_hour FROM flights"
+    }
+    block["rows"] = "known"
+    wanted = ("never_arrived", "timetable_twice", "distance_of_a_flight")
+    block["checks"] = [check for check in block["checks"] if check["name"] in wanted]
+    codes = {name: {"kind": "categorical"} for name in ("carrier", "origin", "dest", "hour")}
+    numbers = {name: {"kind": "numeric"} for name in ("distance", "departures_in_hour", "pace")}
+    block["features"] = codes | numbers | {"far": {"kind": "numeric", "column": "distance", "transform": "log1p"}}
+    return EtlConfig.model_validate(block | {"keep": ["flight"]})
+
+
 def build(spark, config: EtlConfig, root: Path, known: KnownParts | None = None):
     pinned = pin_window(config, spark.version, {}, known=known or KnownParts())
     return build_window(spark, BuildRequest(config, {}, "flights", str(root)), pinned)
@@ -130,37 +147,43 @@ def part_times(root: Path) -> dict[str, int]:
     return {str(f.relative_to(root)): f.stat().st_mtime_ns for f in root.glob("parts/*/*/*/_part.json")}
 
 
+@pytest.fixture(scope="module", params=[timetable, pytest.param(recipe, marks=pytest.mark.slow)])
+def rows_of(request):
+    """The recipe of the nights; with all its joins each build takes three times as long."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def nights(spark, lake, tmp_path_factory):
+def nights(spark, lake, rows_of, tmp_path_factory):
     """Two nights, one after the other, of windows of two days around the night that clocks were changed."""
     root = tmp_path_factory.mktemp("datasets")
     made = []
     for last in ("2013-03-09", "2013-03-10"):
-        made.append((build(spark, recipe(lake, last, 2), root), part_times(root)))
+        made.append((build(spark, rows_of(lake, last, 2), root), part_times(root)))
     return root, made
 
 
-def test_a_night_writes_its_own_part_and_the_window_is_that_built_from_scratch(spark, lake, nights, tmp_path):
+def test_a_night_writes_its_own_part_and_the_window_is_that_built_from_scratch(spark, lake, rows_of, nights, tmp_path):
     root, ((first, then), (second, now)) = nights
     assert [p.interval for p in second.manifest.parts] == ["2013-03-09", "2013-03-10"]
     assert len(now) == len(then) + 1 and then.items() <= now.items()
     assert of_part(first.manifest, "2013-03-09") == of_part(second.manifest, "2013-03-09") != {}
     assert first.manifest.features != second.manifest.features
-    scratch = build(spark, recipe(lake, "2013-03-10", 2), tmp_path)
+    scratch = build(spark, rows_of(lake, "2013-03-10", 2), tmp_path)
     same_dataset(second.manifest, scratch.manifest)
     assert weights(second, 10) == weights(scratch, 10) != weights(first, 10)
-    assert scratch.rebuilt and not build(spark, recipe(lake, "2013-03-10", 2), tmp_path).rebuilt
+    assert scratch.rebuilt and not build(spark, rows_of(lake, "2013-03-10", 2), tmp_path).rebuilt
     rows = duckdb.sql(f"SELECT count(*), min(sparkring_row) FROM '{root}/parts/flights/2013-03-10/*/data-*/*.parquet'")
     assert rows.fetchall()[0] == (second.manifest.parts[1].rows, 0)
 
 
-def test_the_rows_are_those_of_one_build_over_the_same_days(spark, lake, nights, tmp_path):
+def test_the_rows_are_those_of_one_build_over_the_same_days(spark, lake, rows_of, nights, tmp_path):
     """Against the dataset without parts: the same rows, each in the same split, and the same fitted state."""
     from sparkring.etl.build import build_dataset
     from sparkring.etl.sources.pin import pin_sources
 
     window = nights[1][1][0]
-    config = recipe(lake, "2013-03-10", 2)
+    config = rows_of(lake, "2013-03-10", 2)
     source = config.sources["flights"].model_copy(update={"where": "date BETWEEN '2013-03-09' AND '2013-03-10'"})
     whole = config.model_copy(update={"interval": None, "sources": {**config.sources, "flights": source}})
     built = build_dataset(spark, BuildRequest(whole, pin_sources(whole.sources), "flights", str(tmp_path)))
@@ -204,7 +227,7 @@ def test_rows_of_another_day_than_their_file_are_refused(spark, lake, tmp_path):
         match=r"rows of the sources' interval 2013-03-09 are in no interval .*to 2013-03-10 0.*"
         r"correct the files \(flights: date=2013-03-09/flights.parquet\)",
     ):
-        build(spark, recipe(lake, "2013-03-09", 1, time_zone="UTC"), tmp_path)
+        build(spark, timetable(lake, "2013-03-09", 1, time_zone="UTC"), tmp_path)
     assert not list(tmp_path.rglob("*.parquet")) and not list(tmp_path.rglob(MANIFEST_NAME))
 
 
@@ -317,34 +340,17 @@ def test_statistics_that_were_changed_are_refused(spark, weeks):
         path.write_bytes(content)
 
 
-def timetable(lake: Path, last: str) -> EtlConfig:
-    """What is known of a flight from its own table, without the joins, which are the same for every part."""
-    block = recipe(lake, last, DAYS).model_dump(mode="json")
-    block["sources"] = {"flights": block["sources"]["flights"]}
-    block["views"] = {
-        "known": "SELECT time_hour, carrier, flight, origin, dest, hour, distance, arr_delay, arr_delay > 15 AS late, "
-        "air_time / distance AS pace, count(*) OVER (PARTITION BY origin, time_hour) AS departures_in_hour FROM flights"
-    }
-    block["rows"] = "known"
-    wanted = ("never_arrived", "timetable_twice", "distance_of_a_flight")
-    block["checks"] = [check for check in block["checks"] if check["name"] in wanted]
-    codes = {name: {"kind": "categorical"} for name in ("carrier", "origin", "dest", "hour")}
-    numbers = {name: {"kind": "numeric"} for name in ("distance", "departures_in_hour", "pace")}
-    block["features"] = codes | numbers | {"far": {"kind": "numeric", "column": "distance", "transform": "log1p"}}
-    return EtlConfig.model_validate(block | {"keep": ["flight"]})
-
-
 @pytest.mark.slow
 def test_thirty_windows_of_28_days_are_the_same_night_by_night_and_from_scratch(spark, tmp_path_factory):
     """All flights. The second folder is filled from the last window backwards, so every part is written twice."""
     lake = partitioned(tmp_path_factory.mktemp("all") / "flights", every=1, months=slice(0, 2))
     lasts = [day.strftime("%Y-%m-%d") for day in pd.date_range("2013-01-28", periods=WINDOWS)]
     forwards, backwards = tmp_path_factory.mktemp("forwards"), tmp_path_factory.mktemp("backwards")
-    nights = {last: build(spark, timetable(lake, last), forwards) for last in lasts}
+    nights = {last: build(spark, timetable(lake, last, DAYS), forwards) for last in lasts}
     assert [len(night.written_parts) for night in nights.values()] == [DAYS] + [1] * (WINDOWS - 1)
     assert len(part_times(forwards)) == DAYS - 1 + WINDOWS
     for last in reversed(lasts):
-        scratch = build(spark, timetable(lake, last), backwards)
+        scratch = build(spark, timetable(lake, last, DAYS), backwards)
         same_dataset(nights[last].manifest, scratch.manifest)
         assert weights(nights[last]) == weights(scratch)
     assert len({night.manifest.fingerprint for night in nights.values()}) == WINDOWS
@@ -352,7 +358,7 @@ def test_thirty_windows_of_28_days_are_the_same_night_by_night_and_from_scratch(
     assert sum(a != b for a, b in pairwise(vocabularies)) > WINDOWS // 2  # destinations by falling count
     corrected = lake / f"flights/date={shifted(lasts[-1], -2)}/flights.parquet"
     pq.write_table(pq.read_table(corrected).slice(5), corrected)
-    again = [build(spark, timetable(lake, lasts[-1]), root) for root in (forwards, backwards)]
+    again = [build(spark, timetable(lake, lasts[-1], DAYS), root) for root in (forwards, backwards)]
     assert [night.written_parts for night in again] == [(shifted(lasts[-1], -2),)] * 2
     same_dataset(again[0].manifest, again[1].manifest)
 

@@ -96,15 +96,14 @@ def fitted(
     return fit_baselines(spark, task, train, test, read, [label])
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("nulls", ["mask", "fill"])
-def test_nulls_and_nan_are_filled_as_the_reader_does(by: Any, spark: Any, tmp_path: Path, nulls: Any) -> None:
+def test_nulls_and_nan_are_filled_as_the_reader_does(tmp_path: Path, nulls: Any) -> None:
+    """In the driver; Spark's fit is compared with the driver's below."""
     gaps = GAPS.model_copy(update={"nulls": nulls, "fill": 0.5 if nulls == "fill" else None})
-    found = fitted(spark, write_table(tmp_path, (gaps, *COLUMNS[1:]), learnable))
+    found = fitted(None, write_table(tmp_path, (gaps, *COLUMNS[1:]), learnable))
     assert found.missing == {}
-    assert (
-        found.scores[by.LOGISTIC]["auc"] > 0.7 and found.scores[by.LOGISTIC]["loss"] < found.scores[by.MAJORITY]["loss"]
-    )
+    ours, guess = found.scores[linear.LOGISTIC], found.scores[linear.MAJORITY]
+    assert ours["auc"] > 0.7 and ours["loss"] < guess["loss"]
 
 
 @pytest.mark.spark
@@ -129,7 +128,7 @@ def test_each_of_several_labels_has_its_rate_and_its_regression(by: Any, spark: 
     expected = [constant_scores(guess, late), constant_scores(0.75, 0.75), constant_scores(0.0, 0.0)]
     assert rates["loss"] == pytest.approx(sum(each["loss"] for each in expected) / 3, rel=1e-9)
     assert logistic["loss"] < rates["loss"]
-    as_vector = fit_baselines(spark, "multilabel", train, test, [*features, vector], [vector])
+    as_vector = fit_baselines(spark, "multilabel", train, test, [vector], [vector])
     assert as_vector.scores[by.RATES] == pytest.approx(rates, rel=1e-12)
 
 
@@ -234,10 +233,13 @@ def test_rows_of_weight_0_change_nothing_and_equal_weights_neither(
 
     dataset = write_table(tmp_path, (*PLAIN, label, WEIGHT), make)
     found = fitted(spark, weighted(dataset), task, label)
-    alone = fitted(spark, dataset, task, label, DataConfig.model_validate({"filters": [["w", ">", 0]]}))
-    assert found.missing == {} and found.scores.keys() == alone.scores.keys()
-    for name, scores in alone.scores.items():
-        assert found.scores[name] == pytest.approx(scores, rel=1e-6), name
+    filters = DataConfig.model_validate({"filters": [["w", ">", 0]]})
+    train, test = (split_rows(dataset, split, filters, []) for split in SIZES)
+    alone = attempted(linear.linear_fits(task, train, test, PLAIN, [label]))
+    assert found.missing == alone.missing == {} and len(found.scores) == len(alone.scores) == 2
+    exact = 1e-6 if by is linear else 2e-2  # Spark's own fit of the same rows differs by as much
+    for (name, scores), expected, rel in zip(found.scores.items(), alone.scores.values(), (1e-6, exact), strict=True):
+        assert scores == pytest.approx(expected, rel=rel), name
     stored = (np.unique(*rows_of(dataset, split, label.name), return_counts=True) for split in SIZES)
     rates = class_rates(*(dict(zip(values.tolist(), rows.tolist(), strict=True)) for values, rows in stored))
     guess = found.scores[by.MAJORITY if task == "binary" else by.CLASS_RATES]
@@ -384,15 +386,17 @@ def test_rows_that_do_not_fit_in_the_driver_go_to_spark(tmp_path: Path, monkeypa
 def test_the_driver_and_spark_fit_the_same_logistic_regression(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Numbers far from 0 and 1, a constant one, masks and codes that no training row has."""
+    """Numbers far from 0 and 1, a constant one, nulls and NaN, masked or filled, and codes that no training row has."""
 
     def make(seed: int) -> dict[str, Any]:
         rows = learnable(seed)
         rows["gaps"] = pa.array([None if v is None else 1e6 + 1e3 * v for v in rows["gaps"].to_pylist()], pa.float64())
-        return rows | {"same": np.full(120, 0.1), "code": rows["code"] + (seed >= 10)}
+        more = {"filled": learnable(seed + 1)["gaps"], "same": np.full(120, 0.1)}
+        return rows | more | {"code": rows["code"] + (seed >= 10)}
 
+    filled = Column(name="filled", dtype="float64", nulls="fill", fill=0.5)
     same = Column(name="same", dtype="float64")
-    columns = (GAPS, Column(name="code", dtype="int32", cardinality=5), same, LABEL)
+    columns = (GAPS, filled, Column(name="code", dtype="int32", cardinality=5), same, LABEL)
     dataset = write_table(tmp_path, columns, make)
     ours = fitted(spark, dataset)
     monkeypatch.setattr(linear, "MOST_CELLS", 0)

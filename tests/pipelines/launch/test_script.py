@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from sparkring.pipelines.cli.entry import parse, parser
 from sparkring.pipelines.cli.machines import FLAGS
 from sparkring.pipelines.launch import script as launch
 from sparkring.pipelines.run.exit_codes import Exit
+from tests.e2e.commands import run_here
 
 ROOT = Path(__file__).parents[3]
 
@@ -142,17 +144,9 @@ if sys.argv[1:] != ["--lr", "1"] or (os.environ["TORCHELASTIC_RESTART_COUNT"] ==
 
 
 @pytest.mark.spark
-def test_a_script_of_two_ranks_fails_once_and_is_started_again(tmp_path: Path) -> None:
+def test_a_script_of_two_ranks_fails_once_and_is_started_again(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "sparkring.pipelines.cli", "launch", "--world", "2", "--max-attempts", "2"]
-    done = subprocess.run(
-        [*command, "train.py", "--lr", "1"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = run_here(tmp_path, "launch", "--world", "2", "--max-attempts", "2", "train.py", "--lr", "1")
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if "sum" in line]
     assert sorted(said)[-1] == "[rank 1] sum 2.0 ['--lr', '1'] 1" and len(said) == 4
@@ -200,6 +194,7 @@ def test_a_script_with_a_handler_for_sigterm_hears_of_the_end_by_it(tmp_path: Pa
 MODULE = """
 import os, sys, time
 from pathlib import Path
+from typing import Any
 from package import name
 steps = 0
 if os.environ["RANK"] == "0":
@@ -215,19 +210,12 @@ print(__name__, __package__, name, Path(sys.argv[0]).name, sys.argv[1:], os.getc
 
 
 @pytest.mark.spark
-def test_a_module_that_draws_a_progress_bar_runs_to_its_end(tmp_path: Path) -> None:
+def test_a_module_that_draws_a_progress_bar_runs_to_its_end(spark: Any, tmp_path: Path) -> None:
     """The bar takes 8 s and ends no line, one rank prints nothing: the limit without output is 4 s."""
     make(tmp_path, "package/__init__.py").joinpath("package/__init__.py").write_text("name = 'ours'")
     (tmp_path / "package/train.py").write_text(MODULE)
-    command = [sys.executable, "-m", "sparkring.pipelines.cli", "launch", "--world", "2", "--hang-timeout", "4"]
-    done = subprocess.run(
-        [*command, "-m", "package.train", "--m=5", "--", "-v"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command = ("launch", "--world", "2", "--hang-timeout", "4")
+    done = run_here(tmp_path, *command, "-m", "package.train", "--m=5", "--", "-v")
     assert done.returncode == 0, done.stderr
     expected = f"__main__ package ours train.py ['--m=5', '--', '-v'] {tmp_path}"
     assert sorted(line for line in done.stdout.splitlines() if "main" in line) == [

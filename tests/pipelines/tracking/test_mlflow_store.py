@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -134,20 +134,20 @@ def test_runs_are_named_by_their_label_and_a_history_has_one_point_per_date(stor
     assert "viewStateShareKey=shop-history" in found.data.tags[NOTE]
 
 
-def test_views_of_the_dates_are_saved_with_links_and_what_a_user_changed_stays(tmp_path: Path) -> None:
-    settings = quick(tmp_path)
+def test_views_of_the_dates_are_saved_with_links_and_what_a_user_changed_stays(store: Path) -> None:
+    settings = quick(store, experiment="views")
     assert pages(settings.named("shop"), "shop") == {}
     client = client_of(settings)
 
     def night(number: int) -> dict[str, str]:
         with Tracker(settings, job=f"h{number}", name="shop") as tracker:
             tracker.history("shop", number, number * 86400.0, {"test/loss": 0.5, "test/champion/loss": 0.5})
-        return dict(client.get_experiment_by_name("tests").tags)
+        return dict(client.get_experiment_by_name("views").tags)
 
     with Tracker(settings, job="h0", name="shop"):
         pass
     assert list(pages(settings.named("shop"), "shop")) == ["runs"], "there is no date yet"
-    client.set_experiment_tag(client.get_experiment_by_name("tests").experiment_id, NOTE, "Ours.")
+    client.set_experiment_tag(client.get_experiment_by_name("views").experiment_id, NOTE, "Ours.")
     first = night(1)
     nights, history = f"{VIEW}shop-nights", f"{VIEW}shop-history"
     assert {nights, history} <= first.keys()
@@ -156,7 +156,7 @@ def test_views_of_the_dates_are_saved_with_links_and_what_a_user_changed_stays(t
     assert first[NOTE].startswith("Ours.\n\n**shop**: ") and all(
         f"]({link})" in first[NOTE] for link in linked.values()
     )
-    experiment = client.get_experiment_by_name("tests").experiment_id
+    experiment = client.get_experiment_by_name("views").experiment_id
     client.set_experiment_tag(experiment, nights, "changed")
     client.delete_experiment_tag(experiment, history)
     assert night(2) == first | {nights: "changed"}
@@ -493,9 +493,8 @@ def test_an_unknown_error_is_tried_again_and_in_the_end_told_on_the_run(
     assert len(tries) == (failures + 2 if arrives else MOST_FAILURES + 1), "the second is not waited for as long"
 
 
-@pytest.mark.parametrize("name", ["moved", "a copy", "100%25 größe?#1"])
-def test_a_project_that_was_moved_or_copied_writes_and_reads_where_it_is(tmp_path: Path, name: str) -> None:
-    old, new = tmp_path / "old/mlflow", tmp_path / name / "mlflow"
+def test_a_project_that_was_moved_or_copied_writes_and_reads_where_it_is(tmp_path: Path) -> None:
+    old = tmp_path / "old/mlflow"
     (tmp_path / "model").mkdir()
     (tmp_path / "model/w.txt").write_text("1")
 
@@ -509,20 +508,22 @@ def test_a_project_that_was_moved_or_copied_writes_and_reads_where_it_is(tmp_pat
         return run
 
     first = track(old, "j1")
-    if name == "moved":
-        old.parent.rename(new.parent)
-    else:
-        shutil.copytree(old.parent, new.parent)
-    before = sorted(old.rglob("*"))
-    second = track(new, "j2")
-    assert sorted(old.rglob("*")) == before
-    client, here = open_client(quick(new)), new.resolve().as_uri()
-    for run, file in ((first, "j1.txt"), (second, "j2.txt")):
-        assert client.get_run(run).info.artifact_uri.startswith(f"{here}/artifacts/tests/")
-        assert [item.path for item in client.list_artifacts(run)] == [file]
-    for version in ("1", "2"):
-        place = client.get_model_version_download_uri("m", version)
-        assert place.startswith(here) and list(Path(unquote(urlsplit(place).path)).iterdir())
+    for name in ("a copy", "100%25 größe?#1", "moved"):
+        new = tmp_path / name / "mlflow"
+        if name == "moved":
+            old.parent.rename(new.parent)
+        else:
+            shutil.copytree(old.parent, new.parent)
+        before = sorted(old.rglob("*"))
+        second = track(new, "j2")
+        assert sorted(old.rglob("*")) == before, name
+        client, here = open_client(quick(new)), new.resolve().as_uri()
+        for run, file in ((first, "j1.txt"), (second, "j2.txt")):
+            assert client.get_run(run).info.artifact_uri.startswith(f"{here}/artifacts/tests/"), name
+            assert [item.path for item in client.list_artifacts(run)] == [file], name
+        for version in ("1", "2"):
+            place = client.get_model_version_download_uri("m", version)
+            assert place.startswith(here) and list(Path(unquote(urlsplit(place).path)).iterdir()), name
 
 
 @pytest.mark.parametrize("what", ["experiment before", "experiment meanwhile", "run meanwhile"])
@@ -597,27 +598,28 @@ def test_status_after_success_failure_and_signals(tmp_path: Path) -> None:
         "wait-term": signal.SIGTERM,
         "wait-kill": signal.SIGKILL,
     }
-    drivers = {
-        how: subprocess.Popen([sys.executable, str(PROGRAM), str(tmp_path), how], env=ENV, stdout=subprocess.PIPE,
-                              stderr=(tmp_path / f"{how}.log").open("w"), text=True)
-        for how in ends
-    }  # fmt: skip
-    runs: dict[str, tuple[str, str]] = {}
+    log = tmp_path / "log"
+    with log.open("w") as errors:
+        drivers = subprocess.Popen([sys.executable, str(PROGRAM), str(tmp_path), *ends], env=ENV, stderr=errors,
+                                   stdout=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+    runs, codes = dict[str, tuple[str, str]](), dict[str, int]()
     try:
-        for how, driver in drivers.items():
-            assert driver.stdout is not None
-            said = next((line for line in driver.stdout if line.startswith("ready")), "")
-            assert said, f"{how} ended with {driver.wait()}: {(tmp_path / f'{how}.log').read_text()}"
-            runs[how] = (said.split()[1], said.split()[2])
-            if (number := ends[how]) is not None:
-                driver.send_signal(number)
-        codes = {how: driver.wait(timeout=300) for how, driver in drivers.items()}
+        assert drivers.stdout is not None
+        for line in drivers.stdout:
+            word, how, *said = line.split()
+            if word == "ready":
+                runs[how] = (said[1], said[2])
+                if (number := ends[how]) is not None:
+                    os.kill(int(said[0]), number)
+            else:
+                codes[how] = int(said[0])
+        assert drivers.wait(timeout=300) == 0 and codes.keys() == ends.keys(), log.read_text()
     finally:
-        for driver in drivers.values():
-            driver.kill()
-            driver.wait()
-            assert driver.stdout is not None
-            driver.stdout.close()
+        with suppress(ProcessLookupError):
+            os.killpg(drivers.pid, signal.SIGKILL)
+        drivers.wait()
+        assert drivers.stdout is not None
+        drivers.stdout.close()
     assert codes["ok"] == 0 and codes["raise"] == 1 and codes["wait-term"] == 143 and codes["wait-kill"] == -9
     settings = quick(tmp_path, experiment="exits")
     client = client_of(settings)

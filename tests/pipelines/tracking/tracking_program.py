@@ -1,11 +1,19 @@
-"""A driver that tracks: `tracking_program.py ROOT HOW`, which then ends as HOW says (ok, raise, wait)."""
+"""Drivers that track at the same time: `tracking_program.py ROOT HOW ...`; each ends as its HOW says.
+
+HOW: ok, raise, or wait-... for a signal. They are forked after the imports, which take seconds. Prints a line for each:
+`ready HOW PID RUN TRAIN`, and later `ended HOW CODE`.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
+import traceback
 from typing import Any
+
+import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  # before the forks
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking.tracker import Tracker
@@ -15,8 +23,7 @@ def terminated(*_: Any) -> None:
     raise SystemExit(143)
 
 
-def main() -> None:
-    root, how = sys.argv[1:]
+def drive(root: str, how: str) -> None:
     signal.signal(signal.SIGTERM, terminated)
     settings = TrackingConfig(experiment="exits", root=root, flush_every_s=0.1, system_metrics_every_s=0.2)
     with Tracker(settings, job=f"job-{how}", name=how) as tracker:
@@ -26,11 +33,37 @@ def main() -> None:
                 tracker.metrics("train", step, {"loss": 1.0 / step})
             assert tracker.flush(300)
             time.sleep(0.5)
-            print("ready", tracker.run_id(), tracker.run_id("train"), flush=True)
+            print("ready", how, os.getpid(), tracker.run_id(), tracker.run_id("train"), flush=True)
             if how == "raise":
                 raise RuntimeError("the model exploded")
             while how.startswith("wait"):
                 time.sleep(0.1)
+
+
+def in_child(root: str, how: str) -> int:
+    """Fork a driver, which ends with the code that Python would end with; its process id."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        drive(root, how)
+        code = 0
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    root, *hows = sys.argv[1:]
+    drivers = {in_child(root, how): how for how in hows}
+    while drivers:
+        pid, status = os.wait()
+        print("ended", drivers.pop(pid), os.waitstatus_to_exitcode(status), flush=True)
 
 
 if __name__ == "__main__":
