@@ -11,6 +11,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from setuptools import find_packages
+
 from tests.ci.test_docs import ROOT
 
 CORE = ("conf", "etl", "training", "pipelines")
@@ -68,10 +70,13 @@ def test_files_named_in_strings_exist() -> None:
 
 
 def test_every_package_is_in_the_wheel() -> None:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    find = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    listed = {
+        name for where in find["where"] for name in find_packages(str(ROOT / where), find["exclude"], find["include"])
+    }
     folders = {path.parent for name in CORE for path in (ROOT / name).rglob("*.py")}
     packages = {f"sparkring.{folder.relative_to(ROOT).as_posix().replace('/', '.')}" for folder in folders}
-    assert packages | {"sparkring", "pipelines"} == set(listed)
+    assert packages | {"sparkring", "pipelines"} == listed
 
 
 def test_nothing_is_imported_by_a_name_that_a_project_of_a_user_may_have() -> None:
