@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+import sparkring
 from sparkring.conf.digest import digest
 from sparkring.conf.load import Resolved
 from sparkring.pipelines.context import etl_step
@@ -89,7 +90,7 @@ def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession, fing
             FINGERPRINT: fingerprint,
             "sparkring.application_id": spark.sparkContext.applicationId,
             "sparkring.world": config.launch.world,
-            "sparkring.code_path": str(Path(__file__).parent.parent),
+            "sparkring.code_path": str(Path(sparkring.__file__).parent),
             NOTE: job_note(config.description, shown_command(sys.argv)),
         },
     )

@@ -7,6 +7,7 @@ import os
 import zipfile
 from pathlib import Path
 
+import sparkring
 from sparkring.conf.storage import open_storage
 
 PACKAGE = "sparkring"
@@ -16,7 +17,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # so that equal code makes equal bytes
 
 def code_files(root: Path | None = None) -> list[tuple[str, Path]]:
     """(name in the archive, file) of all our code, sorted."""
-    root = root or Path(__file__).absolute().parent.parent  # not resolved: in a checkout our folders are links
+    root = root or Path(sparkring.__file__).absolute().parent  # not resolved: in a checkout our folders are links
     found = [
         (f"{PACKAGE}/{path.relative_to(root).as_posix()}", path)
         for folder, _, names in os.walk(root, followlinks=True)
