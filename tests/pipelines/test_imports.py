@@ -27,7 +27,7 @@ NOT_IMPORTED = {
     "config schema": RECIPE,
     "config validate flights --no-tables": ("mlflow", "pandas", "scipy", *REPORT, *TORCH_PARTS),
     "plan show flights": ("mlflow", "pandas", "scipy", *REPORT, *TORCH_PARTS),  # whose dataset is not built: refused
-    "status {nights}": (*JOB, *SPARK),
+    "status {nights}": RECIPE,
     "run {nights} --date 1999-01-01": (*JOB, *SPARK),  # before the recipe's first date: refused
     "config show no-such-recipe": RECIPE,
     "config show flights no.such=1": RECIPE,
