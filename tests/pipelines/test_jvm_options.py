@@ -174,7 +174,7 @@ def test_java_is_told_or_starts_without(
 
 
 ONE_DAEMON = """
-import os, sys
+import gc, os, sys
 import pyarrow as pa
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
@@ -183,6 +183,7 @@ from sparkring.pipelines.spark import spark_session
 def of_sql(batches):
     for _ in batches:
         imported = [name in sys.modules for name in ("pandas", "sparkring.pipelines.launch.barrier")]
+        imported.append(gc.get_freeze_count() > 100_000)  # PySpark collects garbage after each task
         yield pa.RecordBatch.from_pydict({"daemon": [os.getppid()], "imported": [all(imported)]})
 
 with spark_session("one", SparkConfig(), LaunchConfig(world=1)) as spark:
