@@ -65,6 +65,9 @@ class Place:
         """Run a command of this commit's in the folder; RuntimeError with its log where it fails."""
         start = [sys.executable, "-c", "import sys; from sparkring.pipelines.cli import main; sys.exit(main())"]
         names = os.environ | {"PYTHONPATH": str(self.tree), "SPARK_LOCAL_IP": "127.0.0.1"}
+        names.pop(
+            "PYTHONDONTWRITEBYTECODE", None
+        )  # else each process compiles our files, which an installed one never does
         log = self.folder / "log"
         before, began = used_by_children(), time.monotonic()
         with log.open("w") as out:

@@ -7,6 +7,7 @@ which local disks (write beside, fsync, `os.replace`) and object stores (a PUT i
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import io
@@ -18,31 +19,42 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
 
-import pyarrow.fs as pafs
-
 from sparkring.conf.uris import ARROW_SCHEMES, check_below, check_uri
+
+if TYPE_CHECKING:
+    import pyarrow.fs as pafs
 
 CHUNK_BYTES = 4 << 20
 LOOK_UP_AT_ONCE, LOOK_UP_THREADS = 100, 16  # files
 PART = ".part"
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # as pyarrow counts them
 AZURE = (".core.windows.net", ".core.chinacloudapi.cn", ".core.usgovcloudapi.net")
 TRUSTED = "SPARKRING_TRUSTED_SERVERS"  # that stored files and MLflow may name: `host` or `host:port`, commas between
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder on some filesystem. `root` has no scheme; `open_storage(uri)` gives the same folder on any host."""
+    """A folder on some filesystem. `root` has no scheme; `open_storage(uri)` gives the same folder on any host.
 
-    fs: pafs.FileSystem
+    `remote`: its filesystem; None on a local disk, where commands that read a few small files need no pyarrow.
+    """
+
+    remote: pafs.FileSystem | None
     root: str
     uri: str
 
     @property
     def is_local(self) -> bool:
-        return isinstance(self.fs, pafs.LocalFileSystem)
+        return self.remote is None
+
+    @property
+    def fs(self) -> pafs.FileSystem:
+        import pyarrow.fs as pafs
+
+        return pafs.LocalFileSystem() if self.remote is None else self.remote
 
     def path(self, relative: str = "") -> str:
         """Raises ValueError where `relative` would leave this folder."""
@@ -51,22 +63,32 @@ class Storage:
     def at(self, relative: str) -> Storage:
         """The folder `relative` below this one."""
         base, _, query = self.uri.partition("?")
-        return Storage(self.fs, self.path(relative), f"{base.rstrip('/')}/{relative}" + (f"?{query}" if query else ""))
+        uri = f"{base.rstrip('/')}/{relative}" + (f"?{query}" if query else "")
+        return Storage(self.remote, self.path(relative), uri)
 
     @property
     def parent(self) -> Storage:
         """The folder that this one is in."""
         base, mark, query = self.uri.partition("?")
         above = base.rstrip("/").rpartition("/")[0]
-        return Storage(self.fs, self.root.rpartition("/")[0] or "/", above + mark + query)
+        return Storage(self.remote, self.root.rpartition("/")[0] or "/", above + mark + query)
 
     def exists(self, relative: str = "") -> bool:
-        return self.fs.get_file_info(self.path(relative)).type != pafs.FileType.NotFound
+        path = self.path(relative)
+        if self.remote is not None:
+            return bool(self.remote.get_file_info(path).type.name != "NotFound")
+        try:
+            os.stat(path)
+        except OSError as error:
+            if error.errno in NOT_THERE:
+                return False
+            raise
+        return True
 
     def size_bytes(self, relative: str) -> int | None:
         """Size of a file in bytes; None if it does not exist."""
         info = self.fs.get_file_info(self.path(relative))
-        return info.size if info.type == pafs.FileType.File else None
+        return info.size if info.is_file else None
 
     def sizes_bytes(self, relatives: Sequence[str]) -> list[int | None]:
         """`size_bytes` of each, many at once: an object store is asked by several threads."""
@@ -77,9 +99,11 @@ class Storage:
 
         with ThreadPoolExecutor(LOOK_UP_THREADS) as pool:
             infos = [info for found in pool.map(look_up, pieces) for info in found]
-        return [info.size if info.type == pafs.FileType.File else None for info in infos]
+        return [info.size if info.is_file else None for info in infos]
 
     def read_bytes(self, relative: str) -> bytes:
+        if self.is_local:
+            return Path(self.path(relative)).read_bytes()
         with self.fs.open_input_stream(self.path(relative)) as stream:
             data: bytes = stream.read()
         return data
@@ -153,9 +177,8 @@ class Storage:
 
     def list_files(self, relative: str = "") -> list[str]:
         """Paths of all files below `relative`, relative to this folder, sorted; empty where the folder is missing."""
-        selector = pafs.FileSelector(self.path(relative), allow_not_found=True, recursive=True)
         prefix = len(self.root) + 1
-        return sorted(i.path[prefix:] for i in self.fs.get_file_info(selector) if i.type == pafs.FileType.File)
+        return sorted(info.path[prefix:] for info in self._listed(relative, recursive=True) if info.is_file)
 
     def own_files(self, relative: str = "") -> dict[str, int]:
         """Sizes in bytes of the files below `relative`, by path; links and mount points are passed over."""
@@ -170,8 +193,8 @@ class Storage:
                 inside += [path for path in paths if path[prefix:] not in mounts and not os.path.islink(path)]
             infos = self.fs.get_file_info(inside)
         else:
-            infos = self.fs.get_file_info(pafs.FileSelector(self.path(relative), allow_not_found=True, recursive=True))
-        return {info.path[prefix:]: info.size for info in infos if info.type == pafs.FileType.File}
+            infos = self._listed(relative, recursive=True)
+        return {info.path[prefix:]: info.size for info in infos if info.is_file}
 
     def way_out_on(self, relative: str) -> str:
         """Path of the first symbolic link or mount point on the way from this folder to `relative`; empty without one.
@@ -191,9 +214,15 @@ class Storage:
 
     def list_folders(self) -> list[str]:
         """Names of the folders directly below this one, sorted."""
-        selector = pafs.FileSelector(self.root, allow_not_found=True)
-        infos = self.fs.get_file_info(selector)
-        return sorted(i.base_name for i in infos if i.type == pafs.FileType.Directory)
+        if self.is_local:
+            return sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir()) if self.exists() else []
+        return sorted(info.base_name for info in self._listed("", recursive=False) if info.type.name == "Directory")
+
+    def _listed(self, relative: str, recursive: bool) -> list[pafs.FileInfo]:
+        """What is below `relative`; empty where the folder is missing."""
+        import pyarrow.fs as pafs
+
+        return self.fs.get_file_info(pafs.FileSelector(self.path(relative), allow_not_found=True, recursive=recursive))
 
     def delete(self, relative: str) -> None:
         """Delete a file or a folder; silent where it is already gone.
@@ -206,13 +235,13 @@ class Storage:
                 os.unlink(path)
             return
         info = self.fs.get_file_info(path)
-        if info.type == pafs.FileType.Directory:
+        if info.type.name == "Directory":
             mounts = {f"{self.root}/{mount}" for mount in self._mounts()} if self.is_local else set[str]()
             if any(mount.startswith(f"{path}/") for mount in mounts):
                 _delete_around(path, mounts)
             else:
                 self.fs.delete_dir(path)
-        elif info.type == pafs.FileType.File:
+        elif info.is_file:
             self.fs.delete_file(path)
 
     def rename_file(self, relative: str, new: str) -> None:
@@ -367,9 +396,11 @@ def open_storage(uri: str) -> Storage:
     if parts.scheme in ("", "file"):
         # Absolute in the URI too: it is opened again on executors, whose working directory is another.
         path = os.path.abspath(parts.path if parts.scheme else uri)
-        return Storage(pafs.LocalFileSystem(), path, path)
+        return Storage(None, path, path)
     if parts.scheme in ("s3", "s3a"):
         return Storage(_s3(dict(parse_qsl(parts.query))), f"{parts.netloc}{parts.path}".rstrip("/"), uri)
+    import pyarrow.fs as pafs
+
     try:
         fs, root = pafs.FileSystem.from_uri(uri)  # pyarrow decides the root: hdfs's has no host, abfss's no account
     except Exception as error:  # pyarrow raises several kinds here; fsspec is the second chance
@@ -421,6 +452,8 @@ def _server(uri: str) -> str:
 
 
 def _s3(options: dict[str, str]) -> pafs.FileSystem:
+    import pyarrow.fs as pafs
+
     settings: dict[str, Any] = dict(options)
     for key in ("request_timeout", "connect_timeout"):
         if key in settings:
@@ -430,6 +463,7 @@ def _s3(options: dict[str, str]) -> pafs.FileSystem:
 
 def _fsspec(uri: str, refused: Exception) -> tuple[pafs.FileSystem, str]:
     import fsspec
+    import pyarrow.fs as pafs
 
     try:
         fs, root = fsspec.core.url_to_fs(uri)

@@ -85,4 +85,4 @@ def file_fingerprint(config: FilesSource, listed: FileList) -> str:
 
 def _sha256(storage: Storage, full: str) -> str:
     folder, _, name = full.rpartition("/")
-    return Storage(storage.fs, folder, storage.uri).sha256(name)
+    return Storage(storage.remote, folder, storage.uri).sha256(name)

@@ -117,7 +117,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
                 check_against(config, found)
                 lineage.record_dataset(tracker, config, found)
                 hooks.on_dataset(found)
-                record = runs.update(record.folder, mlflow_run_id=tracker.run_id(timeout_s=1.0))
+                record = runs.update(record.folder, mlflow_run_id=known_run_id(tracker, record))
                 hooks.on_run(record)
                 job = JobContext(resolved, commit, spark, tracker, runs, record, found, hooks.ds, hooks)
                 code, result = train_and_report(job, timings, began)
@@ -137,6 +137,11 @@ def import_later_parts(config: TrackingConfig) -> None:
         from sparkring.pipelines.tracking.embedded import import_client
 
         import_client(config)
+
+
+def known_run_id(tracker: Tracker, record: RunRecord) -> str | None:
+    """Return the job's run in MLflow; where the store is slow, what a continued run has noted earlier."""
+    return tracker.run_id(timeout_s=1.0) or record.mlflow_run_id
 
 
 def train_and_report(job: JobContext, timings: dict[str, float], began: float) -> tuple[Exit, TrainResult]:
@@ -177,7 +182,7 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     tracker.metrics(JOB, 0, spent | {f"cost/{name}": value for name, value in cost.items()} | result.test_metrics())
     if (interval := job.resolved.interval) is not None:
         tracker.history(job.config.name, interval.number, interval.start.timestamp(), nightly_values(result))
-    run_id = tracker.run_id(timeout_s=1.0) or job.record.mlflow_run_id  # at first the store may not have answered yet
+    run_id = known_run_id(tracker, job.record)  # at first the store may not have answered yet
     job.runs.update(job.record.folder, status="finished", mlflow_run_id=run_id)
     if lost:
         tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})

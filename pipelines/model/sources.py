@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import ModuleSpec
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import Distribution, distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,19 @@ def requirements(packages: set[str]) -> list[str]:
 
     A local part, as in 2.13.0+cpu, is left out: another host may have the build for its GPUs.
     """
-    known = packages_distributions()
-    found = {name for package in packages for name in known.get(package, [])} | {SERVER}
+    found = {each.name for each in distributions() if provides(each, packages)} | {SERVER}
     return sorted(f"{name}=={version(name).partition('+')[0]}" for name in found)
+
+
+def provides(distribution: Distribution, packages: set[str]) -> bool:
+    """Whether a distribution has one of these import names.
+
+    As `packages_distributions` of the standard library, which is ten times slower: it makes a path of each file.
+    """
+    if declared := (distribution.read_text("top_level.txt") or "").split():
+        return not packages.isdisjoint(declared)
+    names = "|".join(map(re.escape, sorted(packages)))
+    return bool(re.search(rf'^"?(?:{names})(?:/.*)?\.py"?,', distribution.read_text("RECORD") or "", re.MULTILINE))
 
 
 def collect(modules: list[str]) -> Sources:

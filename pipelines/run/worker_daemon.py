@@ -7,10 +7,9 @@ become the agents of the ranks too.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-
 from pyspark.daemon import manager
+
+from sparkring.training.launch.host.processes import import_before_forks
 
 PRELOAD = (
     "pyarrow.parquet",
@@ -24,7 +23,5 @@ PRELOAD = (
 )
 
 if __name__ == "__main__":
-    for name in PRELOAD:
-        with contextlib.suppress(ImportError):  # the worker that needs it says so, with the job's name
-            importlib.import_module(name)
+    import_before_forks(PRELOAD)
     manager()

@@ -85,6 +85,6 @@ def _remote_problem(storage: Storage) -> str:
     if not isinstance(storage.fs, pafs.S3FileSystem):
         return ""
     try:
-        return f"there is no bucket {bucket!r}" if not Storage(storage.fs, bucket, storage.uri).exists() else ""
+        return f"there is no bucket {bucket!r}" if not Storage(storage.remote, bucket, storage.uri).exists() else ""
     except OSError:  # the right to write below a prefix does not include that to look at the bucket
         return ""

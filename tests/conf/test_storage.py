@@ -173,7 +173,7 @@ def test_unknown_schemes_and_options_say_so(uri: str) -> None:
 def test_the_filesystem_says_what_the_root_is(uri: str, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if uri.startswith("hdfs"):  # its library is not here; this is what pyarrow makes of such a URI
         arrow = SimpleNamespace(from_uri=lambda _: (pafs.LocalFileSystem(), "/x/y"))
-        monkeypatch.setattr("sparkring.conf.storage.pafs.FileSystem", arrow)
+        monkeypatch.setattr("pyarrow.fs.FileSystem", arrow)
     assert open_storage(uri).root == root
 
 
@@ -181,7 +181,7 @@ def test_a_filesystem_that_cannot_be_opened_is_one_clear_error(monkeypatch: pyte
     def no_library(*_: object) -> None:
         raise OSError("Unable to load libjvm")
 
-    monkeypatch.setattr("sparkring.conf.storage.pafs.FileSystem", SimpleNamespace(from_uri=no_library))
+    monkeypatch.setattr("pyarrow.fs.FileSystem", SimpleNamespace(from_uri=no_library))
     monkeypatch.setattr("fsspec.core.url_to_fs", no_library)
     with pytest.raises(ValueError, match=r"hdfs://nn/x: cannot be opened by pyarrow \(Unable to load libjvm\)"):
         open_storage("hdfs://nn/x")

@@ -27,7 +27,7 @@ NOT_IMPORTED = {
     "config schema": RECIPE,
     "config validate flights --no-tables": ("mlflow", "pandas", "scipy", *REPORT, *TORCH_PARTS),
     "plan show flights": ("mlflow", "pandas", "scipy", *REPORT, *TORCH_PARTS),  # whose dataset is not built: refused
-    "status {nights}": (*JOB, *SPARK),
+    "status {nights}": RECIPE,
     "run {nights} --date 1999-01-01": (*JOB, *SPARK),  # before the recipe's first date: refused
     "config show no-such-recipe": RECIPE,
     "config show flights no.such=1": RECIPE,
@@ -67,3 +67,18 @@ def test_a_job_imports_what_it_does_at_its_end_after_its_recipe_is_checked() -> 
     command = [sys.executable, "-c", program, *BEFORE_A_RECIPE_IS_CHECKED]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "\n"), (done.stdout, done.stderr[-2000:])
+
+
+COLLECTIONS = """
+import gc
+from sparkring.pipelines.cli import main
+began, before = gc.get_stats()[0]["collections"], gc.get_threshold()
+main(["config", "show", "flights"])
+print(gc.get_stats()[0]["collections"] - began < 20, gc.get_threshold() == before)
+"""
+
+
+def test_a_command_collects_garbage_seldom_and_leaves_the_process_as_it_was() -> None:
+    """What is imported stays, and each of the dozens of collections would go through it."""
+    done = subprocess.run([sys.executable, "-c", COLLECTIONS], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines()[-1] == "True True", (done.stdout[-500:], done.stderr[-2000:])

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.job.etl_job import run_etl
-from sparkring.pipelines.job.job import nightly_values, note_end
+from sparkring.pipelines.job.job import known_run_id, nightly_values, note_end
 from sparkring.pipelines.run.exit_codes import Exit
-from sparkring.pipelines.run.runs import Runs
+from sparkring.pipelines.run.runs import RunRecord, Runs
+from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.validate.recipe import check_against, metric_problems_of
 from sparkring.training.result import DriftFinding, Promotion
 from sparkring.training.tasks import Task
@@ -144,3 +146,11 @@ def test_a_status_that_cannot_be_written_does_not_hide_why_the_job_ended(
         folder.write_text("")
         note_end(runs, record, "failed")
     assert "run.json still says 'running', not 'failed'" in caplog.text
+
+
+def test_a_store_that_is_slow_does_not_take_the_known_run_from_a_continued_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = Tracker(TrackingConfig(enabled=False), job="j", name="n")
+    record = RunRecord("n/1", "running", "0" * 64, "f", "known", "h", 1, 1)
+    assert known_run_id(tracker, record) == "known"
+    monkeypatch.setattr(tracker, "run_id", lambda timeout_s: "new")
+    assert known_run_id(tracker, record) == "new"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import py_compile
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import pytest
@@ -75,6 +75,13 @@ def test_requirements_are_pinned_without_a_builds_own_part() -> None:
         f"pydantic_core=={version('pydantic_core')}",
         f"torch=={version('torch').partition('+')[0]}",
     ]
+
+
+def test_requirements_are_those_that_the_standard_library_finds() -> None:
+    known = packages_distributions()
+    for packages in [{"yaml", "PIL", "google", "torch"}, set(known), set[str](), {"no_such_package"}]:
+        names = {name for package in packages for name in known.get(package, [])} | {"mlflow-skinny"}
+        assert requirements(packages) == sorted(f"{name}=={version(name).partition('+')[0]}" for name in names)
 
 
 def test_what_a_model_does_not_carry_is_found_in_an_installed_sparkring(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ with the next rank.
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
 import os
 import select
 import signal
@@ -22,7 +20,12 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from sparkring.training.launch.channel.frames import ProtocolError, SocketChannel
-from sparkring.training.launch.host.processes import adopt_orphans, die_with_parent, end_descendants
+from sparkring.training.launch.host.processes import (
+    adopt_orphans,
+    die_with_parent,
+    end_descendants,
+    import_before_forks,
+)
 from sparkring.training.launch.messages import (
     FromForkServer,
     KillRank,
@@ -111,7 +114,7 @@ def main() -> None:
     fd, parent, preload = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     die_with_parent(parent)
     adopt_orphans()
-    _import_all((*preload, "sparkring.training.launch.host.rank", "sparkring.training.launch.host.server"))
+    import_before_forks((*preload, "sparkring.training.launch.host.rank", "sparkring.training.launch.host.server"))
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -123,19 +126,6 @@ def main() -> None:
         _serve(SocketChannel(sock, ToForkServer), wake_read, parent)
     end_descendants()
     os._exit(0)
-
-
-def _import_all(names: Iterable[str]) -> None:
-    """Import without the garbage collector, which would look through a million objects that all stay.
-
-    That is an eighth of the time. It leaves them alone in the ranks too, so their memory pages stay shared.
-    """
-    gc.disable()
-    for name in names:
-        with contextlib.suppress(ImportError):  # the rank that needs it raises it
-            importlib.import_module(name)
-    gc.freeze()
-    gc.enable()
 
 
 def _serve(channel: SocketChannel, wake: int, parent: int) -> None:

@@ -1,19 +1,34 @@
-"""Linux processes: end with the parent, adopt orphans, end a family, explain an end."""
+"""Linux processes: import before forks, end with the parent, adopt orphans, end a family, explain an end."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import importlib
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import psutil
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STACKS_SIGNAL = signal.SIGRTMIN + 8  # free of the meanings users and schedulers give SIGUSR1 and SIGUSR2
+
+
+def import_before_forks(names: Iterable[str]) -> None:
+    """Import without the garbage collector, which would look through a million objects that all stay.
+
+    That is an eighth of the time. It leaves them alone in forks too, so their memory pages stay shared.
+    """
+    gc.disable()
+    for name in names:
+        with contextlib.suppress(ImportError):  # the fork that needs it raises it
+            importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
 
 
 def usable_cores() -> int:
