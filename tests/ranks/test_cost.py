@@ -109,7 +109,8 @@ def test_data_parallel_on_two_ranks(launch: Any) -> None:
 
 
 def test_data_parallel_on_four_ranks(launch: Any) -> None:
-    assert_as_planned(launch, 4, {name: ("wide", case) for name, case in {**WIDE, **HYBRID}.items()})
+    chosen = {name: WIDE[name] for name in ("ddp", "zero1 accumulate", "zero2", "zero3 accumulate")}
+    assert_as_planned(launch, 4, {name: ("wide", case) for name, case in {**chosen, **HYBRID}.items()})
 
 
 def test_zero_within_model_parallel(launch: Any) -> None:
