@@ -102,4 +102,5 @@ def make_dataset() -> MakeDataset:
 def group() -> Iterator[WorkerGroup]:
     """Three agents with warm fork servers, for the jobs of every file."""
     with local_group(3, PRELOAD) as group:
+        group.gather(3, 120.0)  # else a fork server would seem to be left by the test in which it starts
         yield group

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,6 @@ from sparkring.training.data.batch import Batch
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
-from sparkring.training.launch.local import local_group
 from sparkring.training.launch.messages import Event, Heartbeat, RankEvent, RankMetrics
 from sparkring.training.loop import Callbacks, TrainerState, fit
 from sparkring.training.parallel.strategy import StepInfo
@@ -31,13 +30,6 @@ from tests.ranks.problem import SquaredError, make_strategy, rank_part, table_ba
 
 pytestmark = pytest.mark.ranks
 ENDLESS = 10_000_000
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[WorkerGroup]:
-    with local_group(4, ("torch", "sparkring.training.loop")) as group:
-        group.gather(4, 120.0)  # else a helper would seem to be left by the test in which it starts
-        yield group
 
 
 @pytest.fixture
@@ -98,8 +90,8 @@ def train_apart(
     return {"saved": saved, "step": state.step}
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("step_s", [0.0001, 1.0])
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("step_s", [0.001, 1.0])
 def test_a_checkpoint_and_then_a_stop_come_at_one_same_step_of_all_ranks(
     group: WorkerGroup, attempt: int, world: int, step_s: float
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,7 +26,6 @@ from sparkring.training.launch.health import (
     waits_in,
 )
 from sparkring.training.launch.job import JobSpec
-from sparkring.training.launch.local import local_group, run_local
 from sparkring.training.launch.messages import Event, Heartbeat, Stacks, Straggler
 
 WAITS = """Thread 0x00007f1 (most recent call first):
@@ -199,13 +198,6 @@ def slow_on_rank_1(ctx: Any) -> None:
     strategy.close()
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[WorkerGroup]:
-    with local_group(2, ("torch", "horovod.torch", "sparkring.training.parallel")) as group:
-        group.gather(2, 60)
-        yield group
-
-
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("engine", "zero"),
@@ -224,15 +216,15 @@ def test_every_engine_tells_waiting_from_work(group: WorkerGroup, engine: str, z
     assert slow.rank == 1 and min(slow.busy_s, slow.others_wait_s) > 0
 
 
-def run_until_hang(entry: Any, hang_s: float = 4.0) -> tuple[WorkerFailed, list[Event]]:
+def run_until_hang(group: WorkerGroup, entry: Any, hang_s: float = 4.0) -> tuple[WorkerFailed, list[Event]]:
     events: list[Event] = []
     with pytest.raises(WorkerFailed) as caught:
-        run_local(JobSpec(entry, preload=("torch",)), 2, events.append, limits=Limits(60, hang_s))
+        group.run(JobSpec(entry), 2, events.append, limits=Limits(60, hang_s))
     return caught.value, events
 
 
 @pytest.mark.ranks
-def test_a_rank_that_sleeps_is_named_and_all_stacks_are_shown() -> None:
+def test_a_rank_that_sleeps_is_named_and_all_stacks_are_shown(group: WorkerGroup) -> None:
     def entry(ctx: Any) -> None:
         import torch
         import torch.distributed as dist
@@ -247,7 +239,7 @@ def test_a_rank_that_sleeps_is_named_and_all_stacks_are_shown() -> None:
                 stuck_in_my_code()
             dist.all_reduce(torch.ones(1))
 
-    error, events = run_until_hang(entry)
+    error, events = run_until_hang(group, entry)
     assert (error.rank, error.failure.cause, error.failure.step) == (1, "hang", 3)
     assert "stuck_in_my_code" in error.failure.words
     assert "rank 0 waits in all_reduce" in error.failure.words
@@ -257,7 +249,7 @@ def test_a_rank_that_sleeps_is_named_and_all_stacks_are_shown() -> None:
 
 
 @pytest.mark.ranks
-def test_a_stopped_process_is_named_though_it_cannot_speak() -> None:
+def test_a_stopped_process_is_named_though_it_cannot_speak(group: WorkerGroup) -> None:
     def entry(ctx: Any) -> None:
         import torch
         import torch.distributed as dist
@@ -269,13 +261,13 @@ def test_a_stopped_process_is_named_though_it_cannot_speak() -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             dist.all_reduce(torch.ones(1))
 
-    error, _ = run_until_hang(entry)
+    error, _ = run_until_hang(group, entry)
     assert error.rank == 0
     assert "T (stopped)" in error.failure.words
 
 
 @pytest.mark.ranks
-def test_a_rank_whose_work_is_long_holds_up_the_others_and_nobody_hangs() -> None:
+def test_a_rank_whose_work_is_long_holds_up_the_others_and_nobody_hangs(group: WorkerGroup) -> None:
     """Rank 1 goes through its files for twice the limit; rank 0 has none, and waits in a collective."""
 
     def entry(ctx: Any) -> int:
@@ -291,17 +283,17 @@ def test_a_rank_whose_work_is_long_holds_up_the_others_and_nobody_hangs() -> Non
         return int(ctx.rank)
 
     events: list[Event] = []
-    spec = JobSpec(entry, preload=("torch",))
-    assert run_local(spec, 2, events.append, limits=Limits(60, 3.0)).results == [0, 1]
+    spec = JobSpec(entry)
+    assert group.run(spec, 2, events.append, limits=Limits(60, 3.0)).results == [0, 1]
     assert len([e for e in events if isinstance(e, Heartbeat) and "hashed" in e.phase]) < 12, "one a second is sent"
 
 
 @pytest.mark.ranks
-def test_slow_but_moving_is_no_hang() -> None:
+def test_slow_but_moving_is_no_hang(group: WorkerGroup) -> None:
     def entry(ctx: Any) -> int:
         for step in range(4):
             ctx.heartbeat(step, "step")
             time.sleep(2.0)
         return ctx.rank
 
-    assert run_local(JobSpec(entry, preload=()), 2, lambda e: None, limits=Limits(60, 5.0)).results == [0, 1]
+    assert group.run(JobSpec(entry), 2, lambda e: None, limits=Limits(60, 5.0)).results == [0, 1]

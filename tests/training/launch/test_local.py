@@ -18,7 +18,7 @@ import pytest
 from sparkring.pipelines.launch.script import pack_folder
 from sparkring.training.launch.attempt import Limits
 from sparkring.training.launch.failure import Cancelled, WorkerFailed
-from sparkring.training.launch.group import Control
+from sparkring.training.launch.group import Control, WorkerGroup
 from sparkring.training.launch.host.rank import FILES
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group, run_local
@@ -32,9 +32,9 @@ def quiet(event: Event) -> None:
     """Events are of no interest to a test about something else."""
 
 
-def fails(entry: Any, world: int = 2, preload: tuple[str, ...] = BARE, **options: Any) -> WorkerFailed:
+def fails(group: WorkerGroup, entry: Any, world: int = 2) -> WorkerFailed:
     with pytest.raises(WorkerFailed) as caught:
-        run_local(JobSpec(entry, preload=preload), world, options.pop("on_event", quiet), **options)
+        group.run(JobSpec(entry), world, quiet)
     return caught.value
 
 
@@ -65,12 +65,11 @@ def fork_server_of_rank(ctx: Any) -> int:
 
 
 @pytest.mark.horovod
-def test_horovod_and_torch_rings_on_one_crew_the_second_launch_warm() -> None:
+def test_horovod_and_torch_rings_on_one_crew_the_second_launch_warm(group: WorkerGroup) -> None:
     events: list[Event] = []
-    with local_group(2, ("torch", "horovod.torch")) as group:
-        first = group.run(JobSpec(horovod_sum), 2, events.append, attempt=1)
-        second = group.run(JobSpec(torch_sum), 2, events.append, attempt=2)
-        parents = [group.run(JobSpec(fork_server_of_rank), 2, quiet, attempt=n).results for n in (3, 4)]
+    first = group.run(JobSpec(horovod_sum), 2, events.append, attempt=1)
+    second = group.run(JobSpec(torch_sum), 2, events.append, attempt=2)
+    parents = [group.run(JobSpec(fork_server_of_rank), 2, quiet, attempt=n).results for n in (3, 4)]
     assert parents[0] == parents[1], "what was imported once is not imported again"
     assert first.results == [[3.0] * 3] * 2
     assert first.metrics == [RankMetrics(0, 1, 1, {"sum": 3.0})]
@@ -78,7 +77,7 @@ def test_horovod_and_torch_rings_on_one_crew_the_second_launch_warm() -> None:
     assert {e.rank for e in events if isinstance(e, RankMetrics)} == {0, 1}
 
 
-def test_the_payload_the_place_and_the_environment_reach_every_rank() -> None:
+def test_the_payload_the_place_and_the_environment_reach_every_rank(group: WorkerGroup) -> None:
     def entry(ctx: Any) -> dict[str, Any]:
         names = (
             "RANK",
@@ -92,20 +91,20 @@ def test_the_payload_the_place_and_the_environment_reach_every_rank() -> None:
         )
         return {"payload": ctx.payload, **{name: os.environ.get(name) for name in names}}
 
-    result = run_local(JobSpec(entry, payload={"a": [1]}, env={"MINE": "x"}, preload=BARE), 2, quiet)
+    result = group.run(JobSpec(entry, payload={"a": [1]}, env={"MINE": "x"}), 2, quiet)
     expected = {"payload": {"a": [1]}, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MINE": "x"}
     expected |= {"MASTER_ADDR": "127.0.0.1", "HOROVOD_SIZE": "2"}
     assert result.results == [{**expected, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(2)]
 
 
-def test_arguments_go_and_tensors_come_back() -> None:
+def test_arguments_go_and_tensors_come_back(group: WorkerGroup) -> None:
     import torch
 
     def entry(ctx: Any, x: Any, *, factor: float) -> dict[str, Any]:
         return {"rank": ctx.rank, "scaled": x * factor}
 
-    job = JobSpec(entry, args=(torch.ones(2),), kwargs={"factor": 3.0}, preload=BARE)
-    for rank, result in enumerate(run_local(job, 2, quiet).results):
+    job = JobSpec(entry, args=(torch.ones(2),), kwargs={"factor": 3.0})
+    for rank, result in enumerate(group.run(job, 2, quiet).results):
         assert result["rank"] == rank and result["scaled"].tolist() == [3.0, 3.0]
 
 
@@ -145,18 +144,18 @@ print("argv", sys.argv[1:], "sum", x.item(), "local", hvd.local_rank(), flush=Tr
 
 
 @pytest.mark.parametrize(
-    ("source", "preload"),
+    "source",
     [
-        pytest.param(TORCHRUN_SCRIPT, ("torch",), id="torchrun"),
-        pytest.param(HOROVODRUN_SCRIPT, ("torch", "horovod.torch"), id="horovodrun", marks=pytest.mark.horovod),
+        pytest.param(TORCHRUN_SCRIPT, id="torchrun"),
+        pytest.param(HOROVODRUN_SCRIPT, id="horovodrun", marks=pytest.mark.horovod),
     ],
 )
-def test_a_script_for_another_launcher_runs_unmodified(tmp_path: Path, source: str, preload: tuple[str, ...]) -> None:
+def test_a_script_for_another_launcher_runs_unmodified(group: WorkerGroup, tmp_path: Path, source: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(source)
     lines: list[str] = []
-    result = run_local(
-        JobSpec(str(script), args=("--lr", "1"), preload=preload),
+    result = group.run(
+        JobSpec(str(script), args=("--lr", "1")),
         2,
         lambda e: lines.extend(f"{e.rank}:{line}" for line in e.lines) if isinstance(e, LogLines) else None,
     )
@@ -164,7 +163,7 @@ def test_a_script_for_another_launcher_runs_unmodified(tmp_path: Path, source: s
     assert sorted(lines) == [f"{r}:argv ['--lr', '1'] sum 3.0 local {r}" for r in range(2)]
 
 
-def test_an_exception_is_told_with_rank_traceback_and_last_lines() -> None:
+def test_an_exception_is_told_with_rank_traceback_and_last_lines(group: WorkerGroup) -> None:
     def entry(ctx: Any) -> None:
         import torch
         import torch.distributed as dist
@@ -175,7 +174,7 @@ def test_an_exception_is_told_with_rank_traceback_and_last_lines() -> None:
             raise ValueError("the offending key")
         dist.all_reduce(torch.ones(1))
 
-    error = fails(entry, preload=("torch",))
+    error = fails(group, entry)
     assert (error.rank, error.failure.cause, error.failure.error_type) == (1, "exception", "ValueError")
     assert "the offending key" in str(error)
     assert 'raise ValueError("the offending key")' in error.failure.traceback
@@ -185,7 +184,7 @@ def test_an_exception_is_told_with_rank_traceback_and_last_lines() -> None:
 
 
 @pytest.mark.horovod
-def test_a_rank_that_is_killed_is_the_first_failure_not_the_broken_ring() -> None:
+def test_a_rank_that_is_killed_is_the_first_failure_not_the_broken_ring(group: WorkerGroup) -> None:
     def entry(ctx: Any) -> None:
         import horovod.torch as hvd
         import torch
@@ -196,7 +195,7 @@ def test_a_rank_that_is_killed_is_the_first_failure_not_the_broken_ring() -> Non
                 os.kill(os.getpid(), signal.SIGKILL)
             hvd.allreduce(torch.ones(3))
 
-    error = fails(entry, preload=("torch", "horovod.torch"))
+    error = fails(group, entry)
     assert (error.rank, error.failure.words) == (1, "killed by SIGKILL")
 
 
@@ -209,13 +208,13 @@ def test_a_rank_that_is_killed_is_the_first_failure_not_the_broken_ring() -> Non
         (lambda: os.abort(), "killed by SIGABRT"),
     ],
 )
-def test_every_end_is_named_and_the_others_are_ended_within_seconds(how: Any, words: str) -> None:
+def test_every_end_is_named_and_the_others_are_ended_within_seconds(group: WorkerGroup, how: Any, words: str) -> None:
     def entry(ctx: Any) -> None:
         if ctx.rank == 1:
             how()
         time.sleep(600)
 
-    error = fails(entry)
+    error = fails(group, entry)
     assert (error.rank, error.failure.words) == (1, words)
 
 
@@ -229,7 +228,9 @@ print(value, open("words.txt").read(), sys.argv[1:], os.path.exists("helpers/min
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the driver's folder", "a copy of it"])
-def test_a_script_begins_in_the_drivers_folder_or_in_a_copy_of_it(tmp_path: Path, same: bool) -> None:
+def test_a_script_begins_in_the_drivers_folder_or_in_a_copy_of_it(
+    group: WorkerGroup, tmp_path: Path, same: bool
+) -> None:
     folder, place = tmp_path / "folder", tmp_path / "shipped"
     for path, text in {"train.py": FOLDER_SCRIPT, "helpers/mine.py": "value = 'mine'", "words.txt": "words"}.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -239,10 +240,10 @@ def test_a_script_begins_in_the_drivers_folder_or_in_a_copy_of_it(tmp_path: Path
     if not same:
         (folder / "helpers/mine.py").write_text("value = 'of another version'")
     lines: list[str] = []
-    job = JobSpec(str(folder / "train.py"), args=("-x",), folder=str(folder), archive=archive.name, preload=BARE)
+    job = JobSpec(str(folder / "train.py"), args=("-x",), folder=str(folder), archive=archive.name)
     job = replace(job, env={FILES: str(place), "PYTHONDONTWRITEBYTECODE": "1"})
     steps = []
-    run_local(
+    group.run(
         job, 1, lambda e: lines.extend(e.lines) if isinstance(e, LogLines) else steps.append(getattr(e, "step", None))
     )
     assert lines[-1] == "mine words ['-x'] True"
@@ -250,13 +251,15 @@ def test_a_script_begins_in_the_drivers_folder_or_in_a_copy_of_it(tmp_path: Path
     assert 1 in steps, "progress is a heartbeat"
 
 
-def test_a_script_that_says_nothing_any_more_hangs_and_one_that_prints_does_not(tmp_path: Path) -> None:
+def test_a_script_that_says_nothing_any_more_hangs_and_one_that_prints_does_not(
+    group: WorkerGroup, tmp_path: Path
+) -> None:
     script = tmp_path / "quiet.py"
     script.write_text("import time\nfor _ in range(8): print('.', flush=True); time.sleep(0.5)\ntime.sleep(60)\n")
     lines: list[str] = []
     with pytest.raises(WorkerFailed) as caught:
-        run_local(
-            JobSpec(str(script), preload=BARE),
+        group.run(
+            JobSpec(str(script)),
             2,
             lambda event: lines.extend(event.lines) if isinstance(event, LogLines) else None,
             limits=Limits(hang_s=3.0, by_output=True),
@@ -265,7 +268,7 @@ def test_a_script_that_says_nothing_any_more_hangs_and_one_that_prints_does_not(
     assert len(lines) >= 16, "both have printed eight lines before"
 
 
-def test_an_exception_that_cannot_be_pickled_or_printed() -> None:
+def test_an_exception_that_cannot_be_pickled_or_printed(group: WorkerGroup) -> None:
     class Odd(Exception):
         def __init__(self, a: int, b: int):
             self.lock = threading.Lock()
@@ -276,14 +279,14 @@ def test_an_exception_that_cannot_be_pickled_or_printed() -> None:
     def entry(ctx: Any) -> None:
         raise Odd(1, 2)
 
-    assert "its __str__ raised RuntimeError" in str(fails(entry, world=1))
+    assert "its __str__ raised RuntimeError" in str(fails(group, entry, world=1))
 
 
-def test_a_result_that_is_not_json_names_the_function() -> None:
+def test_a_result_that_is_not_json_names_the_function(group: WorkerGroup) -> None:
     def entry(ctx: Any) -> object:
         return {"model": object()}
 
-    assert "entry returned a dict that cannot come back" in fails(entry, world=1).failure.message
+    assert "entry returned a dict that cannot come back" in fails(group, entry, world=1).failure.message
 
 
 def test_an_unpicklable_function_names_what() -> None:
@@ -304,8 +307,8 @@ def test_an_entry_that_is_nothing(entry: str, match: str) -> None:
         run_local(JobSpec(entry), 1, quiet)
 
 
-def test_a_module_that_is_not_there_says_how_to_ship_it() -> None:
-    assert "ship it with --py-files" in fails("nowhere.module:main", world=1).failure.message
+def test_a_module_that_is_not_there_says_how_to_ship_it(group: WorkerGroup) -> None:
+    assert "ship it with --py-files" in fails(group, "nowhere.module:main", world=1).failure.message
 
 
 def test_a_payload_that_is_not_json() -> None:
@@ -331,7 +334,7 @@ def test_what_a_rank_forks_dies_with_it(tmp_path: Path) -> None:
     assert not [pid for pid in map(int, pids.read_text().split()) if psutil.pid_exists(pid)]
 
 
-def test_a_gigabyte_of_prints_neither_slows_nor_fills_the_driver() -> None:
+def test_a_gigabyte_of_prints_neither_slows_nor_fills_the_driver(group: WorkerGroup) -> None:
     def entry(ctx: Any) -> int:
         block = ("x" * 99 + "\n") * 10_000
         for _ in range(1000):  # 1 GB
@@ -341,16 +344,14 @@ def test_a_gigabyte_of_prints_neither_slows_nor_fills_the_driver() -> None:
 
     received: list[str] = []
     before = psutil.Process().memory_info().rss
-    result = run_local(
-        JobSpec(entry, preload=BARE), 1, lambda e: received.extend(e.lines) if isinstance(e, LogLines) else None
-    )
+    result = group.run(JobSpec(entry), 1, lambda e: received.extend(e.lines) if isinstance(e, LogLines) else None)
     assert result.result == 1
     assert psutil.Process().memory_info().rss - before < 200 << 20
     assert len(received) < 1000 + 200 * result.run_s * 2 + 2000
     assert any("lines held back" in line for line in received)
 
 
-def test_a_callback_that_fails_does_not_end_training() -> None:
+def test_a_callback_that_fails_does_not_end_training(group: WorkerGroup) -> None:
     def broken(event: Event) -> None:
         raise OSError("the log is full")
 
@@ -359,10 +360,10 @@ def test_a_callback_that_fails_does_not_end_training() -> None:
         ctx.metrics(1, {"a": 1.0})
         return ctx.rank
 
-    assert run_local(JobSpec(entry, preload=BARE), 2, broken).results == [0, 1]
+    assert group.run(JobSpec(entry), 2, broken).results == [0, 1]
 
 
-def test_requests_reach_every_rank_and_cancel_ends_them() -> None:
+def test_requests_reach_every_rank_and_cancel_ends_them(group: WorkerGroup) -> None:
     def entry(ctx: Any) -> int:
         ctx.heartbeat(1, "step")
         while not ctx.should_checkpoint():
@@ -383,7 +384,7 @@ def test_requests_reach_every_rank_and_cancel_ends_them() -> None:
             if len(saved) == 2:
                 control.stop()
 
-    assert run_local(JobSpec(entry, preload=BARE), 2, on_event, control=control).results == [0, 1]
+    assert group.run(JobSpec(entry), 2, on_event, control=control).results == [0, 1]
 
     def forever(ctx: Any) -> None:
         ctx.heartbeat(0, "wait")
@@ -391,8 +392,8 @@ def test_requests_reach_every_rank_and_cancel_ends_them() -> None:
 
     end = Control()
     with pytest.raises(Cancelled):
-        run_local(
-            JobSpec(forever, preload=BARE),
+        group.run(
+            JobSpec(forever),
             2,
             lambda e: end.cancel() if isinstance(e, Heartbeat) else None,
             control=end,
@@ -556,7 +557,9 @@ def test_what_a_ring_opens_is_on_the_chosen_interface_alone() -> None:
 
 
 @pytest.mark.ranks
-def test_a_clock_that_jumps_neither_hangs_nor_ends_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_neither_hangs_nor_ends_anything(
+    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def entry(ctx: Any) -> int:
         for step in range(8):
             ctx.heartbeat(step, "step")
@@ -570,7 +573,7 @@ def test_a_clock_that_jumps_neither_hangs_nor_ends_anything(monkeypatch: pytest.
         if isinstance(event, Heartbeat):
             jump[0] = 86400.0 if event.step % 2 else -86400.0
 
-    result = run_local(JobSpec(entry, preload=()), 2, on_event, limits=Limits(60, 5.0))
+    result = group.run(JobSpec(entry), 2, on_event, limits=Limits(60, 5.0))
     assert result.results == [0, 1]
 
 
@@ -599,7 +602,7 @@ def test_a_dead_log_connection_does_not_stop_training() -> None:
 
 
 @pytest.mark.ranks
-def test_a_slow_callback_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_slow_callback_holds_nobody_up(group: WorkerGroup, tmp_path: Path) -> None:
     reported = tmp_path / "reported"
 
     def entry(ctx: Any) -> None:
@@ -616,5 +619,5 @@ def test_a_slow_callback_holds_nobody_up(tmp_path: Path) -> None:
                 time.sleep(0.01)
             seen.append(reported.exists())
 
-    run_local(JobSpec(entry, preload=()), 1, on_event)
+    group.run(JobSpec(entry), 1, on_event)
     assert seen == [True]
