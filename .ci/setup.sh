@@ -87,6 +87,6 @@ fi
 
 pip install --quiet --no-deps --no-build-isolation --editable .
 say "an archive of Spark's classes, so that jobs start sooner (once for each Java and Spark)"
-.venv/bin/python -m sparkring.pipelines.run.jvm_options >/dev/null 2>&1 || say "it could not be made: jobs start some seconds later"
+.venv/bin/python -m sparkring.pipelines.run.spark_classes >/dev/null 2>&1 || say "it could not be made: jobs start some seconds later"
 touch .venv/.ready
 say "ready: .venv/bin/sparkring --help"

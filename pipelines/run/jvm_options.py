@@ -1,27 +1,20 @@
 """What a JVM is told that this process starts on this machine: how to start soon, and how to run a short job.
 
 A job of a minute ends before the compiler of long ones (C2) has repaid what it costs, and spends seconds on loading
-Spark's classes. `python -m sparkring.pipelines.run.jvm_options` makes an archive of the classes once, which every later
-JVM of the same Java and Spark maps into memory; `make setup` calls it. All of it is left out where it does not apply.
+Spark's classes. Of these there is an archive (spark_classes.py), which every later JVM of the same Java and Spark maps
+into memory. All of it is left out where it does not apply.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pyspark
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
@@ -31,7 +24,6 @@ log = logging.getLogger(__name__)
 
 SHORT_BYTES = 64 << 20  # of sources; of more, C2's code is worth its price
 MOST_FILES = 10_000  # looked at to find out
-MOST_SECONDS = 300.0  # for an archive to be written
 SHORT = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")  # of an archive that does not fit, which is not used
 OPTIONS = "spark.driver.defaultJavaOptions"  # Spark puts them before the user's own
@@ -114,91 +106,3 @@ def found_archive(environment: Mapping[str, str]) -> Path | None:
     """The archive that was made for this Java and Spark; None where there is none."""
     archive = class_archive(environment)
     return archive if archive is not None and archive.is_file() else None
-
-
-def make_archive(environment: Mapping[str, str]) -> Path | None:
-    """Make the archive, by a JVM that does a bit of everything and writes down its classes when it ends.
-
-    None, with the reason in the log, where that cannot be done.
-    """
-    from sparkring.conf.blocks.launch import LaunchConfig
-    from sparkring.conf.blocks.spark import SparkConfig
-    from sparkring.pipelines.run.spark import spark_session
-
-    archive = class_archive(environment)
-    if archive is None or archive.is_file():
-        return archive
-    try:
-        archive.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
-            made = Path(scratch, archive.name)
-            conf = {USERS_OWN[1]: f'"-XX:ArchiveClassesAtExit={made}" {" ".join((*SHORT, *QUIET))}'}
-            with spark_session("archive", SparkConfig.model_validate({"conf": conf}), LaunchConfig(world=2)) as spark:
-                _use(spark, scratch)
-            _end_jvm()
-            os.replace(made, archive)
-    except Exception as error:
-        log.warning("no archive of Spark's classes is made: %s; jobs start without it, some seconds later", error)
-        return None
-    log.info("Spark's classes: %s", archive)
-    return archive
-
-
-def _use(spark: SparkSession, folder: str) -> None:
-    """Build a small dataset, which loads the classes that any dataset needs."""
-    from sparkring.conf.blocks.etl import EtlConfig
-    from sparkring.etl.build import BuildRequest, build_dataset
-    from sparkring.etl.sources.pin import PinContext, pin_sources
-
-    known = pa.table({"g": range(7), "w": [1.5] * 7})
-    pq.write_table(known, f"{folder}/known.parquet")
-    lines = "".join(f"{n},{n % 7},{n / 3:.2f},{n % 2}\n" for n in range(4000))
-    Path(folder, "rows.csv").write_text(f"id,g,x,y\n{lines}")
-    config = EtlConfig.model_validate(
-        {
-            "sources": {
-                "rows": {
-                    "path": f"{folder}/rows.csv",
-                    "format": "csv",
-                    "columns": {"id": "int", "g": "int", "x": "double", "y": "int"},
-                },
-                "known": {
-                    "path": f"{folder}/known.parquet",
-                    "format": "parquet",
-                    "columns": {"g": "bigint", "w": "double"},
-                },
-            },
-            "views": {
-                "all": "SELECT r.*, k.w, count(*) OVER (PARTITION BY r.g) AS n "
-                "FROM rows r LEFT JOIN known k ON k.g = r.g",
-            },
-            "rows": "all",
-            "one_per": "rows",
-            "key": ["id"],
-            "checks": [
-                {"name": "few", "kind": "expression", "sql": "id < 3900", "level": "row"},
-                {"name": "once", "kind": "unique", "columns": ["id"]},
-                {"name": "known", "kind": "referential", "column": "g", "to": "known.g"},
-            ],
-            "label": "y",
-            "features": {"x": {"kind": "numeric"}, "g": {"kind": "categorical"}},
-            "shard": {"shards": {"train": 3}},
-        }
-    )
-    sources = pin_sources(config.sources, PinContext(lambda: spark, folder))
-    build_dataset(spark, BuildRequest(config, sources, "archive", f"{folder}/datasets"))
-
-
-def _end_jvm() -> None:
-    """End the JVM of this process and wait for it: it writes the archive when it ends."""
-    gateway: Any = SparkContext._gateway
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(timeout=MOST_SECONDS)
-    SparkContext._gateway = SparkContext._jvm = None  # so that a later session starts another
-
-
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
-    make_archive(os.environ)

@@ -23,10 +23,10 @@ from sparkring.pipelines.run.jvm_options import (
     class_archive,
     data_bytes,
     found_archive,
-    make_archive,
     options_of,
 )
 from sparkring.pipelines.run.spark import WORKER_DAEMON, session_settings
+from sparkring.pipelines.run.spark_classes import make_archive
 
 LOCAL = {"spark.master": "local[2]"}
 ARCHIVE = Path("/a b/c.jsa")
@@ -196,7 +196,7 @@ def test_workers_of_the_etl_and_agents_of_ranks_are_of_one_daemon_with_what_they
 @pytest.mark.slow
 def test_the_archive_is_made_once_and_the_next_jvm_maps_it(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "XDG_CACHE_HOME": str(tmp_path)}
-    made = [sys.executable, "-m", "sparkring.pipelines.run.jvm_options"]
+    made = [sys.executable, "-m", "sparkring.pipelines.run.spark_classes"]
     subprocess.run(made, env=environment, check=True, cwd=tmp_path)
     archive = found_archive(environment)
     assert archive is not None and [*archive.parent.iterdir()] == [archive]

@@ -61,4 +61,4 @@ def test_a_job_makes_no_temporary_folder_that_a_kill_would_leave() -> None:
     made = re.compile(r"TemporaryDirectory\(|mkdtemp\(")
     folder = Path(sparkring.pipelines.__file__).parent
     found = [path.name for path in sorted(folder.rglob("*.py")) if made.search(path.read_text())]
-    assert found == ["jvm_options.py", "scratch.py"], "the former by set-up alone"
+    assert found == ["scratch.py", "spark_classes.py"], "the latter by set-up alone"
