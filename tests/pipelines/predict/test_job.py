@@ -339,7 +339,7 @@ def test_killed_in_the_middle_of_the_second_run_a_date_has_the_first_ones_versio
     command = [sys.executable, "-m", "sparkring.pipelines.cli", "predict", recipe(tmp_path, model="other")]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True) as run:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 600
         while not [*tmp_path.glob(".predictions.*.staging/*")] and time.monotonic() < deadline:
             assert run.poll() is None
             time.sleep(0.005)
