@@ -602,15 +602,17 @@ def test_status_after_success_failure_and_signals(tmp_path: Path) -> None:
     with log.open("w") as errors:
         drivers = subprocess.Popen([sys.executable, str(PROGRAM), str(tmp_path), *ends], env=ENV, stderr=errors,
                                    stdout=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
-    runs, codes = dict[str, tuple[str, str]](), dict[str, int]()
+    runs, codes, pids = dict[str, tuple[str, str]](), dict[str, int](), dict[str, int]()
     try:
         assert drivers.stdout is not None
         for line in drivers.stdout:
             word, how, *said = line.split()
             if word == "ready":
-                runs[how] = (said[1], said[2])
-                if (number := ends[how]) is not None:
-                    os.kill(int(said[0]), number)
+                runs[how], pids[how] = (said[1], said[2]), int(said[0])
+                if runs.keys() == ends.keys():  # one that begins later would close what SIGKILL has left
+                    for name, number in ends.items():
+                        if number is not None:
+                            os.kill(pids[name], number)
             else:
                 codes[how] = int(said[0])
         assert drivers.wait(timeout=300) == 0 and codes.keys() == ends.keys(), log.read_text()
