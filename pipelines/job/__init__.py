@@ -1,0 +1,1 @@
+"""A job from raw tables to a registered model, and the dataset alone."""

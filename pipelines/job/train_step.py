@@ -24,7 +24,7 @@ from sparkring.pipelines.context.etl_step import Dataset, split_info
 from sparkring.pipelines.display.outcome import ended_line
 from sparkring.pipelines.display.training import ProgressDisplay
 from sparkring.pipelines.launch.barrier import launch_options
-from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
+from sparkring.pipelines.launch.recover import RestartableJob, restart_policy, run_with_recovery
 from sparkring.pipelines.model.plan import layout_problems_of, plan_and_measured
 from sparkring.pipelines.run.loss_history import Points, as_history, history_up_to, save_history
 from sparkring.pipelines.run.signals import obeying_signals
@@ -247,16 +247,8 @@ def policy(config: RunConfig, manifest: DatasetManifest | None = None) -> Restar
     """How far recovery may go. Worlds the layout refuses (a fixed dp, a shard that does not divide it) are skipped."""
     launch, parallel = config.launch, config.parallel
     fixed = [max(size, 1) for size in (parallel.pp, parallel.tp, parallel.cp)]
-    return RestartPolicy(
-        launch.world,
-        launch.min_world,
-        launch.max_attempts,
-        launch.backoff_s,
-        launch.max_backoff_s,
-        grace_s=launch.grace_s,
-        multiple_of=math.prod(fixed),
-        fits=cache(lambda world: not layout_problems_of(on_world(config, world), manifest)),
-    )
+    fits = cache(lambda world: not layout_problems_of(on_world(config, world), manifest))
+    return restart_policy(launch, math.prod(fixed), fits)
 
 
 def on_world(config: RunConfig, world: int) -> RunConfig:

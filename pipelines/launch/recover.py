@@ -18,6 +18,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.pipelines.launch.barrier import LaunchOptions, barrier_group
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, slots
 from sparkring.training.launch.attempt import Control, Limits
@@ -47,6 +48,22 @@ from sparkring.training.launch.restart import (
 
 log = logging.getLogger(__name__)
 WATCH_S = 0.5
+
+
+def restart_policy(
+    launch: LaunchConfig, multiple_of: int = 1, fits: Callable[[int], bool] = lambda world: True
+) -> RestartPolicy:
+    """Read the restarts of a recipe's `launch` block. `multiple_of`, `fits`: worlds that are possible."""
+    return RestartPolicy(
+        launch.world,
+        launch.min_world,
+        launch.max_attempts,
+        launch.backoff_s,
+        launch.max_backoff_s,
+        grace_s=launch.grace_s,
+        multiple_of=multiple_of,
+        fits=fits,
+    )
 
 
 @dataclass(frozen=True)

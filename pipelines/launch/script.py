@@ -13,14 +13,13 @@ from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.load import ConfigError
 from sparkring.pipelines.launch.barrier import in_process, launch_options
-from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
+from sparkring.pipelines.launch.recover import RestartableJob, restart_policy, run_with_recovery
 from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.run.signals import obeying_signals
 from sparkring.pipelines.run.spark import spark_session
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.job import JobResult, JobSpec
 from sparkring.training.launch.messages import AttemptStarted, Event, LogLines
-from sparkring.training.launch.restart import RestartPolicy
 
 log = logging.getLogger(__name__)
 MAX_FOLDER_BYTES = 64 << 20
@@ -55,14 +54,7 @@ def launch(
         job.check()
     except (ValueError, OSError) as error:
         raise ConfigError(NAME, [str(error)]) from error
-    policy = RestartPolicy(
-        launch.world,
-        launch.min_world,
-        launch.max_attempts,
-        launch.backoff_s,
-        launch.max_backoff_s,
-        grace_s=launch.grace_s,
-    )
+    policy = restart_policy(launch)
     with (
         scratch_folder("folder") as place,
         spark_session(Path(script).stem, spark_config, launch) as spark,

@@ -1,0 +1,1 @@
+"""Where a model's rows came from: recorded for OpenLineage, and shown."""

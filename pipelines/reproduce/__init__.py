@@ -1,0 +1,1 @@
+"""`sparkring reproduce`: train a run again and compare."""

@@ -1,6 +1,6 @@
 """Make an archive of Spark's classes, which later JVMs of this Java and Spark map into memory (`make setup` calls it).
 
-python -m sparkring.pipelines.run.spark_classes
+Run it by `python -m sparkring.pipelines.run.spark_classes`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-from pydantic import AfterValidator, ConfigDict, Field, RootModel, with_config
+from pydantic import AfterValidator, Field, RootModel, with_config
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from sparkring.conf.blocks.tracking import experiment_problem
@@ -281,8 +281,6 @@ Op = (
 
 class StoredOp(RootModel[Annotated[Op, Field(discriminator="op")]]):
     """A line of ops.jsonl."""
-
-    model_config = ConfigDict(defer_build=True)  # a fifth of a second, for commands that write no journal
 
 
 def _known_place(store: Destination) -> Destination:
