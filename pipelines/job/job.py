@@ -191,7 +191,7 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     if not lost:
         return Exit.OK, result
     alias = job.config.tracking.alias
-    log.error("report.must_beat: %s; the model is registered, and %r stays where it was", "; ".join(lost), alias)
+    log.error("report.must_beat: %s; %r stays where it was", "; ".join(lost), alias)
     return Exit.QUALITY, result
 
 
