@@ -59,6 +59,7 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
         "model": model.text,
         "report": f"{result.run}/report.html",
         "browse": result.tracking_url or f"sparkring ui {recipe}   (MLflow experiment {experiment!r})",
+        "longer": longer_command(result, resolved),
         "next": next_command(resolved, model),
         "time": _time_line(result.timings),
     }
@@ -67,6 +68,21 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
     lines += [f"{name.ljust(width)}  {text}" for name, text in facts.items() if text]
     head = f"{config.name}: {ended_line(result.train, config)}"
     return "\n".join([head, "", *(f"  {line}".rstrip() for line in lines)])
+
+
+def longer_command(result: TrainResult, resolved: Resolved) -> str:
+    """What trains twice as long, where the last of several evaluations was the best; empty for others.
+
+    Not for a trial, which is short on purpose, nor for a date, whose recipe decides for all dates.
+    """
+    train = resolved.config.train
+    evaluations = len(result.history.get(f"valid/{train.best_metric}", ()))
+    is_short = TAG in resolved.config.tracking.tags or resolved.interval is not None
+    if is_short or evaluations < 2 or result.train.best_step != result.train.steps:
+        return ""
+    limit = f"train.steps={2 * train.steps}" if train.steps is not None else f"train.epochs={2 * (train.epochs or 1)}"
+    command = shlex.join(["sparkring", "run" if resolved.config.etl is not None else "train", resolved.recipe, limit])
+    return f"{command}   (the last evaluation was the best)"
 
 
 def next_command(resolved: Resolved, model: ModelPlace) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,6 +26,8 @@ FEWEST_ROWS = 50  # below, a split by hash may have none
 MOST_CLASSES = 1000
 CLASS_NUMBERS = 10  # a label of at most so many whole numbers is taken for classes
 CATEGORY_NUMBERS, ROWS_PER_NUMBER = 12, 20  # a feature of few whole numbers, each in many rows, is one of categories
+CODE_NUMBERS, ROWS_PER_CODE, CODE_ROWS = 300, 50, 5  # one of some more is a code too, where a value has CODE_ROWS rows
+SKEWED = 2.0  # numbers from 0 on whose skewness is larger are taken by their logarithm
 SHOWN = 5
 IDS = re.compile(r"(?i:(?:^|_| |-)(?:id|ids|nr|no|num|number|code|key|zip|zipcode|plz|postcode|sku)$)|[a-z0-9]I[dD]$")
 PLAIN = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # what Spark takes for a name without backquotes, but for:
@@ -226,7 +230,8 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
             found.remarks[column] = remark
         else:
             reason = f"{reason}; {remark}"
-    if reason is None and kind in WHOLE and IDS.search(column) and feature_of(kind, values)["kind"] == "numeric":
+    feature, code = (None, None) if reason is not None else (feature_of(kind, values), code_of(kind, name, values))
+    if feature is not None and kind in WHOLE and IDS.search(column) and feature["kind"] == "numeric" and code is None:
         found.remarks[column] = (
             "its name is one of ids or codes, and its whole numbers are taken for amounts; if they are ids, "
             f"set etl.features.{name}.kind to categorical"
@@ -245,8 +250,18 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
             found.selected[f"{name}_{part}"] = f"{function}({quoted(column)})"
             found.features[f"{name}_{part}"] = {"kind": "cyclic", "period": period}
         return
+    assert feature is not None, "the column is not left out"
     found.selected[name] = quoted(column)
-    found.features[name] = feature_of(kind, values)
+    found.features[name] = feature
+    if code is not None:
+        found.features[free_name(f"{name}_code", found, sample)] = code
+
+
+def free_name(wanted: str, found: Columns, sample: TableSample) -> str:
+    """The name, or with a number behind it where a column or a feature has it."""
+    taken = {name.lower() for name in (*found.features, *found.selected, *identifiers([*sample.types]).values())}
+    names = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(2)))
+    return next(name for name in names if name.lower() not in taken)
 
 
 def left_out_reason(kind: str, values: Any) -> str | None:
@@ -273,7 +288,31 @@ def feature_of(kind: str, values: Any) -> dict[str, Any]:
         return {"kind": "categorical", "min_count": 5}
     if kind in ("string", "boolean") or (kind in WHOLE and is_few):
         return {"kind": "categorical"}
-    return {"kind": "numeric"}
+    return {"kind": "numeric"} | ({"transform": "log1p"} if is_skewed(kind, values) else {})
+
+
+def code_of(kind: str, column: str, values: Any) -> dict[str, Any] | None:
+    """The second feature of whole numbers that repeat: each number's own code; None for other columns.
+
+    Hours, ages and zones are amounts and names at once, and a model finds out which counts.
+    """
+    distinct = pc.count_distinct(values, mode="only_valid").as_py()
+    if kind not in WHOLE or feature_of(kind, values)["kind"] != "numeric":
+        return None
+    if not 2 < distinct <= CODE_NUMBERS or len(values) < ROWS_PER_CODE * distinct:
+        return None
+    return {"kind": "categorical", "column": column, "min_count": CODE_ROWS}
+
+
+def is_skewed(kind: str, values: Any) -> bool:
+    """Whether a column has numbers from 0 on, with a long tail of large ones."""
+    if not _is_number(kind):
+        return False
+    numbers = values.cast(pa.float64()).drop_null().to_numpy()
+    numbers = numbers[np.isfinite(numbers)]
+    if not len(numbers) or numbers.min() < 0 or not (spread := numbers.std()):
+        return False
+    return bool(np.mean(((numbers - numbers.mean()) / spread) ** 3) > SKEWED)
 
 
 def _is_number(kind: str) -> bool:

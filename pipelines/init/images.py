@@ -10,12 +10,13 @@ from PIL import Image, UnidentifiedImageError
 
 from sparkring.conf.load import ConfigError
 from sparkring.pipelines.init.folder import PREDICTIONS, Project, python_use, run_name
-from sparkring.pipelines.init.table import batch_and_epochs
+from sparkring.pipelines.init.table import Budget
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 FEWEST_IMAGES = 50  # below, a split by hash may have none
 OPENED = 200  # images whose size is looked at
 LARGEST_SIDE, SIDE = 128, 64  # images of one size up to the first stay as they are; all others become squares
+IMAGES = Budget(400, steps_per_epoch=8, smallest_batch=4, largest_batch=1024, most_epochs=60)
 MODULE = "cnn.py"
 CNN = '''"""The model of recipe.yaml: it is yours to change. `model.inputs` names the arguments of forward."""
 
@@ -113,7 +114,7 @@ def images_recipe(path: Path, classes: list[str], images: int, shape: list[int],
         fit: how an image of another size becomes one of `shape`.
         name: of the run.
     """
-    batch, epochs = batch_and_epochs(images)
+    batch, epochs = IMAGES.batch_and_epochs(images)
     pattern = "|".join(ending[1:] for ending in ENDINGS)
     sql = (
         "SELECT\n  path,\n  content,\n  split(path, '/')[0] AS kind\nFROM photos\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,33 @@ from sparkring.pipelines.init.columns import DATES, Columns, counts, decide_colu
 from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, example_rows, python_use, run_name
 from sparkring.pipelines.init.sample import TableSample, read_sample
 
-TRAIN_SHARE, STEPS = 0.8, 400  # of the rows; about so many steps of training in all
-LARGEST_BATCH, SMALLEST_BATCH, STEPS_PER_EPOCH = 1024, 4, 8
-MOST_EPOCHS, FEWEST_EPOCHS = 60, 3
+TRAIN_SHARE = 0.8  # of the rows
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a recipe trains at most, and by which batch: powers of two of which an epoch has several."""
+
+    steps: int  # about so many in all
+    steps_per_epoch: int  # at least, where the batch may still be smaller
+    smallest_batch: int
+    largest_batch: int
+    fewest_epochs: int = 3
+    most_epochs: int = 100
+
+    def batch_and_epochs(self, rows: int) -> tuple[int, int]:
+        """The global batch, and the number of epochs, for a table of `rows`."""
+        trained, batch = rows * TRAIN_SHARE, self.largest_batch
+        while batch > self.smallest_batch and batch * self.steps_per_epoch > trained:
+            batch //= 2
+        return batch, int(min(max(round(self.steps * batch / trained), self.fewest_epochs), self.most_epochs))
+
+
+# Training ends after PATIENCE epochs without a better loss, or at this limit, which is generous. With
+# averages of the weights a constant rate is good at any step, so nothing has to be known of the end.
+TABLE = Budget(steps=4000, steps_per_epoch=128, smallest_batch=32, largest_batch=1024)
+LR, EMA, PATIENCE = 0.005, 0.998, 8
+RARE = 0.05  # a label of a smaller share is told
 SOURCE, VIEW = "raw", "prepared"
 USE = {
     "binary": "the probability of the second value",
@@ -45,7 +70,7 @@ def table_project(data: str, label: str, task: str | None, folder: Path) -> Proj
 def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, Any]:
     """The recipe, as a dict in the order it is written."""
     label = columns.label
-    batch, epochs = batch_and_epochs(sample.rows.num_rows)
+    batch, epochs = TABLE.batch_and_epochs(sample.rows.num_rows)
     read = " ".join([*label.columns.values(), *columns.selected.values()])
     kept = [name for name in sample.types if quoted(name) in read]
     names = [*label.columns]
@@ -66,8 +91,8 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
             "label": names[0] if len(names) == 1 else names,
         },
         "model": model,
-        "optim": {"lr": 0.005, "weight_decay": 0.01},
-        "train": {"epochs": epochs, "global_batch": batch},
+        "optim": {"lr": LR, "weight_decay": 0.01, "schedule": "constant", "ema": EMA},
+        "train": {"epochs": epochs, "global_batch": batch, "early_stopping": {"patience": PATIENCE}},
         "predict": {"rows": VIEW, "keep": kept_beside, "to": PREDICTIONS},
     }
 
@@ -83,15 +108,6 @@ def round_to(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def batch_and_epochs(rows: int) -> tuple[int, int]:
-    """A batch of which an epoch has several, and epochs for about STEPS steps."""
-    trained = rows * TRAIN_SHARE
-    batch = LARGEST_BATCH
-    while batch > SMALLEST_BATCH and batch * STEPS_PER_EPOCH > trained:
-        batch //= 2
-    return batch, int(min(max(round(STEPS * batch / trained), FEWEST_EPOCHS), MOST_EPOCHS))
-
-
 def decided(sample: TableSample, columns: Columns) -> list[str]:
     """What was decided, a sentence each."""
     label, seen = columns.label, f"{sample.rows.num_rows:,} rows"
@@ -100,6 +116,10 @@ def decided(sample: TableSample, columns: Columns) -> list[str]:
         f"label {', '.join(label.columns)}: {label.task} ({label.why})",
         f"features: {counts(columns.features)}",
     ]
+    if codes := [str(f["column"]) for f in columns.features.values() if f.get("column") in columns.features]:
+        lines.append(f"amounts whose values are codes too, as they repeat: {', '.join(codes)}")
+    if logs := [name for name, f in columns.features.items() if f.get("transform") == "log1p"]:
+        lines.append(f"taken by their logarithm, as most are small and few are large: {', '.join(logs)}")
     if null := sample.options.get("nullValue"):
         lines.append(f"{null!r} is a null")
     if columns.key:
@@ -123,6 +143,10 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
     lines = [
         "is every feature known when a prediction is made? One that is written later makes scores that do not last",
     ]
+    if label_share := rare_share(sample, columns):
+        lines.append(
+            f"only {label_share:.2%} of the rows have the rarer label: accuracy says little, look at average_precision"
+        )
     if columns.dates:
         lines.append(
             f"rows are split at random; to predict later rows from earlier ones, split by {columns.dates[0]} "
@@ -136,6 +160,16 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
     if not sample.is_whole:
         lines.append("rows that were not looked at may hold other types or classes; the run names each such value")
     return lines
+
+
+def rare_share(sample: TableSample, columns: Columns) -> float:
+    """The share of the rarer value of a binary label, where that is less than RARE; else 0."""
+    if columns.label.task != "binary":
+        return 0.0
+    (column,) = label_columns(sample, columns)
+    counted = pc.value_counts(sample.rows.column(column).drop_null()).field("counts").to_numpy()
+    share = float(counted.min() / counted.sum())
+    return share if share < RARE else 0.0
 
 
 def label_columns(sample: TableSample, columns: Columns) -> list[str]:

@@ -9,7 +9,14 @@ import pytest
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved, load_config
-from sparkring.pipelines.display.outcome import ModelPlace, ended_line, next_command, outcome, score_table
+from sparkring.pipelines.display.outcome import (
+    ModelPlace,
+    ended_line,
+    longer_command,
+    next_command,
+    outcome,
+    score_table,
+)
 from sparkring.pipelines.run.trial import TAG
 from sparkring.training.result import MODEL
 from tests.pipelines.results import rank_result, train_result
@@ -67,6 +74,28 @@ def test_the_last_words_name_the_version_the_report_and_what_to_run(tmp_path: Pa
     again = outcome(train_result(tracking_url="http://mlflow/1"), scores, ModelPlace("m")).splitlines()
     assert "  valid split    loss" in again and "  browse  http://mlflow/1" in again
     assert not [line for line in again if "next" in line], "a model that is not registered cannot be asked for"
+
+
+@pytest.mark.parametrize(
+    ("words", "best_step", "evaluations", "command"),
+    [
+        ([], 10, 2, "train 'my sales.yaml' train.epochs=2"),
+        (["train.epochs=30"], 10, 5, "train 'my sales.yaml' train.epochs=60"),
+        (["train.steps=10"], 10, 5, "train 'my sales.yaml' train.steps=20"),
+        (["train.epochs=30"], 8, 5, ""),
+        ([], 10, 1, ""),
+        ([f"tracking.tags={{{TAG}: 100 rows}}"], 10, 5, ""),
+    ],
+)
+def test_a_run_whose_last_evaluation_was_the_best_says_how_to_train_longer(
+    tmp_path: Path, words: list[str], best_step: int, evaluations: int, command: str
+) -> None:
+    history = {"valid/loss": [(2 * number, 1.0 / number) for number in range(6 - evaluations, 6)]}
+    result = train_result(train=rank_result(steps=10, best_step=best_step), history=history)
+    found = longer_command(result, resolved(tmp_path, *words))
+    assert found == (f"sparkring {command}   (the last evaluation was the best)" if command else "")
+    said = outcome(result, resolved(tmp_path, *words), ModelPlace("m"))
+    assert ("longer" in said) == bool(command)
 
 
 REGISTERED, CHAMPION = ModelPlace("", "models:/s/7"), ModelPlace("", "models:/s/7", has_alias=True)

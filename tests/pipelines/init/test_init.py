@@ -26,8 +26,9 @@ from sparkring.conf.load import ConfigError, load_config
 from sparkring.pipelines.cli import main, parse
 from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers
 from sparkring.pipelines.init.folder import readme, run_name
+from sparkring.pipelines.init.images import IMAGES
 from sparkring.pipelines.init.sample import read_sample, text_type
-from sparkring.pipelines.init.table import batch_and_epochs, table_project
+from sparkring.pipelines.init.table import TABLE, Budget, table_project
 from sparkring.pipelines.init.written import written_otherwise
 from sparkring.pipelines.run.exit_codes import Exit
 
@@ -76,6 +77,65 @@ def test_features_are_chosen_by_type_and_distinct_values(tmp_path: Path) -> None
         "street": "free text, or nearly an id",
         "town": "the same value in every row",
     }
+
+
+def test_whole_numbers_that_repeat_are_amounts_and_codes(tmp_path: Path) -> None:
+    """Unless a value has too few rows to be known by, or there are so few values that codes alone do."""
+    many = 5000
+    draw = np.random.default_rng(1)
+    columns: dict[str, Any] = {
+        "age": draw.integers(17, 90, many),
+        "few": draw.integers(0, 5, many),
+        "wide": draw.integers(0, 2000, many),
+        "part": draw.integers(0, 50, many) / 2,
+        "zone id": draw.integers(0, 60, many),
+        "y": draw.normal(size=many),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    found = decide_columns(read_sample(str(tmp_path / "rows.parquet")), "y")
+    assert found.features == {
+        "age": {"kind": "numeric"},
+        "age_code": {"kind": "categorical", "column": "age", "min_count": 5},
+        "few": {"kind": "categorical"},
+        "wide": {"kind": "numeric"},
+        "part": {"kind": "numeric"},
+        "zone_id": {"kind": "numeric"},
+        "zone_id_code": {"kind": "categorical", "column": "zone_id", "min_count": 5},
+    }
+    assert {"age_code", "zone_id_code"}.isdisjoint(found.selected) and not found.remarks
+    project = table_project(str(tmp_path / "rows.parquet"), "y", None, tmp_path / "mine")
+    assert "amounts whose values are codes too, as they repeat: age, zone_id" in project.decided
+    taken = pa.table(columns | {"Age_Code": draw.normal(size=many), "age_code_2": draw.normal(size=many)})
+    pq.write_table(taken, tmp_path / "rows.parquet")
+    assert "age_code_3" in decide_columns(read_sample(str(tmp_path / "rows.parquet")), "y").features
+
+
+@pytest.mark.parametrize(("rare", "is_told"), [(3, True), (19, True), (20, False), (200, False)])
+def test_a_rare_label_is_told(tmp_path: Path, rare: int, is_told: bool) -> None:
+    fraud = [None if i == ROWS else int(i < rare) for i in range(ROWS + 1)]
+    kept = {name: [*PLAIN[name], PLAIN[name][0]] for name in ("rooms", "price")}
+    pq.write_table(pa.table(kept | {"fraud": fraud}), tmp_path / "rows.parquet")
+    said = "\n".join(table_project(str(tmp_path / "rows.parquet"), "fraud", None, tmp_path / "mine").look_at)
+    assert (f"only {rare / ROWS:.2%} of the rows have the rarer label" in said) == is_told
+
+
+@pytest.mark.parametrize(
+    ("values", "is_log"),
+    [
+        (np.exp(np.linspace(0, 12, ROWS)).round(), True),
+        (np.exp(np.linspace(0, 12, ROWS)), True),
+        ([None if i % 9 == 0 else math.exp(i / 40) for i in range(ROWS)], True),
+        (np.exp(np.linspace(0, 12, ROWS)) - 2, False),  # has a number below 0
+        (np.linspace(0, 9, ROWS), False),
+        ([0.5] * (ROWS - 1) + [None], False),
+        ([Decimal(i**9) / 4 for i in range(ROWS)], True),
+    ],
+)
+def test_numbers_with_a_long_tail_are_taken_by_their_logarithm(tmp_path: Path, values: Any, is_log: bool) -> None:
+    kept = {name: PLAIN[name] for name in ("rooms", "price")}
+    pq.write_table(pa.table(kept | {"x": values}), tmp_path / "rows.parquet")
+    x = decide_columns(read_sample(str(tmp_path / "rows.parquet")), "price").features["x"]
+    assert x == {"kind": "numeric"} | ({"transform": "log1p"} if is_log else {})
 
 
 @pytest.mark.parametrize(
@@ -242,9 +302,13 @@ def test_a_label_of_numbers_among_words_says_which_words(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("rows", [50, 400, 10_000, 1_000_000])
-def test_an_epoch_has_several_steps(rows: int) -> None:
-    batch, epochs = batch_and_epochs(rows)
-    assert rows * 0.8 / batch >= 8 and batch % 2 == 0 and epochs * rows * 0.8 / batch >= 300
+@pytest.mark.parametrize("budget", [TABLE, IMAGES])
+def test_an_epoch_has_several_steps(rows: int, budget: Budget) -> None:
+    batch, epochs = budget.batch_and_epochs(rows)
+    steps = rows * 0.8 / batch
+    assert batch % 2 == 0 and budget.smallest_batch <= batch <= budget.largest_batch
+    assert steps >= budget.steps_per_epoch or batch == budget.smallest_batch
+    assert 0.7 * budget.steps <= epochs * steps <= 1.3 * budget.steps or epochs in (3, budget.most_epochs)
 
 
 REFUSED: list[tuple[str, list[str], str]] = [
