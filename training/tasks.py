@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparkring.conf.references import load_setting
+from sparkring.conf.tasks import task_kind
 from sparkring.training.data.batch import Columns
 from sparkring.training.models.gpt import LanguageModelTask
 from sparkring.training.models.scores import (
@@ -200,14 +201,15 @@ def build_task(
         pad_id: token that is never a target of a language model.
         args: of the user's class (model.task_args).
     """
-    if kind == "language_model":
+    described = task_kind(kind)
+    if described.is_text:
         return LanguageModelTask(pad_id)
-    cls: Any = TABLE_TASKS[kind] if kind in TABLE_TASKS else load_setting(kind, "model.task")
+    cls: Any = load_setting(kind, "model.task") if described.is_own else TABLE_TASKS[kind]
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         raise ValueError(f"model.task = {kind!r}: is {cls!r}, not a class derived from sparkring.training.tasks.Task")
     if label is None:
         raise ValueError(f"model.label: task {kind!r} needs a label column, the dataset marks none; name it")
-    if isinstance(label, list) and kind in TABLE_TASKS and kind != "multilabel":
+    if isinstance(label, list) and described.is_table and not described.has_several_labels:
         raise ValueError(
             f"model.label: task {kind!r} has one label, the dataset has {label}; name one, or set model.task to "
             "multilabel"

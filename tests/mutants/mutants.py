@@ -51,6 +51,7 @@ T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
 STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test_etl_rows.py"
 WEIGHTS, T_WEIGHTS, T_ETL_WEIGHTS = "etl/weights.py", "tests/etl/test_weights.py", "tests/spark/test_etl_weights.py"
 FLAGS, T_FLAGS, T_LABELS = "etl/flags.py", "tests/etl/test_flags.py", "tests/spark/test_etl_labels.py"
+KINDS, T_KINDS = "conf/tasks.py", "tests/conf/test_tasks.py"
 TASKS, T_TASKS = "training/tasks.py", "tests/training/test_tasks.py"
 RECIPE_MODEL, T_RECIPE_MODEL = "training/recipe_model.py", "tests/training/test_recipe_model.py"
 T_LABEL_RULES, MULTILABEL = "tests/conf/rules/test_labels.py", "pipelines/evaluation/multilabel.py"
@@ -1040,7 +1041,7 @@ MUTANTS = (
         "calibration(labels == 0, scores.max",
         T_MULTICLASS,
     ),
-    Mutant("pipelines/evaluation/held_out.py", "if not is_higher", "if is_higher", T_HELD_OUT),
+    Mutant(KINDS, "if m.higher_is_better is False", "if m.higher_is_better", T_KINDS),
     Mutant(
         "pipelines/evaluation/regression.py",
         "1 - squared / variance",
@@ -1495,7 +1496,7 @@ MUTANTS = (
     Mutant(FLAGS, 'or c.logical == "date"]', "]", T_FLAGS),
     Mutant(MULTILABEL, "if not positives and not", "if not", T_MULTILABEL),
     Mutant(MULTILABEL, "(scores[counted, n] > 0.5)", "(scores[:, n] > 0.5)", T_MULTILABEL),
-    Mutant(TASKS, 'in TABLE_TASKS and kind != "multilabel"', "in TABLE_TASKS and not kind", T_TASKS),
+    Mutant(TASKS, "is_table and not described.has_several_labels", "is_table and not described", T_TASKS),
     Mutant(SCORES, "for scores in each if not math.isnan(scores[name])", "for scores in each", T_SCORES),
     Mutant(SCORES, "labels_NL.flatten(), every)", "labels_NL.flatten(), None)", T_SCORES),
     Mutant(RECIPE_MODEL, "_of_label(manifest, config.model.label)", "manifest", T_RECIPE_MODEL),
@@ -1504,7 +1505,9 @@ MUTANTS = (
     Mutant(WARM, '("labels", old.label_names, new.label_names)', '("labels", [], [])', T_RECIPE_MODEL),
     Mutant("conf/manifest.py", 'or any(state.get("odd", {}).values())', "", T_RECIPE_MODEL),
     Mutant("conf/rules/dataset.py", "if len(names) == 1:", "if len(names) == 2:", T_LABEL_RULES),
-    Mutant("conf/rules/foreseen.py", 'len(labels) > 1 and task != "multilabel"', "len(labels) > 1", T_LABEL_RULES),
+    Mutant(
+        "conf/rules/foreseen.py", "len(labels) > 1 and not kind.has_several_labels", "len(labels) > 1", T_LABEL_RULES
+    ),
     Mutant(MULTILABEL, "else weights > 0", "else weights >= 0", T_MULTILABEL),
     Mutant(
         MULTILABEL,
@@ -1586,9 +1589,9 @@ MUTANTS = (
     ),
     Mutant("pipelines/model/plan.py", "own + (optim.ema is not None)", "own", "tests/pipelines/test_plan.py"),
     # what is wrong with a number as a label
-    Mutant("conf/rules/dataset.py", "(low < 0 or high > 1)", "low < 0", "tests/conf/rules/test_labels.py"),
+    Mutant(KINDS, "low < 0 or high > 1", "low < 0", "tests/conf/rules/test_labels.py"),
     Mutant("conf/rules/dataset.py", "outputs <= high", "outputs < high", "tests/conf/rules/test_labels.py"),
-    Mutant("conf/rules/dataset.py", "not high.is_integer()", "False", "tests/conf/rules/test_labels.py"),
+    Mutant(KINDS, "not high.is_integer()", "False", "tests/conf/rules/test_labels.py"),
     Mutant(f"{VALIDATE}/labels.py", ".index(column)", ".index(column) - 1", "tests/pipelines/validate/test_labels.py"),
     Mutant(f"{VALIDATE}/labels.py", "max(high) + 0.0", "high[0] + 0.0", "tests/pipelines/validate/test_labels.py"),
     # `sparkring init`

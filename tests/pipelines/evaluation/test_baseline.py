@@ -20,6 +20,7 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
+from sparkring.conf.tasks import MULTILABEL, TASKS
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation import linear, mllib
 from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines, in_driver
@@ -93,7 +94,7 @@ def fitted(
 ) -> Baselines:
     train, test = (split_rows(dataset, split, data or DataConfig(), []) for split in ("train", "test"))
     read = [column for column in dataset.manifest.columns if column.role != "weight"]
-    return fit_baselines(spark, task, train, test, read, [label])
+    return fit_baselines(spark, TASKS[task], train, test, read, [label])
 
 
 @pytest.mark.parametrize("nulls", ["mask", "fill"])
@@ -120,7 +121,7 @@ def test_each_of_several_labels_has_its_rate_and_its_regression(by: Any, spark: 
     dataset = write_table(tmp_path, (*COLUMNS[:3], *several, vector), make)
     features = [*COLUMNS[:3]]
     train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
-    found = fit_baselines(spark, "multilabel", train, test, [*features, *several], several)
+    found = fit_baselines(spark, MULTILABEL, train, test, [*features, *several], several)
     rates, logistic = found.scores[by.RATES], found.scores[by.LOGISTICS]
     assert not found.missing and rates["macro_auc"] == 0.5 and logistic["macro_auc"] > 0.6
     late = np.concatenate([make(s)["late"][:60] for s in (10, 11)]).mean()
@@ -128,7 +129,7 @@ def test_each_of_several_labels_has_its_rate_and_its_regression(by: Any, spark: 
     expected = [constant_scores(guess, late), constant_scores(0.75, 0.75), constant_scores(0.0, 0.0)]
     assert rates["loss"] == pytest.approx(sum(each["loss"] for each in expected) / 3, rel=1e-9)
     assert logistic["loss"] < rates["loss"]
-    as_vector = fit_baselines(spark, "multilabel", train, test, [vector], [vector])
+    as_vector = fit_baselines(spark, MULTILABEL, train, test, [vector], [vector])
     assert as_vector.scores[by.RATES] == pytest.approx(rates, rel=1e-12)
 
 
@@ -377,9 +378,9 @@ def test_rows_that_do_not_fit_in_the_driver_go_to_spark(tmp_path: Path, monkeypa
         scalar = features if cells == 4 else features[1:2]
         most = 360 * (4 if cells == 4 else 3)
         monkeypatch.setattr(linear, "MOST_CELLS", most)
-        assert in_driver(task, train, test, scalar, [KIND]), (task, cells)
+        assert in_driver(TASKS[task], train, test, scalar, [KIND]), (task, cells)
         monkeypatch.setattr(linear, "MOST_CELLS", most - 1)
-        assert not in_driver(task, train, test, scalar, [KIND]), (task, cells)
+        assert not in_driver(TASKS[task], train, test, scalar, [KIND]), (task, cells)
 
 
 @pytest.mark.spark

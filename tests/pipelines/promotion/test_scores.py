@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
-from sparkring.conf.blocks.promotion import HIGHER_IS_BETTER, NOT_RESAMPLED
+from sparkring.conf.tasks import BINARY, TASKS
 from sparkring.pipelines.evaluation.held_out import held_out_scores
 from sparkring.pipelines.promotion.scores import SortedRows, resampled, row_values
 
@@ -31,7 +31,7 @@ def test_a_weighted_ranking_is_that_of_the_rows_repeated(rows) -> None:
 
 
 def test_rows_of_a_metric_have_its_mean() -> None:
-    whole = held_out_scores("binary", LABELS, SCORES)
+    whole = held_out_scores(BINARY, LABELS, SCORES)
     for metric in ("loss", "brier", "accuracy"):
         assert row_values("binary", metric, LABELS, SCORES).mean() == pytest.approx(whole[metric], abs=1e-12)
 
@@ -47,7 +47,7 @@ SCORED = {
         DRAW.random((300, 3)) * [1, 1, 0.4],
     ),
 }
-RESAMPLED = [(t, m) for t in SCORED for m in sorted(HIGHER_IS_BETTER[t].keys() - NOT_RESAMPLED)]
+RESAMPLED = [(t, m) for t in SCORED for m in sorted(TASKS[t].resampled)]
 
 
 @pytest.mark.parametrize(("task", "metric"), RESAMPLED)
@@ -57,7 +57,7 @@ def test_a_resample_has_the_metric_of_the_rows_it_drew(task: str, metric: str) -
     random = np.random.default_rng(0)
     for value in made[:, 0]:
         drawn = random.integers(0, 300, 300)
-        assert value == pytest.approx(held_out_scores(task, labels[drawn], scores[drawn])[metric], abs=1e-12)
+        assert value == pytest.approx(held_out_scores(TASKS[task], labels[drawn], scores[drawn])[metric], abs=1e-12)
 
 
 @pytest.mark.parametrize(("task", "metric"), RESAMPLED)
@@ -66,7 +66,7 @@ def test_rows_are_drawn_with_their_weights(task: str, metric: str) -> None:
     weights = np.random.default_rng(1).random(300) * (np.arange(300) % 4)
     (value,) = resampled(task, metric, labels, (scores,), 1, weights)[:, 0]
     drawn = np.random.default_rng(0).integers(0, 300, 300)
-    expected = held_out_scores(task, labels[drawn], scores[drawn], weights[drawn])
+    expected = held_out_scores(TASKS[task], labels[drawn], scores[drawn], weights[drawn])
     assert value == pytest.approx(expected[metric], rel=1e-9)
 
 
@@ -78,5 +78,5 @@ def test_resamples_are_paired_and_always_the_same() -> None:
         made = resampled("binary", metric, labels, (scores, scores, scores**2), 50)
         assert (made[:, 0] == made[:, 1]).all(), metric  # one resample for all models
         assert np.array_equal(made, resampled("binary", metric, labels, (scores, scores, scores**2), 50))
-        whole = held_out_scores("binary", labels, scores)[metric]
+        whole = held_out_scores(BINARY, labels, scores)[metric]
         assert made[:, 0].std() > 0 and abs(made[:, 0].mean() - whole) < 0.03, metric
