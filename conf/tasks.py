@@ -1,6 +1,7 @@
 """Describe the tasks a model can be trained for: label, metrics, baselines and outputs, each in one place.
 
-Recipe checks import this module, so it loads no numpy. Losses and model inputs are in `training/tasks.py`.
+Recipe checks import this module, so it loads no numpy. The formulas of the metrics are in `training/metrics.py`; losses
+and model inputs are in `training/tasks.py`.
 """
 
 from __future__ import annotations

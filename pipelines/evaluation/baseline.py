@@ -55,11 +55,11 @@ def fit_baselines(
     hashed = train.manifest.hashed
     scalar = [c for c in read if c.layout == "scalar" and c not in labels and c.name not in hashed]
     if in_driver(kind, train, test, scalar, labels):
-        return attempted(linear.linear_fits(kind.name, train, test, scalar, labels))
+        return attempted(linear.linear_fits(kind, train, test, scalar, labels))
     from sparkring.pipelines.evaluation.mllib import mllib_fits  # a second of imports, of use for many rows alone
 
     with spark_progress(spark):
-        return attempted(mllib_fits(spark, kind.name, (train, test), scalar, labels))
+        return attempted(mllib_fits(spark, kind, (train, test), scalar, labels))
 
 
 def in_driver(

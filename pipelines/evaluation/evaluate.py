@@ -28,14 +28,13 @@ from sparkring.pipelines.evaluation.als import ALS_NAME, als_predictions
 from sparkring.pipelines.evaluation.balance import label_balance
 from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines
 from sparkring.pipelines.evaluation.groups import group_scores
-from sparkring.pipelines.evaluation.held_out import held_out_scores
 from sparkring.pipelines.evaluation.multilabel import scores_by_label
 from sparkring.pipelines.evaluation.ranking import POPULARITY, make_ranking, popularity
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical
+from sparkring.training.metrics import perplexity, task_scores
 from sparkring.training.model_folder import attach_tables
-from sparkring.training.models.gpt import perplexity
 from sparkring.training.recipe_model import pick_columns
 from sparkring.training.result import MODEL, GroupScores, LabelBalance, RankedLists, TrainResult
 
@@ -80,7 +79,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
         columns = pick_columns(dataset.manifest, config.model.inputs, config.model.label)
         assert columns.label is not None, "build_task has asked for it"
         check_labels(held_out.labels, ", ".join(columns.labels))
-        scores[MODEL] |= held_out_scores(config.model.kind, held_out.labels, held_out.scores, held_out.weights)
+        scores[MODEL] |= task_scores(config.model.kind, held_out.labels, held_out.scores, held_out.weights)
         groups = scores_by_group(config, rows, held_out)
         if config.model.kind.has_several_labels:
             names = dataset.manifest.label_names
@@ -151,7 +150,7 @@ def scores_by_group(config: RunConfig, rows: SplitRows, held_out: HeldOut) -> li
     counted = np.ones(len(labels), bool) if weights is None else weights > 0
 
     def score(of: np.ndarray) -> dict[str, float]:
-        return held_out_scores(config.model.kind, labels[of], scores[of], None if weights is None else weights[of])
+        return task_scores(config.model.kind, labels[of], scores[of], None if weights is None else weights[of])
 
     columns = text_columns(rows, config.report.groups)
     return [

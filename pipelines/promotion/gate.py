@@ -20,7 +20,6 @@ from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, prediction_values, scored_rows, text_columns
-from sparkring.pipelines.evaluation.held_out import held_out_scores
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, predict_test_rows
 from sparkring.pipelines.promotion.drift import NoReference, drift_metrics, line_of, lines_of, prediction_drift
 from sparkring.pipelines.promotion.prepare import Prepared, champion_reader, previous_result
@@ -28,6 +27,7 @@ from sparkring.pipelines.promotion.rules import ScoredRows, judge, reasons_of
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.tracking.rules import NO_CHAMPION, WEIGHTS, StoreUnreachable, refuse_move
 from sparkring.pipelines.tracking.tracker import JOB
+from sparkring.training.metrics import task_scores
 from sparkring.training.model_folder import weights_sha256
 from sparkring.training.result import MODEL, Decision, DriftFinding, Promotion, RuleFinding, TrainResult
 
@@ -128,7 +128,7 @@ class Gate:
         kind, rows = self.job.config.model.kind, compared.rows
         ours = dict(self.result.scores[MODEL])
         if rows is not None and kind.is_table:
-            ours |= held_out_scores(kind, rows.labels, rows.ours, rows.weights)  # by the code that scores the champion
+            ours |= task_scores(kind, rows.labels, rows.ours, rows.weights)  # by the code that scores the champion
         return judge(promote, kind, ours, compared.champion_scores, rows)
 
     def _compare(self) -> Compared:
@@ -157,7 +157,7 @@ class Gate:
             raise NotComparable("this run has no predictions of its test rows, so it cannot be compared")
         job, number = self.job, champion.version.version
         theirs = predict_test_rows(champion, job.config, job.dataset, scored_rows(job.config, job.dataset, self.result))
-        scores = held_out_scores(job.config.model.kind, rows.labels, theirs, rows.weights)
+        scores = task_scores(job.config.model.kind, rows.labels, theirs, rows.weights)
         return Compared(replace(rows, champion=theirs), scores, number, number)
 
     def _is_this_model(self, champion: Champion) -> bool:

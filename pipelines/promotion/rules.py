@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from sparkring.conf.blocks.promotion import MetricRule, PromoteConfig
 from sparkring.conf.tasks import TaskKind
-from sparkring.pipelines.evaluation.held_out import held_out_scores
 from sparkring.pipelines.promotion.scores import resampled
+from sparkring.training.metrics import task_scores
 from sparkring.training.result import RuleFinding
 
 Array = NDArray[Any]
@@ -91,7 +91,7 @@ def judge_rule(
         passed = passed and bool(changed_enough(rule, better, np.array(value), np.array(theirs)))
         if rule.confidence is not None and passed:
             assert rows is not None, "a recipe with such a rule is of a task with predictions"
-            samples = resampled(kind.name, rule.metric, rows.labels, rows.models, weights=rows.weights)
+            samples = resampled(kind, rule.metric, rows.labels, rows.models, weights=rows.weights)
             share = changed_enough(rule, better, samples[:, 0], samples[:, 1]).mean()
             passed = bool(share >= rule.confidence)
     return RuleFinding(
@@ -161,12 +161,12 @@ def judge_slice(rule: MetricRule, kind: TaskKind, name: str, rows: ScoredRows, l
     """
     better = is_greater_better(rule, kind)
     ours, champion = (
-        held_out_scores(kind, rows.labels, scores, rows.weights).get(rule.metric, math.nan) for scores in rows.models
+        task_scores(kind, rows.labels, scores, rows.weights).get(rule.metric, math.nan) for scores in rows.models
     )
     confidence = 1 - (1 - (rule.confidence or SLICE_CONFIDENCE)) / looks
     lost = False
     if ours < champion if better else ours > champion:
-        samples = resampled(kind.name, rule.metric, rows.labels, rows.models, weights=rows.weights)
+        samples = resampled(kind, rule.metric, rows.labels, rows.models, weights=rows.weights)
         worse = samples[:, 0] < samples[:, 1] if better else samples[:, 0] > samples[:, 1]
         lost = bool(worse.mean() >= confidence)
     text = f"{rule.metric} is not worse (confidence {confidence:.4g})"

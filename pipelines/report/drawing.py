@@ -10,11 +10,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from sparkring.conf.tasks import Form
-from sparkring.pipelines.evaluation.binary import Bin, Group, calibration, share_by, threshold_curves
+from sparkring.pipelines.evaluation.binary import Group, share_by, threshold_curves
 from sparkring.pipelines.evaluation.evaluate import HeldOut
-from sparkring.pipelines.evaluation.multiclass import ClassCounts, class_counts, top_calibration
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.inputs import ReportInputs
+from sparkring.training.metrics import Bin, ClassCounts, calibration, class_counts, top_calibration
 from sparkring.training.result import ServerTotals, plain_name
 
 MOST_ROWS = 25  # of a table under a figure

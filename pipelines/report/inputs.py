@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,9 +9,10 @@ from functools import cached_property
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import leaves
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.tasks import POSITIVE_SHARE
+from sparkring.conf.tasks import PERPLEXITY, POSITIVE_SHARE
 from sparkring.pipelines.evaluation.balance import differences, split_losses
 from sparkring.pipelines.evaluation.evaluate import HeldOut, lost_to
+from sparkring.training.metrics import perplexity
 from sparkring.training.result import MODEL, GroupScores, Scores, TrainResult
 
 TOTAL = "total_s"  # among the timings: of all stages together
@@ -85,7 +85,7 @@ class ReportInputs:
         ours = scores[MODEL]
         ours.pop(POSITIVE_SHARE.name, None)
         if self.config.model.kind.is_text and "loss" in ours:
-            ours.setdefault("perplexity", math.exp(min(ours["loss"], 700.0)))
+            ours.setdefault(PERPLEXITY.name, perplexity(ours["loss"]))
         return scores if ours else {name: values for name, values in scores.items() if name != MODEL}
 
     @property

@@ -20,17 +20,17 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
-from sparkring.conf.tasks import MULTILABEL, TASKS
+from sparkring.conf.tasks import MULTILABEL, REGRESSION, TASKS
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation import linear, mllib
 from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines, in_driver
 from sparkring.pipelines.evaluation.evaluate import evaluate
 from sparkring.pipelines.evaluation.guesses import class_rates, constant_scores, mean_of_labels
 from sparkring.pipelines.evaluation.mllib import label_logistic_scores, multinomial_scores
-from sparkring.pipelines.evaluation.regression import regression_scores
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
+from sparkring.training.metrics import task_scores
 from sparkring.training.worker import left_out
 from tests.pipelines.results import rank_result, train_result
 
@@ -215,7 +215,7 @@ def test_weighted_rows_are_compared_with_weighted_least_squares(by: Any, spark: 
     guesses = {by.MEAN: np.full(len(truth), np.average(cost, weights=w)), by.LINEAR: design(test_code, test_x) @ plane}
     assert found.missing == {} and list(found.scores) == [by.MEAN, by.LINEAR]
     for name, guess in guesses.items():
-        expected = regression_scores(truth, guess, test_w)
+        expected = task_scores(REGRESSION, truth, guess, test_w)
         assert found.scores[name] == pytest.approx(expected, rel=2e-3), name
         assert found.scores[name]["loss"] != pytest.approx(np.mean((guess - truth) ** 2), rel=1e-2)
 
@@ -236,7 +236,7 @@ def test_rows_of_weight_0_change_nothing_and_equal_weights_neither(
     found = fitted(spark, weighted(dataset), task, label)
     filters = DataConfig.model_validate({"filters": [["w", ">", 0]]})
     train, test = (split_rows(dataset, split, filters, []) for split in SIZES)
-    alone = attempted(linear.linear_fits(task, train, test, PLAIN, [label]))
+    alone = attempted(linear.linear_fits(TASKS[task], train, test, PLAIN, [label]))
     assert found.missing == alone.missing == {} and len(found.scores) == len(alone.scores) == 2
     exact = 1e-6 if by is linear else 2e-2  # Spark's own fit of the same rows differs by as much
     for (name, scores), expected, rel in zip(found.scores.items(), alone.scores.values(), (1e-6, exact), strict=True):
@@ -413,7 +413,7 @@ def test_one_class_of_training_rows_is_the_only_guess(tmp_path: Path) -> None:
 
     dataset = write_table(tmp_path, (*PLAIN, KIND), make)
     train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
-    found = attempted(linear.linear_fits("multiclass", train, test, PLAIN, [KIND]))
+    found = attempted(linear.linear_fits(TASKS["multiclass"], train, test, PLAIN, [KIND]))
     rates = found.scores[linear.CLASS_RATES]
     assert found.missing == {} and found.scores[linear.MULTINOMIAL] == pytest.approx(rates, rel=1e-12)
     assert found.scores[linear.MULTINOMIAL]["accuracy"] == pytest.approx(1 / 3)

@@ -104,9 +104,9 @@ def scored(seed: int, rows: int, ours_noise: float, champion_noise: float, slice
 
 
 def of(rows: ScoredRows, *rules: MetricRule, **more: Any) -> list[Any]:
-    from sparkring.pipelines.evaluation.held_out import held_out_scores
+    from sparkring.training.metrics import task_scores
 
-    both = [held_out_scores(BINARY, rows.labels, scores) for scores in rows.models]
+    both = [task_scores(BINARY, rows.labels, scores) for scores in rows.models]
     return judge(PromoteConfig(rules=list(rules), **more), BINARY, both[0], both[1], rows)
 
 
