@@ -6,12 +6,13 @@ and model inputs are in `training/tasks.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-TaskName = Literal["binary", "regression", "multiclass", "multilabel", "language_model"]
+TaskName = Literal["binary", "regression", "poisson", "multiclass", "multilabel", "language_model"]
 
 
 class Form(Enum):
@@ -153,6 +154,22 @@ class _NumberKind(TaskKind):
         return {"output_center": mean, "output_scale": deviation}
 
 
+class _RateKind(_NumberKind):
+    @property
+    def has_label_range(self) -> bool:
+        return True
+
+    def range_problem(self, label: str, low: float, high: float) -> str:
+        if low < 0:
+            return (
+                f"and counts and rates are at least 0; set model.task to {REGRESSION.name}, or mend {label} in the SQL"
+            )
+        return ""
+
+    def initial_outputs(self, mean: float, deviation: float) -> dict[str, float]:
+        return {"output_center": math.log(mean)} if mean > 0 else {}
+
+
 def as_texts(label: str) -> str:
     """Remedy for class numbers that do not fit: make classes of their texts."""
     return f"or make texts of them, which are classes whatever they are: CAST({label} AS string) in the SQL"
@@ -183,6 +200,8 @@ SQUARED_ERROR = Metric("loss", "mean squared error", False, in_verdict=True)
 ABS_ERROR = Metric("abs_error", "mean absolute error", False)
 RMSE = Metric("rmse", "RMSE", False)
 R2 = Metric("r2", "R²", True, in_verdict=True)
+DEVIANCE = Metric("loss", "mean Poisson deviance", False, in_verdict=True)
+D2 = Metric("d2", "D²", True, in_verdict=True)
 TOKEN_LOSS = Metric("loss", "loss (nats per token)", False, in_verdict=True)
 PERPLEXITY = Metric("perplexity", "perplexity", False, on_ranks=False)
 
@@ -214,10 +233,17 @@ REGRESSION = _NumberKind(
     baseline_metrics=("loss", "rmse", "abs_error", "r2"),
     prediction="the value",
 )
+POISSON = _RateKind(
+    "poisson",
+    Form.NUMBER,
+    (DEVIANCE, ABS_ERROR, D2),
+    baseline_metrics=("loss", "abs_error", "d2"),
+    prediction="the expected count, or rate",
+)
 LANGUAGE_MODEL = TaskKind(
     "language_model", Form.TOKENS, (TOKEN_LOSS, PERPLEXITY), baseline_metrics=("loss", "perplexity")
 )
-TASKS = {kind.name: kind for kind in (BINARY, MULTICLASS, MULTILABEL, REGRESSION, LANGUAGE_MODEL)}
+TASKS = {kind.name: kind for kind in (BINARY, MULTICLASS, MULTILABEL, REGRESSION, POISSON, LANGUAGE_MODEL)}
 TABLE_TASKS = tuple(kind.name for kind in TASKS.values() if kind.is_table)
 LOWER_IS_BETTER = {m.name for kind in TASKS.values() for m in kind.metrics if m.higher_is_better is False}
 IN_VERDICT = {m.name for kind in TASKS.values() for m in kind.metrics if m.in_verdict}

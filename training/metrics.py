@@ -240,6 +240,14 @@ def squared_errors(labels: Array, predictions: Array | float) -> Array:
     return np.square(predictions - labels)
 
 
+def deviances(labels: Array, predictions: Array | float) -> Array:
+    """Poisson deviance of each row, (N,): labels at least 0, predicted means clipped at CLIP."""
+    expected = np.maximum(predictions, CLIP)
+    ratio = np.where(labels > 0, labels, expected) / expected
+    found: Array = 2 * (labels * np.log(ratio) - labels + expected)
+    return found
+
+
 def weighted_mean(values: Array, weights: Array) -> float:
     """The mean of values (N,); NaN if the weights are all 0."""
     total = weights.sum()
@@ -319,7 +327,10 @@ def explained(loss: float, of_constant: float) -> float:
     return 1 - loss / of_constant if of_constant > 0 else math.nan
 
 
-ERRORS: dict[Metric, Callable[[Array, Array | float], Array]] = {t.SQUARED_ERROR: squared_errors}
+ERRORS: dict[Metric, Callable[[Array, Array | float], Array]] = {
+    t.SQUARED_ERROR: squared_errors,
+    t.DEVIANCE: deviances,
+}
 """Losses of numbers: of each row (N,), given labels and predictions."""
 MEANS: dict[Metric, Callable[[Rows], Array]] = {
     t.LOG_LOSS: log_losses,
@@ -334,6 +345,7 @@ MEANS: dict[Metric, Callable[[Rows], Array]] = {
 OF_LOSS: dict[Metric, tuple[Metric, Callable[[float, float], float]]] = {
     t.RMSE: (t.SQUARED_ERROR, root),
     t.R2: (t.SQUARED_ERROR, explained),
+    t.D2: (t.DEVIANCE, explained),
 }
 """Metrics made of a loss of numbers, and of the loss of their mean as the constant prediction."""
 WHOLE: dict[Metric, Callable[[Rows], Weighing]] = {

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparkring.conf.references import load_setting
-from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, REGRESSION, Metric, TaskKind, task_kind
+from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, Metric, TaskKind, task_kind
 from sparkring.training.data.batch import Columns
 from sparkring.training.metrics import Rows, is_mean, metrics_of, row_values
 from sparkring.training.models.gpt import LanguageModelTask
@@ -142,8 +142,25 @@ class RegressionTask(_TableTask):
         return (outputs - columns[self.label].to(outputs.dtype)).square()
 
 
+class PoissonTask(_TableTask):
+    """outputs: log of the expected count or rate (B,). Loss is the Poisson deviance.
+
+    Label: a count; or a rate, the count divided by the exposure, where `etl.weight` is the exposure. That is the
+    likelihood of counts with the offset log(exposure), and how scikit-learn's PoissonRegressor is used.
+    """
+
+    kind = POISSON
+
+    def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
+        rate = columns[self.label].to(outputs.dtype)
+        return 2 * (torch.xlogy(rate, rate) - rate * outputs - rate + outputs.exp())
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return outputs.double().exp()
+
+
 TABLE_TASKS: dict[str, type[_TableTask]] = {
-    cls.kind.name: cls for cls in (BinaryTask, MulticlassTask, MultilabelTask, RegressionTask)
+    cls.kind.name: cls for cls in (BinaryTask, MulticlassTask, MultilabelTask, RegressionTask, PoissonTask)
 }
 
 

@@ -38,6 +38,7 @@ MAJORITY, LOGISTIC = "majority rate", "logistic regression (scikit-learn)"
 CLASS_RATES, MULTINOMIAL = "class rates", "multinomial logistic regression (scikit-learn)"
 RATES, LOGISTICS = "label rates", "logistic regression per label (scikit-learn)"
 MEAN, LINEAR = "mean", "linear regression (scikit-learn)"
+RATE = "Poisson regression (scikit-learn)"
 REGULARIZATION, ITERATIONS = 1e-5, 50  # as MLlib's
 MOST_CELLS = 1 << 25  # of 12 bytes, a double and its place; with all copies about 1.5 GB
 
@@ -158,6 +159,7 @@ def linear_fits(
         ),
         "multiclass": ((CLASS_RATES, class_rate_scores), (MULTINOMIAL, multinomial_scores)),
         "multilabel": ((RATES, partial(mean_of, label_rates)), (LOGISTICS, partial(mean_of, logistic_scores))),
+        "poisson": ((MEAN, partial(mean_scores, kind)), (RATE, partial(rate_scores, kind))),
         "regression": ((MEAN, partial(mean_scores, kind)), (LINEAR, partial(linear_scores, kind))),
     }
     (constant_name, constant), (linear_name, linear) = known[kind.name]
@@ -243,6 +245,18 @@ def linear_scores(kind: TaskKind, train: Design, test: Design) -> Scores:
 
     model = Ridge(alpha=REGULARIZATION * train.total, solver="sparse_cg", tol=1e-8)
     model.fit(train.matrix(), train.labels[:, 0], sample_weight=train.weights)
+    return _value_scores(kind, test, model.predict(test.matrix()))
+
+
+def rate_scores(kind: TaskKind, train: Design, test: Design) -> Scores:
+    """Scores of a Poisson regression with a log link."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import PoissonRegressor
+
+    model = PoissonRegressor(alpha=REGULARIZATION, max_iter=ITERATIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(train.matrix(), train.labels[:, 0], sample_weight=train.weights)
     return _value_scores(kind, test, model.predict(test.matrix()))
 
 

@@ -13,7 +13,7 @@ from pyspark.ml.classification import LogisticRegression
 from pyspark.ml.evaluation import BinaryClassificationEvaluator
 from pyspark.ml.feature import OneHotEncoder, VectorAssembler
 from pyspark.ml.functions import vector_to_array
-from pyspark.ml.regression import LinearRegression
+from pyspark.ml.regression import GeneralizedLinearRegression, LinearRegression
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -38,6 +38,7 @@ MAJORITY, LOGISTIC = "majority rate", "logistic regression (Spark MLlib)"
 CLASS_RATES, MULTINOMIAL = "class rates", "multinomial logistic regression (Spark MLlib)"
 RATES, LOGISTICS = "label rates", "logistic regression per label (Spark MLlib)"
 MEAN, LINEAR = "mean", "linear regression (Spark MLlib)"
+RATE = "Poisson regression (Spark MLlib)"
 LABEL, WEIGHT = "__label", "__weight"
 Fit = Callable[[DataFrame, DataFrame], Scores]
 
@@ -84,6 +85,7 @@ def mllib_fits(
     known: dict[str, tuple[tuple[str, Fit], tuple[str, Fit]]] = {
         "binary": ((MAJORITY, majority_scores), (LOGISTIC, logistic_scores)),
         "multiclass": ((CLASS_RATES, class_rate_scores), (MULTINOMIAL, multinomial_scores)),
+        "poisson": ((MEAN, partial(mean_scores, kind)), (RATE, partial(rate_scores, kind))),
         "regression": ((MEAN, partial(mean_scores, kind)), (LINEAR, partial(linear_scores, kind))),
     }
     (constant_name, constant), (linear_name, linear) = known[kind.name]
@@ -275,6 +277,14 @@ def multinomial_scores(train: DataFrame, test: DataFrame) -> Scores:
 def linear_scores(kind: TaskKind, train: DataFrame, test: DataFrame) -> Scores:
     """Scores of MLlib's linear regression on the test rows."""
     model = LinearRegression(featuresCol="__features", labelCol=LABEL, maxIter=50, regParam=1e-5)
+    return value_scores(kind, fitted(model, train, test))
+
+
+def rate_scores(kind: TaskKind, train: DataFrame, test: DataFrame) -> Scores:
+    """Scores of MLlib's Poisson regression, with a log link, on the test rows."""
+    model = GeneralizedLinearRegression(
+        featuresCol="__features", labelCol=LABEL, family="poisson", link="log", maxIter=50, regParam=1e-5
+    )
     return value_scores(kind, fitted(model, train, test))
 
 

@@ -33,6 +33,12 @@ def test_a_users_task_is_described_by_its_class_alone() -> None:
     assert own.score_columns(["a", "b"], []) == ["class_a", "class_b"] and own.score_columns([], [], 2)[1] == "class_1"
 
 
+def test_the_built_in_model_starts_at_the_mean_of_a_number() -> None:
+    assert TASKS["regression"].initial_outputs(3.0, 2.0) == {"output_center": 3.0, "output_scale": 2.0}
+    assert TASKS["poisson"].initial_outputs(1.0, 2.0) == {"output_center": 0.0}, "its outputs are logarithms"
+    assert TASKS["poisson"].initial_outputs(0.0, 0.0) == TASKS["binary"].initial_outputs(0.5, 0.5) == {}
+
+
 def test_the_share_of_positive_rows_judges_no_model() -> None:
     assert "positive_share" not in BINARY.directions and BINARY.metric("positive_share").on_ranks
     assert "positive_share" not in IN_VERDICT

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
-from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, REGRESSION, TABLE_TASKS, TASKS, Form, Metric
+from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, TABLE_TASKS, TASKS, Form, Metric
 from sparkring.training.metrics import (
     OF_LOSS,
     WHOLE,
@@ -34,6 +34,7 @@ SCORED: dict[str, tuple[np.ndarray, np.ndarray]] = {
     "binary": (CLASSES % 2, DRAW.random(500).round(2)),
     "multiclass": (CLASSES, DRAW.dirichlet(np.ones(7), 500) * 0.5 + 0.5 * np.eye(7)[DRAW.permutation(CLASSES)]),
     "regression": (CLASSES * 2.0, CLASSES * 2 + DRAW.normal(size=500)),
+    "poisson": (DRAW.poisson(CLASSES) / 2, np.exp(DRAW.normal(size=500))),
     "multilabel": (np.stack([CLASSES % 2, CLASSES > 4, CLASSES > 9], axis=1), DRAW.random((500, 3)).round(2)),
 }
 FLAGS = st.lists(st.tuples(st.booleans(), st.integers(0, 8), st.integers(0, 3)), min_size=1, max_size=60)
@@ -48,6 +49,10 @@ def oracle(task: str, labels: np.ndarray, scores: np.ndarray, weights: np.ndarra
         absolute = sklearn.mean_absolute_error(labels, scores, **by)
         return {"loss": squared, "rmse": squared**0.5, "abs_error": absolute,
                 "r2": sklearn.r2_score(labels, scores, **by)}  # fmt: skip
+    if task == "poisson":
+        return {"loss": sklearn.mean_poisson_deviance(labels, scores, **by),
+                "abs_error": sklearn.mean_absolute_error(labels, scores, **by),
+                "d2": sklearn.d2_tweedie_score(labels, scores, power=1, **by)}  # fmt: skip
     if task == "multiclass":
         best, classes = scores.argmax(axis=1), np.arange(scores.shape[1])
         occur = sorted({*labels.tolist(), *best.tolist()})
@@ -150,6 +155,17 @@ def test_rows_without_weight_have_no_metric() -> None:
         metrics = [m for m in TASKS[task].metrics if m.resampled]
         found = metrics_of(metrics, rows, np.zeros(500))
         assert all(math.isnan(value) or (name == "f1" and value == 0) for name, value in found.items()), found
+
+
+def test_a_rate_weighted_by_its_exposure_has_the_deviance_of_the_count() -> None:
+    """So exposure as `etl.weight` is the offset log(exposure) of other libraries."""
+    rates, exposure = np.exp(DRAW.normal(size=500)), DRAW.uniform(0.1, 3, 500)
+    counts = DRAW.poisson(rates * exposure)
+    found = task_scores(POISSON, counts / exposure, rates, exposure)
+    of_counts = sklearn.mean_poisson_deviance(counts, rates * exposure)
+    assert found["loss"] * exposure.mean() == pytest.approx(of_counts, rel=1e-12)
+    certain = task_scores(POISSON, np.array([0.0, 1.0]), np.zeros(2))
+    assert certain["loss"] == pytest.approx(-math.log(1e-15) - 1), "a predicted rate of 0 is clipped, as probabilities"
 
 
 def test_one_class_has_no_ranking_and_equal_labels_no_share_of_variance() -> None:

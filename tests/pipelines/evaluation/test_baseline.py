@@ -20,7 +20,7 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
-from sparkring.conf.tasks import MULTILABEL, REGRESSION, TASKS
+from sparkring.conf.tasks import MULTILABEL, POISSON, REGRESSION, TASKS
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation import linear, mllib
 from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines, in_driver
@@ -245,6 +245,35 @@ def test_rows_of_weight_0_change_nothing_and_equal_weights_neither(
     rates = class_rates(*(dict(zip(values.tolist(), rows.tolist(), strict=True)) for values, rows in stored))
     guess = found.scores[by.MAJORITY if task == "binary" else by.CLASS_RATES]
     assert guess["loss"] != pytest.approx(rates["loss"], rel=1e-3), "weights count"
+
+
+@pytest.mark.spark
+def test_rates_are_compared_with_their_mean_and_a_poisson_regression(by: Any, spark: Any, tmp_path: Path) -> None:
+    """Claims per exposure, weighted by the exposure; the fit is that of Newton's method on the same rows."""
+
+    def make(seed: int) -> dict[str, Any]:
+        random = np.random.default_rng(seed)
+        made = costs(seed)
+        exposure = random.uniform(0.2, 2.0, 120)
+        claims = random.poisson(exposure * np.exp(0.3 * made["code"] + 0.4 * made["x"] - 0.5))
+        return made | {"cost": claims / exposure, "w": exposure}
+
+    dataset = weighted(write_table(tmp_path, (*PLAIN, COST, WEIGHT), make))
+    found = fitted(spark, dataset, "poisson", COST)
+    (code, x, rate, w), (test_code, test_x, truth, test_w) = (
+        rows_of(dataset, split, "code", "x", "cost", "w") for split in SIZES
+    )
+    features, weights = design(code, x)[:, :5], np.zeros(5)
+    for _ in range(25):
+        expected = np.exp(features @ weights)
+        weights += np.linalg.solve((features.T * w * expected) @ features, features.T @ (w * (rate - expected)))
+    mean_rate = np.full(len(truth), np.average(rate, weights=w))
+    guesses = {by.MEAN: mean_rate, by.RATE: np.exp(design(test_code, test_x)[:, :5] @ weights)}
+    assert found.missing == {} and list(found.scores) == [by.MEAN, by.RATE]
+    for name, guess in guesses.items():
+        expected_scores = task_scores(POISSON, truth, guess, test_w)
+        assert found.scores[name] == pytest.approx(expected_scores, rel=2e-2, abs=2e-3), name
+    assert found.scores[by.RATE]["d2"] > 0.1 > found.scores[by.MEAN]["d2"]
 
 
 def kinds(seed: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ CLASSES = DRAW.integers(0, 7, 300)
 SCORED = {
     "binary": ((CLASSES > 3).astype(np.float64), DRAW.random(300)),
     "multiclass": (CLASSES, DRAW.dirichlet(np.ones(7), 300) * 0.5 + 0.5 * np.eye(7)[CLASSES]),
+    "poisson": (DRAW.poisson(CLASSES) / 2, np.exp(DRAW.normal(size=300))),
     "regression": (CLASSES * 2.0, CLASSES * 2 + DRAW.normal(size=300)),
     "multilabel": (
         np.stack([CLASSES > 3, CLASSES % 2, CLASSES > 9], axis=1).astype(float),
