@@ -159,7 +159,7 @@ class PoissonTask(_TableTask):
         return outputs.double().exp()
 
 
-TABLE_TASKS: dict[str, type[_TableTask]] = {
+TASK_CLASSES: dict[str, type[_TableTask]] = {
     cls.kind.name: cls for cls in (BinaryTask, MulticlassTask, MultilabelTask, RegressionTask, PoissonTask)
 }
 
@@ -183,7 +183,7 @@ def build_task(
     """Make a task by name or by `module:Class`, called as (features, label, inputs, **args).
 
     Args:
-        kind: of TABLE_TASKS, `language_model`, or a reference to a class derived from Task.
+        kind: name of a task in `conf/tasks.py`, or a reference to a class derived from Task.
         features: columns the model sees.
         label: the label's column, or the columns of several; ValueError if a table task has none, or too many.
         inputs: columns passed to the model one by one; None: one dict of all features.
@@ -193,7 +193,7 @@ def build_task(
     described = task_kind(kind)
     if described.is_text:
         return LanguageModelTask(pad_id)
-    cls: Any = load_setting(kind, "model.task") if described.is_own else TABLE_TASKS[kind]
+    cls: Any = load_setting(kind, "model.task") if described.is_own else TASK_CLASSES[kind]
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         raise ValueError(f"model.task = {kind!r}: is {cls!r}, not a class derived from sparkring.training.tasks.Task")
     if label is None:

@@ -1496,6 +1496,12 @@ MUTANTS = (
         "conf/rules/foreseen.py", "len(labels) > 1 and not kind.has_several_labels", "len(labels) > 1", T_LABEL_RULES
     ),
     Mutant(METRICS, "losses.mean(axis=1)", "losses.sum(axis=1)", T_METRICS),
+    Mutant(METRICS, "np.maximum(predictions, CLIP)", "predictions", T_METRICS),
+    Mutant(TASKS, "- rate * outputs - rate", "- rate * outputs", T_TASKS),
+    Mutant(KINDS, '{"output_center": math.log(mean)} if mean > 0', '{"output_center": mean} if mean > 0', T_KINDS),
+    Mutant(KINDS, "if low < 0:", "if low < -9:", T_LABEL_RULES),
+    Mutant(LINEAR, "PoissonRegressor(alpha=REGULARIZATION", "PoissonRegressor(alpha=1.0", f"{T_BASELINE} -k rates_are"),
+    Mutant(MLLIB, "best = 0.0 if row[1] else", "best = 1.0 or", f"{T_BASELINE} -k equal_labels"),
     Mutant(GUESSES, "if 0 < truth < 1]", "]", f"{T_BASELINE} -k mean_auc"),
     Mutant(MLLIB, "if is_constant else", "if False else", f"{T_BASELINE} -k several"),
     Mutant(DISTRIBUTIONS, "(~chosen.any(axis=1)).sum()", "chosen.any(axis=1).sum()", T_DISTRIBUTIONS),

@@ -174,6 +174,8 @@ def test_one_class_has_no_ranking_and_equal_labels_no_share_of_variance() -> Non
     assert "average_precision" not in task_scores(BINARY, np.ones(3), np.array([0.1, 0.2, 0.3]))
     values = np.full(7, 0.1)  # whose mean is not 0.1 in float64
     assert "r2" not in task_scores(REGRESSION, values, values + 1, np.linspace(0, 1, 7))
+    resample = np.array([0, 0.3, 0.7]), Rows(Form.NUMBER, np.array([5, 0.1, 0.1]), np.ones(3))
+    assert math.isnan(weighing(REGRESSION.metric("r2"), resample[1])(resample[0])), "of the rows that count"
 
 
 def test_a_label_that_no_row_has_and_none_is_predicted_to_have_is_in_no_mean_over_labels() -> None:

@@ -191,6 +191,13 @@ def test_a_regression_is_compared_with_the_mean_and_least_squares(by: Any, spark
     assert found.scores[by.MEAN]["r2"] <= 0 < 0.95 < found.scores[by.LINEAR]["r2"]
 
 
+@pytest.mark.spark
+def test_equal_labels_have_no_share_of_variance(by: Any, spark: Any, tmp_path: Path) -> None:
+    dataset = write_table(tmp_path, (*PLAIN, COST), lambda seed: costs(seed) | {"cost": np.full(120, 0.1)})
+    found = fitted(spark, dataset, "regression", COST)
+    assert found.missing == {} and found.scores[by.MEAN].keys() == {"loss", "rmse", "abs_error"}
+
+
 WEIGHT = Column(name="w", dtype="float64", role="weight")
 
 

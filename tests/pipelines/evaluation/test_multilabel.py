@@ -13,12 +13,13 @@ LABELS, SCORES = DRAW.integers(0, 2, (200, 3)), DRAW.random((200, 3))
 
 
 def test_each_label_has_its_positives_and_scores_by_name() -> None:
-    labels, weights = LABELS * [1, 1, 0], np.arange(200) % 2 * 1.0
+    labels, weights = LABELS * [1, 1, 0], np.arange(200) % 2 * (1.0 + np.arange(200) % 3)
+    by = {"sample_weight": weights[1::2]}
     first, second, third = scores_by_label(["a", "b", "c"], labels, SCORES, weights)
     assert (first.value, second.value) == ("a", "b")
     assert first.rows == labels[1::2, 0].sum() and third.rows == 0, "rows of weight 0 count for nothing"
-    assert second.scores["auc"] == pytest.approx(sklearn.roc_auc_score(labels[1::2, 1], SCORES[1::2, 1]))
-    assert second.scores["f1"] == pytest.approx(sklearn.f1_score(labels[1::2, 1], SCORES[1::2, 1] > 0.5))
+    assert second.scores["auc"] == pytest.approx(sklearn.roc_auc_score(labels[1::2, 1], SCORES[1::2, 1], **by))
+    assert second.scores["f1"] == pytest.approx(sklearn.f1_score(labels[1::2, 1], SCORES[1::2, 1] > 0.5, **by))
     assert third.scores.keys() == {"f1", "loss"}, "no row has it, so nothing is ranked"
     low = SCORES / 2
     low[0] = 0.9  # of weight 0
