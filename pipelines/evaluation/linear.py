@@ -153,10 +153,7 @@ def linear_fits(
     """
     designs = functools.cache(lambda: make_designs(train, test, features, labels))
     known: dict[str, tuple[tuple[str, Fit], tuple[str, Fit]]] = {
-        "binary": (
-            (MAJORITY, lambda *both: label_rates(*both)[0]),
-            (LOGISTIC, lambda *both: logistic_scores(*both)[0]),
-        ),
+        "binary": ((MAJORITY, partial(first_of, label_rates)), (LOGISTIC, partial(first_of, logistic_scores))),
         "multiclass": ((CLASS_RATES, class_rate_scores), (MULTINOMIAL, multinomial_scores)),
         "multilabel": ((RATES, partial(mean_of, label_rates)), (LOGISTICS, partial(mean_of, logistic_scores))),
         "poisson": ((MEAN, partial(mean_scores, kind)), (RATE, partial(rate_scores, kind))),
