@@ -28,6 +28,7 @@ from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.references import module_of
 from sparkring.conf.storage import CHUNK_BYTES, Storage, open_storage
 from sparkring.conf.stored import StoredError
+from sparkring.conf.tasks import task_kind
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.columns import RaggedArray, numpy_dtype, one_array
 from sparkring.training.data.features.tensors import TensorSource
@@ -121,7 +122,8 @@ class Predictor:
 
     def __init__(self, config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]):
         self.manifest = manifest
-        self.label_names = manifest.label_names if config.model.task == "multilabel" else []
+        self.kind = config.model.kind
+        self.label_names = manifest.label_names if self.kind.has_several_labels else []
         self.columns = pick_columns(manifest, config.model.inputs, config.model.label)
         self.task: Any = build_task(
             config.model.task,
@@ -198,14 +200,10 @@ class Predictor:
         """The scores as columns by name."""
         if scores.ndim == 1:
             return {"prediction": scores}
-        names = self.label_names
-        if names:
-            return {f"label_{name}": scores[:, i] for i, name in enumerate(names)}
-        names = self.manifest.classes
-        if not names:
-            return {f"class_{i}": scores[:, i] for i in range(scores.shape[1])}
-        likeliest = np.array(names, object)[scores.argmax(axis=1)]
-        return {"prediction": likeliest} | {f"class_{name}": scores[:, i] for i, name in enumerate(names)}
+        classes = [] if self.kind.has_several_labels else self.manifest.classes
+        names = self.kind.score_columns(classes, self.label_names, scores.shape[1])
+        likeliest = {"prediction": np.array(classes, object)[scores.argmax(axis=1)]} if classes else {}
+        return likeliest | {name: scores[:, i] for i, name in enumerate(names)}
 
     def _probabilities(self, columns: dict[str, torch.Tensor]) -> np.ndarray:
         with torch.inference_mode():
@@ -374,7 +372,7 @@ def _has_module(code: Path, name: str) -> bool:
 def make_predictor(folder: Storage) -> Predictor | Writer:
     """Load a model folder whose code is trusted. StoredError where its parts make no model."""
     model = read_model_folder(folder)
-    kind = Writer if model.config.model.task == "language_model" else Predictor
+    kind = Writer if model.config.model.kind.is_text else Predictor
     weights = read_weights(folder)
     try:
         predictor = kind(model.config, model.manifest, weights)
@@ -426,13 +424,5 @@ def signature_inputs(config: RunConfig, manifest: DatasetManifest) -> list[Named
 
 def signature_outputs(task: str, classes: Sequence[str] = (), labels: Sequence[str] = ()) -> list[NamedType]:
     """The prediction's columns, where they are known; `classes`, `labels`: their names, in the order of outputs."""
-    if task == "multilabel":
-        return [{"name": f"label_{name}", "type": "double", "required": True} for name in labels]
-    if task == "multiclass" and classes:
-        columns: dict[str, str] = {"prediction": "string"} | {f"class_{name}": "double" for name in classes}
-        return [{"name": name, "type": kind, "required": True} for name, kind in columns.items()]
-    if task == "language_model":
-        return [{"name": "text", "type": "string", "required": True}]
-    if task not in ("binary", "regression"):
-        return []
-    return [{"name": "prediction", "type": "double", "required": True}]
+    columns = task_kind(task).outputs(classes, labels)
+    return [{"name": name, "type": kind, "required": True} for name, kind in columns.items()]

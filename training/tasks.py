@@ -12,24 +12,24 @@ from torch import nn
 from torch.nn import functional
 
 from sparkring.conf.references import load_setting
+from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, Metric, TaskKind, task_kind
 from sparkring.training.data.batch import Columns
+from sparkring.training.metrics import Rows, is_mean, metrics_of, row_values
 from sparkring.training.models.gpt import LanguageModelTask
-from sparkring.training.models.scores import (
-    MULTILABEL_SCORES,
-    class_f1,
-    fit_scores,
-    macro_f1,
-    multilabel_means,
-    ranking_scores,
-)
 from sparkring.training.models.task import Task
 
 Tensor = torch.Tensor
 NO_ARGS: Mapping[str, Any] = MappingProxyType({})
+LOSS = "loss"  # of every task; ranks compute it as they train, from outputs rather than probabilities
 
 
 class _TableTask(Task):
-    """Inputs: the named columns as positional tensors, or one dict of all feature columns."""
+    """A task of a table: its description, its inputs, and its metrics by the formulas of `training/metrics.py`.
+
+    Inputs are the named columns as positional tensors, or one dict of all feature columns.
+    """
+
+    kind: TaskKind
 
     def __init__(self, features: list[str], label: str, inputs: list[str] | None = None):
         self.features, self.label, self.columns = features, label, inputs
@@ -47,31 +47,46 @@ class _TableTask(Task):
         """Probability of the positive class (B,), of each class or label (B, classes), or the value (B,)."""
         return outputs
 
+    def decisions(self, outputs: Tensor) -> Tensor:
+        """What metrics on ranks are made of: `probabilities`, or the predicted class (B,)."""
+        return self.probabilities(outputs).double()
+
+    def metric_names(self) -> tuple[str, ...]:
+        return tuple(metric.name for metric in self._on_ranks(means=True))
+
+    def metric_sums(self, outputs: Tensor, columns: Columns) -> dict[str, Tensor]:
+        scores, labels = self.decisions(outputs), self.labels(columns).double()
+        rows = Rows(self.kind.form, labels.detach().cpu().numpy(), scores.detach().cpu().numpy())
+        found = {metric.name: row_values(metric, rows) for metric in self._on_ranks(means=True)}
+        return {name: torch.from_numpy(values).to(outputs.device).double() for name, values in found.items()}
+
+    def split_metric_names(self) -> tuple[str, ...]:
+        return tuple(metric.name for metric in self._on_ranks(means=False))
+
+    def split_values(self, outputs: Tensor, columns: Columns) -> Tensor:
+        scores, labels = self.decisions(outputs), self.labels(columns).double()
+        return torch.cat([each.reshape(len(each), -1) for each in (scores, labels)], dim=1)
+
+    def split_metrics(self, values: Tensor, weights: Tensor | None = None) -> dict[str, float]:
+        scores, labels = (part.numpy() for part in values.chunk(2, dim=1))
+        shape = scores.shape if self.kind.has_several_labels else scores.shape[:1]
+        rows = Rows(self.kind.form, labels.reshape(shape), scores.reshape(shape))
+        return metrics_of(self._on_ranks(means=False), rows, None if weights is None else weights.numpy())
+
+    def _on_ranks(self, means: bool) -> list[Metric]:
+        """Metrics that ranks compute beside the loss: means over rows, or those of all rows together."""
+        metrics = (metric for metric in self.kind.metrics if metric.on_ranks and metric.name != LOSS)
+        return [metric for metric in metrics if is_mean(metric) == means]
+
 
 class BinaryTask(_TableTask):
     """outputs: logits (B,); label 0 or 1. Log loss in nats."""
 
+    kind = BINARY
+
     def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
         label = columns[self.label].to(outputs.dtype)
         return functional.binary_cross_entropy_with_logits(outputs, label, reduction="none")
-
-    def metric_names(self) -> tuple[str, ...]:
-        return ("accuracy", "positive_share")
-
-    def metric_sums(self, outputs: Tensor, columns: Columns) -> dict[str, Tensor]:
-        label = columns[self.label].bool()
-        return {"accuracy": ((outputs > 0) == label).double(), "positive_share": label.double()}
-
-    def split_metric_names(self) -> tuple[str, ...]:
-        return ("auc", "average_precision", "f1")
-
-    def split_values(self, outputs: Tensor, columns: Columns) -> Tensor:
-        return torch.stack([self.probabilities(outputs), columns[self.label].double()], dim=1)
-
-    def split_metrics(self, values: Tensor, weights: Tensor | None = None) -> dict[str, float]:
-        scores, labels = values.T
-        f1 = class_f1((labels > 0.5).long(), (scores > 0.5).long(), weights)
-        return ranking_scores(scores, labels, weights) | {"f1": float(f1[1]) if len(f1) > 1 else 0.0}
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         return torch.sigmoid(outputs.double())
@@ -80,24 +95,13 @@ class BinaryTask(_TableTask):
 class MulticlassTask(_TableTask):
     """outputs: logits (B, classes); label an integer class."""
 
+    kind = MULTICLASS
+
     def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
         return functional.cross_entropy(outputs, columns[self.label].long(), reduction="none")
 
-    def metric_names(self) -> tuple[str, ...]:
-        return ("accuracy",)
-
-    def metric_sums(self, outputs: Tensor, columns: Columns) -> dict[str, Tensor]:
-        return {"accuracy": (outputs.argmax(dim=1) == columns[self.label].long()).double()}
-
-    def split_metric_names(self) -> tuple[str, ...]:
-        return ("macro_f1",)
-
-    def split_values(self, outputs: Tensor, columns: Columns) -> Tensor:
-        return torch.stack([outputs.argmax(dim=1).double(), columns[self.label].double()], dim=1)
-
-    def split_metrics(self, values: Tensor, weights: Tensor | None = None) -> dict[str, float]:
-        predicted, labels = values.long().T
-        return {"macro_f1": macro_f1(labels, predicted, weights)}
+    def decisions(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(dim=1).double()
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         return torch.softmax(outputs.double(), dim=1)
@@ -109,6 +113,8 @@ class MultilabelTask(_TableTask):
     Log loss in nats, the mean over labels. A label that all rows of a split have, or none, has no part in means of AUC
     and average precision over labels (macro); one that is neither there nor predicted has none in that of F1.
     """
+
+    kind = MULTILABEL
 
     def __init__(self, features: list[str], label: str | list[str], inputs: list[str] | None = None):
         super().__init__(features, label if isinstance(label, str) else "", inputs)
@@ -123,22 +129,6 @@ class MultilabelTask(_TableTask):
         labels = self.labels(columns).to(outputs.dtype)
         return functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(dim=1)
 
-    def metric_names(self) -> tuple[str, ...]:
-        return ("accuracy",)
-
-    def metric_sums(self, outputs: Tensor, columns: Columns) -> dict[str, Tensor]:
-        return {"accuracy": ((outputs > 0) == self.labels(columns).bool()).double().mean(dim=1)}
-
-    def split_metric_names(self) -> tuple[str, ...]:
-        return MULTILABEL_SCORES
-
-    def split_values(self, outputs: Tensor, columns: Columns) -> Tensor:
-        return torch.cat([self.probabilities(outputs), self.labels(columns).double()], dim=1)
-
-    def split_metrics(self, values: Tensor, weights: Tensor | None = None) -> dict[str, float]:
-        scores_NL, labels_NL = values.chunk(2, dim=1)
-        return multilabel_means(scores_NL, labels_NL, weights)
-
     def probabilities(self, outputs: Tensor) -> Tensor:
         return torch.sigmoid(outputs.double())
 
@@ -146,31 +136,31 @@ class MultilabelTask(_TableTask):
 class RegressionTask(_TableTask):
     """outputs: values (B,). Loss is the squared error; `abs_error` in the label's unit."""
 
+    kind = REGRESSION
+
     def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
         return (outputs - columns[self.label].to(outputs.dtype)).square()
 
-    def metric_names(self) -> tuple[str, ...]:
-        return ("abs_error",)
 
-    def metric_sums(self, outputs: Tensor, columns: Columns) -> dict[str, Tensor]:
-        return {"abs_error": (outputs - columns[self.label]).abs().double()}
+class PoissonTask(_TableTask):
+    """outputs: log of the expected count or rate (B,). Loss is the Poisson deviance.
 
-    def split_metric_names(self) -> tuple[str, ...]:
-        return ("rmse", "r2")
+    Label: a count; or a rate, the count divided by the exposure, where `etl.weight` is the exposure. That is the
+    likelihood of counts with the offset log(exposure), and how scikit-learn's PoissonRegressor is used.
+    """
 
-    def split_values(self, outputs: Tensor, columns: Columns) -> Tensor:
-        return torch.stack([outputs.double(), columns[self.label].double()], dim=1)
+    kind = POISSON
 
-    def split_metrics(self, values: Tensor, weights: Tensor | None = None) -> dict[str, float]:
-        predicted, labels = values.T
-        return fit_scores(predicted, labels, weights)
+    def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
+        rate = columns[self.label].to(outputs.dtype)
+        return 2 * (torch.xlogy(rate, rate) - rate * outputs - rate + outputs.exp())
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return outputs.double().exp()
 
 
-TABLE_TASKS: dict[str, type[_TableTask]] = {
-    "binary": BinaryTask,
-    "multiclass": MulticlassTask,
-    "multilabel": MultilabelTask,
-    "regression": RegressionTask,
+TASK_CLASSES: dict[str, type[_TableTask]] = {
+    cls.kind.name: cls for cls in (BinaryTask, MulticlassTask, MultilabelTask, RegressionTask, PoissonTask)
 }
 
 
@@ -193,21 +183,22 @@ def build_task(
     """Make a task by name or by `module:Class`, called as (features, label, inputs, **args).
 
     Args:
-        kind: of TABLE_TASKS, `language_model`, or a reference to a class derived from Task.
+        kind: name of a task in `conf/tasks.py`, or a reference to a class derived from Task.
         features: columns the model sees.
         label: the label's column, or the columns of several; ValueError if a table task has none, or too many.
         inputs: columns passed to the model one by one; None: one dict of all features.
         pad_id: token that is never a target of a language model.
         args: of the user's class (model.task_args).
     """
-    if kind == "language_model":
+    described = task_kind(kind)
+    if described.is_text:
         return LanguageModelTask(pad_id)
-    cls: Any = TABLE_TASKS[kind] if kind in TABLE_TASKS else load_setting(kind, "model.task")
+    cls: Any = load_setting(kind, "model.task") if described.is_own else TASK_CLASSES[kind]
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         raise ValueError(f"model.task = {kind!r}: is {cls!r}, not a class derived from sparkring.training.tasks.Task")
     if label is None:
         raise ValueError(f"model.label: task {kind!r} needs a label column, the dataset marks none; name it")
-    if isinstance(label, list) and kind in TABLE_TASKS and kind != "multilabel":
+    if isinstance(label, list) and described.is_table and not described.has_several_labels:
         raise ValueError(
             f"model.label: task {kind!r} has one label, the dataset has {label}; name one, or set model.task to "
             "multilabel"

@@ -7,20 +7,7 @@ from pydantic import Field, PositiveInt, model_validator
 from sparkring.conf.schema import Strict
 
 PREDICTION = "prediction"  # among the columns of a drift rule: what the models predict for the test rows
-HIGHER_IS_BETTER = {
-    "binary": {"loss": False, "brier": False, "calibration_error": False}
-    | {"accuracy": True, "f1": True, "auc": True, "average_precision": True},
-    "multiclass": {"loss": False, "calibration_error": False}
-    | {"accuracy": True, "macro_f1": True, "top_5_accuracy": True, "mean_reciprocal_rank": True},
-    "multilabel": {"loss": False, "accuracy": True}
-    | {f"{mean}_{of}": True for of in ("auc", "average_precision", "f1") for mean in ("macro", "micro")},
-    "regression": {"loss": False, "rmse": False, "abs_error": False, "r2": True},
-    "language_model": {"loss": False, "perplexity": False},
-}
-"""By task: the metrics of its held-out scores, and whether more of one is better."""
-NOT_RESAMPLED = {"calibration_error"}  # no mean over rows and no ranking: the bootstrap does not know it
 MODEL = "this model"  # its name among the scores
-COMPARED_TASKS = ("binary", "multiclass", "multilabel", "regression")  # of which a champion can be scored again
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 

@@ -7,6 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 
 from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.schema import NonNegativeFloat, Reference, Strict
+from sparkring.conf.tasks import TaskKind, TaskName, task_kind
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 WEIGHTS_FILE = ".safetensors"  # ends the URI of a file of weights
@@ -50,7 +51,7 @@ class ModelConfig(Strict):
 
     factory: Reference = "sparkring.training.models.tabular:Tabular"
     args: dict[str, Any] = {}
-    task: Literal["binary", "regression", "multiclass", "multilabel", "language_model"] | Reference = "binary"
+    task: TaskName | Reference = "binary"
     task_args: dict[str, Any] = Field({}, description="of a task by module:Class")
     inputs: list[str] | None = Field(
         None,
@@ -70,6 +71,11 @@ class ModelConfig(Strict):
     @classmethod
     def _weights_alone(cls, start: Any) -> Any:
         return {"weights": start} if isinstance(start, str) else start
+
+    @property
+    def kind(self) -> TaskKind:
+        """The task's description."""
+        return task_kind(self.task)
 
 
 class ParameterGroup(Strict):

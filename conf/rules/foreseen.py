@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparkring.conf.blocks.etl import EtlConfig, Feature, ImageFeature, PassthroughFeature
-from sparkring.conf.blocks.promotion import COMPARED_TASKS
 from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.promotion import nearest
 
@@ -100,7 +99,7 @@ def _meant(name: str, known: tuple[str, ...]) -> str:
 
 def _model_problems(config: RunConfig, names: ForeseenNames) -> Iterator[str]:
     """`model.inputs` and `model.label` are tensors."""
-    if config.model.task == "language_model":
+    if config.model.kind.is_text:
         return
     wanted = [("model.inputs", name) for name in config.model.inputs or []]
     wanted += [("model.label", config.model.label)] if config.model.label else []
@@ -110,12 +109,12 @@ def _model_problems(config: RunConfig, names: ForeseenNames) -> Iterator[str]:
             yield f"{key}: {name!r} is the weight, which no model sees; leave it out, or select it by a second name"
         elif name not in names.tensors:
             yield f"{key} = {name!r}: the dataset will have no such tensor; {nearest(name, names.tensors)}"
-    task = config.model.task
-    if task in COMPARED_TASKS:
+    kind, task = config.model.kind, config.model.task
+    if kind.is_table:
         labels = [config.model.label] if config.model.label else config.etl.labels
         if not labels:
             yield f"etl.label: model.task = {task!r} needs a label column, and the recipe names none; set etl.label"
-        elif len(labels) > 1 and task != "multilabel":
+        elif len(labels) > 1 and not kind.has_several_labels:
             yield f"model.task = {task!r}: it has one label, and etl.label lists {labels}; name one by model.label"
         for label in labels:
             if label == config.etl.weight:

@@ -7,15 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sparkring.conf.blocks.etl import EtlConfig
-from sparkring.conf.blocks.promotion import (
-    COMPARED_TASKS,
-    HIGHER_IS_BETTER,
-    NOT_RESAMPLED,
-    DriftDataset,
-    DriftRule,
-    MetricRule,
-)
+from sparkring.conf.blocks.promotion import DriftDataset, DriftRule, MetricRule
 from sparkring.conf.config import RunConfig
+from sparkring.conf.tasks import TABLE_TASKS, TaskKind
 from sparkring.conf.uris import check_uri
 
 if TYPE_CHECKING:
@@ -37,33 +31,34 @@ def promotion_problems(config: RunConfig) -> list[str]:
 
 
 def _promote_problems(config: RunConfig) -> Iterator[str]:
-    promote, task = config.promote, config.model.task
+    promote, kind = config.promote, config.model.kind
     if promote is None:
         return
     if config.train.test_split is None and promote.rules:
         yield "promote.rules: train.test_split is null, so there are no held-out rows to judge the model on"
-    if promote.slices and task not in COMPARED_TASKS:
-        yield f"promote.slices: the champion is scored again for the tasks {[*COMPARED_TASKS]} only, not for {task!r}"
+    if promote.slices and not kind.is_table:
+        only = f"the champion is scored again for the tasks {[*TABLE_TASKS]} only"
+        yield f"promote.slices: {only}, not for {kind.name!r}"
     for number, rule in enumerate(promote.rules):
-        yield from (f"promote.rules.{number}: {problem}" for problem in _rule_problems(rule, task))
+        yield from (f"promote.rules.{number}: {problem}" for problem in _rule_problems(rule, kind))
 
 
-def _rule_problems(rule: MetricRule, task: str) -> Iterator[str]:
-    known = HIGHER_IS_BETTER.get(task)
-    if known is not None and rule.metric not in known:
+def _rule_problems(rule: MetricRule, kind: TaskKind) -> Iterator[str]:
+    task, known = kind.name, kind.directions
+    if not kind.is_own and rule.metric not in known:
         yield f"metric = {rule.metric!r}: no held-out metric of model.task = {task!r}; {nearest(rule.metric, known)}"
         return
-    if known is None and rule.greater_is_better is None:
+    if kind.is_own and rule.greater_is_better is None:
         yield f"greater_is_better: say whether more is better of {rule.metric!r}, a metric of your own task {task!r}"
-    if rule.compares and task not in COMPARED_TASKS:
+    if rule.compares and not kind.is_table:
         yield (
-            f"metric = {rule.metric!r}: the champion is scored again for the tasks {[*COMPARED_TASKS]} only, so with "
+            f"metric = {rule.metric!r}: the champion is scored again for the tasks {[*TABLE_TASKS]} only, so with "
             f"model.task = {task!r} a rule can have a threshold, no change"
         )
-    elif rule.confidence is not None and rule.metric in NOT_RESAMPLED:
+    elif rule.confidence is not None and not kind.is_own and rule.metric not in kind.resampled:
         yield (
             f"confidence: {rule.metric} cannot be resampled; leave confidence out, or use one of "
-            f"{sorted(set(known or {}) - NOT_RESAMPLED)}"
+            f"{sorted(kind.resampled)}"
         )
 
 
@@ -80,9 +75,9 @@ def _drift_problems(config: RunConfig) -> Iterator[str]:
         key = f"drift.rules.{number}"
         if rule.predicts and isinstance(drift.against, DriftDataset):
             yield f"{key}: a dataset has no predictions; compare them against champion or previous"
-        if rule.predicts and (config.train.test_split is None or config.model.task not in COMPARED_TASKS):
+        if rule.predicts and (config.train.test_split is None or not config.model.kind.is_table):
             yield (
-                f"{key}: predictions are compared over train.test_split, for the tasks {[*COMPARED_TASKS]}; here they "
+                f"{key}: predictions are compared over train.test_split, for the tasks {[*TABLE_TASKS]}; here they "
                 f"are {config.train.test_split!r} and {config.model.task!r}"
             )
         if rule.inputs and config.etl is not None and config.etl.interval is None:

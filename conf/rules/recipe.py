@@ -8,22 +8,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from sparkring.conf.blocks.promotion import COMPARED_TASKS, HIGHER_IS_BETTER
 from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.promotion import nearest, promotion_problems
 from sparkring.conf.rules.strategies import table_problem
 from sparkring.conf.secrets import HIDDEN, redact, redacted
 from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
+from sparkring.conf.tasks import TABLE_TASKS, TASKS, Form
 from sparkring.conf.uris import NO_SECRETS, check_uri
 
 BUILT_IN_TABULAR = "training.models.tabular:Tabular"
-BASELINE_METRICS = {
-    "binary": ["loss", "auc", "accuracy"],
-    "multiclass": ["loss", "accuracy", "macro_f1"],
-    "multilabel": ["loss", "macro_auc", "accuracy"],
-    "regression": ["loss", "rmse", "abs_error", "r2"],
-    "language_model": ["loss", "perplexity"],
-}
 
 
 @dataclass(frozen=True)
@@ -83,25 +76,25 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     ),
     NoEffect(
         ("model.inputs", "model.label"),
-        lambda c: c.model.task == "language_model",
+        lambda c: c.model.kind.is_text,
         "with model.task = 'language_model', which reads the column `tokens` and predicts it",
         "remove it, or set model.task to your own (module:Class)",
     ),
     NoEffect(
         ("report.share_by",),
-        lambda c: c.model.task != "binary",
+        lambda c: c.model.kind.form is not Form.FLAG,
         "where model.task is not binary: there is no positive share to show",
         "remove it",
     ),
     NoEffect(
         ("report.groups",),
-        lambda c: c.model.task not in COMPARED_TASKS or c.train.test_split is None,
-        "but on the test rows of a binary, multiclass, multilabel or regression task",
+        lambda c: not c.model.kind.is_table or c.train.test_split is None,
+        f"but on the test rows of a task of {', '.join(TABLE_TASKS)}",
         "remove it, or name a train.test_split",
     ),
     NoEffect(
         ("report.ranking",),
-        lambda c: c.model.task != "binary" or c.train.test_split is None,
+        lambda c: c.model.kind.form is not Form.FLAG or c.train.test_split is None,
         "but on the test rows of a binary task",
         "remove it, or name a train.test_split",
     ),
@@ -119,7 +112,7 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     ),
     NoEffect(
         ("report.sample_prompt", "report.sample_tokens"),
-        lambda c: c.model.task != "language_model",
+        lambda c: not c.model.kind.is_text,
         "where model.task is not language_model: no text is written",
         "remove it",
     ),
@@ -454,19 +447,19 @@ def secret_problems(config: RunConfig) -> list[str]:
 
 def must_beat_problems(config: RunConfig) -> list[str]:
     """Check `report.must_beat`: there must be baselines, and they must have the metrics."""
-    wanted, task = config.report.must_beat, config.model.task
+    wanted, kind = config.report.must_beat, config.model.kind
     key = f"report.must_beat = {wanted}"
     if not wanted:
         return []
-    if task not in BASELINE_METRICS:
-        return [f"{key}: there are no baselines for model.task = {task!r}, only for {sorted(BASELINE_METRICS)}"]
+    if kind.is_own:
+        return [f"{key}: there are no baselines for model.task = {kind.name!r}, only for {sorted(TASKS)}"]
     problems = []
     ranking = config.report.ranking
-    known = BASELINE_METRICS[task] + (ranking.metrics if ranking is not None and ranking.item is not None else [])
+    known = [*kind.baseline_metrics, *(ranking.metrics if ranking is not None and ranking.item is not None else [])]
     if unknown := [metric for metric in wanted if metric not in known]:
         of_lists = [metric for metric in unknown if metric.startswith(("recall_at_", "ndcg_at_"))]
         remedy = "; name a metric of report.ranking, with its item, for popularity to be beaten" if of_lists else ""
-        problems.append(f"{key}: baselines of model.task = {task!r} have {known}, not {unknown}{remedy}")
+        problems.append(f"{key}: baselines of model.task = {kind.name!r} have {known}, not {unknown}{remedy}")
     if not config.report.baselines:
         problems.append(f"{key}: report.baselines is false, so there is nothing to beat; set it true")
     if config.train.test_split is None:
@@ -478,8 +471,8 @@ def predict_problems(config: RunConfig) -> list[str]:
     """Check that the rows of `predict` can be made, and their predictions be columns."""
     if config.predict is None:
         return []
-    if config.model.task == "language_model":
-        return ["predict: rows of tables are scored, and model.task is 'language_model'; remove the block"]
+    if config.model.kind.is_text:
+        return [f"predict: rows of tables are scored, and model.task is {config.model.task!r}; remove the block"]
     rows, key = config.predict.rows, f"predict.rows = {config.predict.rows!r}"
     if config.etl is None:
         return [f"{key}: is a view or source of etl, and there is no etl block"]
@@ -489,7 +482,7 @@ def predict_problems(config: RunConfig) -> list[str]:
 
 def mode_problems(config: RunConfig) -> list[str]:
     """Check that `train` looks for the best value of a metric in the right direction, where it is known."""
-    train, known = config.train, HIGHER_IS_BETTER.get(config.model.task, {})
+    train, known = config.train, config.model.kind.directions
     asked = {"train.best_mode": (train.best_metric, train.best_mode)}
     if train.early_stopping is not None:
         asked["train.early_stopping.mode"] = (train.early_stopping.metric, train.early_stopping.mode)
@@ -507,7 +500,7 @@ def metric_problems(config: RunConfig, names: Sequence[str]) -> list[str]:
     wanted = {"train.best_metric": config.train.best_metric} | (
         {"train.early_stopping.metric": early.metric} if early else {}
     )
-    if config.promote is not None and config.model.task not in HIGHER_IS_BETTER:  # the others' are known without a task
+    if config.promote is not None and config.model.kind.is_own:  # the others' are known without a task
         wanted |= {f"promote.rules.{i}.metric": rule.metric for i, rule in enumerate(config.promote.rules)}
     return [
         f"{key} = {name!r}: no validation metric of model.task = {config.model.task!r}; {nearest(name, names)}"

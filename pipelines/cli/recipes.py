@@ -7,8 +7,8 @@ import json
 import sys
 
 from sparkring.conf.errors import ConfigError
+from sparkring.conf.tasks import TABLE_TASKS
 from sparkring.pipelines.cli.arguments import Commands, add_command, add_group, add_recipe_command, load, show_examples
-from sparkring.pipelines.init import TASKS
 from sparkring.pipelines.run.exit_codes import Exit
 
 
@@ -70,7 +70,7 @@ def _add_init(commands: Commands) -> None:
     text = "whether the item was taken, or how well liked; default: every row is an item taken, and others are drawn"
     interactions.add_argument("--label", metavar="COLUMN", help=text)
     table.add_argument("--label", required=True, metavar="COLUMN[,..]", help="what is to be predicted")
-    table.add_argument("--task", choices=TASKS, help="default: by the label's type and values")
+    table.add_argument("--task", choices=TABLE_TASKS, help="default: by the label's type and values")
 
 
 def _init_table(arguments: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import Column
 from sparkring.conf.secrets import redact
+from sparkring.conf.tasks import Form, TaskKind
 from sparkring.pipelines.display.spark_jobs import spark_progress
 from sparkring.pipelines.evaluation import linear
 from sparkring.pipelines.evaluation.split_rows import SplitRows
@@ -34,13 +35,18 @@ class Baselines:
 
 
 def fit_baselines(
-    spark: SparkSession, task: str, train: SplitRows, test: SplitRows, read: Sequence[Column], labels: Sequence[Column]
+    spark: SparkSession,
+    kind: TaskKind,
+    train: SplitRows,
+    test: SplitRows,
+    read: Sequence[Column],
+    labels: Sequence[Column],
 ) -> Baselines:
     """Fit and score the baselines; without scalar features, the constant guess alone. One that fails is a warning.
 
     Args:
         spark: the job's session.
-        task: of the recipe.
+        kind: the task.
         train: rows to fit on.
         test: rows to score.
         read: the model's input columns, and its labels.
@@ -48,26 +54,28 @@ def fit_baselines(
     """
     hashed = train.manifest.hashed
     scalar = [c for c in read if c.layout == "scalar" and c not in labels and c.name not in hashed]
-    if in_driver(task, train, test, scalar, labels):
-        return attempted(linear.linear_fits(task, train, test, scalar, labels))
+    if in_driver(kind, train, test, scalar, labels):
+        return attempted(linear.linear_fits(kind, train, test, scalar, labels))
     from sparkring.pipelines.evaluation.mllib import mllib_fits  # a second of imports, of use for many rows alone
 
     with spark_progress(spark):
-        return attempted(mllib_fits(spark, task, (train, test), scalar, labels))
+        return attempted(mllib_fits(spark, kind, (train, test), scalar, labels))
 
 
-def in_driver(task: str, train: SplitRows, test: SplitRows, scalar: Sequence[Column], labels: Sequence[Column]) -> bool:
+def in_driver(
+    kind: TaskKind, train: SplitRows, test: SplitRows, scalar: Sequence[Column], labels: Sequence[Column]
+) -> bool:
     """Whether the baselines are fitted in the driver: by the rows, their features, and how many classes there are.
 
     Args:
-        task: of the recipe.
+        kind: the task.
         train: rows to fit on.
         test: rows to score.
         scalar: features.
         labels: of the task.
     """
     rows, cells = train.most_rows + test.most_rows, linear.cells_of_row(scalar)
-    if task != "multiclass" or not linear.fits_in_driver(rows, cells):
+    if kind.form is not Form.CLASS or not linear.fits_in_driver(rows, cells):
         return linear.fits_in_driver(rows, cells)
     highest = [batch.column(0).to_numpy().max() for batch in train.doubles([labels[0].name]) if batch.num_rows]
     classes = 1 + np.nanmax(highest, initial=0)

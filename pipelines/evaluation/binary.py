@@ -1,11 +1,8 @@
-"""Exact scores of held-out predictions, over all their rows. By scikit-learn where it has them.
+"""Curves over thresholds and shares by value, of held-out predictions of 0 and 1.
 
 labels (N,) of 0 and 1, scores (N,) probabilities of 1, in any order. Equal scores are one threshold, so no result
 depends on the order of rows. Other labels, and scores that are not finite, are a ValueError. weights (N,): how much a
 row counts, at least 0; None: all alike.
-
-scikit-learn is imported where it is used, after training: its import takes seconds, and sets KMP_* variables of the
-process, which ranks would inherit.
 """
 
 from __future__ import annotations
@@ -17,8 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sparkring.conf.tasks import Form
+from sparkring.training.metrics import checked_rows
+
 Array = np.ndarray
-CLIP = 1e-15  # of probabilities in the log loss, as in Spark's
 
 
 @dataclass(frozen=True)
@@ -36,77 +35,21 @@ class ThresholdCurves:
 
 def threshold_curves(labels: Array, scores: Array, weights: Array | None = None) -> ThresholdCurves | None:
     """The curves; None where only one class occurs."""
-    from sklearn import metrics as sklearn
-
-    labels, scores, weights = _checked(labels, scores, weights)
-    if labels.min() == labels.max():
+    rows, weights = checked_rows(Form.FLAG, labels, scores, weights)
+    counts = np.ones(len(rows.labels), np.int64) if weights is None else weights
+    positive, negative = (step[::-1] for step in rows.by_score.steps(counts))
+    hits, false_alarms = np.cumsum(positive), np.cumsum(negative)
+    if not hits[-1] or not false_alarms[-1]:
         return None
-    false_positive_rate, true_positive_rate, _ = sklearn.roc_curve(
-        labels, scores, sample_weight=weights, drop_intermediate=False
-    )
-    precision, recall, _ = sklearn.precision_recall_curve(
-        labels, scores, sample_weight=weights
-    )  # recall falls, to a last point at 0
     return ThresholdCurves(
-        false_positive_rate,
-        true_positive_rate,
-        recall[-2::-1],
-        precision[-2::-1],
-        auc=float(sklearn.roc_auc_score(labels, scores, sample_weight=weights)),
-        average_precision=float(sklearn.average_precision_score(labels, scores, sample_weight=weights)),
-        positive_share=float(np.average(labels, weights=weights)),
+        np.append(0.0, false_alarms / false_alarms[-1]),
+        np.append(0.0, hits / hits[-1]),
+        hits / hits[-1],
+        hits / (hits + false_alarms),
+        auc=rows.by_score.auc(counts),
+        average_precision=rows.by_score.average_precision(counts),
+        positive_share=float(hits[-1] / (hits[-1] + false_alarms[-1])),
     )
-
-
-def binary_scores(labels: Array, scores: Array, weights: Array | None = None) -> dict[str, float]:
-    """Every score of the report's table; where only one class occurs, without AUC and average precision."""
-    from sklearn import metrics as sklearn
-
-    labels, scores, weights = _checked(labels, scores, weights)
-    by = {"sample_weight": weights}
-    result = {
-        "loss": float(sklearn.log_loss(labels, np.clip(scores, CLIP, 1 - CLIP), labels=[0, 1], **by)),  # nats
-        "brier": float(sklearn.brier_score_loss(labels, scores, labels=[0, 1], **by)),
-        "accuracy": float(sklearn.accuracy_score(labels > 0.5, scores > 0.5, **by)),
-        "f1": float(sklearn.f1_score(labels > 0.5, scores > 0.5, zero_division=0.0, **by)),
-        "calibration_error": calibration_error(calibration(labels, scores, weights=weights)),
-    }
-    curves = threshold_curves(labels, scores, weights)
-    return result if curves is None else result | {"auc": curves.auc, "average_precision": curves.average_precision}
-
-
-@dataclass(frozen=True)
-class Bin:
-    """Rows whose score is in one slice of equal counts."""
-
-    rows: int
-    predicted: float  # mean score
-    observed: float  # positive share
-    weight: float  # of its rows together
-
-
-def calibration(labels: Array, scores: Array, bins: int = 15, weights: Array | None = None) -> list[Bin]:
-    """At most `bins` slices of about equally many rows, by rising score; rows of one score are never parted.
-
-    Ours: sklearn.calibration_curve interpolates its quantiles, gives no counts, and knows no error over the slices.
-    """
-    labels, scores, weights = _checked(labels, scores, weights)
-    order = np.argsort(scores, kind="stable")
-    scores, labels = scores[order], labels[order]
-    weights = np.ones(len(labels)) if weights is None else weights[order]
-    # starts: (slices,) row of the first of the scores equal to the one at each quantile
-    starts = np.unique(np.searchsorted(scores, scores[(np.arange(bins) * len(scores)) // bins], side="left"))
-    rows = np.diff(np.append(starts, len(scores)))
-    weight = np.add.reduceat(weights, starts)
-    predicted = np.add.reduceat(scores * weights, starts) / weight
-    observed = np.add.reduceat(labels * weights, starts) / weight
-    return [Bin(int(n), *map(float, found)) for n, *found in zip(rows, predicted, observed, weight, strict=True)]
-
-
-def calibration_error(bins: Sequence[Bin]) -> float:
-    """Mean distance of predicted from observed share, by the rows' weight (ECE, Naeini 2015, equal-count bins)."""
-    weight = sum(b.weight for b in bins)
-    return sum(b.weight * abs(b.predicted - b.observed) for b in bins) / weight
 
 
 @dataclass(frozen=True)
@@ -121,7 +64,8 @@ class Group:
 
 def share_by(values: Sequence[Any] | Array, labels: Array, scores: Array) -> list[Group]:
     """Positive share and mean prediction per value, numbers in their order and texts in theirs; None is `null`."""
-    labels, scores, _ = _checked(labels, scores, None)
+    checked, _ = checked_rows(Form.FLAG, labels, scores, None)
+    labels, scores = checked.labels, checked.scores
     if len(values) != len(labels):
         raise ValueError(f"{len(values)} values for {len(labels)} rows")
     # codes: (N,) index into the distinct values, several of which may have one name (None and NaN)
@@ -145,24 +89,3 @@ def _order(name: str) -> tuple[int, float, str]:
         return 0, float(name), name
     except ValueError:
         return (2 if name == "null" else 1), 0.0, name
-
-
-def weighed(labels: Array, scores: Array, weights: Array | None) -> tuple[Array, Array, Array | None]:
-    """The rows that count for something, and their weights; ValueError where none does."""
-    if weights is None:
-        return labels, scores, None
-    counts = weights > 0
-    if weights.shape != labels.shape[:1] or not counts.any():
-        raise ValueError(f"weights {weights.shape} of {len(labels)} rows: there must be as many, and one above 0")
-    return labels[counts], scores[counts], weights[counts]
-
-
-def _checked(labels: Array, scores: Array, weights: Array | None) -> tuple[Array, Array, Array | None]:
-    labels, scores = np.asarray(labels, dtype=np.float64), np.asarray(scores, dtype=np.float64)
-    if labels.shape != scores.shape or labels.ndim != 1 or not len(labels):
-        raise ValueError(f"labels {labels.shape} and scores {scores.shape} must be equally many rows, at least one")
-    if not np.isin(labels, (0.0, 1.0)).all():
-        raise ValueError("labels other than 0 and 1: these metrics are for two classes")
-    if not np.isfinite(scores).all():
-        raise ValueError(f"{int((~np.isfinite(scores)).sum())} of {len(scores)} scores are not finite")
-    return weighed(labels, scores, weights)

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from sparkring.conf.blocks.promotion import COMPARED_TASKS
 from sparkring.conf.config import RunConfig
 from sparkring.conf.features import UNSEEN_CODE
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
+from sparkring.conf.tasks import is_better
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines import serving
 from sparkring.pipelines.context.context import JobContext
@@ -28,14 +28,13 @@ from sparkring.pipelines.evaluation.als import ALS_NAME, als_predictions
 from sparkring.pipelines.evaluation.balance import label_balance
 from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines
 from sparkring.pipelines.evaluation.groups import group_scores
-from sparkring.pipelines.evaluation.held_out import held_out_scores, is_better
 from sparkring.pipelines.evaluation.multilabel import scores_by_label
 from sparkring.pipelines.evaluation.ranking import POPULARITY, make_ranking, popularity
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical
+from sparkring.training.metrics import perplexity, task_scores
 from sparkring.training.model_folder import attach_tables
-from sparkring.training.models.gpt import perplexity
 from sparkring.training.recipe_model import pick_columns
 from sparkring.training.result import MODEL, GroupScores, LabelBalance, RankedLists, TrainResult
 
@@ -62,7 +61,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
     config, dataset = job.config, job.dataset
     if config.train.test_split is None:
         return replace(result, scores={MODEL: dict(result.train.valid)}), None
-    if config.model.task == "language_model":
+    if config.model.kind.is_text:
         return evaluate_text(config, dataset.manifest, job.folder, result), None
     scores, missing, labels = {MODEL: dict(result.train.test)}, dict[str, str](), dict[str, LabelBalance]()
     groups: list[GroupScores] = []
@@ -76,25 +75,25 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
     if unseen:
         log.info("test rows whose value was in no training row: %s", unseen)
     check_finite(held_out.scores, rows)
-    if config.model.task in COMPARED_TASKS:
+    if config.model.kind.is_table:
         columns = pick_columns(dataset.manifest, config.model.inputs, config.model.label)
         assert columns.label is not None, "build_task has asked for it"
         check_labels(held_out.labels, ", ".join(columns.labels))
-        scores[MODEL] |= held_out_scores(config.model.task, held_out.labels, held_out.scores, held_out.weights)
+        scores[MODEL] |= task_scores(config.model.kind, held_out.labels, held_out.scores, held_out.weights)
         groups = scores_by_group(config, rows, held_out)
-        if config.model.task == "multilabel":
+        if config.model.kind.has_several_labels:
             names = dataset.manifest.label_names
             by_label = scores_by_label(names, held_out.labels, held_out.scores, held_out.weights)
         train = split_rows(dataset, "train", config.data, result.train.train_left_out)
         splits = compared_splits(config, dataset, train, rows)
         tensors = [dataset.manifest.tensor(name) for name in columns.labels]
-        labels = label_balance(config.model.task, splits, tensors)
+        labels = label_balance(config.model.kind.form, splits, tensors)
         ranked = ranked_rows(job.spark, config, train, rows, held_out, columns.labels[0])
         scores[MODEL] |= ranked.scores
         if config.report.baselines:
             baselines = fit_baselines(
                 job.spark,
-                config.model.task,
+                config.model.kind,
                 train,
                 rows,
                 [dataset.manifest.tensor(name) for name in columns.read],
@@ -151,7 +150,7 @@ def scores_by_group(config: RunConfig, rows: SplitRows, held_out: HeldOut) -> li
     counted = np.ones(len(labels), bool) if weights is None else weights > 0
 
     def score(of: np.ndarray) -> dict[str, float]:
-        return held_out_scores(config.model.task, labels[of], scores[of], None if weights is None else weights[of])
+        return task_scores(config.model.kind, labels[of], scores[of], None if weights is None else weights[of])
 
     columns = text_columns(rows, config.report.groups)
     return [

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sparkring.pipelines.evaluation.binary import CLIP
-from sparkring.pipelines.evaluation.multiclass import class_counts
+from sparkring.conf.tasks import BINARY
+from sparkring.training.metrics import class_counts, negative_log, task_scores, weighted_mean
 from sparkring.training.result import Scores
 
 MOST_LABELS = 20  # of which each is fitted in turn: some seconds
@@ -27,11 +27,15 @@ def check_coefficients(coefficients: int) -> None:
         raise ValueError(f"{coefficients:,} coefficients, more than {MOST_COEFFICIENTS:,}")
 
 
+def flag_scores(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None) -> Scores:
+    """Scores of a baseline for one label of 0 and 1; its AUC is that of chance where one class occurs."""
+    found = task_scores(BINARY, labels, scores, weights, BINARY.baseline_metrics)
+    return {"loss": found["loss"], "auc": found.get("auc", 0.5), "accuracy": found["accuracy"]}
+
+
 def constant_scores(guess: float, truth: float) -> Scores:
-    """Scores of one guess for every row, where a share `truth` of them is positive. Log loss in nats."""
-    clipped = min(max(guess, CLIP), 1 - CLIP)
-    loss = -(truth * math.log(clipped) + (1 - truth) * math.log(1 - clipped))
-    return {"loss": loss, "auc": 0.5, "accuracy": truth if guess > 0.5 else 1 - truth}
+    """Scores of one guess for every row, where a share `truth` of them is positive."""
+    return flag_scores(np.array([1.0, 0.0]), np.array([guess, guess]), np.array([truth, 1 - truth]))
 
 
 def mean_of_labels(scores: Sequence[Scores], truths: Sequence[float]) -> Scores:
@@ -44,8 +48,9 @@ def mean_of_labels(scores: Sequence[Scores], truths: Sequence[float]) -> Scores:
 def class_rates(trained: Mapping[int, float], tested: Mapping[int, float]) -> Scores:
     """Scores of the shares of `trained` (class -> rows, or their weight) as probabilities of every row of `tested`."""
     rows, guess = sum(trained.values()), min(trained, key=lambda label: (-trained[label], label))
-    loss = -sum(n * math.log(max(trained.get(label, 0) / rows, CLIP)) for label, n in tested.items())
-    return {"loss": loss / sum(tested.values())} | class_metrics([(label, guess, n) for label, n in tested.items()])
+    losses = negative_log(np.array([trained.get(label, 0) / rows for label in tested]))
+    loss = weighted_mean(losses, np.array([*tested.values()]))
+    return {"loss": loss} | class_metrics([(label, guess, n) for label, n in tested.items()])
 
 
 def class_metrics(groups: Sequence[tuple[int, int, float]]) -> Scores:

@@ -18,18 +18,19 @@ from typing import Any
 import numpy as np
 
 from sparkring.conf.manifest import Column
-from sparkring.pipelines.evaluation.binary import CLIP
+from sparkring.conf.tasks import TaskKind
 from sparkring.pipelines.evaluation.guesses import (
     check_coefficients,
     check_labels,
     class_metrics,
     class_rates,
     constant_scores,
+    flag_scores,
     mean_of_labels,
 )
-from sparkring.pipelines.evaluation.regression import regression_scores
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.training.data.features.tensors import element_names
+from sparkring.training.metrics import negative_log, task_scores
 from sparkring.training.result import Scores
 
 Array = np.ndarray
@@ -37,6 +38,7 @@ MAJORITY, LOGISTIC = "majority rate", "logistic regression (scikit-learn)"
 CLASS_RATES, MULTINOMIAL = "class rates", "multinomial logistic regression (scikit-learn)"
 RATES, LOGISTICS = "label rates", "logistic regression per label (scikit-learn)"
 MEAN, LINEAR = "mean", "linear regression (scikit-learn)"
+RATE = "Poisson regression (scikit-learn)"
 REGULARIZATION, ITERATIONS = 1e-5, 50  # as MLlib's
 MOST_CELLS = 1 << 25  # of 12 bytes, a double and its place; with all copies about 1.5 GB
 
@@ -138,12 +140,12 @@ Fit = Callable[[Design, Design], Scores]
 
 
 def linear_fits(
-    task: str, train: SplitRows, test: SplitRows, features: Sequence[Column], labels: Sequence[Column]
+    kind: TaskKind, train: SplitRows, test: SplitRows, features: Sequence[Column], labels: Sequence[Column]
 ) -> dict[str, Callable[[], Scores]]:
     """The baselines by name, each a function that fits and scores it; both splits are read once.
 
     Args:
-        task: of the recipe.
+        kind: the task.
         train: rows to fit on.
         test: rows to score.
         features: scalar ones; without any there is the constant guess alone.
@@ -151,15 +153,13 @@ def linear_fits(
     """
     designs = functools.cache(lambda: make_designs(train, test, features, labels))
     known: dict[str, tuple[tuple[str, Fit], tuple[str, Fit]]] = {
-        "binary": (
-            (MAJORITY, lambda *both: label_rates(*both)[0]),
-            (LOGISTIC, lambda *both: logistic_scores(*both)[0]),
-        ),
+        "binary": ((MAJORITY, partial(first_of, label_rates)), (LOGISTIC, partial(first_of, logistic_scores))),
         "multiclass": ((CLASS_RATES, class_rate_scores), (MULTINOMIAL, multinomial_scores)),
         "multilabel": ((RATES, partial(mean_of, label_rates)), (LOGISTICS, partial(mean_of, logistic_scores))),
-        "regression": ((MEAN, mean_scores), (LINEAR, linear_scores)),
+        "poisson": ((MEAN, partial(mean_scores, kind)), (RATE, partial(rate_scores, kind))),
+        "regression": ((MEAN, partial(mean_scores, kind)), (LINEAR, partial(linear_scores, kind))),
     }
-    (constant_name, constant), (linear_name, linear) = known[task]
+    (constant_name, constant), (linear_name, linear) = known[kind.name]
     fits: dict[str, Callable[[], Scores]] = {constant_name: lambda: constant(*designs())}
     return fits | ({linear_name: lambda: linear(*designs())} if features else {})
 
@@ -182,19 +182,13 @@ def label_rates(train: Design, test: Design) -> list[Scores]:
 
 def logistic_scores(train: Design, test: Design) -> list[Scores]:
     """Log loss in nats, ROC AUC and accuracy of a logistic regression of each label; ValueError for too many labels."""
-    from sklearn.metrics import roc_auc_score
-
     check_labels(train.labels.shape[1])
     scores, matrices = label_rates(train, test), (train.matrix(), test.matrix())
     for n, (ours, labels) in enumerate(zip(train.labels.T, test.labels.T, strict=True)):
         if train.mean(ours) in (0.0, 1.0):  # there is one class to learn: the guess
             continue
         _, odds = probabilities(train, *matrices, ours)
-        p = np.clip(odds[:, 1], CLIP, 1 - CLIP)
-        loss = -np.where(labels > 0.5, np.log(p), np.log(1 - p))
-        right = (odds[:, 1] > 0.5) == (labels > 0.5)
-        auc = roc_auc_score(labels, odds[:, 1], sample_weight=test.weights) if 0 < test.mean(labels) < 1 else 0.5
-        scores[n] = {"loss": test.mean(loss), "auc": float(auc), "accuracy": test.mean(right)}
+        scores[n] = flag_scores(labels, odds[:, 1], test.weights)
     return scores
 
 
@@ -229,23 +223,39 @@ def multinomial_scores(train: Design, test: Design) -> Scores:
     classes, odds = probabilities(train, train.matrix(), test.matrix(), labels)
     place = np.searchsorted(classes, truth).clip(max=len(classes) - 1)
     own = np.where(classes[place] == truth, odds[np.arange(len(truth)), place], 0.0)  # no other class is ever predicted
-    loss = test.mean(-np.log(np.maximum(own, CLIP)))
+    loss = test.mean(negative_log(own))
     pairs = np.column_stack([truth, classes[odds.argmax(axis=1)]]).astype(np.int64)
     groups, where = np.unique(pairs, axis=0, return_inverse=True)
     counts = np.bincount(where.ravel(), test.weights)
     return {"loss": loss} | class_metrics([(int(a), int(b), n) for (a, b), n in zip(groups, counts, strict=True)])
 
 
-def mean_scores(train: Design, test: Design) -> Scores:
+def mean_scores(kind: TaskKind, train: Design, test: Design) -> Scores:
     """Always predict the training rows' mean."""
     guess = train.mean(train.labels[:, 0])
-    return regression_scores(test.labels[:, 0], np.full(len(test.labels), guess), test.weights)
+    return _value_scores(kind, test, np.full(len(test.labels), guess))
 
 
-def linear_scores(train: Design, test: Design) -> Scores:
-    """Squared error, its root, absolute error and R2 of a linear regression."""
+def linear_scores(kind: TaskKind, train: Design, test: Design) -> Scores:
+    """Scores of a linear regression."""
     from sklearn.linear_model import Ridge
 
     model = Ridge(alpha=REGULARIZATION * train.total, solver="sparse_cg", tol=1e-8)
     model.fit(train.matrix(), train.labels[:, 0], sample_weight=train.weights)
-    return regression_scores(test.labels[:, 0], model.predict(test.matrix()), test.weights)
+    return _value_scores(kind, test, model.predict(test.matrix()))
+
+
+def rate_scores(kind: TaskKind, train: Design, test: Design) -> Scores:
+    """Scores of a Poisson regression with a log link."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import PoissonRegressor
+
+    model = PoissonRegressor(alpha=REGULARIZATION, max_iter=ITERATIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(train.matrix(), train.labels[:, 0], sample_weight=train.weights)
+    return _value_scores(kind, test, model.predict(test.matrix()))
+
+
+def _value_scores(kind: TaskKind, test: Design, predictions: Array) -> Scores:
+    return task_scores(kind, test.labels[:, 0], predictions, test.weights, kind.baseline_metrics)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 from pyspark.ml.classification import LogisticRegression
 from pyspark.ml.evaluation import BinaryClassificationEvaluator
 from pyspark.ml.feature import OneHotEncoder, VectorAssembler
 from pyspark.ml.functions import vector_to_array
-from pyspark.ml.regression import LinearRegression
+from pyspark.ml.regression import GeneralizedLinearRegression, LinearRegression
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sparkring.conf.manifest import Column
+from sparkring.conf.tasks import ACCURACY, BINARY, LOG_LOSS, Metric, TaskKind
 from sparkring.etl.session import GONE, described
-from sparkring.pipelines.evaluation.binary import CLIP
 from sparkring.pipelines.evaluation.guesses import (
     check_coefficients,
     check_labels,
@@ -30,18 +31,21 @@ from sparkring.pipelines.evaluation.guesses import (
 )
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.training.data.features.tensors import element_names
+from sparkring.training.metrics import OF_LOSS, Rows, is_mean, row_values
 from sparkring.training.result import Scores
 
 MAJORITY, LOGISTIC = "majority rate", "logistic regression (Spark MLlib)"
 CLASS_RATES, MULTINOMIAL = "class rates", "multinomial logistic regression (Spark MLlib)"
 RATES, LOGISTICS = "label rates", "logistic regression per label (Spark MLlib)"
 MEAN, LINEAR = "mean", "linear regression (Spark MLlib)"
+RATE = "Poisson regression (Spark MLlib)"
 LABEL, WEIGHT = "__label", "__weight"
+Fit = Callable[[DataFrame, DataFrame], Scores]
 
 
 def mllib_fits(
     spark: SparkSession,
-    task: str,
+    kind: TaskKind,
     rows: tuple[SplitRows, SplitRows],
     scalar: Sequence[Column],
     labels: Sequence[Column],
@@ -50,7 +54,7 @@ def mllib_fits(
 
     Args:
         spark: the job's session.
-        task: of the recipe.
+        kind: the task.
         rows: to fit on, and to score.
         scalar: features; without any there is the constant guess alone.
         labels: one of 0 or 1, a class number, or a value; several of 0 and 1, or a vector of them.
@@ -70,7 +74,7 @@ def mllib_fits(
     def assemble(targets: Sequence[Column]) -> tuple[DataFrame, DataFrame]:
         return assembled(*frames(targets, scalar), scalar)
 
-    if task == "multilabel":
+    if kind.has_several_labels:
         every = [each for column in labels for each in elements(column)]
         fits = {RATES: lambda: shown(RATES, lambda: label_rate_scores(*frames(every, []), len(every)))}
         if scalar:
@@ -78,11 +82,13 @@ def mllib_fits(
                 LOGISTICS, lambda: label_logistic_scores([partial(assemble, [each]) for each in every])
             )
         return fits
-    (constant_name, constant), (linear_name, linear) = {
+    known: dict[str, tuple[tuple[str, Fit], tuple[str, Fit]]] = {
         "binary": ((MAJORITY, majority_scores), (LOGISTIC, logistic_scores)),
         "multiclass": ((CLASS_RATES, class_rate_scores), (MULTINOMIAL, multinomial_scores)),
-        "regression": ((MEAN, mean_scores), (LINEAR, linear_scores)),
-    }[task]
+        "poisson": ((MEAN, partial(mean_scores, kind)), (RATE, partial(rate_scores, kind))),
+        "regression": ((MEAN, partial(mean_scores, kind)), (LINEAR, partial(linear_scores, kind))),
+    }
+    (constant_name, constant), (linear_name, linear) = known[kind.name]
     fits = {constant_name: lambda: shown(constant_name, lambda: constant(*frames(labels, scalar)))}
     return fits | ({linear_name: lambda: shown(linear_name, lambda: linear(*assemble(labels)))} if scalar else {})
 
@@ -131,13 +137,28 @@ def counted(frame: DataFrame) -> SparkColumn:
     return (F.sum(WEIGHT) if WEIGHT in frame.columns else F.count("*")).alias("rows")
 
 
-def variance(frame: DataFrame) -> SparkColumn:
-    """The variance of LABEL, by WEIGHT where there is one; then its mean is found first, by a job of its own."""
-    if WEIGHT not in frame.columns:
-        return F.var_pop(LABEL)
-    row = frame.agg(mean(frame, F.col(LABEL)), F.min(LABEL) == F.max(LABEL)).first()
-    assert row is not None
-    return F.lit(0.0) if row[1] else mean(frame, F.pow(F.col(LABEL) - row[0], 2))
+def mean_values(scored: DataFrame, kind: TaskKind, metrics: Iterable[Metric]) -> Scores:
+    """Compute metrics that are means over rows, of LABEL and `prediction`, by the formulas of training/metrics.py.
+
+    Args:
+        scored: with WEIGHT where rows have weights.
+        kind: the task.
+        metrics: the means.
+    """
+    wanted = [metric for metric in metrics if is_mean(metric)]
+
+    def sums(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            values = {name: batch.column(name).to_numpy() for name in batch.schema.names}
+            rows, weights = Rows(kind.form, values[LABEL], values["prediction"]), values["weight"]
+            found = [weights.sum(), *(row_values(metric, rows) @ weights for metric in wanted)]
+            yield pa.RecordBatch.from_pydict({"sums": [found]})
+
+    weight = F.col(WEIGHT) if WEIGHT in scored.columns else F.lit(1.0)
+    read = scored.select(LABEL, "prediction", weight.cast("double").alias("weight"))
+    parts = [row["sums"] for row in read.mapInArrow(sums, "sums array<double>").collect()]
+    total, *found = (math.fsum(values) for values in zip(*parts, strict=True))
+    return {metric.name: value / total for metric, value in zip(wanted, found, strict=True)}
 
 
 def majority_scores(train: DataFrame, test: DataFrame) -> Scores:
@@ -180,24 +201,23 @@ def class_rate_scores(train: DataFrame, test: DataFrame) -> Scores:
                          for frame in (train, test)))  # fmt: skip
 
 
-def mean_scores(train: DataFrame, test: DataFrame) -> Scores:
+def mean_scores(kind: TaskKind, train: DataFrame, test: DataFrame) -> Scores:
     """Always predict the training rows' mean."""
     row = train.agg(mean(train, F.col(LABEL))).first()
     assert row is not None
-    return value_scores(test.withColumn("prediction", F.lit(row[0])))
+    return value_scores(kind, test.withColumn("prediction", F.lit(row[0])))
 
 
-def value_scores(scored: DataFrame) -> Scores:
-    """Scores of the column `prediction`; R2 only where the labels differ."""
-    error = F.col("prediction") - F.col(LABEL)
-    row = scored.agg(
-        mean(scored, error * error).alias("loss"),
-        mean(scored, F.abs(error)).alias("abs_error"),
-        variance(scored).alias("var"),
-    ).first()
+def value_scores(kind: TaskKind, scored: DataFrame) -> Scores:
+    """Scores of the column `prediction`, a number; R2 only where the labels differ."""
+    metrics = [kind.metric(name) for name in kind.baseline_metrics]
+    found = mean_values(scored, kind, metrics)
+    row = scored.agg(mean(scored, F.col(LABEL)), F.min(LABEL) == F.max(LABEL)).first()
     assert row is not None
-    scores = {"loss": row["loss"], "rmse": math.sqrt(row["loss"]), "abs_error": row["abs_error"]}
-    return scores | ({"r2": 1 - row["loss"] / row["var"]} if row["var"] > 0 else {})
+    constant = scored.withColumn("prediction", F.lit(row[0]))
+    best = 0.0 if row[1] else mean_values(constant, kind, [kind.metric("loss")])["loss"]
+    found |= {each.name: OF_LOSS[each][1](found["loss"], best) for each in metrics if each in OF_LOSS}
+    return {name: found[name] for name in kind.baseline_metrics if not math.isnan(found[name])}
 
 
 def assembled(train: DataFrame, test: DataFrame, features: Sequence[Column]) -> tuple[DataFrame, DataFrame]:
@@ -231,14 +251,10 @@ def fitted(model: Any, train: DataFrame, test: DataFrame) -> DataFrame:
 def logistic_scores(train: DataFrame, test: DataFrame) -> Scores:
     """Log loss in nats, ROC AUC and accuracy of MLlib's logistic regression on the test rows."""
     scored = fitted(_logistic("auto"), train, test).withColumn("__p", vector_to_array(F.col("probability"))[1])
-    p = F.greatest(F.least(F.col("__p"), F.lit(1 - CLIP)), F.lit(CLIP))
-    loss = mean(scored, -F.when(F.col(LABEL) > 0.5, F.log(p)).otherwise(F.log(1 - p)))
-    hit = mean(scored, ((F.col("__p") > 0.5) == (F.col(LABEL) > 0.5)).cast("double"))
-    row = scored.agg(loss.alias("loss"), hit.alias("accuracy")).first()
-    assert row is not None
+    found = mean_values(scored.withColumn("prediction", F.col("__p")), BINARY, [LOG_LOSS, ACCURACY])
     ranking = BinaryClassificationEvaluator(labelCol=LABEL, rawPredictionCol="rawPrediction", numBins=0)
     auc = (ranking.setWeightCol(WEIGHT) if WEIGHT in scored.columns else ranking).evaluate(scored)
-    return {"loss": row["loss"], "auc": auc, "accuracy": row["accuracy"]}
+    return {"loss": found["loss"], "auc": auc, "accuracy": found["accuracy"]}
 
 
 def multinomial_scores(train: DataFrame, test: DataFrame) -> Scores:
@@ -252,18 +268,24 @@ def multinomial_scores(train: DataFrame, test: DataFrame) -> Scores:
     scored = fitted(_logistic("multinomial"), train, test)
     # a class that no training row has is no class of MLlib's: its probability is 0
     own = F.coalesce(F.get(vector_to_array(F.col("probability")), F.col(LABEL).cast("int")), F.lit(0.0))
-    loss = -F.log(F.greatest(own, F.lit(CLIP)))
-    total = F.sum(loss * F.col(WEIGHT) if WEIGHT in scored.columns else loss).alias("loss")
-    groups = scored.groupBy(LABEL, "prediction").agg(counted(scored), total).collect()
-    mean_loss = math.fsum(group["loss"] for group in groups) / sum(group["rows"] for group in groups)
-    pairs = [(int(group[LABEL]), int(group["prediction"]), group["rows"]) for group in groups]
-    return {"loss": mean_loss} | class_metrics(pairs)
+    of_own = scored.withColumn("prediction", own).withColumn(LABEL, F.lit(1.0))  # the event that a row is of its class
+    loss = mean_values(of_own, BINARY, [LOG_LOSS])["loss"]
+    groups = scored.groupBy(LABEL, "prediction").agg(counted(scored)).collect()
+    return {"loss": loss} | class_metrics([(int(g[LABEL]), int(g["prediction"]), g["rows"]) for g in groups])
 
 
-def linear_scores(train: DataFrame, test: DataFrame) -> Scores:
-    """Squared error, its root, absolute error and R2 of MLlib's linear regression on the test rows."""
+def linear_scores(kind: TaskKind, train: DataFrame, test: DataFrame) -> Scores:
+    """Scores of MLlib's linear regression on the test rows."""
     model = LinearRegression(featuresCol="__features", labelCol=LABEL, maxIter=50, regParam=1e-5)
-    return value_scores(fitted(model, train, test))
+    return value_scores(kind, fitted(model, train, test))
+
+
+def rate_scores(kind: TaskKind, train: DataFrame, test: DataFrame) -> Scores:
+    """Scores of MLlib's Poisson regression, with a log link, on the test rows."""
+    model = GeneralizedLinearRegression(
+        featuresCol="__features", labelCol=LABEL, family="poisson", link="log", maxIter=50, regParam=1e-5
+    )
+    return value_scores(kind, fitted(model, train, test))
 
 
 def _logistic(family: str) -> LogisticRegression:

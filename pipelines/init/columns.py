@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
+from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, REGRESSION, TASKS, Form
 from sparkring.etl.sources.read import quoted
 from sparkring.etl.sources.values import DECIMAL, convert
 from sparkring.pipelines.init.sample import TableSample
@@ -39,13 +40,13 @@ KEYWORDS = {
 
 @dataclass(frozen=True)
 class Label:
-    """What is predicted. `columns`: SQL that makes each label; `center` and `scale` are those of a regression."""
+    """What is predicted. `columns`: SQL that makes each label; `mean` and `deviation` are those of a number."""
 
     columns: dict[str, str]
     task: str
     why: str
-    center: float = 0.0
-    scale: float = 1.0
+    mean: float = 0.0
+    deviation: float = 1.0
     is_tags: bool = False
 
     @property
@@ -126,7 +127,7 @@ def in_sql(name: str) -> str:
 
 def decide_labels(sample: TableSample, labels: Mapping[str, str], task: str | None) -> Label:
     """Several labels of 0 and 1, or one column of tags. ConfigError for other values. `labels`: names by column."""
-    if task not in (None, "multilabel"):
+    if task not in (None, MULTILABEL.name):
         raise ConfigError(str(sample.path), [f"--task {task}: has one label, and {[*labels]} are several"])
     values = {column: pc.drop_null(sample.rows.column(column)).combine_chunks() for column in labels}
     if len(labels) == 1:
@@ -135,7 +136,7 @@ def decide_labels(sample: TableSample, labels: Mapping[str, str], task: str | No
         if len(tags) < 2:
             raise ConfigError(str(sample.path), [f"--label {column}: has the tags {tags} only"])
         shown = ", ".join(tags[:SHOWN]) + ", ..." * (len(tags) > SHOWN)
-        return Label({name: quoted(column)}, "multilabel", f"{len(tags)} tags: {shown}", is_tags=True)
+        return Label({name: quoted(column)}, MULTILABEL.name, f"{len(tags)} tags: {shown}", is_tags=True)
     made = {}
     for column, name in labels.items():
         kind = sample.types[column]
@@ -144,7 +145,7 @@ def decide_labels(sample: TableSample, labels: Mapping[str, str], task: str | No
             what = f"is {kind}" if not found else f"has the values {sorted(found)[:SHOWN]}"
             raise ConfigError(str(sample.path), [f"--label {column}: {what}; each of several labels is 0 and 1"])
         made[name] = quoted(column) if kind == "boolean" else f"CAST({quoted(column)} AS int)"
-    return Label(made, "multilabel", f"{len(labels)} columns of 0 and 1")
+    return Label(made, MULTILABEL.name, f"{len(labels)} columns of 0 and 1")
 
 
 def decide_label(sample: TableSample, column: str, name: str, task: str | None) -> Label:
@@ -164,22 +165,27 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
     if task is None:
         raise ConfigError(str(sample.path), [f"{where}: {why}; {label_remedy(pc.unique(values).to_pylist())}"])
     shown = ", ".join(sorted(map(str, pc.unique(values).to_pylist()))[:SHOWN]) + ", ..." * (distinct > SHOWN)
+    described = TASKS[task]
     wrong = {
-        "multilabel": "is one label; name several columns with commas between, or a column of arrays of texts",
-        "binary": distinct != 2 and f"has {distinct} values ({shown}), and binary has 2; use --task multiclass",
-        "multiclass": not 3 <= distinct <= MOST_CLASSES
+        Form.FLAGS: "is one label; name several columns with commas between, or a column of arrays of texts",
+        Form.FLAG: distinct != 2 and f"has {distinct} values ({shown}), and binary has 2; use --task multiclass",
+        Form.CLASS: not 3 <= distinct <= MOST_CLASSES
         and f"has {distinct} values; multiclass has 3 to {MOST_CLASSES}, and binary has 2",
-        "regression": not number and f"is {kind} ({shown}), and regression needs a number",
-    }[task]
+        Form.NUMBER: not number and f"is {kind} ({shown}), and {task} needs a number",
+    }[described.form]
     if wrong:
         raise ConfigError(str(sample.path), [f"--task {task}: {column!r} {wrong}"])
-    if task == "regression":
+    if described.form is Form.NUMBER:
         numbers = values.cast(pa.float64())
-        center, scale = pc.mean(numbers).as_py(), pc.stddev(numbers).as_py()
-        return Label({name: f"CAST({quoted(column)} AS double)"}, task, why, center, scale)
+        mean, deviation = pc.mean(numbers).as_py(), pc.stddev(numbers).as_py()
+        low, high = pc.min(numbers).as_py(), pc.max(numbers).as_py()
+        if problem := described.range_problem(column, low, high):
+            has = f"{column!r} has values from {low:.10g} to {high:.10g}"
+            raise ConfigError(str(sample.path), [f"--task {task}: {has}, {problem}"])
+        return Label({name: f"CAST({quoted(column)} AS double)"}, task, why, mean, deviation)
     if kind in ("string", "boolean"):
         return Label({name: quoted(column)}, task, f"{why}: {shown}")
-    is_flag = task == "binary" and set(map(float, pc.unique(values).to_pylist())) == {0.0, 1.0}
+    is_flag = described.form is Form.FLAG and set(map(float, pc.unique(values).to_pylist())) == {0.0, 1.0}
     made = f"CAST({quoted(column)} AS {'int' if is_flag else 'string'})"
     return Label({name: made}, task, f"{why}: {shown}")
 
@@ -211,14 +217,15 @@ def written_remark(kind: str, values: Any, column: str) -> str:
 def _task_of(kind: str, distinct: int, rows: int) -> tuple[str | None, str]:
     """The task of a label, with the reason; or None, with what is wrong."""
     if distinct == 2:
-        return "binary", "two values"
+        return BINARY.name, "two values"
     if kind == "string":
         if distinct > min(MOST_CLASSES, rows // 2):
             return None, f"{distinct} distinct texts in {rows} rows are no classes"
-        return "multiclass", f"{distinct} texts, so classes"
+        return MULTICLASS.name, f"{distinct} texts, so classes"
     if kind in WHOLE and distinct <= CLASS_NUMBERS:
-        return "multiclass", f"{distinct} whole numbers, taken for classes; where they are amounts: --task regression"
-    return "regression", "numbers"
+        why = f"{distinct} whole numbers, taken for classes; where they are amounts: --task {REGRESSION.name}"
+        return MULTICLASS.name, why
+    return REGRESSION.name, "numbers"
 
 
 def _decide_column(found: Columns, sample: TableSample, column: str, name: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from sparkring.conf.load import ConfigError
+from sparkring.conf.tasks import BINARY, MULTICLASS
 from sparkring.pipelines.init.folder import PREDICTIONS, Project, python_use, run_name
 from sparkring.pipelines.init.table import Budget
 
@@ -133,7 +134,7 @@ def images_recipe(path: Path, classes: list[str], images: int, shape: list[int],
         },
         "model": {
             "factory": "cnn:Cnn",
-            "task": "binary" if len(classes) == 2 else "multiclass",
+            "task": (BINARY if len(classes) == 2 else MULTICLASS).name,
             "inputs": ["photo"],
             "args": {"classes": len(classes), "channels": shape[2]},
         },

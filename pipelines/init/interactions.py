@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
+from sparkring.conf.tasks import BINARY
 from sparkring.etl.sources.read import quoted
 from sparkring.etl.sources.values import DECIMAL
 from sparkring.pipelines.init.columns import (
@@ -170,7 +171,7 @@ def interaction_label(sample: TableSample, roles: Roles, names: dict[str, str]) 
         sample.types[column] in (*WHOLE, "float", "double") or DECIMAL.fullmatch(sample.types[column]) is not None
     )
     if distinct <= 2 or not is_number:
-        label = decide_label(sample, column, name, "binary")
+        label = decide_label(sample, column, name, BINARY.name)
         return Outcome(name, label.columns[name], label.why)
     numbers = np.sort(values.cast(pa.float64()).to_numpy())
     steps = np.unique(numbers)[1:]

@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from sparkring.conf.tasks import BINARY
 from sparkring.etl.sources.read import quoted
 from sparkring.pipelines.init.columns import counts, in_sql
 from sparkring.pipelines.init.folder import PREDICTIONS, Project, example_rows, python_use, run_name
@@ -106,7 +107,7 @@ def recommender_recipe(sample: TableSample, roles: Roles, found: Interactions, n
             "features": {found.user: id_feature, found.item: dict(id_feature)} | found.features,
             "label": found.label.name,
         },
-        "model": {"factory": "factors:Factors", "task": "binary", "args": {"width": 16}},
+        "model": {"factory": "factors:Factors", "task": BINARY.name, "args": {"width": 16}},
         "optim": {"lr": 0.02, "weight_decay": 0.1},
         "train": {"epochs": epochs, "global_batch": batch},
         "report": {"ranking": {"group": found.user, "item": found.item, "k": [10]}},

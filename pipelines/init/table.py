@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.blocks.predict import OURS
+from sparkring.conf.tasks import TASKS
 from sparkring.etl.sources.read import quoted
 from sparkring.pipelines.init.columns import DATES, Columns, counts, decide_columns, in_sql
 from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, example_rows, python_use, run_name
@@ -46,12 +47,6 @@ TABLE = Budget(steps=4000, steps_per_epoch=128, smallest_batch=32, largest_batch
 LR, EMA, PATIENCE = 0.005, 0.998, 8
 RARE = 0.05  # a label of a smaller share is told
 SOURCE, VIEW = "raw", "prepared"
-USE = {
-    "binary": "the probability of the second value",
-    "multiclass": "a probability per class, and the likeliest",
-    "multilabel": "a probability per label",
-    "regression": "the value",
-}
 
 
 def table_project(data: str, label: str, task: str | None, folder: Path) -> Project:
@@ -76,8 +71,8 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
     names = [*label.columns]
     kept_beside = [name for name in (*columns.key, *label.columns) if not OURS.fullmatch(name)]
     model: dict[str, Any] = {"task": label.task, "args": {"width": 64, "blocks": 1, "dropout": 0.1}}
-    if label.task == "regression":
-        model["args"] |= {"output_center": round_to(label.center), "output_scale": round_to(label.scale)}
+    start = TASKS[label.task].initial_outputs(label.mean, label.deviation)
+    model["args"] |= {name: round_to(value) for name, value in start.items()}
     return {
         "name": name,
         "etl": {
@@ -197,7 +192,7 @@ def _use(sample: TableSample, columns: Columns, name: str) -> str:
     made = f" `{VIEW}` makes some of them of dates: whoever asks the model supplies them." * bool(columns.dates)
     return (
         f"The trained model is `models:/{name}@champion`. It takes rows with the features' columns of the view\n"
-        f"`{VIEW}` and gives {USE[columns.label.task]}.{made} Such as the first row of the file:\n\n"
+        f"`{VIEW}` and gives {TASKS[columns.label.task].prediction}.{made} Such as the first row of the file:\n\n"
         f"{python_use(name, example_rows(example_row(sample, columns)))}\n\n"
         f"`sparkring serve-check models:/{name}@champion` proves that it can be installed anywhere.\n"
         f"`sparkring predict {RECIPE}` scores the view's rows; to score others, change `predict.rows`."

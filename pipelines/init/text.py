@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkring.conf.load import ConfigError
+from sparkring.conf.tasks import LANGUAGE_MODEL
 from sparkring.pipelines.init.folder import Project, example_rows, python_use, run_name
 
 FEWEST_FILES = 100  # below, a split by hash may have none
@@ -65,7 +66,7 @@ def text_recipe(path: Path, size: int, name: str) -> tuple[dict[str, Any], str]:
         },
         "model": {
             "factory": "sparkring.training.models.gpt:GPT",
-            "task": "language_model",
+            "task": LANGUAGE_MODEL.name,
             "args": {"width": 128, "layers": 4, "heads": 4},
         },
         "optim": {"lr": 0.003, "weight_decay": 0.1, "warmup_steps": 20, "final_lr_share": 0.1},

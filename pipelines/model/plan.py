@@ -34,7 +34,7 @@ from sparkring.training.planner.workload import OPTIMIZER_STATES
 from sparkring.training.recipe_model import build_model, pick_columns
 from sparkring.training.tables.sharded import sent_bytes
 from sparkring.training.tables.update_rules import UpdateRule
-from sparkring.training.tasks import TABLE_TASKS, build_task, model_class
+from sparkring.training.tasks import build_task, model_class
 
 log = logging.getLogger(__name__)
 UNPLANNED = "activations, and what is sent for them, are not planned"
@@ -54,7 +54,7 @@ def layout_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
 def input_problems(config: RunConfig) -> list[str]:
     """Refuse several inputs of a pipeline, whose first stage takes one tensor."""
     columns = config.model.inputs or []
-    if config.parallel.pp == 1 or len(columns) < 2 or config.model.task not in TABLE_TASKS:
+    if config.parallel.pp == 1 or len(columns) < 2 or not config.model.kind.is_table:
         return []
     return [
         f"parallel.pp = {config.parallel.pp}: a pipeline's first stage takes one tensor, and model.inputs names "
@@ -130,7 +130,7 @@ def one_row(
         manifest: None: a language model's length comes from `etl.text`.
         samples: the model needs the rows' numbers too.
     """
-    if config.model.task == "language_model":
+    if config.model.kind.is_text:
         length = manifest.tensor("tokens").shape[0] - 1 if manifest is not None else sequence_length(config)
         return (torch.zeros(1, length, dtype=torch.int64, device="meta"),)
     assert manifest is not None

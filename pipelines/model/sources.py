@@ -50,7 +50,7 @@ def model_sources(config: RunConfig, images: bool = False) -> Sources:
     `images`: it has features of images, which Pillow decodes.
     """
     own = [module_of(each) for each in config.model_code.values()]
-    also = [TOKENIZER] if config.model.task == "language_model" else []
+    also = [TOKENIZER] if config.model.kind.is_text else []
     also += [DECODE] if images else []
     return collect([LOADER, *also, *own])
 

@@ -60,7 +60,7 @@ def get_model(config: RunConfig, block: PredictConfig, scratch: Path) -> Scoring
     trained = read_model_folder(copied)
     own = [module_of(each) for each in config.model_code.values()]
     check_trusted(trained.config, f"{uri}/{CONFIG}", own)
-    if trained.config.model.task == "language_model":
+    if trained.config.model.kind.is_text:
         raise StoredError(f"{uri}: is a language model; `predict` scores rows of tables")
     sha256 = weights_sha256(copied)
     return ScoringModel(folder, uri, name or trained.config.name, version or sha256[:SHORT], run_id, sha256, trained)

@@ -103,14 +103,14 @@ def _in_ranges(histogram: Array, cuts: Array) -> Array:
     return np.bincount(places, histogram[:, 1], minlength=len(cuts) + 1)
 
 
-def prediction_counts(reference: Array, current: Array, task: str = "") -> Counts:
+def prediction_counts(reference: Array, current: Array, several: bool = False) -> Counts:
     """Count predictions: (N,) values in ranges of the reference, (N, classes) by their likeliest class.
 
-    Of the task multilabel, (N, labels), each predicted label counts, and each row that has none.
+    Of several labels, (N, labels), each predicted label counts, and each row that has none.
     """
     if reference.ndim != current.ndim or reference.shape[1:] != current.shape[1:]:
         raise ValueError(f"predictions are of {reference.shape[1:]} and {current.shape[1:]} classes")
-    if task == "multilabel":
+    if several:
         return _predicted_labels(reference), _predicted_labels(current)
     if reference.ndim == 2:
         cells, classes = [p.argmax(axis=1) for p in (reference, current)], reference.shape[1]

@@ -120,14 +120,14 @@ def part_statistics(root: Storage, parts: Sequence[WindowPart]) -> Iterator[Stat
 
 
 def prediction_drift(
-    config: DriftConfig, predictions: Array, reference: Array | NoReference, task: str = ""
+    config: DriftConfig, predictions: Array, reference: Array | NoReference, several: bool = False
 ) -> list[DriftFinding]:
     """Compare the predictions of both models by the rules that ask for it; arguments as of `prediction_counts`."""
     rules = [rule for rule in config.rules if rule.predicts]
     if isinstance(reference, NoReference):
         return [not_compared(rule, PREDICTION, reference) for rule in rules]
     try:
-        counts = prediction_counts(reference, predictions, task)
+        counts = prediction_counts(reference, predictions, several)
     except ValueError as error:
         return [not_compared(rule, PREDICTION, NoReference(str(error), absent=False)) for rule in rules]
     return [finding(rule, PREDICTION, counts) for rule in rules]

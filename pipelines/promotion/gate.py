@@ -14,13 +14,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from sparkring.conf.blocks.promotion import COMPARED_TASKS, PromoteConfig
+from sparkring.conf.blocks.promotion import PromoteConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, prediction_values, scored_rows, text_columns
-from sparkring.pipelines.evaluation.held_out import held_out_scores
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, predict_test_rows
 from sparkring.pipelines.promotion.drift import NoReference, drift_metrics, line_of, lines_of, prediction_drift
 from sparkring.pipelines.promotion.prepare import Prepared, champion_reader, previous_result
@@ -28,6 +27,7 @@ from sparkring.pipelines.promotion.rules import ScoredRows, judge, reasons_of
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.tracking.rules import NO_CHAMPION, WEIGHTS, StoreUnreachable, refuse_move
 from sparkring.pipelines.tracking.tracker import JOB
+from sparkring.training.metrics import task_scores
 from sparkring.training.model_folder import weights_sha256
 from sparkring.training.result import MODEL, Decision, DriftFinding, Promotion, RuleFinding, TrainResult
 
@@ -125,11 +125,11 @@ class Gate:
         return Judged(promotion, compared.judged_against)
 
     def _rules(self, promote: PromoteConfig, compared: Compared) -> list[RuleFinding]:
-        task, rows = self.job.config.model.task, compared.rows
+        kind, rows = self.job.config.model.kind, compared.rows
         ours = dict(self.result.scores[MODEL])
-        if rows is not None and task in COMPARED_TASKS:
-            ours |= held_out_scores(task, rows.labels, rows.ours, rows.weights)  # by the code that scores the champion
-        return judge(promote, task, ours, compared.champion_scores, rows)
+        if rows is not None and kind.is_table:
+            ours |= task_scores(kind, rows.labels, rows.ours, rows.weights)  # by the code that scores the champion
+        return judge(promote, kind, ours, compared.champion_scores, rows)
 
     def _compare(self) -> Compared:
         """Score the champion on the rows that the model was scored on, where a rule asks for it."""
@@ -157,7 +157,7 @@ class Gate:
             raise NotComparable("this run has no predictions of its test rows, so it cannot be compared")
         job, number = self.job, champion.version.version
         theirs = predict_test_rows(champion, job.config, job.dataset, scored_rows(job.config, job.dataset, self.result))
-        scores = held_out_scores(job.config.model.task, rows.labels, theirs, rows.weights)
+        scores = task_scores(job.config.model.kind, rows.labels, theirs, rows.weights)
         return Compared(replace(rows, champion=theirs), scores, number, number)
 
     def _is_this_model(self, champion: Champion) -> bool:
@@ -176,17 +176,17 @@ class Gate:
         slices = {}
         if config.promote is not None and config.promote.slices:
             slices = text_columns(scored_rows(config, self.job.dataset, self.result), config.promote.slices)
-        return ScoredRows(config.model.task, held_out.labels, held_out.scores, None, slices, held_out.weights)
+        return ScoredRows(config.model.kind, held_out.labels, held_out.scores, None, slices, held_out.weights)
 
     def _prediction_drift(self, compared: Compared) -> list[DriftFinding]:
         drift = self.job.config.drift
         if drift is None or self.held_out is None or not any(rule.predicts for rule in drift.rules):
             return []
-        ours, task = self.held_out.scores, self.job.config.model.task
+        ours, several = self.held_out.scores, self.job.config.model.kind.has_several_labels
         if drift.against == "previous":
-            return prediction_drift(drift, ours, self._previous_predictions(), task)
+            return prediction_drift(drift, ours, self._previous_predictions(), several)
         if compared.rows is not None and compared.rows.champion is not None:
-            return prediction_drift(drift, ours, compared.rows.champion, task)
+            return prediction_drift(drift, ours, compared.rows.champion, several)
         absent = f"no version has the alias {self.job.config.tracking.alias!r} yet"
         why = compared.why_not or compared.older or compared.same or absent
         return prediction_drift(drift, ours, NoReference(why, absent=not compared.why_not))

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkring.conf.blocks.promotion import HIGHER_IS_BETTER, NOT_RESAMPLED, MetricRule, PromoteConfig
-from sparkring.pipelines.evaluation.held_out import held_out_scores
+from sparkring.conf.blocks.promotion import MetricRule, PromoteConfig
+from sparkring.conf.tasks import TaskKind
 from sparkring.pipelines.promotion.scores import resampled
+from sparkring.training.metrics import task_scores
 from sparkring.training.result import RuleFinding
 
 Array = NDArray[Any]
@@ -28,7 +29,7 @@ LEAST_CHANGE = 1e-10  # asked for by MLflow where the champion's value is 0, whi
 class ScoredRows:
     """Predictions of the model and of the champion for the same rows, in the dataset's order."""
 
-    task: str
+    kind: TaskKind
     labels: Array  # (N,) float64
     ours: Array  # (N,) or (N, classes)
     champion: Array | None  # the same; None: there is no champion
@@ -39,7 +40,7 @@ class ScoredRows:
         """Some of the rows; rows: (N,) bool."""
         champion = None if self.champion is None else self.champion[rows]
         weights = None if self.weights is None else self.weights[rows]
-        return ScoredRows(self.task, self.labels[rows], self.ours[rows], champion, weights=weights)
+        return ScoredRows(self.kind, self.labels[rows], self.ours[rows], champion, weights=weights)
 
     @property
     def models(self) -> tuple[Array, Array]:
@@ -48,41 +49,49 @@ class ScoredRows:
 
 
 def judge(
-    promote: PromoteConfig, task: str, ours: Mapping[str, float], champion: Mapping[str, float], rows: ScoredRows | None
+    promote: PromoteConfig,
+    kind: TaskKind,
+    ours: Mapping[str, float],
+    champion: Mapping[str, float],
+    rows: ScoredRows | None,
 ) -> list[RuleFinding]:
     """Judge the model by every rule, and then by every slice.
 
     Args:
         promote: the recipe's block.
-        task: of the model.
+        kind: the task of the model.
         ours: metric -> value of the model on the test rows.
         champion: the same of the champion, on the same rows; {} where there is none: changes are not asked for then.
         rows: the predictions behind them; None where the task has none.
     """
-    found = [judge_rule(rule, task, ours, champion, rows) for rule in promote.rules]
+    found = [judge_rule(rule, kind, ours, champion, rows) for rule in promote.rules]
     return [*found, *(judge_slices(promote, rows) if rows is not None and rows.champion is not None else [])]
 
 
 def judge_rule(
-    rule: MetricRule, task: str, ours: Mapping[str, float], champion: Mapping[str, float], rows: ScoredRows | None
+    rule: MetricRule,
+    kind: TaskKind,
+    ours: Mapping[str, float],
+    champion: Mapping[str, float],
+    rows: ScoredRows | None,
 ) -> RuleFinding:
     """Judge the model by one rule. A metric that the model lacks passes nothing.
 
     Args:
         rule: of `promote.rules`.
-        task: of the recipe.
+        kind: the task of the recipe.
         ours: as of `judge`.
         champion: likewise.
         rows: likewise.
     """
-    better, value = is_greater_better(rule, task), ours.get(rule.metric, math.nan)
+    better, value = is_greater_better(rule, kind), ours.get(rule.metric, math.nan)
     passed = reaches_threshold(rule, better, value)
     theirs = champion.get(rule.metric, math.nan) if champion and rule.compares else None
     if theirs is not None:
         passed = passed and bool(changed_enough(rule, better, np.array(value), np.array(theirs)))
         if rule.confidence is not None and passed:
             assert rows is not None, "a recipe with such a rule is of a task with predictions"
-            samples = resampled(task, rule.metric, rows.labels, rows.models, weights=rows.weights)
+            samples = resampled(kind, rule.metric, rows.labels, rows.models, weights=rows.weights)
             share = changed_enough(rule, better, samples[:, 0], samples[:, 1]).mean()
             passed = bool(share >= rule.confidence)
     return RuleFinding(
@@ -124,9 +133,9 @@ def judge_slices(promote: PromoteConfig, rows: ScoredRows) -> list[RuleFinding]:
     called lost by chance at most as often as one rule is (Bonferroni): noise loses no slice because there are many.
     """
     slices = slices_of(promote, rows)
-    rules = [rule for rule in promote.rules if rule.compares and rule.metric not in NOT_RESAMPLED]
+    rules = [rule for rule in promote.rules if rule.compares and rule.metric in rows.kind.resampled]
     looks = len(slices) * len(rules)
-    return [judge_slice(rule, rows.task, name, rows.at(mask), looks) for name, mask in slices for rule in rules]
+    return [judge_slice(rule, rows.kind, name, rows.at(mask), looks) for name, mask in slices for rule in rules]
 
 
 def slices_of(promote: PromoteConfig, rows: ScoredRows) -> list[tuple[str, Array]]:
@@ -140,24 +149,24 @@ def slices_of(promote: PromoteConfig, rows: ScoredRows) -> list[tuple[str, Array
     return found
 
 
-def judge_slice(rule: MetricRule, task: str, name: str, rows: ScoredRows, looks: int) -> RuleFinding:
+def judge_slice(rule: MetricRule, kind: TaskKind, name: str, rows: ScoredRows, looks: int) -> RuleFinding:
     """Judge the rows of one slice.
 
     Args:
         rule: whose metric is compared.
-        task: of the model.
+        kind: the task of the model.
         name: of the slice.
         rows: of the slice.
         looks: how many comparisons of slices are made in all.
     """
-    better = is_greater_better(rule, task)
+    better = is_greater_better(rule, kind)
     ours, champion = (
-        held_out_scores(task, rows.labels, scores, rows.weights).get(rule.metric, math.nan) for scores in rows.models
+        task_scores(kind, rows.labels, scores, rows.weights).get(rule.metric, math.nan) for scores in rows.models
     )
     confidence = 1 - (1 - (rule.confidence or SLICE_CONFIDENCE)) / looks
     lost = False
     if ours < champion if better else ours > champion:
-        samples = resampled(task, rule.metric, rows.labels, rows.models, weights=rows.weights)
+        samples = resampled(kind, rule.metric, rows.labels, rows.models, weights=rows.weights)
         worse = samples[:, 0] < samples[:, 1] if better else samples[:, 0] > samples[:, 1]
         lost = bool(worse.mean() >= confidence)
     text = f"{rule.metric} is not worse (confidence {confidence:.4g})"
@@ -166,9 +175,9 @@ def judge_slice(rule: MetricRule, task: str, name: str, rows: ScoredRows, looks:
     )
 
 
-def is_greater_better(rule: MetricRule, task: str) -> bool:
+def is_greater_better(rule: MetricRule, kind: TaskKind) -> bool:
     """Whether more of the rule's metric is better: as it says, else as its name does."""
-    known = HIGHER_IS_BETTER.get(task, {}).get(rule.metric)
+    known = kind.directions.get(rule.metric)
     better = rule.greater_is_better if rule.greater_is_better is not None else known
     assert better is not None, "a recipe that names no direction of an unknown metric is refused"
     return better

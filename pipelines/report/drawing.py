@@ -9,11 +9,12 @@ from typing import TypeVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from sparkring.pipelines.evaluation.binary import Bin, Group, calibration, share_by, threshold_curves
+from sparkring.conf.tasks import Form
+from sparkring.pipelines.evaluation.binary import Group, share_by, threshold_curves
 from sparkring.pipelines.evaluation.evaluate import HeldOut
-from sparkring.pipelines.evaluation.multiclass import ClassCounts, class_counts, top_calibration
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.inputs import ReportInputs
+from sparkring.training.metrics import Bin, ClassCounts, calibration, class_counts, top_calibration
 from sparkring.training.result import ServerTotals, plain_name
 
 MOST_ROWS = 25  # of a table under a figure
@@ -54,13 +55,7 @@ def draw(inputs: ReportInputs) -> list[Drawn]:
     held = inputs.held_out
     if held is None:
         return drawn
-    draw_task = {
-        "binary": _binary,
-        "multiclass": _multiclass,
-        "multilabel": _multilabel,
-        "regression": _regression,
-    }[inputs.config.model.task]
-    return drawn + draw_task(inputs, held)
+    return drawn + DRAW[inputs.config.model.kind.form](inputs, held)
 
 
 def _staleness(servers: ServerTotals) -> list[Drawn]:
@@ -225,6 +220,9 @@ def _regression(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
             FigureNumbers(["quantile", "predicted - actual"], [*zip(shares, map(float, quantiles), strict=True)]),
         ),
     ]
+
+
+DRAW = {Form.FLAG: _binary, Form.CLASS: _multiclass, Form.FLAGS: _multilabel, Form.NUMBER: _regression}
 
 
 def by_prediction(labels: np.ndarray, predictions: np.ndarray) -> list[tuple[int, float, float, float]]:

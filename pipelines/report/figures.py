@@ -16,7 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from sparkring.pipelines.evaluation.binary import Bin, Group, ThresholdCurves
+from sparkring.pipelines.evaluation.binary import Group, ThresholdCurves
+from sparkring.training.metrics import Bin
 
 INK, MUTED, GRID = "#1c2430", "#6b7585", "#e3e7ed"
 COLORS = ("#2f6fdb", "#e07b26", "#2a9d74", "#9b5cc9", "#c8435a", "#5b6b7f")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from sparkring.conf.blocks.promotion import COMPARED_TASKS
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import leaves
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.tasks import PERPLEXITY, POSITIVE_SHARE
 from sparkring.pipelines.evaluation.balance import differences, split_losses
 from sparkring.pipelines.evaluation.evaluate import HeldOut, lost_to
+from sparkring.training.metrics import perplexity
 from sparkring.training.result import MODEL, GroupScores, Scores, TrainResult
 
 TOTAL = "total_s"  # among the timings: of all stages together
@@ -33,7 +33,7 @@ class ReportInputs:
     @property
     def held_out(self) -> HeldOut | None:
         """The predictions of a task whose figures are known."""
-        return self.predictions if self.config.model.task in COMPARED_TASKS else None
+        return self.predictions if self.config.model.kind.is_table else None
 
     @property
     def label(self) -> str:
@@ -44,7 +44,7 @@ class ReportInputs:
     @property
     def several(self) -> list[str]:
         """The labels, where the model predicts several; else []."""
-        return self.manifest.label_names if self.config.model.task == "multilabel" else []
+        return self.manifest.label_names if self.config.model.kind.has_several_labels else []
 
     @property
     def positive(self) -> str:
@@ -83,9 +83,9 @@ class ReportInputs:
         """Name -> metric -> value, the model first."""
         scores = {name: dict(values) for name, values in self.result.scores.items()}
         ours = scores[MODEL]
-        ours.pop("positive_share", None)
-        if self.config.model.task == "language_model" and "loss" in ours:
-            ours.setdefault("perplexity", math.exp(min(ours["loss"], 700.0)))
+        ours.pop(POSITIVE_SHARE.name, None)
+        if self.config.model.kind.is_text and "loss" in ours:
+            ours.setdefault(PERPLEXITY.name, perplexity(ours["loss"]))
         return scores if ours else {name: values for name, values in scores.items() if name != MODEL}
 
     @property

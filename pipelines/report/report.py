@@ -19,9 +19,9 @@ from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import ManifestError, read_manifest
 from sparkring.conf.schedule.dates import dates_since_begin
 from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.tasks import BINARY, IN_VERDICT, LOWER_IS_BETTER, TITLES, TaskKind, is_better
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.evaluate import read_held_out, scored_rows
-from sparkring.pipelines.evaluation.held_out import BEST_IS_LOW, is_better
 from sparkring.pipelines.evaluation.multilabel import OF_LABEL
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import Drawn, draw
@@ -32,30 +32,7 @@ from sparkring.training.result import read_result
 
 log = logging.getLogger(__name__)
 LEAST_SHOWN = 1e-6  # a smaller number is shown as zero
-LOSSES = {
-    "binary": "log loss (nats)",
-    "multiclass": "log loss (nats)",
-    "multilabel": "log loss (nats)",
-    "language_model": "loss (nats per token)",
-    "regression": "mean squared error",
-}
-NAMES = {
-    "auc": "ROC AUC",
-    "average_precision": "average precision",
-    "brier": "Brier score",
-    "calibration_error": "calibration error",
-    "abs_error": "mean absolute error",
-    "rmse": "RMSE",
-    "r2": "R²",
-    "f1": "F1",
-    "macro_f1": "macro F1",
-    "micro_f1": "micro F1",
-    "macro_auc": "macro ROC AUC",
-    "micro_auc": "micro ROC AUC",
-    "top_5_accuracy": "top-5 accuracy",
-}
 DATED = ("calibration", "confusion", "predicted_and_actual")  # of interest night by night
-COMPARED = ("loss", "auc", "macro_auc", "macro_f1", "r2")  # what the verdict is about, as far as a baseline has it
 
 
 def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage, ds: str | None = None) -> None:
@@ -120,8 +97,8 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
         i=inputs,
         scores=scores,
         verdict=verdict(scores),
-        columns=[(name, _title(name, inputs.config.model.task)) for name in _score_columns(scores)],
-        label_columns=[(name, _title(name, "binary")) for name in OF_LABEL],
+        columns=[(name, _title(name, inputs.config.model.kind)) for name in _score_columns(scores)],
+        label_columns=[(name, _title(name, BINARY)) for name in OF_LABEL],
         best=_best(scores),
         figures=[(each, Markup(figures.to_svg(each.figure, each.caption))) for each in shown],
         time_figure=Markup(figures.to_svg(figures.time_bar(inputs.stages), "Seconds by stage")),
@@ -156,7 +133,7 @@ def verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
 
 def _compared(ours: Iterable[str]) -> list[str]:
     """The metrics that a verdict is about: of whole splits, and of the first rows of lists."""
-    return [m for m in ours if m in COMPARED or m.startswith("ndcg_at_")]
+    return [m for m in ours if m in IN_VERDICT or m.startswith("ndcg_at_")]
 
 
 def _sentence(text: str) -> str:
@@ -180,10 +157,10 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB".replace(",", " ")
 
 
-def _title(metric: str, task: str = "") -> str:
-    if metric == "loss":
-        return LOSSES.get(task, metric)
-    return NAMES.get(metric, metric.replace("_", " ").replace("ndcg", "NDCG"))
+def _title(metric: str, kind: TaskKind | None = None) -> str:
+    """The metric as shown. What `loss` is depends on the task."""
+    titles = {m.name: m.title for m in kind.metrics} if kind is not None else TITLES
+    return titles.get(metric, metric.replace("_", " ").replace("ndcg", "NDCG"))
 
 
 def _score_columns(scores: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -196,5 +173,5 @@ def _best(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     for metric in _score_columns(scores):
         named = {name: values[metric] for name, values in scores.items() if metric in values}
         if len(named) > 1:
-            found[metric] = (min if metric in BEST_IS_LOW else max)(named, key=lambda name: named[name])
+            found[metric] = (min if metric in LOWER_IS_BETTER else max)(named, key=lambda name: named[name])
     return found

@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
-from sparkring.conf.blocks.promotion import HIGHER_IS_BETTER
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, parse_yaml
 from sparkring.conf.schema import NonNegativeInt, Strict
@@ -143,7 +142,7 @@ def objective(spec: SweepSpec, config: RunConfig) -> tuple[str, Literal["min", "
     """The validation metric and its direction. ConfigError where that is not known."""
     train = config.train
     metric = spec.metric or train.best_metric
-    known = HIGHER_IS_BETTER.get(config.model.task, {}).get(metric)
+    known = config.model.kind.directions.get(metric)
     if spec.mode is not None:
         if known is not None and known != (spec.mode == "max"):
             better = "more" if known else "less"

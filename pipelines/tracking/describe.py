@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.plain_text import code_in_markdown, in_markdown
+from sparkring.conf.tasks import POSITIVE_SHARE
 from sparkring.pipelines.tracking.views import TRAINING, scores_of
 from sparkring.training.result import MODEL, TrainResult
 
@@ -78,7 +79,7 @@ def version_link(model: str, version: str) -> str:
 
 def main_scores(scores: Mapping[str, float]) -> str:
     """The model's first scores for a headline, `: auc 0.7756, loss 0.5723`; empty where there are none."""
-    shown = [f"{name} {scores[f'test/{name}']:.4f}" for name in scores_of(scores) if name != "positive_share"]
+    shown = [f"{name} {scores[f'test/{name}']:.4f}" for name in scores_of(scores) if name != POSITIVE_SHARE.name]
     return f": {', '.join(shown[:MOST_CHANGES])}" if shown else ""
 
 
@@ -138,7 +139,7 @@ def model_card(result: TrainResult, manifest: DatasetManifest, raw: Sequence[str
 
 def score_table(result: TrainResult) -> str:
     """Scores of the model beside the baselines' as a Markdown table; empty where there are none."""
-    names = [name for name in result.scores.get(MODEL, {}) if name != "positive_share"]
+    names = [name for name in result.scores.get(MODEL, {}) if name != POSITIVE_SHARE.name]
     if not names:
         return ""
     rows = [["", *names]]

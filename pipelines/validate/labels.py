@@ -13,15 +13,13 @@ from sparkring.conf.rules.dataset import label_range_problem
 from sparkring.conf.storage import Storage
 from sparkring.etl.examine import LOOKED_AT, spread
 
-CLASSES = ("binary", "multiclass")
-
 
 def label_range_problems(config: RunConfig, manifest: DatasetManifest, dataset: Storage) -> list[str]:
     """List what is wrong with the label's least and largest value; [] where it is no number, or read by others.
 
     Of many files some are looked at. `dataset`: its folder.
     """
-    if config.model.task not in CLASSES or config.data.mix is not None or config.data.petastorm.url is not None:
+    if not config.model.kind.has_label_range or config.data.mix is not None or config.data.petastorm.url is not None:
         return []
     labels = [c for c in manifest.columns if c.role == "label" and config.model.label in (None, c.name)]
     if len(labels) != 1 or not _is_number(labels[0]):

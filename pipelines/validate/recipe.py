@@ -38,7 +38,7 @@ from sparkring.training.own_optimizer import optimizer_problems
 from sparkring.training.recipe_model import ModelColumns, pick_columns
 from sparkring.training.schedules import schedule_problems
 from sparkring.training.starting import change_since, starting_model
-from sparkring.training.tasks import TABLE_TASKS, build_task, check_takes_weights, model_class
+from sparkring.training.tasks import build_task, check_takes_weights, model_class
 
 OURS = "sparkring."  # begins the modules whose `from_manifest` hands its arguments to the constructor
 
@@ -162,7 +162,7 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
     elif not hasattr(factory, "from_manifest") and not knows_its_size(config):
         yield from _unmade(lambda: factory(**model.args), f"model.args = {model.args}: {model.factory}")
         yield from _group_problems(config, lambda: factory(**model.args))
-    if model.inputs and model.task in TABLE_TASKS and (problem := _not_taken(factory, len(model.inputs))):
+    if model.inputs and model.kind.is_table and (problem := _not_taken(factory, len(model.inputs))):
         yield f"model.inputs: {model.factory}.forward does not take {len(model.inputs)} columns: {problem}"
 
 
@@ -262,7 +262,7 @@ def _unmade(make: Callable[[], Any], what: str) -> Iterator[str]:
 def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
     """Metrics the task does not give, or columns it cannot have. Without a manifest, by the columns of the recipe."""
     kind, inputs = config.model.task, config.model.inputs
-    own = kind not in (*TABLE_TASKS, "language_model")
+    own = config.model.kind.is_own
     if manifest is None and own and config.etl is None:
         return []
     try:

@@ -18,8 +18,9 @@ from mlflow.pyfunc.scoring_server import infer_and_parse_data
 from PIL import Image
 
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.evaluation.multiclass import multiclass_scores
+from sparkring.conf.tasks import MULTICLASS
 from sparkring.pipelines.serving import TRUSTED, _load_pyfunc
+from sparkring.training.metrics import task_scores
 from sparkring.training.result import MODEL, read_result
 from tests.e2e.commands import run_here
 
@@ -134,6 +135,6 @@ def test_images_become_a_model_that_is_served_their_bytes(
     stored = [pq.read_table(file).to_pandas() for file in sorted(dataset.rglob("test-*.parquet"))]
     test = pd.concat(stored, ignore_index=True)
     scores = model.predict(test.rename(columns={"photo": "content"}))[[f"class_{kind}" for kind in KINDS]].to_numpy()
-    found = multiclass_scores(test["kind"].map(KINDS.index).to_numpy(), scores, test["trust"].to_numpy())
+    found = task_scores(MULTICLASS, test["kind"].map(KINDS.index).to_numpy(), scores, test["trust"].to_numpy())
     assert {name: ours[name] for name in found} == pytest.approx(found, rel=1e-5)
     assert set(test["camera"]) == {"new", "old"}

@@ -51,6 +51,7 @@ T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
 STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test_etl_rows.py"
 WEIGHTS, T_WEIGHTS, T_ETL_WEIGHTS = "etl/weights.py", "tests/etl/test_weights.py", "tests/spark/test_etl_weights.py"
 FLAGS, T_FLAGS, T_LABELS = "etl/flags.py", "tests/etl/test_flags.py", "tests/spark/test_etl_labels.py"
+KINDS, T_KINDS = "conf/tasks.py", "tests/conf/test_tasks.py"
 TASKS, T_TASKS = "training/tasks.py", "tests/training/test_tasks.py"
 RECIPE_MODEL, T_RECIPE_MODEL = "training/recipe_model.py", "tests/training/test_recipe_model.py"
 T_LABEL_RULES, MULTILABEL = "tests/conf/rules/test_labels.py", "pipelines/evaluation/multilabel.py"
@@ -149,10 +150,8 @@ OL = ("datasets", "events", "send", "driver")
 OL_RECORD = "pipelines/lineage/record.py"
 OL_DATASETS, OL_EVENTS, OL_SEND, OL_DRIVER = (f"pipelines/tracking/openlineage/{name}.py" for name in OL)
 T_OL_DATASETS, T_OL_EVENTS, T_OL_SEND = (f"tests/pipelines/tracking/openlineage/test_{name}.py" for name in OL[:3])
-SCORES, T_SCORES = "training/models/scores.py", "tests/training/models/test_scores.py"
+METRICS, T_METRICS = "training/metrics.py", "tests/training/test_metrics.py"
 EVALUATION, T_EVALUATION = "training/evaluation.py", "tests/training/test_evaluation.py"
-MULTICLASS, T_MULTICLASS = "pipelines/evaluation/multiclass.py", "tests/pipelines/evaluation/test_multiclass.py"
-T_RESAMPLED, T_HELD_OUT = "tests/pipelines/promotion/test_scores.py", "tests/pipelines/evaluation/test_held_out.py"
 BALANCE, T_BALANCE = "pipelines/evaluation/balance.py", "tests/pipelines/evaluation/test_balance.py"
 DRAWING, T_DRAWING = "pipelines/report/drawing.py", "tests/pipelines/report/test_drawing.py"
 REPORT_INPUTS, T_REPORT_INPUTS = "pipelines/report/inputs.py", "tests/pipelines/report/test_inputs.py"
@@ -838,7 +837,6 @@ MUTANTS = (
         T_GATE_RULES,
     ),
     Mutant(GATE_RULES, "counts >= promote.min_slice_rows", "counts >= 0", T_GATE_RULES),
-    Mutant(GATE_SCORES, "below + negative / 2", "below", T_GATE_SCORES),
     Mutant(
         GATE_SCORES,
         "[of(times if weights",
@@ -1025,44 +1023,35 @@ MUTANTS = (
         "tests/pipelines/schedule/test_run_date.py -k mistyped",
     ),
     # --- scores of every task
-    Mutant(SCORES, "2 * below_T + negative_T", "2 * below_T", T_SCORES),
-    Mutant(SCORES, ".nanmean()", ".nan_to_num().mean()", T_SCORES),
+    Mutant(METRICS, "2 * below + negative)", "2 * below)", T_METRICS),
+    Mutant(METRICS, "if not found[-1] or seen[-1] == found[-1]:", "if not found[-1]:", T_METRICS),
+    Mutant(METRICS, "if not math.isnan(value)]", "]", T_METRICS),
+    Mutant(METRICS, "or counted.min() == counted.max()", "", T_METRICS),
+    Mutant(METRICS, "counted = labels[weights > 0]", "counted = labels", T_METRICS),
+    Mutant(METRICS, "order = order[weights[order] > 0]", "pass", T_METRICS),
     Mutant(EVALUATION, "real = batch.real_rows()", "real = batch.row_weights() >= 0", T_EVALUATION),
     Mutant(EVALUATION, "if not self.reports:", "if False:", T_EVALUATION),
     Mutant(EVALUATION, 'values[np.argsort(ids, kind="stable")]', "values", f"{T_EVALUATION} -k order"),
     Mutant(EVALUATION, "if not np.isfinite(values).all():", "if False:", T_EVALUATION),
     Mutant(EVALUATION, "*([stop.metric] if stop else [])", "", T_EVALUATION),
-    Mutant(MULTICLASS, "(scores == own).sum(axis=1) - 1) / 2", "(scores == own).sum(axis=1) - 1)", T_MULTICLASS),
-    Mutant(MULTICLASS, "np.nanmean(self.f1)", "np.mean(np.nan_to_num(self.f1))", T_MULTICLASS),
+    Mutant(METRICS, "(self.scores == own).sum(axis=1) - 1) / 2", "(self.scores == own).sum(axis=1) - 1)", T_METRICS),
+    Mutant(METRICS, "scores.argmax(axis=1) == labels, scores.max", "labels == 0, scores.max", T_METRICS),
+    Mutant(KINDS, "if m.higher_is_better is False", "if m.higher_is_better", T_KINDS),
+    Mutant(METRICS, "return 1 - loss / of_constant", "return 1 - loss", T_METRICS),
+    Mutant(METRICS, "error(labels, weighted_mean(labels, weights))", "error(labels, labels.mean())", T_METRICS),
     Mutant(
-        MULTICLASS,
-        "calibration(scores.argmax(axis=1) == labels, scores.max",
-        "calibration(labels == 0, scores.max",
-        T_MULTICLASS,
+        METRICS,
+        "class_counts(labels, predicted, classes, weights)",
+        "class_counts(labels, predicted, classes)",
+        T_METRICS,
     ),
-    Mutant("pipelines/evaluation/held_out.py", "if not is_higher", "if is_higher", T_HELD_OUT),
-    Mutant(
-        "pipelines/evaluation/regression.py",
-        "1 - squared / variance",
-        "1 - squared",
-        "tests/pipelines/evaluation/test_regression.py",
-    ),
-    Mutant(
-        "pipelines/promotion/scores.py",
-        "labels - _weighted_mean(labels, weights)",
-        "labels - labels.mean()",
-        T_RESAMPLED,
-    ),
-    Mutant("pipelines/promotion/scores.py", "predicted, classes, weights)", "predicted, classes)", T_RESAMPLED),
     Mutant(
         GUESSES,
         "key=lambda label: (-trained[label], label)",
         "key=lambda label: trained[label]",
         f"{T_BASELINE} -k rates_of",
     ),
-    Mutant(
-        GUESSES, "trained.get(label, 0) / rows, CLIP", "trained.get(label, 0) / rows, 0.1", f"{T_BASELINE} -k rates_of"
-    ),
+    Mutant(METRICS, "np.clip(probability, CLIP, 1.0)", "np.clip(probability, 0.1, 1.0)", f"{T_BASELINE} -k rates_of"),
     Mutant(
         "conf/rules/recipe.py",
         '(mode == "max") != known[metric]',
@@ -1493,29 +1482,28 @@ MUTANTS = (
     Mutant(TASKS, 'reduction="none").mean(dim=1)', 'reduction="none").sum(dim=1)', T_TASKS),
     Mutant(TASKS, "for name in self.several], dim=1)", "for name in self.several[::-1]], dim=1)", T_TASKS),
     Mutant(FLAGS, 'or c.logical == "date"]', "]", T_FLAGS),
-    Mutant(MULTILABEL, "if not positives and not", "if not", T_MULTILABEL),
-    Mutant(MULTILABEL, "(scores[counted, n] > 0.5)", "(scores[:, n] > 0.5)", T_MULTILABEL),
-    Mutant(TASKS, 'in TABLE_TASKS and kind != "multilabel"', "in TABLE_TASKS and not kind", T_TASKS),
-    Mutant(SCORES, "for scores in each if not math.isnan(scores[name])", "for scores in each", T_SCORES),
-    Mutant(SCORES, "labels_NL.flatten(), every)", "labels_NL.flatten(), None)", T_SCORES),
+    Mutant(MULTILABEL, "if not label.actual.any() and not", "if not", T_MULTILABEL),
+    Mutant(MULTILABEL, "weights, OF_LABEL)", "None, OF_LABEL)", T_MULTILABEL),
+    Mutant(TASKS, "is_table and not described.has_several_labels", "is_table and not described", T_TASKS),
+    Mutant(METRICS, "every(np.repeat(weights, labels))", "every(np.tile(weights, labels))", T_METRICS),
     Mutant(RECIPE_MODEL, "_of_label(manifest, config.model.label)", "manifest", T_RECIPE_MODEL),
     Mutant(RECIPE_MODEL, "labels if len(labels) > 1", "labels if len(labels) > 9", T_RECIPE_MODEL),
     Mutant(TABULAR, "if labels or classes > 2", "if labels > 2 or classes > 2", T_RECIPE_MODEL),
     Mutant(WARM, '("labels", old.label_names, new.label_names)', '("labels", [], [])', T_RECIPE_MODEL),
     Mutant("conf/manifest.py", 'or any(state.get("odd", {}).values())', "", T_RECIPE_MODEL),
     Mutant("conf/rules/dataset.py", "if len(names) == 1:", "if len(names) == 2:", T_LABEL_RULES),
-    Mutant("conf/rules/foreseen.py", 'len(labels) > 1 and task != "multilabel"', "len(labels) > 1", T_LABEL_RULES),
-    Mutant(MULTILABEL, "else weights > 0", "else weights >= 0", T_MULTILABEL),
     Mutant(
-        MULTILABEL,
-        ".mean(axis=1)\n    return loss",
-        ".sum(axis=1)\n    return loss",
-        T_MULTILABEL,
+        "conf/rules/foreseen.py", "len(labels) > 1 and not kind.has_several_labels", "len(labels) > 1", T_LABEL_RULES
     ),
+    Mutant(METRICS, "losses.mean(axis=1)", "losses.sum(axis=1)", T_METRICS),
+    Mutant(METRICS, "np.maximum(predictions, CLIP)", "predictions", T_METRICS),
+    Mutant(TASKS, "- rate * outputs - rate", "- rate * outputs", T_TASKS),
+    Mutant(KINDS, '{"output_center": math.log(mean)} if mean > 0', '{"output_center": mean} if mean > 0', T_KINDS),
+    Mutant(KINDS, "if low < 0:", "if low < -9:", T_LABEL_RULES),
+    Mutant(LINEAR, "PoissonRegressor(alpha=REGULARIZATION", "PoissonRegressor(alpha=1.0", f"{T_BASELINE} -k rates_are"),
+    Mutant(MLLIB, "best = 0.0 if row[1] else", "best = 1.0 or", f"{T_BASELINE} -k equal_labels"),
     Mutant(GUESSES, "if 0 < truth < 1]", "]", f"{T_BASELINE} -k mean_auc"),
     Mutant(MLLIB, "if is_constant else", "if False else", f"{T_BASELINE} -k several"),
-    Mutant(GATE_SCORES, "weights @ known > 0", "weights @ known >= 0", T_GATE_SCORES),
-    Mutant(GATE_SCORES, "np.repeat(weights, labels.shape[1])", "np.tile(weights, labels.shape[1])", T_GATE_SCORES),
     Mutant(DISTRIBUTIONS, "(~chosen.any(axis=1)).sum()", "chosen.any(axis=1).sum()", T_DISTRIBUTIONS),
     Mutant(f"{INIT}/columns.py", '({"0", "1"}, {"0.0", "1.0"}, ', "({*found}, ", T_INIT),
     Mutant(f"{PREDICT}/rows.py", "if name in predicted]", "if name in []]", "tests/pipelines/predict/test_rows.py"),
@@ -1534,9 +1522,8 @@ MUTANTS = (
         "self.task.split_metrics(ordered[:, :-1])",
         T_WEIGHTED_RUN,
     ),
-    Mutant(SCORES, "None if weights_N is None else weights_N[chosen_N]", "None", T_SCORES),
-    Mutant("pipelines/evaluation/binary.py", "counts = weights > 0", "counts = weights >= 0", T_HELD_OUT),
-    Mutant("pipelines/evaluation/binary.py", "b.weight * abs", "b.rows * abs", T_HELD_OUT),
+    Mutant(METRICS, "counts = weights > 0", "counts = weights >= 0", T_METRICS),
+    Mutant(METRICS, "b.weight * abs", "b.rows * abs", T_METRICS),
     Mutant("pipelines/promotion/scores.py", "else times * weights)", "else weights)", T_PROMOTION_SCORES),
     Mutant(MLLIB, "model = model.setWeightCol(WEIGHT)", "pass", f"{T_BASELINE} -k weight"),
     Mutant(JVM, "data_bytes is not None and data_bytes <= SHORT_BYTES", "True", T_JVM),
@@ -1586,9 +1573,9 @@ MUTANTS = (
     ),
     Mutant("pipelines/model/plan.py", "own + (optim.ema is not None)", "own", "tests/pipelines/test_plan.py"),
     # what is wrong with a number as a label
-    Mutant("conf/rules/dataset.py", "(low < 0 or high > 1)", "low < 0", "tests/conf/rules/test_labels.py"),
+    Mutant(KINDS, "low < 0 or high > 1", "low < 0", "tests/conf/rules/test_labels.py"),
     Mutant("conf/rules/dataset.py", "outputs <= high", "outputs < high", "tests/conf/rules/test_labels.py"),
-    Mutant("conf/rules/dataset.py", "not high.is_integer()", "False", "tests/conf/rules/test_labels.py"),
+    Mutant(KINDS, "not high.is_integer()", "False", "tests/conf/rules/test_labels.py"),
     Mutant(f"{VALIDATE}/labels.py", ".index(column)", ".index(column) - 1", "tests/pipelines/validate/test_labels.py"),
     Mutant(f"{VALIDATE}/labels.py", "max(high) + 0.0", "high[0] + 0.0", "tests/pipelines/validate/test_labels.py"),
     # `sparkring init`

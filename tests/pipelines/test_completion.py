@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.load import leaves, load_config
+from sparkring.conf.tasks import TABLE_TASKS
 from sparkring.pipelines.cli import main, parser
 from sparkring.pipelines.cli.completion import completion
-from sparkring.pipelines.init import TASKS
 
 # What each shell does before it calls the function; zsh's bashcompinit has the arrays of ksh.
 ASKED = {
@@ -44,7 +44,7 @@ def test_commands_options_choices_recipes_and_keys_are_offered(shell: str, tmp_p
     assert complete(shell, tmp_path, "ro") == {"rollback"}
     assert complete(shell, tmp_path, "-v", "config", "") >= {"show", "validate", "schema"}
     assert complete(shell, tmp_path, "config", "validate", "--no") == {"--no-tables"}
-    assert complete(shell, tmp_path, "init", "table", "--task", "") == {*TASKS}
+    assert complete(shell, tmp_path, "init", "table", "--task", "") == {*TABLE_TASKS}
     assert complete(shell, tmp_path, "run", "fl") == {"flights"}
     assert complete(shell, tmp_path, "run", "mi") == {"mine.yaml"}
     assert complete(shell, tmp_path, "run", "flights", "opt") == {"optim."}

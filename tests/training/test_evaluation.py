@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from sparkring.conf.blocks.train import EarlyStopping, TrainConfig
+from sparkring.conf.tasks import BINARY
 from sparkring.training.data.batch import Batch
 from sparkring.training.evaluation import WholeSplit, evaluate_split, wants_whole_split
-from sparkring.training.models.scores import ranking_scores
+from sparkring.training.metrics import task_scores
 from sparkring.training.models.task import Task
 from sparkring.training.tasks import build_task
 
@@ -127,7 +128,8 @@ def test_the_metrics_are_beside_the_means_where_they_are_asked_for() -> None:
     means = evaluate_split(Given(), reader, task)  # type: ignore[arg-type]
     whole = WholeSplit(task, lambda mine: [mine], True)
     both = evaluate_split(Given(), reader, task, whole=whole)  # type: ignore[arg-type]
-    assert both == means | ranking_scores(torch.sigmoid(SCORES[:12]), LABELS[:12]) | {"f1": both["f1"]}
+    scores, labels = torch.sigmoid(SCORES[:12]).numpy(), LABELS[:12].numpy()
+    assert both == means | task_scores(BINARY, labels, scores, names=("auc", "average_precision", "f1"))
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,19 @@ def test_inputs_are_one_dict_of_features_or_the_named_columns() -> None:
     [
         ("binary", [0.0, 0.0], [0, 1], [math.log(2)] * 2, [0.5, 0.5]),
         ("regression", [1.0, 5.0], [1.0, 2.0], [0.0, 9.0], [1.0, 5.0]),
+        (
+            "poisson",
+            [math.log(2), 0.0, 1.0],
+            [2.0, 0.0, 3.0],
+            [0.0, 2.0, 2 * (3 * math.log(3) - 6 + math.e)],
+            [2.0, 1.0, math.e],
+        ),
         ("multiclass", [[0.0, 0.0], [0.0, 0.0]], [0, 1], [math.log(2)] * 2, [[0.5, 0.5], [0.5, 0.5]]),
     ],
 )
 def test_losses_are_per_row_and_scores_are_probabilities(kind, outputs, label, loss, scores) -> None:
     task, columns = build_task(kind, ["x"], "y", None), {"y": torch.tensor(label)}
-    assert task.loss(torch.tensor(outputs), columns).tolist() == pytest.approx(loss)
+    assert task.loss(torch.tensor(outputs), columns).tolist() == pytest.approx(loss, abs=1e-6)
     assert task.probabilities(torch.tensor(outputs)).flatten().tolist() == pytest.approx(torch.tensor(scores).flatten())
     assert task.labels(columns) is columns["y"]
     assert set(task.metric_sums(torch.tensor(outputs), columns)) == set(task.metric_names())

@@ -32,9 +32,8 @@ from sparkring.conf.manifest import (
 )
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
+from sparkring.conf.tasks import BINARY, MULTILABEL
 from sparkring.pipelines.commands.audit import audit_run
-from sparkring.pipelines.evaluation.binary import binary_scores
-from sparkring.pipelines.evaluation.multilabel import multilabel_scores
 from sparkring.training.agreement import agree_threads
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.launch.attempt import Control
@@ -49,6 +48,7 @@ from sparkring.training.launch.messages import (
     RankReplaced,
     ServerEvent,
 )
+from sparkring.training.metrics import task_scores
 from sparkring.training.result import WorkerResult
 from tests.training.own_example import RECIPE as EXAMPLE_RECIPE
 
@@ -318,7 +318,7 @@ def test_weights_count_in_the_loss_and_every_metric_on_any_world(group: WorkerGr
     scored = pa.concat_tables(parts).sort_by("id").to_pydict()
     assert scored["id"] == [*range(200)]
     labels, scores, weights = np.array(scored["label"], float), np.array(scored["prediction"]), fifths(200)
-    expected = binary_scores(labels, scores, weights)
+    expected = task_scores(BINARY, labels, scores, weights)
     for metric in ("loss", "accuracy", "auc", "average_precision", "f1"):
         assert job.result.test[metric] == pytest.approx(expected[metric], rel=1e-12), metric
     assert job.result.test["positive_share"] == pytest.approx(np.average(labels, weights=weights))
@@ -341,7 +341,7 @@ def test_several_labels_are_learnt_alike_on_any_world(group: WorkerGroup, tmp_pa
     labels, scores = np.array(scored["label"]), np.array(scored["prediction"])
     stored = pq.read_table(table / "data/test-00000.parquet")["tags"].to_pylist()
     assert labels.tolist() == [[float(tag in tags) for tag in TAGS] for tags in stored]
-    expected = multilabel_scores(labels, scores, fifths(200))
+    expected = task_scores(MULTILABEL, labels, scores, fifths(200))
     assert {name: job.result.test[name] for name in expected} == pytest.approx(expected, rel=1e-10)
 
 

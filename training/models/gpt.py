@@ -219,11 +219,6 @@ class LanguageModelTask(Task):
         return {**columns, "tokens": tokens[:, part * step : (part + 1) * step + 1]}
 
 
-def perplexity(loss_nats: float) -> float:
-    """exp of the mean loss per token."""
-    return math.exp(loss_nats)
-
-
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn from logits; temperature 0 takes the most likely one."""

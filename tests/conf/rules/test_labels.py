@@ -125,6 +125,9 @@ TABULAR = {"factory": "sparkring.training.models.tabular:Tabular"}
         ("multiclass", 0.0, 9.5, {"factory": "mine:Net"}, "from 0 to 9.5, and classes are whole numbers from 0"),
         ("multiclass", 0.5, 9.0, {"factory": "mine:Net"}, "and classes are whole numbers from 0"),
         ("multiclass", -1.0, 9.0, {"factory": "mine:Net"}, "CAST(y AS string) in the SQL"),
+        ("poisson", 0.0, 9.5, TABULAR, ""),
+        ("poisson", -0.5, 9.0, TABULAR, "from -0.5 to 9, and counts and rates are at least 0; set model.task to"),
+        ("regression", -0.5, 9.0, TABULAR, ""),
     ],
 )  # fmt: skip
 def test_numbers_that_are_no_labels_of_the_task_are_refused(

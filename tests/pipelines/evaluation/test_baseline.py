@@ -20,16 +20,17 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
+from sparkring.conf.tasks import MULTILABEL, POISSON, REGRESSION, TASKS
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation import linear, mllib
 from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines, in_driver
 from sparkring.pipelines.evaluation.evaluate import evaluate
 from sparkring.pipelines.evaluation.guesses import class_rates, constant_scores, mean_of_labels
 from sparkring.pipelines.evaluation.mllib import label_logistic_scores, multinomial_scores
-from sparkring.pipelines.evaluation.regression import regression_scores
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
+from sparkring.training.metrics import task_scores
 from sparkring.training.worker import left_out
 from tests.pipelines.results import rank_result, train_result
 
@@ -93,7 +94,7 @@ def fitted(
 ) -> Baselines:
     train, test = (split_rows(dataset, split, data or DataConfig(), []) for split in ("train", "test"))
     read = [column for column in dataset.manifest.columns if column.role != "weight"]
-    return fit_baselines(spark, task, train, test, read, [label])
+    return fit_baselines(spark, TASKS[task], train, test, read, [label])
 
 
 @pytest.mark.parametrize("nulls", ["mask", "fill"])
@@ -120,7 +121,7 @@ def test_each_of_several_labels_has_its_rate_and_its_regression(by: Any, spark: 
     dataset = write_table(tmp_path, (*COLUMNS[:3], *several, vector), make)
     features = [*COLUMNS[:3]]
     train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
-    found = fit_baselines(spark, "multilabel", train, test, [*features, *several], several)
+    found = fit_baselines(spark, MULTILABEL, train, test, [*features, *several], several)
     rates, logistic = found.scores[by.RATES], found.scores[by.LOGISTICS]
     assert not found.missing and rates["macro_auc"] == 0.5 and logistic["macro_auc"] > 0.6
     late = np.concatenate([make(s)["late"][:60] for s in (10, 11)]).mean()
@@ -128,7 +129,7 @@ def test_each_of_several_labels_has_its_rate_and_its_regression(by: Any, spark: 
     expected = [constant_scores(guess, late), constant_scores(0.75, 0.75), constant_scores(0.0, 0.0)]
     assert rates["loss"] == pytest.approx(sum(each["loss"] for each in expected) / 3, rel=1e-9)
     assert logistic["loss"] < rates["loss"]
-    as_vector = fit_baselines(spark, "multilabel", train, test, [vector], [vector])
+    as_vector = fit_baselines(spark, MULTILABEL, train, test, [vector], [vector])
     assert as_vector.scores[by.RATES] == pytest.approx(rates, rel=1e-12)
 
 
@@ -190,6 +191,13 @@ def test_a_regression_is_compared_with_the_mean_and_least_squares(by: Any, spark
     assert found.scores[by.MEAN]["r2"] <= 0 < 0.95 < found.scores[by.LINEAR]["r2"]
 
 
+@pytest.mark.spark
+def test_equal_labels_have_no_share_of_variance(by: Any, spark: Any, tmp_path: Path) -> None:
+    dataset = write_table(tmp_path, (*PLAIN, COST), lambda seed: costs(seed) | {"cost": np.full(120, 0.1)})
+    found = fitted(spark, dataset, "regression", COST)
+    assert found.missing == {} and found.scores[by.MEAN].keys() == {"loss", "rmse", "abs_error"}
+
+
 WEIGHT = Column(name="w", dtype="float64", role="weight")
 
 
@@ -214,7 +222,7 @@ def test_weighted_rows_are_compared_with_weighted_least_squares(by: Any, spark: 
     guesses = {by.MEAN: np.full(len(truth), np.average(cost, weights=w)), by.LINEAR: design(test_code, test_x) @ plane}
     assert found.missing == {} and list(found.scores) == [by.MEAN, by.LINEAR]
     for name, guess in guesses.items():
-        expected = regression_scores(truth, guess, test_w)
+        expected = task_scores(REGRESSION, truth, guess, test_w)
         assert found.scores[name] == pytest.approx(expected, rel=2e-3), name
         assert found.scores[name]["loss"] != pytest.approx(np.mean((guess - truth) ** 2), rel=1e-2)
 
@@ -235,7 +243,7 @@ def test_rows_of_weight_0_change_nothing_and_equal_weights_neither(
     found = fitted(spark, weighted(dataset), task, label)
     filters = DataConfig.model_validate({"filters": [["w", ">", 0]]})
     train, test = (split_rows(dataset, split, filters, []) for split in SIZES)
-    alone = attempted(linear.linear_fits(task, train, test, PLAIN, [label]))
+    alone = attempted(linear.linear_fits(TASKS[task], train, test, PLAIN, [label]))
     assert found.missing == alone.missing == {} and len(found.scores) == len(alone.scores) == 2
     exact = 1e-6 if by is linear else 2e-2  # Spark's own fit of the same rows differs by as much
     for (name, scores), expected, rel in zip(found.scores.items(), alone.scores.values(), (1e-6, exact), strict=True):
@@ -244,6 +252,35 @@ def test_rows_of_weight_0_change_nothing_and_equal_weights_neither(
     rates = class_rates(*(dict(zip(values.tolist(), rows.tolist(), strict=True)) for values, rows in stored))
     guess = found.scores[by.MAJORITY if task == "binary" else by.CLASS_RATES]
     assert guess["loss"] != pytest.approx(rates["loss"], rel=1e-3), "weights count"
+
+
+@pytest.mark.spark
+def test_rates_are_compared_with_their_mean_and_a_poisson_regression(by: Any, spark: Any, tmp_path: Path) -> None:
+    """Claims per exposure, weighted by the exposure; the fit is that of Newton's method on the same rows."""
+
+    def make(seed: int) -> dict[str, Any]:
+        random = np.random.default_rng(seed)
+        made = costs(seed)
+        exposure = random.uniform(0.2, 2.0, 120)
+        claims = random.poisson(exposure * np.exp(0.3 * made["code"] + 0.4 * made["x"] - 0.5))
+        return made | {"cost": claims / exposure, "w": exposure}
+
+    dataset = weighted(write_table(tmp_path, (*PLAIN, COST, WEIGHT), make))
+    found = fitted(spark, dataset, "poisson", COST)
+    (code, x, rate, w), (test_code, test_x, truth, test_w) = (
+        rows_of(dataset, split, "code", "x", "cost", "w") for split in SIZES
+    )
+    features, weights = design(code, x)[:, :5], np.zeros(5)
+    for _ in range(25):
+        expected = np.exp(features @ weights)
+        weights += np.linalg.solve((features.T * w * expected) @ features, features.T @ (w * (rate - expected)))
+    mean_rate = np.full(len(truth), np.average(rate, weights=w))
+    guesses = {by.MEAN: mean_rate, by.RATE: np.exp(design(test_code, test_x)[:, :5] @ weights)}
+    assert found.missing == {} and list(found.scores) == [by.MEAN, by.RATE]
+    for name, guess in guesses.items():
+        expected_scores = task_scores(POISSON, truth, guess, test_w)
+        assert found.scores[name] == pytest.approx(expected_scores, rel=2e-2, abs=2e-3), name
+    assert found.scores[by.RATE]["d2"] > 0.1 > found.scores[by.MEAN]["d2"]
 
 
 def kinds(seed: int) -> dict[str, Any]:
@@ -377,9 +414,9 @@ def test_rows_that_do_not_fit_in_the_driver_go_to_spark(tmp_path: Path, monkeypa
         scalar = features if cells == 4 else features[1:2]
         most = 360 * (4 if cells == 4 else 3)
         monkeypatch.setattr(linear, "MOST_CELLS", most)
-        assert in_driver(task, train, test, scalar, [KIND]), (task, cells)
+        assert in_driver(TASKS[task], train, test, scalar, [KIND]), (task, cells)
         monkeypatch.setattr(linear, "MOST_CELLS", most - 1)
-        assert not in_driver(task, train, test, scalar, [KIND]), (task, cells)
+        assert not in_driver(TASKS[task], train, test, scalar, [KIND]), (task, cells)
 
 
 @pytest.mark.spark
@@ -412,7 +449,7 @@ def test_one_class_of_training_rows_is_the_only_guess(tmp_path: Path) -> None:
 
     dataset = write_table(tmp_path, (*PLAIN, KIND), make)
     train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
-    found = attempted(linear.linear_fits("multiclass", train, test, PLAIN, [KIND]))
+    found = attempted(linear.linear_fits(TASKS["multiclass"], train, test, PLAIN, [KIND]))
     rates = found.scores[linear.CLASS_RATES]
     assert found.missing == {} and found.scores[linear.MULTINOMIAL] == pytest.approx(rates, rel=1e-12)
     assert found.scores[linear.MULTINOMIAL]["accuracy"] == pytest.approx(1 / 3)

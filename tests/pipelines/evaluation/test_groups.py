@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sparkring.conf.tasks import BINARY
 from sparkring.pipelines.evaluation.groups import MOST_VALUES, group_scores
-from sparkring.pipelines.evaluation.held_out import held_out_scores
+from sparkring.training.metrics import task_scores
 from sparkring.training.result import GroupScores, plain_name
 from tests.pipelines.results import train_result
 
@@ -18,7 +19,7 @@ LABELS, SCORES = (DRAW.random(len(VALUES)) < 0.5).astype(float), DRAW.random(len
 
 def found(min_rows: int, counted: np.ndarray | None = None) -> list[GroupScores]:
     def score(rows: np.ndarray) -> dict[str, float]:
-        return held_out_scores("binary", LABELS[rows], SCORES[rows])
+        return task_scores(BINARY, LABELS[rows], SCORES[rows])
 
     return group_scores("c", VALUES, np.ones(len(VALUES), bool) if counted is None else counted, min_rows, score)
 
@@ -29,9 +30,9 @@ def test_the_most_frequent_values_are_scored_and_the_others_together() -> None:
     assert [group.value for group in groups] == [*names, "all others (3)"] and len(names) == MOST_VALUES
     assert sum(group.rows for group in groups) == len(VALUES)
     rows = VALUES == "v00"
-    assert groups[1].rows == 40 and groups[1].scores == held_out_scores("binary", LABELS[rows], SCORES[rows])
+    assert groups[1].rows == 40 and groups[1].scores == task_scores(BINARY, LABELS[rows], SCORES[rows])
     rest = np.isin(VALUES, ["v02", "v11", "v12"])
-    assert groups[-1].scores == held_out_scores("binary", LABELS[rest], SCORES[rest])
+    assert groups[-1].scores == task_scores(BINARY, LABELS[rest], SCORES[rest])
 
 
 def test_values_of_few_rows_are_among_the_others_and_too_few_others_are_left_out() -> None:

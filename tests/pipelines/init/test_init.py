@@ -153,7 +153,10 @@ def test_the_label_says_which_task_it_is(tmp_path: Path, values: list[Any], task
 
 def test_a_task_may_be_given(tmp_path: Path) -> None:
     values = [i % 5 for i in range(ROWS)]
-    assert decide(tmp_path, "y", "regression", y=values).label.center == 2.0
+    assert decide(tmp_path, "y", "regression", y=values).label.mean == 2.0
+    assert decide(tmp_path, "y", "poisson", y=values).label.columns == {"y": "CAST(`y` AS double)"}
+    with pytest.raises(ConfigError, match=r"--task poisson: 'y' has values from -1 to 3, and counts and rates are at"):
+        decide(tmp_path, "y", "poisson", y=[value - 1 for value in values])
     assert decide(tmp_path, "y", "multiclass", y=values).label.columns == {"y": "CAST(`y` AS string)"}
     with pytest.raises(ConfigError, match=r"--task binary: 'y' has 5 values \(0, 1, 2, 3, 4\), and binary has 2"):
         decide(tmp_path, "y", "binary", y=values)

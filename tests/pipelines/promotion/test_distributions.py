@@ -114,5 +114,5 @@ def test_predictions_of_classes_are_counted_by_the_likeliest() -> None:
 
 def test_predictions_of_several_labels_are_counted_by_predicted_label_and_for_none() -> None:
     few, many = np.array([[0.9, 0.1], [0.2, 0.3]]), np.array([[0.9, 0.8], [0.2, 0.6]])
-    reference, current = prediction_counts(few, many, "multilabel")
+    reference, current = prediction_counts(few, many, several=True)
     assert reference.tolist() == [1, 0, 1] and current.tolist() == [1, 2, 0]

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkring.conf.load import Resolved
+from sparkring.conf.tasks import BINARY
 from sparkring.pipelines.context.context import NO_HOOKS, JobContext, JobHooks
-from sparkring.pipelines.evaluation.binary import binary_scores
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut
 from sparkring.pipelines.job.job import publish_model
 from sparkring.pipelines.promotion.drift import DriftStop, NoReference
@@ -28,6 +28,7 @@ from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.registry import Registry
 from sparkring.pipelines.tracking.rules import NO_CHAMPION
 from sparkring.pipelines.tracking.tracker import Tracker
+from sparkring.training.metrics import task_scores
 from sparkring.training.result import MODEL, SUMMARY, Promotion, TrainResult
 from tests.pipelines.promotion import nights
 from tests.pipelines.results import rank_result, train_result
@@ -90,7 +91,7 @@ class World:
             held_out = HeldOut(labels, 0.5 + worth * (labels - 0.5))
             result: TrainResult = train_result(
                 run=job.folder.uri, train=rank_result(weights="model"),
-                scores={MODEL: binary_scores(held_out.labels, held_out.scores)},
+                scores={MODEL: task_scores(BINARY, held_out.labels, held_out.scores)},
             )  # fmt: skip
             gate = open_gate(job, result, held_out, lost, Prepared())
             assert gate is not None

@@ -13,9 +13,11 @@ from mlflow.models import MetricThreshold
 from mlflow.models.evaluation.validation import ModelValidationFailedException, validate_evaluation_results
 
 from sparkring.conf.blocks.promotion import MetricRule, PromoteConfig
+from sparkring.conf.tasks import BINARY, task_kind
 from sparkring.pipelines.promotion import rules
 from sparkring.pipelines.promotion.rules import ScoredRows, judge, judge_rule, reasons_of, slices_of
 
+OWN = task_kind("own:Task")
 VALUES = st.sampled_from([-0.5, 0.0, 0.25, 0.5, 0.5 + 1e-12, 0.6, 0.75, 1.0]) | st.floats(-2, 2).map(lambda x: x or 0.0)
 
 
@@ -40,7 +42,7 @@ def passes_in_mlflow(ours: float, champion: float, better: bool, words: dict[str
 @settings(max_examples=200)
 def test_a_rule_passes_what_mlflow_passes(ours: float, champion: float, better: bool, words: dict[str, float]) -> None:
     rule = MetricRule(metric="m", greater_is_better=better, **words)
-    found = judge_rule(rule, "own:Task", {"m": ours}, {"m": champion}, None)
+    found = judge_rule(rule, OWN, {"m": ours}, {"m": champion}, None)
     assert found.passed == passes_in_mlflow(ours, champion, better, words)
 
 
@@ -53,14 +55,14 @@ def test_a_relative_change_is_a_share_of_the_champions_value(
 ) -> None:
     """A champion of 0 has no share: MLflow then asks for 1e-10."""
     rule = MetricRule(metric="m", greater_is_better=better, min_relative_change=change)
-    found = judge_rule(rule, "own:Task", {"m": champion + step}, {"m": champion}, None)
+    found = judge_rule(rule, OWN, {"m": champion + step}, {"m": champion}, None)
     assert found.passed == passes_in_mlflow(champion + step, champion, better, {"min_relative_change": change})
 
 
 def test_without_a_champion_only_thresholds_are_asked() -> None:
     rule = MetricRule(metric="auc", threshold=0.6, min_absolute_change=0.1)
-    assert judge_rule(rule, "binary", {"auc": 0.61}, {}, None).passed
-    found = judge_rule(rule, "binary", {"auc": 0.59}, {}, None)
+    assert judge_rule(rule, BINARY, {"auc": 0.61}, {}, None).passed
+    found = judge_rule(rule, BINARY, {"auc": 0.59}, {}, None)
     assert not found.passed and found.champion is None
     assert reasons_of([found]) == ["auc >= 0.6 and auc better than the champion's by 0.1: not met: it is 0.5900"]
 
@@ -68,26 +70,26 @@ def test_without_a_champion_only_thresholds_are_asked() -> None:
 @pytest.mark.parametrize(("better", "beyond"), [(True, 0.499), (False, 0.501)])
 def test_the_threshold_itself_is_enough(better: bool, beyond: float) -> None:
     rule = MetricRule(metric="m", threshold=0.5, greater_is_better=better)
-    assert judge_rule(rule, "own:Task", {"m": 0.5}, {}, None).passed
-    assert not judge_rule(rule, "own:Task", {"m": beyond}, {}, None).passed
+    assert judge_rule(rule, OWN, {"m": 0.5}, {}, None).passed
+    assert not judge_rule(rule, OWN, {"m": beyond}, {}, None).passed
 
 
 def test_a_metric_that_is_no_number_passes_nothing() -> None:
     changed, reached = MetricRule(metric="auc", min_relative_change=0.0), MetricRule(metric="auc", threshold=0.0)
     for ours in ({}, {"auc": float("nan")}):
-        assert not judge_rule(reached, "binary", ours, {}, None).passed
-        assert not judge_rule(changed, "binary", ours, {"auc": 0.5}, None).passed
-        assert not judge_rule(changed, "binary", ours, {}, None).passed, "without a champion too"
-    assert not judge_rule(changed, "binary", {"auc": 0.5}, {"auc": float("nan")}, None).passed
-    assert "it is no number" in reasons_of([judge_rule(reached, "binary", {}, {}, None)])[0]
+        assert not judge_rule(reached, BINARY, ours, {}, None).passed
+        assert not judge_rule(changed, BINARY, ours, {"auc": 0.5}, None).passed
+        assert not judge_rule(changed, BINARY, ours, {}, None).passed, "without a champion too"
+    assert not judge_rule(changed, BINARY, {"auc": 0.5}, {"auc": float("nan")}, None).passed
+    assert "it is no number" in reasons_of([judge_rule(reached, BINARY, {}, {}, None)])[0]
 
 
 def test_names_say_which_way_is_better() -> None:
     lower, higher = (MetricRule(metric=name, min_relative_change=0.0) for name in ("loss", "auc"))
-    assert judge_rule(lower, "binary", {"loss": 0.4}, {"loss": 0.5}, None).passed
-    assert not judge_rule(lower, "binary", {"loss": 0.6}, {"loss": 0.5}, None).passed
-    assert judge_rule(higher, "binary", {"auc": 0.6}, {"auc": 0.5}, None).passed
-    assert not judge_rule(higher, "binary", {"auc": 0.4}, {"auc": 0.5}, None).passed
+    assert judge_rule(lower, BINARY, {"loss": 0.4}, {"loss": 0.5}, None).passed
+    assert not judge_rule(lower, BINARY, {"loss": 0.6}, {"loss": 0.5}, None).passed
+    assert judge_rule(higher, BINARY, {"auc": 0.6}, {"auc": 0.5}, None).passed
+    assert not judge_rule(higher, BINARY, {"auc": 0.4}, {"auc": 0.5}, None).passed
 
 
 def scored(seed: int, rows: int, ours_noise: float, champion_noise: float, slices: Any = None) -> ScoredRows:
@@ -98,14 +100,14 @@ def scored(seed: int, rows: int, ours_noise: float, champion_noise: float, slice
     ours, champion = (
         np.clip(truth + noise * draw.normal(size=rows), 0.01, 0.99) for noise in (ours_noise, champion_noise)
     )
-    return ScoredRows("binary", labels, ours, champion, slices or {})
+    return ScoredRows(BINARY, labels, ours, champion, slices or {})
 
 
 def of(rows: ScoredRows, *rules: MetricRule, **more: Any) -> list[Any]:
-    from sparkring.pipelines.evaluation.held_out import held_out_scores
+    from sparkring.training.metrics import task_scores
 
-    both = [held_out_scores("binary", rows.labels, scores) for scores in rows.models]
-    return judge(PromoteConfig(rules=list(rules), **more), "binary", both[0], both[1], rows)
+    both = [task_scores(BINARY, rows.labels, scores) for scores in rows.models]
+    return judge(PromoteConfig(rules=list(rules), **more), BINARY, both[0], both[1], rows)
 
 
 @pytest.mark.parametrize("metric", ["loss", "auc"])
@@ -127,12 +129,12 @@ def test_the_share_of_resamples_that_the_rule_asks_for_is_enough(
     losses[better:, 0] = 2.0
     monkeypatch.setattr(rules, "resampled", lambda *_, **__: losses)
     rule = MetricRule(metric="loss", min_relative_change=0.0, confidence=0.95)
-    assert judge_rule(rule, "binary", {"loss": 0.1}, {"loss": 0.2}, scored(1, 300, 0.1, 0.3)).passed == passed
+    assert judge_rule(rule, BINARY, {"loss": 0.1}, {"loss": 0.2}, scored(1, 300, 0.1, 0.3)).passed == passed
 
 
 def test_equal_models_are_surely_not_worse() -> None:
     rows = scored(1, 300, 0.1, 0.1)
-    same = ScoredRows("binary", rows.labels, rows.ours, rows.ours)
+    same = ScoredRows(BINARY, rows.labels, rows.ours, rows.ours)
     assert of(same, MetricRule(metric="auc", min_relative_change=0.0, confidence=0.99))[0].passed
 
 
@@ -140,7 +142,7 @@ def test_a_better_model_may_lose_no_slice() -> None:
     rows = scored(2, 4000, 0.1, 0.3)
     where = np.where(np.arange(4000) < 700, "JFK", np.where(np.arange(4000) < 1100, "small", "LGA"))
     ours = np.where(where == "LGA", rows.ours, 1 - rows.ours)  # good on most rows, upside down on others
-    one_sided = ScoredRows("binary", rows.labels, ours, rows.champion, {"origin": where})
+    one_sided = ScoredRows(BINARY, rows.labels, ours, rows.champion, {"origin": where})
     rule = MetricRule(metric="accuracy", min_relative_change=0.0)
     found = of(one_sided, rule, slices=["origin"])
     assert [(f.slice, f.rows, f.passed) for f in found[1:]] == [
@@ -161,7 +163,7 @@ def test_noise_loses_no_slice_because_there_are_many() -> None:
 
 def test_slices_are_of_texts_and_nulls_alike() -> None:
     values = np.array(["a", "null", "a", "b"], object)
-    rows = ScoredRows("binary", np.zeros(4), np.zeros(4), np.zeros(4), {"c": values})
+    rows = ScoredRows(BINARY, np.zeros(4), np.zeros(4), np.zeros(4), {"c": values})
     found = slices_of(PromoteConfig(min_slice_rows=1), rows)
     assert [(name, mask.tolist()) for name, mask in found] == [
         ("c = a", [True, False, True, False]),
@@ -171,5 +173,5 @@ def test_slices_are_of_texts_and_nulls_alike() -> None:
 
 
 def test_rows_of_no_weight_make_no_slice() -> None:
-    rows = ScoredRows("binary", *[np.zeros(4)] * 3, {"c": np.array(["a", "a", "b", "b"])}, np.array([1.0, 1, 0, 1]))
+    rows = ScoredRows(BINARY, *[np.zeros(4)] * 3, {"c": np.array(["a", "a", "b", "b"])}, np.array([1.0, 1, 0, 1]))
     assert [name for name, _ in slices_of(PromoteConfig(min_slice_rows=2), rows)] == ["c = a"]

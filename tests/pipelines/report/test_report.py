@@ -15,14 +15,15 @@ import pytest
 from sparkring.conf.load import Resolved, load_config
 from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, ManifestError, SplitInfo
 from sparkring.conf.storage import open_storage
+from sparkring.conf.tasks import TASKS
 from sparkring.pipelines.evaluation.evaluate import HeldOut
-from sparkring.pipelines.evaluation.held_out import held_out_scores
 from sparkring.pipelines.evaluation.multilabel import scores_by_label
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import draw
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import build_report, number, redraw, verdict, write_report
 from sparkring.pipelines.run.runs import Runs
+from sparkring.training.metrics import task_scores
 from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, GroupScores, IdUses, RankedLists
 from tests.pipelines.results import rank_result, train_result
 
@@ -88,7 +89,7 @@ def inputs(predictions: HeldOut | None = None, model: dict[str, Any] | None = No
     """Of a binary task that has been scored, or of one with this `model` block and without predictions."""
     held = predictions or (held_out() if model is None else None)
     task = (model or {}).get("task", "binary")
-    ours = {"positive_share": 0.3} | ({} if held is None else held_out_scores(task, held.labels, held.scores))
+    ours = {"positive_share": 0.3} | ({} if held is None else task_scores(TASKS[task], held.labels, held.scores))
     values: dict[str, Any] = {
         "scores": {MODEL: ours, "majority rate": {"loss": 0.7, "auc": 0.5}},
         "tracking_url": "http://127.0.0.1:5000/#/runs/1",
