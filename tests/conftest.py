@@ -6,8 +6,10 @@ import gc
 import importlib.util
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,10 +159,32 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session.stop()
 
 
+def copy_tables_of_first_store() -> None:
+    """Give each new sqlite store of MLflow in this process the tables of the first: migrating them takes seconds."""
+    from mlflow.store.db import utils
+
+    migrate, lock = utils._initialize_tables, threading.Lock()
+    first = sqlite3.connect(":memory:", check_same_thread=False)
+
+    def initialize(engine: Any) -> None:
+        if engine.dialect.name != "sqlite":
+            return migrate(engine)
+        with lock:
+            if is_empty := not first.execute("SELECT * FROM sqlite_master").fetchone():
+                migrate(engine)
+            with engine.connect() as connection:
+                store = connection.connection.driver_connection
+                store.backup(first) if is_empty else first.backup(store)
+
+    utils._initialize_tables = initialize
+
+
 def pytest_collection_finish() -> None:
     """Tests with tiny models spend their time in threads that wait for each other, and in collections of garbage."""
     import torch
 
+    if "mlflow" in sys.modules:
+        copy_tables_of_first_store()
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # torch, MLflow and thousands of tests: half a second a collection
