@@ -6,8 +6,10 @@ import gc
 import importlib.util
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,17 +69,42 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
 
 
-def _descendants() -> set[tuple[int, float]]:
-    """Live (pid, create time) of every process below this one, JVMs of the shared session excepted."""
-    found = set()
-    for process in psutil.Process().children(recursive=True):
-        try:
-            spark_daemon = any(daemon in word for word in process.cmdline() for daemon in SPARK_DAEMONS)
-            if process.status() != psutil.STATUS_ZOMBIE and "java" not in process.name() and not spark_daemon:
-                found.add((process.pid, process.create_time()))
-        except psutil.NoSuchProcess:
-            continue
-    return found
+class Descendants:
+    """The processes below this one: each one's parent is read once, for listing all anew takes a test milliseconds."""
+
+    def __init__(self) -> None:
+        self.here = os.getpid()
+        self.parents: dict[int, int] = {}  # process id -> that of the process it was first seen below
+
+    def pids(self) -> set[int]:
+        now = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        self.parents = {pid: self.parents[pid] if pid in self.parents else parent_pid(pid) for pid in now}
+        return {pid for pid in now if self._is_below(pid)}
+
+    def _is_below(self, pid: int) -> bool:
+        for _ in self.parents:  # a bound: no chain is longer
+            if (pid := self.parents.get(pid, 0)) in (0, self.here):
+                break
+        return pid == self.here
+
+
+def parent_pid(pid: int) -> int:
+    """The parent's process id; 0 where the process is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _lives_on(pid: int) -> bool:
+    """Whether a test left the process behind: it is alive and below this one, and none of the shared session's."""
+    try:
+        process = psutil.Process(pid)
+        spark_daemon = any(daemon in word for word in process.cmdline() for daemon in SPARK_DAEMONS)
+        ours = process.status() != psutil.STATUS_ZOMBIE and "java" not in process.name() and not spark_daemon
+        return ours and os.getpid() in {each.pid for each in process.parents()}
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _job_properties() -> set[str]:
@@ -95,11 +122,16 @@ def _job_properties() -> set[str]:
         return set()
 
 
+@pytest.fixture(scope="session")
+def descendants() -> Descendants:
+    return Descendants()
+
+
 @pytest.fixture(autouse=True)
-def leaves_nothing_behind() -> Iterator[None]:
+def leaves_nothing_behind(descendants: Descendants) -> Iterator[None]:
     """A test that leaks environment variables, processes, or what it says of Spark jobs fails, named, instead of
     poisoning the next one."""
-    environment, processes, properties = dict(os.environ), _descendants(), _job_properties()
+    environment, processes, properties = dict(os.environ), descendants.pids(), _job_properties()
     yield
     said = _job_properties() - properties
     changed = {k for k in environment.keys() | os.environ.keys() if environment.get(k) != os.environ.get(k)}
@@ -110,10 +142,10 @@ def leaves_nothing_behind() -> Iterator[None]:
         | {k for k in changed if k.startswith(("SPARK_", "PYSPARK_"))}
     )
     deadline = time.monotonic() + 60
-    while (left := _descendants() - processes) and time.monotonic() < deadline:
+    while (left := [*filter(_lives_on, descendants.pids() - processes)]) and time.monotonic() < deadline:
         time.sleep(0.1)
     names = []
-    for pid, _ in left:
+    for pid in left:
         try:
             names.append(f"{pid}: {' '.join(psutil.Process(pid).cmdline())[:200]}")
             psutil.Process(pid).kill()
@@ -157,10 +189,32 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session.stop()
 
 
+def copy_tables_of_first_store() -> None:
+    """Give each new sqlite store of MLflow in this process the tables of the first: migrating them takes seconds."""
+    from mlflow.store.db import utils
+
+    migrate, lock = utils._initialize_tables, threading.Lock()
+    first = sqlite3.connect(":memory:", check_same_thread=False)
+
+    def initialize(engine: Any) -> None:
+        if engine.dialect.name != "sqlite":
+            return migrate(engine)
+        with lock:
+            if is_empty := not first.execute("SELECT * FROM sqlite_master").fetchone():
+                migrate(engine)
+            with engine.connect() as connection:
+                store = connection.connection.driver_connection
+                store.backup(first) if is_empty else first.backup(store)
+
+    utils._initialize_tables = initialize
+
+
 def pytest_collection_finish() -> None:
     """Tests with tiny models spend their time in threads that wait for each other, and in collections of garbage."""
     import torch
 
+    if "mlflow" in sys.modules:
+        copy_tables_of_first_store()
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # torch, MLflow and thousands of tests: half a second a collection

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, distributions, version
 from pathlib import Path
@@ -97,13 +97,13 @@ def collect(modules: list[str]) -> Sources:
         if spec is None or spec.origin is None:  # not a module, or a folder without __init__.py
             continue
         waiting += parents(name)
-        text = source_text(spec)
-        if text is None:
+        text, is_package = source_text(spec), spec.submodule_search_locations is not None
+        names = None if text is None else imported(text, name, is_package, nested=top != OURS)
+        if text is None or names is None:
             found.left_out.append(name)
             continue
-        is_our_package = top == OURS and spec.submodule_search_locations is not None
-        found.files[file_name(spec)] = text + (LOOK_ON if is_our_package else "")
-        waiting += imported(ast.parse(text), spec, nested=top != OURS)
+        found.files[file_name(spec)] = text + (LOOK_ON if top == OURS and is_package else "")
+        waiting += names
     return found
 
 
@@ -130,13 +130,9 @@ def is_installed(top: str) -> bool:
 
 
 def source_text(spec: ModuleSpec) -> str | None:
-    """The text of a module, from a folder or an archive; None where it has none that is Python."""
+    """The text of a module, from a folder or an archive; None where it has none."""
     loader: Any = spec.loader
     text: str | None = loader.get_source(spec.name) if hasattr(loader, "get_source") else None
-    try:
-        ast.parse(text or "")
-    except SyntaxError:
-        return None
     return text
 
 
@@ -146,21 +142,32 @@ def file_name(spec: ModuleSpec) -> str:
     return f"{path}.py" if spec.submodule_search_locations is None else f"{path}/__init__.py"
 
 
-def imported(tree: ast.Module, spec: ModuleSpec, nested: bool) -> Iterator[str]:
-    """Name the modules that a file imports; `nested`: inside of functions and classes too.
+@lru_cache(maxsize=1024)  # a process that trains a model a date packs the same texts each time
+def imported(text: str, name: str, is_package: bool, nested: bool) -> tuple[str, ...] | None:
+    """Name the modules that a file imports; None where the text is not Python.
 
     `from a import b` names a and a.b: whether b is a module is not known here.
+
+    Args:
+        text: the file's.
+        name: of its module, or of its package if `is_package`.
+        is_package: it is an `__init__.py`.
+        nested: inside of functions and classes too.
     """
-    package = spec.name if spec.submodule_search_locations is not None else spec.name.rpartition(".")[0]
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return None
+    package, found = name if is_package else name.rpartition(".")[0], list[str]()
     for node in statements(tree.body, nested):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 base = importlib.util.resolve_name("." * node.level + base, package)
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return tuple(found)
 
 
 def statements(body: list[ast.stmt], nested: bool) -> Iterator[ast.stmt]:

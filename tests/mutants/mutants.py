@@ -706,7 +706,7 @@ MUTANTS = (
     Mutant(f"{MODEL}/sources.py", "nested=top != OURS", "nested=False", T_PORTABLE_SOURCES),
     Mutant(f"{MODEL}/sources.py", "waiting += parents(name)", "pass", T_PORTABLE_SOURCES),
     Mutant(f"{MODEL}/sources.py", "version(name).partition('+')[0]", "version(name)", T_PORTABLE_SOURCES),
-    Mutant(f"{MODEL}/sources.py", "if is_our_package else", "if False else", T_PORTABLE_SOURCES),
+    Mutant(f"{MODEL}/sources.py", "if top == OURS and is_package else", "if False else", T_PORTABLE_SOURCES),
     Mutant(f"{MODEL}/sample.py", "passed[name] for name", "name for name", T_PORTABLE_SAMPLE),
     Mutant(f"{MODEL}/sample.py", "count - sum(map(len, found))", "count", T_PORTABLE_SAMPLE),
     Mutant(f"{MODEL}/check.py", "max(1.0, abs(wanted))", "max(1e6, abs(wanted))", T_PORTABLE_CHECK),

@@ -17,6 +17,7 @@ import gc
 import hashlib
 import heapq
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -231,6 +232,16 @@ class InitRecorder(DispatchMode):
         self.numbers: dict[int, int] = {}
         self.storages: list[Any] = []  # held, so that no key is used twice
         self.constants: set[int] = set()  # storage keys of tensors with values that were used
+        self.deferred: list[weakref.ref[DeferredTensor]] = []
+
+    def defer(self, meta: torch.Tensor) -> DeferredTensor:
+        tensor = DeferredTensor(meta)
+        self.deferred.append(weakref.ref(tensor))
+        return tensor
+
+    def living(self) -> list[DeferredTensor]:
+        """Return what something still holds; a parameter that became a meta tensor is deferred no more."""
+        return [tensor for each in self.deferred if type(tensor := each()) is DeferredTensor]
 
     def view(self, meta: torch.Tensor) -> StorageView:
         number = self.numbers.setdefault(storage_key(meta), len(self.storages))
@@ -263,7 +274,7 @@ class InitRecorder(DispatchMode):
         self.record(func, args, kwargs, out, written)
 
         def wrapped(x: Any) -> Any:  # what a call in place returns is the same tensor
-            return x if not isinstance(x, torch.Tensor) else deferred[id(x)] if id(x) in deferred else DeferredTensor(x)
+            return x if not isinstance(x, torch.Tensor) else deferred[id(x)] if id(x) in deferred else self.defer(x)
 
         return tree_map(wrapped, out)
 
@@ -424,29 +435,8 @@ def preserved_random_state() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-@contextmanager
-def only_new_objects() -> Iterator[None]:
-    """Let the collector see only what is made within: a driver has a million other objects.
-
-    Not where some are kept from it for good, as in ranks: they could not be told from the others afterwards.
-    """
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 def record_model(build: Callable[[], nn.Module], seed: int) -> InitialModel:
     """Run `build` without memory for tensors. Unrecordable; its ValueErrors pass."""
-    with only_new_objects():
-        return _record(build, seed)
-
-
-def _record(build: Callable[[], nn.Module], seed: int) -> InitialModel:
     recorder = InitRecorder()
     try:
         with recorder, replaced_trunc_normal(recorder.trunc_normal):
@@ -458,8 +448,9 @@ def _record(build: Callable[[], nn.Module], seed: int) -> InitialModel:
     aliases = further_names(module)
     values = {name: value_of(name, tensor, recorder, seed) for name, tensor in named_tensors(module).items()}
     without_memory(module)
-    gc.collect()
-    if left := [tuple(each.meta.shape) for each in gc.get_objects() if type(each) is DeferredTensor]:
+    if recorder.living():  # in a reference cycle or kept; a driver has a million other objects for the collector
+        gc.collect()
+    if left := [tuple(each.meta.shape) for each in recorder.living()]:
         raise Unrecordable(
             f"the model keeps tensors of shapes {left[:5]} that are neither parameters nor buffers; "
             "use register_buffer(..., persistent=False) for them"

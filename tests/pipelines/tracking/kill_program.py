@@ -14,8 +14,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import mlflow.pyfunc  # noqa: F401  # before the forks: it takes seconds
+# Before the forks: all that a store imports takes each of them seconds.
+import mlflow.pyfunc
+import mlflow.store.model_registry.sqlalchemy_store
+import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 from mlflow import MlflowClient
+from sqlalchemy.orm import configure_mappers
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking import ops
@@ -27,6 +31,7 @@ FINISHED = 7
 
 
 def main() -> None:
+    configure_mappers()
     settings = TrackingConfig(experiment="kills", root=sys.argv[1])
     (Path(sys.argv[1]) / "data").mkdir(parents=True)
     (Path(sys.argv[1]) / "data" / "model.json").write_text('{"factor": 3.0}')

@@ -158,10 +158,11 @@ def read_epoch(storage: Storage, cache: CacheConfig) -> tuple[list[list[int]], P
     return batches, reader
 
 
+ALONE = [pytest.param(fault, marks=pytest.mark.slow) for fault in ({"throttle": 3}, {"drop": 4}, {"delay_s": 0.05})]
+
+
 @pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize(
-    "fault", [{}, {"throttle": 3}, {"drop": 4}, {"delay_s": 0.05}, {"throttle": 4, "drop": 5, "delay_s": 0.01}], ids=str
-)
+@pytest.mark.parametrize("fault", [{}, *ALONE, {"throttle": 4, "drop": 5, "delay_s": 0.01}], ids=str)
 def test_every_row_once_over_s3_whatever_goes_wrong_between(
     make_dataset: MakeDataset,
     tmp_path: Path,

@@ -268,7 +268,7 @@ def test_a_stopped_process_is_named_though_it_cannot_speak(group: WorkerGroup) -
 
 @pytest.mark.ranks
 def test_a_rank_whose_work_is_long_holds_up_the_others_and_nobody_hangs(group: WorkerGroup) -> None:
-    """Rank 1 goes through its files for twice the limit; rank 0 has none, and waits in a collective."""
+    """Rank 1 goes through its files for longer than the limit; rank 0 has none, and waits in a collective."""
 
     def entry(ctx: Any) -> int:
         import torch
@@ -276,7 +276,7 @@ def test_a_rank_whose_work_is_long_holds_up_the_others_and_nobody_hangs(group: W
 
         dist.init_process_group("gloo")
         ctx.heartbeat(0, "ring")
-        for file in range(ctx.rank * 12):
+        for file in range(ctx.rank * 8):
             time.sleep(0.5)
             ctx.on_progress(f"hashed {file}")
         dist.all_reduce(torch.ones(1))
@@ -285,15 +285,15 @@ def test_a_rank_whose_work_is_long_holds_up_the_others_and_nobody_hangs(group: W
     events: list[Event] = []
     spec = JobSpec(entry)
     assert group.run(spec, 2, events.append, limits=Limits(60, 3.0)).results == [0, 1]
-    assert len([e for e in events if isinstance(e, Heartbeat) and "hashed" in e.phase]) < 12, "one a second is sent"
+    assert len([e for e in events if isinstance(e, Heartbeat) and "hashed" in e.phase]) < 8, "one a second is sent"
 
 
 @pytest.mark.ranks
 def test_slow_but_moving_is_no_hang(group: WorkerGroup) -> None:
     def entry(ctx: Any) -> int:
-        for step in range(4):
+        for step in range(12):
             ctx.heartbeat(step, "step")
-            time.sleep(2.0)
+            time.sleep(0.5)
         return ctx.rank
 
     assert group.run(JobSpec(entry), 2, lambda e: None, limits=Limits(60, 5.0)).results == [0, 1]

@@ -228,6 +228,17 @@ def test_recording_leaves_no_memory_behind() -> None:
     assert not [each for each in gc.get_objects() if type(each) is initial.DeferredTensor]
 
 
+def test_a_constructor_may_leave_its_work_in_a_reference_cycle() -> None:
+    """Only the collector frees that: such a tensor is not one that the model keeps."""
+
+    def build() -> nn.Module:
+        cycle = [torch.zeros(3)]
+        cycle.append(cycle)  # type: ignore[arg-type]
+        return nn.Linear(2, 2)
+
+    assert all(tensor.is_meta for tensor in record_model(build, 0).module.parameters())
+
+
 OLDER_GARBAGE = """
 import gc, weakref
 from torch import nn
