@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.codecs import CPU, EQUAL, RATES, ROWS, TIMEOUT, TURN, WORLD, rows_of, source_bytes
 from benchmarks.machine import measured_with, publish
 from benchmarks.strategies import Namespaces, as_table, environment
-from sparkring.conf.blocks.launch import ParallelConfig
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.optim import build_optimizer

@@ -23,7 +23,7 @@ import torch
 from lag_quality import BATCH, EPOCHS, SEEDS, WITHIN, Delayed, Lateness, auc, flights
 from machine import measured_with, publish
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch

@@ -22,7 +22,7 @@ import torch
 from machine import measured_with, publish
 from torch import nn
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.etl.raw import unpack_flights

@@ -41,7 +41,7 @@ from browser import Browser, browser_version, dates_shown, find_chromium, served
 from machine import measured_with, publish  # noqa: E402
 
 from benchmarks.nights import FIRST, Nights  # noqa: E402
-from sparkring.conf.blocks.promotion import PromoteConfig  # noqa: E402
+from sparkring.conf.blocks.promote import PromoteConfig  # noqa: E402
 from sparkring.conf.blocks.tracking import TrackingConfig  # noqa: E402
 from sparkring.conf.stored import parse  # noqa: E402
 from sparkring.pipelines.promotion.drift import line_of  # noqa: E402

@@ -26,8 +26,8 @@ from machine import measured_with, publish
 
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.report import AlsConfig
 from sparkring.conf.blocks.spark import SparkConfig
-from sparkring.conf.blocks.tracking import AlsConfig
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.etl.raw import unpack_movies

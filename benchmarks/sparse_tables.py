@@ -38,7 +38,7 @@ from strategies import Namespaces, environment
 from strategies_rank import sent_bytes
 from torch import distributed, nn
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch

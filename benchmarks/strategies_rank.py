@@ -19,8 +19,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.strategies_bare import BARE, Step
-from sparkring.conf.blocks.launch import ParallelConfig
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.models.gpt import GPT, LanguageModelTask

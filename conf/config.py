@@ -4,16 +4,25 @@ from typing import Annotated
 
 from pydantic import Field
 
+from sparkring.conf.blocks.checkpoint import CheckpointConfig
 from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.blocks.drift import DriftConfig
 from sparkring.conf.blocks.etl import EtlConfig
-from sparkring.conf.blocks.housekeeping import NotifyConfig, RetentionConfig
-from sparkring.conf.blocks.launch import LaunchConfig, ParallelConfig
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.model import ModelConfig
+from sparkring.conf.blocks.notify import NotifyConfig
+from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.blocks.predict import PredictConfig
-from sparkring.conf.blocks.promotion import DriftConfig, PromoteConfig, WarmStartConfig
-from sparkring.conf.blocks.spark import SparkConfig, StorageConfig
+from sparkring.conf.blocks.promote import PromoteConfig
+from sparkring.conf.blocks.report import ReportConfig
+from sparkring.conf.blocks.retention import RetentionConfig
+from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.conf.blocks.storage import StorageConfig
 from sparkring.conf.blocks.tables import TablesConfig
-from sparkring.conf.blocks.tracking import ReportConfig, TrackingConfig
-from sparkring.conf.blocks.train import CheckpointConfig, ModelConfig, OptimConfig, TrainConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.blocks.train import TrainConfig
+from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schema import RUN_NAME, Strict
 

@@ -15,7 +15,8 @@ from typing import Any, NotRequired, Protocol
 import torch
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
-from sparkring.conf.blocks.train import CheckpointConfig, TrainConfig
+from sparkring.conf.blocks.checkpoint import CheckpointConfig
+from sparkring.conf.blocks.train import TrainConfig
 from sparkring.conf.stored import Count
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.loop_timing import LoopTiming

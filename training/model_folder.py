@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from sparkring.conf.blocks.train import WEIGHTS_FILE
+from sparkring.conf.blocks.model import WEIGHTS_FILE
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage, open_storage

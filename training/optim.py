@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparkring.conf.blocks.train import OptimConfig, ParameterGroup
+from sparkring.conf.blocks.optim import OptimConfig, ParameterGroup
 from sparkring.training.models.groups import group_of
 from sparkring.training.models.torch_private import is_dtensor
 from sparkring.training.own_optimizer import build_own_optimizer

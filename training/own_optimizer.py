@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.references import load_setting
 from sparkring.training.models.torch_private import is_dtensor

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from sparkring.conf.blocks.promotion import MODEL
+from sparkring.conf.blocks.promote import MODEL
 from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.manifest import ManifestError

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparkring.conf.blocks.train import OptimConfig, PlateauConfig
+from sparkring.conf.blocks.optim import OptimConfig, PlateauConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.references import load_setting
 from sparkring.conf.stored import Count

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pydantic import TypeAdapter
 from torch import nn
 
-from sparkring.conf.blocks.promotion import WarmStartConfig
-from sparkring.conf.blocks.train import StartConfig
+from sparkring.conf.blocks.model import StartConfig
+from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage

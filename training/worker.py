@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from sparkring.conf.blocks.promotion import WarmStartConfig
-from sparkring.conf.blocks.train import EarlyStopping, OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.conf.blocks.train import EarlyStopping
+from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import Storage, open_storage

@@ -1,4 +1,4 @@
-"""The recipe's `storage` and `spark` blocks: where files live, and the Spark session."""
+"""The recipe's `spark` block: the Spark session."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -18,13 +18,6 @@ def _plain(value: str | SecretStr) -> str:
 def _as_spark_writes(value: Any) -> Any:
     """Make a text of a number or a bool of YAML's."""
     return str(value).lower() if isinstance(value, int | float) else value
-
-
-class StorageConfig(Strict):
-    """Where datasets and run folders live: a local path or any URI pyarrow or fsspec knows."""
-
-    datasets: str = "data/datasets"
-    runs: str = "data/runs"
 
 
 class SparkConfig(Strict):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
-from sparkring.conf.blocks.train import Decay
+from sparkring.conf.blocks.optim import Decay
 from sparkring.conf.schema import NonNegativeFloat, Strict
 
 BUCKETS = 1024

@@ -6,8 +6,9 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from sparkring.conf.blocks.drift import DriftDataset, DriftRule
 from sparkring.conf.blocks.etl import EtlConfig
-from sparkring.conf.blocks.promotion import DriftDataset, DriftRule, MetricRule
+from sparkring.conf.blocks.promote import MetricRule
 from sparkring.conf.config import RunConfig
 from sparkring.conf.tasks import TABLE_TASKS, TaskKind
 from sparkring.conf.uris import check_uri

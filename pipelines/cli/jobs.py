@@ -216,7 +216,7 @@ def _announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | No
 
 def _do_announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | None) -> int:
     """Do a job's work, and tell the targets of `notify` how it ended. `ds`: its date; None: that of the recipe."""
-    from sparkring.conf.blocks.housekeeping import notify_problems
+    from sparkring.conf.blocks.notify import notify_problems
     from sparkring.pipelines.cli.exits import exit_code
     from sparkring.pipelines.tracking.openlineage.driver import check_installed
 

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from sparkring.conf.blocks.tracking import AlsConfig
+from sparkring.conf.blocks.report import AlsConfig
 from sparkring.etl.session import GONE
 from sparkring.pipelines.evaluation.ranking import positive_rows
 from sparkring.pipelines.evaluation.split_rows import SplitRows

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkring.conf.blocks.tracking import RankingConfig
+from sparkring.conf.blocks.report import RankingConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.training.result import RankedLists, Scores

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from sparkring.conf.blocks.housekeeping import EventName
+from sparkring.conf.blocks.notify import EventName
 from sparkring.conf.secrets import HIDDEN, is_secret_name, redact, redacted
 from sparkring.pipelines.run.exit_codes import Exit
 

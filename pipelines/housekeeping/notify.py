@@ -28,14 +28,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from typing_extensions import TypedDict
 
-from sparkring.conf.blocks.housekeeping import (
-    CommandTarget,
-    NotifyConfig,
-    PingTarget,
-    Target,
-    WebhookTarget,
-    target_url,
-)
+from sparkring.conf.blocks.notify import CommandTarget, NotifyConfig, PingTarget, Target, WebhookTarget, target_url
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import error_line
 from sparkring.conf.secrets import hide_values, redact, url_secrets

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
-from sparkring.conf.blocks.housekeeping import KeepRule, RetentionConfig
+from sparkring.conf.blocks.retention import KeepRule, RetentionConfig
 from sparkring.pipelines.tracking.rules import AliasedModel
 
 Kind = Literal["dataset", "part", "run", "predictions", "checkpoints", "leftover"]

@@ -18,7 +18,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from sparkring.conf.blocks.launch import CompressConfig
+from sparkring.conf.blocks.parallel import CompressConfig
 from sparkring.pipelines.launch.barrier import LaunchOptions, run_barrier
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.host.rank import WorkerContext

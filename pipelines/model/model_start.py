@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from torch import nn
 
-from sparkring.conf.blocks.train import StartConfig
+from sparkring.conf.blocks.model import StartConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import DatasetManifest

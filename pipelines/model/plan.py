@@ -10,7 +10,7 @@ import torch
 from pyspark.sql import SparkSession
 from torch import nn
 
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest

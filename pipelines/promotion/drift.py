@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from sparkring.conf.blocks.promotion import PREDICTION, DriftConfig, DriftDataset, DriftRule
+from sparkring.conf.blocks.drift import PREDICTION, DriftConfig, DriftDataset, DriftRule
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, WindowPart, read_manifest
 from sparkring.conf.rules.promotion import measured_columns

@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from sparkring.conf.blocks.promotion import PromoteConfig
+from sparkring.conf.blocks.promote import PromoteConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError

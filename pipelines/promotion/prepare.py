@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from sparkring.conf.blocks.promotion import DriftDataset
+from sparkring.conf.blocks.drift import DriftDataset
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkring.conf.blocks.promotion import MetricRule, PromoteConfig
+from sparkring.conf.blocks.promote import MetricRule, PromoteConfig
 from sparkring.conf.tasks import TaskKind
 from sparkring.pipelines.promotion.scores import resampled
 from sparkring.training.metrics import task_scores

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 from typing import Annotated
 
-from sparkring.conf.blocks.promotion import WarmStartConfig
+from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import DatasetManifest

@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from pyspark.sql import SparkSession
 
-from sparkring.conf.blocks.housekeeping import NotifyConfig, RetentionConfig
+from sparkring.conf.blocks.notify import NotifyConfig
 from sparkring.conf.blocks.predict import REGISTERED
-from sparkring.conf.blocks.spark import StorageConfig
+from sparkring.conf.blocks.retention import RetentionConfig
+from sparkring.conf.blocks.storage import StorageConfig
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved, leaves

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.storage import Storage, exclusive, lock_file, open_storage

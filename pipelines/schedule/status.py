@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
-from sparkring.conf.blocks.promotion import MODEL
+from sparkring.conf.blocks.promote import MODEL
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import between, dates_since_begin, last_ended, moved
 from sparkring.pipelines.run.exit_codes import Exit

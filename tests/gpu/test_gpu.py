@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from sparkring.conf.blocks.launch import ParallelConfig
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.models.gpt import GPT, LanguageModelTask

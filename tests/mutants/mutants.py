@@ -164,7 +164,7 @@ STORE, T_BROWSING = "pipelines/tracking/mlflow_store.py", "tests/pipelines/track
 CHECKOUT, SHOWN = "pipelines/tracking/checkout.py", "pipelines/tracking/shown.py"
 VIEWS, T_VIEWS = "pipelines/tracking/views.py", "tests/pipelines/tracking/test_views.py"
 COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
-KEEP_RULES, T_KEEP_RULES = "conf/blocks/housekeeping.py", "tests/conf/blocks/test_housekeeping.py"
+NOTIFY_BLOCK, T_NOTIFY_BLOCK = "conf/blocks/notify.py", "tests/conf/blocks/test_notify.py"
 DATES, DATED = "conf/schedule/dates.py", "conf/schedule/dated.py"
 T_DATES, T_DATED = "tests/conf/schedule/test_dates.py", "tests/conf/schedule/test_dated.py"
 SCHEDULE = ("lease", "conditional", "run_date", "hooks", "backfill")
@@ -683,8 +683,8 @@ MUTANTS = (
     Mutant(f"{PREDICT}/score.py", "if not finite.all():", "if False:", f"{T_PREDICT} -k finite"),
     Mutant(NOTIFY, '{at_s:.0f}.".encode() + body', '{at_s:.0f}.".encode()', T_NOTIFY),
     Mutant(NOTIFY, "(here.host, here.pid, here.start_ticks)]", "(r.host, r.pid, r.start_ticks)]", T_NOTIFY),
-    Mutant(KEEP_RULES, 'parts.scheme == "http" and host not in http_hosts', "False", T_KEEP_RULES),
-    Mutant(KEEP_RULES, "is_secret_url(self.url)", "False", T_KEEP_RULES),
+    Mutant(NOTIFY_BLOCK, 'parts.scheme == "http" and host not in http_hosts', "False", T_NOTIFY_BLOCK),
+    Mutant(NOTIFY_BLOCK, "is_secret_url(self.url)", "False", T_NOTIFY_BLOCK),
     Mutant(COST, "rank_0.world * rank_0.threads_per_rank", "rank_0.world", T_COST),
     Mutant(COST, 'timings["launch_s"] + timings["train_s"]', 'timings["train_s"]', T_COST),
     # A model that goes anywhere.
@@ -1669,7 +1669,7 @@ MUTANTS = (
     Mutant(ALS, "CHUNK_ROWS)]", "2 * CHUNK_ROWS)]", T_ALS),
     Mutant("pipelines/evaluation/split_rows.py", "if keep is None:", "if True:", T_ALS),
     Mutant(
-        "conf/blocks/tracking.py",
+        "conf/blocks/report.py",
         "self.als is not None and self.item is None",
         "False",
         "tests/conf/rules/test_recipe.py",

@@ -105,7 +105,7 @@ def test_too_few_windows_are_refused(tmp_path: Path) -> None:
 def test_times_that_are_not_a_rings_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parallel: dict[str, Any], world: int, problem: str
 ) -> None:
-    from sparkring.conf.blocks.launch import ParallelConfig
+    from sparkring.conf.blocks.parallel import ParallelConfig
 
     config = SimpleNamespace(parallel=ParallelConfig.model_validate(parallel))
     result = SimpleNamespace(run_config=lambda: config, train=SimpleNamespace(world=world, tables={}))

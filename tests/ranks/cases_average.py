@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from sparkring.conf.blocks.launch import ParallelConfig
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.models.gpt import LanguageModelTask
 from sparkring.training.optim import build_optimizer

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.training.data.batch import Batch, Ragged
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.models.task import Task

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.conf.storage import open_storage
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.peers import torch_peers

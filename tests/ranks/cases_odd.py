@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.models.gpt import PLAN as GPT_PLAN
 from sparkring.training.models.sharding_plan import ShardingPlan

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.training.models.gpt import LanguageModelTask
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel.step import MeshStrategy

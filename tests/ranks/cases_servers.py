@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.blocks.tables import TablesConfig
-from sparkring.conf.blocks.train import OptimConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch, Part

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.training.models.gpt import LanguageModelTask
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel.gradients import REACH_STEPS

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.blocks.tables import TablesConfig
-from sparkring.conf.blocks.train import OptimConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch, Ragged
 from sparkring.training.models.sparse_embedding import SparseEmbedding

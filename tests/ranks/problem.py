@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from sparkring.conf.blocks.launch import ParallelConfig
-from sparkring.conf.blocks.train import OptimConfig, ParameterGroup
+from sparkring.conf.blocks.optim import OptimConfig, ParameterGroup
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.data.transfer import moved

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparkring.conf.blocks.launch import AveragingConfig
+from sparkring.conf.blocks.parallel import AveragingConfig
 from sparkring.training.parallel.averaging.rules import peers_of
 from sparkring.training.parallel.gradients import REACH_STEPS
 from tests.ranks.cases_replicas import Naive

@@ -13,8 +13,9 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
+from sparkring.conf.blocks.checkpoint import CheckpointConfig
 from sparkring.conf.blocks.data import DataConfig
-from sparkring.conf.blocks.train import CheckpointConfig, EarlyStopping, TrainConfig
+from sparkring.conf.blocks.train import EarlyStopping, TrainConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch

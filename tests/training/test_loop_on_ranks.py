@@ -17,7 +17,8 @@ import psutil
 import pytest
 import torch
 
-from sparkring.conf.blocks.train import CheckpointConfig, TrainConfig
+from sparkring.conf.blocks.checkpoint import CheckpointConfig
+from sparkring.conf.blocks.train import TrainConfig
 from sparkring.training.data.batch import Batch
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.group import WorkerGroup

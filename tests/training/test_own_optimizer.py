@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.training.optim import build_optimizer
 from sparkring.training.own_optimizer import optimizer_problems, states_per_parameter
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparkring.conf.blocks.train import OptimConfig, PlateauConfig
+from sparkring.conf.blocks.optim import OptimConfig, PlateauConfig
 from sparkring.training.schedules import (
     PlateauState,
     after_value,

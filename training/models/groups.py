@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from sparkring.conf.blocks.train import ParameterGroup
+from sparkring.conf.blocks.optim import ParameterGroup
 
 
 def group_of(name: str, groups: Sequence[ParameterGroup]) -> ParameterGroup | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rules.strategies import batch_problem, strategy_problems
 from sparkring.training.models.sharding_plan import plan_of, required_plan
 from sparkring.training.parallel.engine import choose_engine

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import torch
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.rules.strategies import strategy_notes, strategy_problems
 from sparkring.training.parallel.averaging.hosts import HostCollectives, find_hosts

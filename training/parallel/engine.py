@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rules.strategies import horovod_limits
 from sparkring.training.parallel.data_parallel.horovod_ring import available
 from sparkring.training.parallel.mesh import Mesh

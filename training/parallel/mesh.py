@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 
 AXES = ("pp", "dp", "cp", "tp")  # slowest to fastest running
 REST = -1  # "all remaining ranks", allowed for one axis

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.models.torch_private import abort_together, flattened, nccl_backends, set_group_timeout
 from sparkring.training.parallel.mesh import AXES, Coordinates, Mesh, shard_groups

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.training.models.sharding_plan import ShardingPlan, plan_of
 from sparkring.training.parallel.averaging.rules import RULES
 from sparkring.training.parallel.batching import part_bounds

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rules.strategies import (
     HOROVOD_LIMITS,
     RULES,

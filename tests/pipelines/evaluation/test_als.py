@@ -12,7 +12,7 @@ import pytest
 from pyspark.ml.recommendation import ALS
 
 from sparkring.conf.blocks.data import DataConfig
-from sparkring.conf.blocks.tracking import AlsConfig
+from sparkring.conf.blocks.report import AlsConfig
 from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context.etl_step import Dataset

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkring.conf.blocks.data import DataConfig
-from sparkring.conf.blocks.tracking import RankingConfig
+from sparkring.conf.blocks.report import RankingConfig
 from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context.etl_step import Dataset

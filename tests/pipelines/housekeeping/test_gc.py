@@ -18,7 +18,7 @@ import pytest
 from mlflow import MlflowClient
 from moto.server import ThreadedMotoServer
 
-from sparkring.conf.blocks.housekeeping import RetentionConfig
+from sparkring.conf.blocks.retention import RetentionConfig
 from sparkring.conf.load import load_config
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import find_dataset

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.conf.blocks.housekeeping import RetentionConfig
+from sparkring.conf.blocks.retention import RetentionConfig
 from sparkring.pipelines.housekeeping.retention import (
     Deletion,
     Inventory,

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from sparkring.conf.blocks.launch import CompressConfig
+from sparkring.conf.blocks.parallel import CompressConfig
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.launch.netcheck import (
     CodingCost,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkring.conf.blocks.promotion import DriftConfig, DriftDataset
+from sparkring.conf.blocks.drift import DriftConfig, DriftDataset
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.promotion.drift import (
     NoReference,

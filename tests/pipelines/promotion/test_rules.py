@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlflow.models import MetricThreshold
 from mlflow.models.evaluation.validation import ModelValidationFailedException, validate_evaluation_results
 
-from sparkring.conf.blocks.promotion import MetricRule, PromoteConfig
+from sparkring.conf.blocks.promote import MetricRule, PromoteConfig
 from sparkring.conf.tasks import BINARY, task_kind
 from sparkring.pipelines.promotion import rules
 from sparkring.pipelines.promotion.rules import ScoredRows, judge, judge_rule, reasons_of, slices_of

@@ -168,7 +168,7 @@ def slow_on_rank_1(ctx: Any) -> None:
     import torch
     from torch import nn
 
-    from sparkring.conf.blocks.launch import ParallelConfig
+    from sparkring.conf.blocks.parallel import ParallelConfig
     from sparkring.training.data.batch import Batch
     from sparkring.training.parallel.compose import build_strategy
 

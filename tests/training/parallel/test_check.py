@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparkring.conf.blocks.launch import ParallelConfig
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.rules.strategies import RULES, strategy_notes
 from sparkring.training.models.gpt import GPT

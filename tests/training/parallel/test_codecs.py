@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparkring.conf.blocks.launch import CompressConfig
+from sparkring.conf.blocks.parallel import CompressConfig
 from sparkring.training.parallel.data_parallel.codecs import (
     QUANTIZERS,
     chunk_numel,

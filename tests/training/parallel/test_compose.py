@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.data_parallel.base import SingleProcess

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparkring.conf.blocks.launch import CompressConfig
+from sparkring.conf.blocks.parallel import CompressConfig
 from sparkring.training.parallel.data_parallel.base import CodecState
 from sparkring.training.parallel.data_parallel.compress import Collectives, compressed
 from sparkring.training.parallel.data_parallel.reduce import BucketedDataParallel

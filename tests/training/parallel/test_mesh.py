@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.training.parallel.mesh import AXES, Mesh, resolve_mesh, shard_groups
 
 SIZES = [Mesh(*sizes) for sizes in itertools.product((1, 2, 3), repeat=4)]

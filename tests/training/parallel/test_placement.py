@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.models.gpt import GPT
 from sparkring.training.parallel.check import check_widths

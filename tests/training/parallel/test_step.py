@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparkring.conf.blocks.launch import ParallelConfig
-from sparkring.conf.blocks.train import OptimConfig, ParameterGroup
+from sparkring.conf.blocks.optim import OptimConfig, ParameterGroup
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.models.task import Task

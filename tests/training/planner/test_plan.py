@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.load import load_config
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.models.gpt import GPT, LanguageModelTask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.training.models.gpt import GPT
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.plan import make_plan

@@ -25,7 +25,7 @@ from hashlib import sha256
 
 import torch
 
-from sparkring.conf.blocks.launch import AveragingConfig
+from sparkring.conf.blocks.parallel import AveragingConfig
 from sparkring.training.parallel.averaging.links import Links
 from sparkring.training.parallel.measure import ring_share
 

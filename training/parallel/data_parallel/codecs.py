@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sparkring.conf.blocks.launch import CompressConfig
+from sparkring.conf.blocks.parallel import CompressConfig
 
 BLOCK, SIGN_BLOCK = 256, 1024  # elements that share a scale
 SCALE_BYTES, INDEX_BYTES = 4, 4

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparkring.conf.blocks.launch import CompressConfig
+from sparkring.conf.blocks.parallel import CompressConfig
 from sparkring.training.parallel.data_parallel.codecs import QUANTIZERS, sent_bytes
 from sparkring.training.parallel.data_parallel.compress import Collectives, compressed
 from sparkring.training.parallel.data_parallel.reduce import GradientReducer

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparkring.conf.blocks.launch import CompressConfig
+from sparkring.conf.blocks.parallel import CompressConfig
 from sparkring.training.parallel.data_parallel.base import CodecState
 from sparkring.training.parallel.data_parallel.codecs import (
     INDEX_BYTES,

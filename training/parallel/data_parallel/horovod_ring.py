@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sparkring.conf.blocks.launch import CompressConfig
+from sparkring.conf.blocks.parallel import CompressConfig
 from sparkring.training.parallel.data_parallel.compress import Collectives, compressed
 from sparkring.training.parallel.data_parallel.reduce import BucketedDataParallel
 from sparkring.training.parallel.measure import ring_share

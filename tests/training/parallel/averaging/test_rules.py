@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from sparkring.conf.blocks.launch import AveragingConfig
+from sparkring.conf.blocks.parallel import AveragingConfig
 from sparkring.training.parallel.averaging.links import Links
 from sparkring.training.parallel.averaging.rules import RULES, Rule, peers_of
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.parallel.compose import build_strategy

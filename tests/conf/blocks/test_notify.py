@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkring.conf.blocks.housekeeping import NotifyConfig, notify_problems
+from sparkring.conf.blocks.notify import NotifyConfig, notify_problems
 from sparkring.conf.load import ConfigError, load_config
 
 RECIPE = "name: keep\ndataset: d\nmodel: {factory: sparkring.training.models.tabular:Tabular}\n"

@@ -1,0 +1,76 @@
+"""The recipe's `model` block: its class, its task, and the weights it starts with."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from sparkring.conf.blocks.predict import REGISTERED
+from sparkring.conf.schema import Reference, Strict
+from sparkring.conf.tasks import TaskKind, TaskName, task_kind
+
+WEIGHTS_FILE = ".safetensors"  # ends the URI of a file of weights
+
+
+class StartConfig(Strict):
+    """Trained weights that a model begins with, taken over by name and shape."""
+
+    weights: str = Field(
+        description="models:/<name>@<alias>, models:/<name>/<version>, the URI of a run's `model` folder, or of a "
+        ".safetensors file"
+    )
+    rename: dict[str, str] = Field(
+        {}, description="beginning of names in the file -> beginning in the model, the longest that fits; '' fits all"
+    )
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        None, description="of the file; another one is refused. None: whatever it is; a run notes it"
+    )
+
+    @field_validator("weights")
+    @classmethod
+    def _known_form(cls, uri: str) -> str:
+        if uri.startswith("models:") and REGISTERED.fullmatch(uri) is None:
+            raise ValueError(f"{uri!r}: must be models:/<name>@<alias> or models:/<name>/<version>")
+        if uri.endswith((".bin", ".pt", ".pth", ".ckpt")):
+            raise ValueError(
+                f"{uri!r}: such a file is a pickle, which runs code when it is read; write its tensors as "
+                ".safetensors (safetensors.torch.save_file)"
+            )
+        return uri
+
+    @property
+    def registered(self) -> bool:
+        """Whether the weights are a registered model's."""
+        return self.weights.startswith("models:")
+
+
+class ModelConfig(Strict):
+    """`factory` is `module:Class` of a torch module. Where it has `from_manifest(manifest, **args)` that builds it
+    (sizes of vocabularies come from the dataset), else `Class(**args)`."""
+
+    factory: Reference = "sparkring.training.models.tabular:Tabular"
+    args: dict[str, Any] = {}
+    task: TaskName | Reference = "binary"
+    task_args: dict[str, Any] = Field({}, description="of a task by module:Class")
+    inputs: list[str] | None = Field(
+        None,
+        description="columns, or masks of columns (`<name>__valid`), given to forward as positional tensors; "
+        "None: one dict of all feature columns and their masks",
+    )
+    label: str | None = Field(
+        None,
+        description="label column; None: the dataset's only column with role label, or all of them, for the task "
+        "multilabel and for a task of your own",
+    )
+    start: StartConfig | None = Field(
+        None, description="weights to begin with, as a block or its `weights` alone; None: initial values"
+    )
+
+    @field_validator("start", mode="before")
+    @classmethod
+    def _weights_alone(cls, start: Any) -> Any:
+        return {"weights": start} if isinstance(start, str) else start
+
+    @property
+    def kind(self) -> TaskKind:
+        """The task's description."""
+        return task_kind(self.task)
