@@ -51,7 +51,7 @@ from sparkring.pipelines.tracking import ops  # noqa: E402
 from sparkring.pipelines.tracking.journal import Journal  # noqa: E402
 from sparkring.pipelines.tracking.mlflow_store import MlflowSink  # noqa: E402
 from sparkring.pipelines.tracking.registry import Registry  # noqa: E402
-from sparkring.pipelines.tracking.rules import HISTORY, NO_CHAMPION  # noqa: E402
+from sparkring.pipelines.tracking.tags import HISTORY, NO_CHAMPION  # noqa: E402
 from sparkring.pipelines.tracking.views import links  # noqa: E402
 from sparkring.training.result import DriftFinding  # noqa: E402
 

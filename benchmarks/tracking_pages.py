@@ -19,7 +19,7 @@ from night_pages import CHARTS, Page, shows, take_pictures
 
 from sparkring.conf.load import load_config
 from sparkring.pipelines.tracking.registry import MODEL_VERSION
-from sparkring.pipelines.tracking.rules import RECIPE
+from sparkring.pipelines.tracking.tags import RECIPE
 from sparkring.pipelines.tracking.ui import pages
 from sparkring.pipelines.tracking.views import TRAINING
 

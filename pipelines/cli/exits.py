@@ -11,7 +11,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.signals import Stopped
 from sparkring.pipelines.schedule.errors import TryLater
-from sparkring.pipelines.tracking.rules import StoreUnreachable
+from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.training.launch.failure import Cancelled, LaunchError, WorkerFailed
 
 EXITS: list[tuple[type[BaseException], Exit]] = [

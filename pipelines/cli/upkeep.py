@@ -38,9 +38,9 @@ def _ui(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.tracking.client import client_limits
     from sparkring.pipelines.tracking.mlflow_store import replay
     from sparkring.pipelines.tracking.openlineage.driver import replay_events
-    from sparkring.pipelines.tracking.rules import client_limits
 
     config = load(arguments).config
     try:

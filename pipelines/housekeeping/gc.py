@@ -47,7 +47,9 @@ from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.process_id import ProcessId, this_process
 from sparkring.pipelines.run.process_id import is_running as process_runs
 from sparkring.pipelines.run.runs import Runs
-from sparkring.pipelines.tracking.rules import CheckpointPointer, StoreUnreachable, client_limits
+from sparkring.pipelines.tracking.client import client_limits
+from sparkring.pipelines.tracking.errors import StoreUnreachable
+from sparkring.pipelines.tracking.pointers import CheckpointPointer
 from sparkring.training.checkpoint.catalog import MARKER
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Literal, Protocol
 
 from sparkring.conf.blocks.retention import KeepRule, RetentionConfig
-from sparkring.pipelines.tracking.rules import AliasedModel
+from sparkring.pipelines.tracking.pointers import AliasedModel
 
 Kind = Literal["dataset", "part", "run", "predictions", "checkpoints", "leftover"]
 Root = Literal["datasets", "runs"]

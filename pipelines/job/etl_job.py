@@ -28,7 +28,7 @@ from sparkring.pipelines.tracking.checkout import shown_command
 from sparkring.pipelines.tracking.describe import job_note
 from sparkring.pipelines.tracking.openlineage.driver import send_events_left_behind
 from sparkring.pipelines.tracking.params import run_params
-from sparkring.pipelines.tracking.rules import COMMIT, DATE, FINGERPRINT, RECIPE
+from sparkring.pipelines.tracking.tags import COMMIT, DATE, FINGERPRINT, RECIPE
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label, send_left_behind
 from sparkring.pipelines.tracking.views import NOTE
 from sparkring.pipelines.validate.folders import DATASETS, check_folders

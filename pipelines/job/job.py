@@ -43,10 +43,12 @@ from sparkring.pipelines.run.jvm_options import data_bytes
 from sparkring.pipelines.run.runs import Others, RunRecord, Runs, Status
 from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.run.spark import session_ahead
+from sparkring.pipelines.tracking.client import client_limits
 from sparkring.pipelines.tracking.describe import model_card, registered_note
+from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.params import run_params
-from sparkring.pipelines.tracking.rules import DATE, FINGERPRINT, WEIGHTS, StoreUnreachable, client_limits
+from sparkring.pipelines.tracking.tags import DATE, FINGERPRINT, WEIGHTS
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label
 from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_folders
 from sparkring.pipelines.validate.recipe import check_against, check_foreseen, check_recipe

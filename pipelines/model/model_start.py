@@ -25,7 +25,8 @@ from sparkring.conf.stored import CLOSED, Sha256, StoredError, read, up_to
 from sparkring.pipelines.model.plan import meta_model
 from sparkring.pipelines.run.problems import Problems
 from sparkring.pipelines.run.scratch import scratch_folder
-from sparkring.pipelines.tracking.rules import StoreUnreachable, client_limits
+from sparkring.pipelines.tracking.client import client_limits
+from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.training.checkpoint.weights import FILE, open_weights
 from sparkring.training.model_folder import MANIFEST, weights_at
 from sparkring.training.models.start import match_tensors

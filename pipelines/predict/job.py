@@ -34,7 +34,7 @@ from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.run.spark import session_on_demand
 from sparkring.pipelines.serving import signature_outputs
 from sparkring.pipelines.tracking.ops import DatasetInfo
-from sparkring.pipelines.tracking.rules import COMMIT
+from sparkring.pipelines.tracking.tags import COMMIT
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit
 
 log = logging.getLogger("sparkring")

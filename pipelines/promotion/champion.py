@@ -21,7 +21,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines import serving
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.split_rows import SplitRows
-from sparkring.pipelines.tracking.rules import Version
+from sparkring.pipelines.tracking.alias import Version
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest

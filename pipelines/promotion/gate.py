@@ -25,7 +25,9 @@ from sparkring.pipelines.promotion.drift import NoReference, drift_metrics, line
 from sparkring.pipelines.promotion.prepare import Prepared, champion_reader, previous_result
 from sparkring.pipelines.promotion.rules import ScoredRows, judge, reasons_of
 from sparkring.pipelines.run.exit_codes import Exit
-from sparkring.pipelines.tracking.rules import NO_CHAMPION, WEIGHTS, StoreUnreachable, refuse_move
+from sparkring.pipelines.tracking.alias import refuse_move
+from sparkring.pipelines.tracking.errors import StoreUnreachable
+from sparkring.pipelines.tracking.tags import NO_CHAMPION, WEIGHTS
 from sparkring.pipelines.tracking.tracker import JOB
 from sparkring.training.metrics import task_scores
 from sparkring.training.model_folder import weights_sha256

@@ -44,7 +44,8 @@ from sparkring.pipelines.record.keep import start_files
 from sparkring.pipelines.record.record import Record, read_record
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
-from sparkring.pipelines.tracking.rules import WEIGHTS, client_limits
+from sparkring.pipelines.tracking.client import client_limits
+from sparkring.pipelines.tracking.tags import WEIGHTS
 from sparkring.training.data.columns import DataError
 from sparkring.training.data.files import FileOpener
 from sparkring.training.result import MODEL, SUMMARY, TrainResult, read_result

@@ -43,7 +43,7 @@ from sparkring.pipelines.sweep.space import SweepSpec, as_overrides, corners, ke
 from sparkring.pipelines.sweep.study import Ended, Study, Trial
 from sparkring.pipelines.tracking.checkout import git_commit, shown_command
 from sparkring.pipelines.tracking.describe import job_note, reason_line
-from sparkring.pipelines.tracking.rules import COMMIT, FINGERPRINT
+from sparkring.pipelines.tracking.tags import COMMIT, FINGERPRINT
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, run_label
 from sparkring.pipelines.tracking.views import NOTE
 from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_folders, storage_problems

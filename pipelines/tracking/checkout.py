@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkring.conf.secrets import redact
-from sparkring.pipelines.tracking.rules import without_password
+from sparkring.pipelines.tracking.client import without_password
 
 CHANGED = "+changes"
 

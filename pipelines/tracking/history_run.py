@@ -10,7 +10,7 @@ from mlflow.entities import Metric
 from PIL import Image
 
 from sparkring.pipelines.tracking import ops
-from sparkring.pipelines.tracking.rules import HISTORY
+from sparkring.pipelines.tracking.tags import HISTORY
 from sparkring.pipelines.tracking.views import NOTE, history_note
 
 IMAGES = "images"  # where MLflow keeps images of a step

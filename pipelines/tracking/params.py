@@ -5,12 +5,15 @@ MLflow sends every parameter of every run to the browser, so a list of a year's 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import json
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sparkring.conf.load import Resolved
-from sparkring.pipelines.tracking.rules import flat_values
+from sparkring.conf.secrets import redacted
 
+PARAM_CHARACTERS = 6000  # MLflow's limits
+KEY_CHARACTERS = 250
 MOST_PARAMS = 40  # of a run
 # Shown also at their defaults. `name` and `storage.runs` are read back (fetch.py).
 ALWAYS = (
@@ -74,3 +77,25 @@ def _within(key: str, blocks: Iterable[str]) -> bool:
 def _rank(key: str) -> int:
     block = key.partition(".")[0]
     return BLOCKS.index(block) if block in BLOCKS else len(BLOCKS)
+
+
+def flat_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten a nested configuration to `a.b.c` -> value; lists stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat |= flat_values(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
+    return flat
+
+
+def flat_params(values: Mapping[str, Any]) -> dict[str, str]:
+    """Flatten a nested configuration to `a.b.c` -> text: redacted, lists as JSON, cut to MLflow's limits.
+
+    Redacted here, where a number behind `n_token` is still a number and not a text.
+    """
+    flat: dict[str, str] = {}
+    for name, value in flat_values(values).items():
+        shown = redacted(value, name)
+        text = shown if isinstance(shown, str) else json.dumps(shown, default=str)
+        flat[name[:KEY_CHARACTERS]] = text if len(text) <= PARAM_CHARACTERS else text[: PARAM_CHARACTERS - 3] + "..."
+    return flat

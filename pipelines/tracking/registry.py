@@ -25,20 +25,12 @@ from sparkring.conf.errors import error_line
 from sparkring.conf.storage import Storage, exclusive, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.tracking import ops
+from sparkring.pipelines.tracking.alias import Refusal, Version, refuse_move
 from sparkring.pipelines.tracking.describe import CARD_BEGINS
 from sparkring.pipelines.tracking.embedded import open_client
+from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.mlmodel import read_mlmodel
-from sparkring.pipelines.tracking.rules import (
-    DATE,
-    DECISION,
-    NO_CHAMPION,
-    REASON,
-    WEIGHTS,
-    Refusal,
-    StoreUnreachable,
-    Version,
-    refuse_move,
-)
+from sparkring.pipelines.tracking.tags import DATE, DECISION, NO_CHAMPION, REASON, WEIGHTS
 from sparkring.pipelines.tracking.views import NOTE, decision_note, decision_text
 from sparkring.training.result import Decision
 

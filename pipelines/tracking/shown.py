@@ -19,7 +19,7 @@ from sparkring.pipelines.tracking.describe import (
     with_headline,
     without_headline,
 )
-from sparkring.pipelines.tracking.rules import DATE, ERROR, RECIPE
+from sparkring.pipelines.tracking.tags import DATE, ERROR, RECIPE
 from sparkring.pipelines.tracking.views import (
     NOTE,
     has_links,

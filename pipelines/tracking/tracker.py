@@ -26,22 +26,15 @@ from sparkring.conf.secrets import redact, redacted
 from sparkring.pipelines.run.process_id import this_process
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.checkout import git_commit, git_remote, source_tags
+from sparkring.pipelines.tracking.client import client_limits
+from sparkring.pipelines.tracking.errors import StoreUnfit, StoreUnreachable
 from sparkring.pipelines.tracking.journal import Journal
 from sparkring.pipelines.tracking.openlineage.driver import EVENTS_WAIT_S, PARENT, check_installed, failure, parent_of
-from sparkring.pipelines.tracking.rules import (
-    COMMIT,
-    HEARTBEAT_S,
-    JOB,
-    StoreUnfit,
-    StoreUnreachable,
-    client_limits,
-    end_status,
-    flat_params,
-    process_tags,
-    shown_name,
-    split_finite,
-)
+from sparkring.pipelines.tracking.params import flat_params
+from sparkring.pipelines.tracking.points import shown_name, split_finite
+from sparkring.pipelines.tracking.run_owner import HEARTBEAT_S, end_status, process_tags
 from sparkring.pipelines.tracking.system_metrics import SystemSampler
+from sparkring.pipelines.tracking.tags import COMMIT, JOB
 from sparkring.training.result import Promotion
 
 if TYPE_CHECKING:

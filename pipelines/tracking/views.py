@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparkring.conf.plain_text import in_markdown
-from sparkring.pipelines.tracking.rules import DATE, DECISION, ERROR, HISTORY, REASON, RECIPE
+from sparkring.pipelines.tracking.tags import DATE, DECISION, ERROR, HISTORY, REASON, RECIPE
 
 VIEW = "mlflow.sharedViewState."  # tag of an experiment
 NOTE = "mlflow.note.content"  # tag of an experiment or run: its description, in Markdown

@@ -24,7 +24,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.sweep import study
-from sparkring.pipelines.tracking.rules import ERROR
+from sparkring.pipelines.tracking.tags import ERROR
 from sparkring.pipelines.tracking.views import NOTE
 from sparkring.training.checkpoint.catalog import committed
 

@@ -199,7 +199,7 @@ T_GATE_RULES, T_GATE_SCORES, T_GATE, T_START, T_DRIFT, T_DISTRIBUTIONS, T_CHAMPI
     for name in ("rules", "scores", "gate", "start", "drift", "distributions", "champion")
 )
 ALIASES, REGISTRY, T_REGISTRY = (
-    "pipelines/tracking/rules.py", "pipelines/tracking/registry.py", "tests/pipelines/tracking/test_registry.py"
+    "pipelines/tracking/alias.py", "pipelines/tracking/registry.py", "tests/pipelines/tracking/test_registry.py"
 )  # fmt: skip
 PREPARE, BY_HAND = f"{PROMOTION}/prepare.py", f"{PROMOTION}/by_hand.py"
 JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/catalog/query_files.py"
@@ -631,7 +631,7 @@ MUTANTS = (
     Mutant(DESCRIBE, "return rest if first.startswith(begins) else note", "return note", T_DESCRIBE),
     Mutant(DESCRIBE, "note.partition(CARD_BEGINS)[0].strip()", "note", T_DESCRIBE),
     Mutant(DESCRIBE, "card if len(card) <= LONGEST_CARD else", "card if True else", T_DESCRIBE),
-    Mutant("pipelines/tracking/rules.py", 'if metric.partition("/")[0] in PLUMBING', "if False", T_DESCRIBE),
+    Mutant("pipelines/tracking/points.py", 'if metric.partition("/")[0] in PLUMBING', "if False", T_DESCRIBE),
     Mutant(CHECKOUT, 'if "=" not in word)', ")", T_DESCRIBE),
     Mutant(CHECKOUT, "commit.endswith(CHANGED)", "True", T_DESCRIBE),
     Mutant(SHOWN, "if found and found[0].data.params else", "if found else", f"{T_BROWSING} -k names_say"),

@@ -28,7 +28,7 @@ from sparkring.pipelines.job import job as job_module
 from sparkring.pipelines.job import train_step
 from sparkring.pipelines.run import spark
 from sparkring.pipelines.tracking.ops import DatasetInfo
-from sparkring.pipelines.tracking.rules import flat_params
+from sparkring.pipelines.tracking.params import flat_params
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.launch.failure import Failure, WorkerFailed
 from sparkring.training.launch.messages import AttemptEnded

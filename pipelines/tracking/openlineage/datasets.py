@@ -18,8 +18,8 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.secrets import redact
 from sparkring.conf.sources import CatalogSource, DeltaSource, FilesSource, IcebergSource, JdbcSource, SourceConfig
+from sparkring.pipelines.tracking.client import without_password
 from sparkring.pipelines.tracking.ops import LineageDataset
-from sparkring.pipelines.tracking.rules import without_password
 
 SCHEMES = {"s3a": "s3", "s3n": "s3"}  # names of one store, by which client reads it
 IN_BUCKETS = {"s3", "gs", "abfs", "abfss", "wasb", "wasbs"}  # a name there has no slash in front

@@ -12,8 +12,9 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.load import ConfigError
 from sparkring.conf.secrets import redact
 from sparkring.conf.stored import parse
+from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.ops import LineageParent, State
-from sparkring.pipelines.tracking.rules import StoreUnreachable, end_status
+from sparkring.pipelines.tracking.run_owner import end_status
 
 log = logging.getLogger(__name__)
 EVENTS_WAIT_S = 10.0  # for the collector, at the end of a job

@@ -17,7 +17,7 @@ from openlineage.client import facet_v2 as facets
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.openlineage.datasets import model_dataset
-from sparkring.pipelines.tracking.rules import COMMIT, JOB
+from sparkring.pipelines.tracking.tags import COMMIT, JOB
 
 State = event_v2.RunState
 ENDS = {"FINISHED": State.COMPLETE, "FAILED": State.FAIL, "KILLED": State.ABORT}

@@ -19,10 +19,10 @@ from openlineage.client import OpenLineageClient, event_v2
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import error_line
 from sparkring.conf.stored import StoredError
+from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
 from sparkring.pipelines.tracking.openlineage.events import JobEvents
 from sparkring.pipelines.tracking.ops import Op
-from sparkring.pipelines.tracking.rules import StoreUnreachable
 
 log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 60.0

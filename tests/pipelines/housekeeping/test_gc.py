@@ -28,7 +28,7 @@ from sparkring.pipelines.housekeeping.retention import Deletion, Leftover, Track
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.cleanup import Cleanup
-from sparkring.pipelines.tracking.rules import StoreUnreachable
+from sparkring.pipelines.tracking.errors import StoreUnreachable
 from tests.pipelines.housekeeping import house as house_module
 from tests.pipelines.housekeeping.house import House
 

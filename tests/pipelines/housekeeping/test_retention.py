@@ -24,7 +24,7 @@ from sparkring.pipelines.housekeeping.retention import (
     protect,
     run_created,
 )
-from sparkring.pipelines.tracking.rules import AliasedModel
+from sparkring.pipelines.tracking.pointers import AliasedModel
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NOTHING = TrackedState()

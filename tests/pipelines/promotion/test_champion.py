@@ -16,7 +16,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, predict_test_rows, read_champion
 from sparkring.pipelines.serving import _load_pyfunc
-from sparkring.pipelines.tracking.rules import Version
+from sparkring.pipelines.tracking.alias import Version
 from tests.pipelines.promotion import nights
 
 VERSION = Version("nightly", "3", at_ms=1, date="2024-03-03")

@@ -26,7 +26,7 @@ from sparkring.pipelines.promotion.prepare import Prepared, prepare, previous_re
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.registry import Registry
-from sparkring.pipelines.tracking.rules import NO_CHAMPION
+from sparkring.pipelines.tracking.tags import NO_CHAMPION
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.metrics import task_scores
 from sparkring.training.result import MODEL, SUMMARY, Promotion, TrainResult

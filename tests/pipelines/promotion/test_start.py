@@ -17,7 +17,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, read_champion
 from sparkring.pipelines.promotion.start import StartDecision, corrected_intervals, is_due, number_of, resolve_start
 from sparkring.pipelines.run.runs import training_digest
-from sparkring.pipelines.tracking.rules import Version
+from sparkring.pipelines.tracking.alias import Version
 from sparkring.training.model_folder import FILES
 from sparkring.training.starting import starting_model
 from tests.pipelines.promotion import nights

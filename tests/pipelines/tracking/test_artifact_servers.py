@@ -19,11 +19,11 @@ from sparkring.pipelines.reproduce.job import find_run
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.artifact_servers import check_artifact_server
 from sparkring.pipelines.tracking.embedded import open_client
+from sparkring.pipelines.tracking.errors import StoreUnfit
 from sparkring.pipelines.tracking.fetch import copy_model, find_model
 from sparkring.pipelines.tracking.journal import Journal
 from sparkring.pipelines.tracking.mlflow_store import MlflowSink
 from sparkring.pipelines.tracking.registry import Registry
-from sparkring.pipelines.tracking.rules import StoreUnfit
 
 OURS = "https://mlflow.example:5000"
 

@@ -14,7 +14,7 @@ from mlflow.entities import Run
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking.describe import CARD_BEGINS, VERSION, experiment_note
 from sparkring.pipelines.tracking.ops import DatasetInfo, ModelInfo
-from sparkring.pipelines.tracking.rules import COMMIT, ERROR, HEARTBEAT, JOB, PROCESS, RECIPE
+from sparkring.pipelines.tracking.tags import COMMIT, ERROR, HEARTBEAT, JOB, PROCESS, RECIPE
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.tracking.ui import pages
 from sparkring.pipelines.tracking.views import NOTE, VIEW

@@ -22,8 +22,9 @@ from sparkring.pipelines.tracking.describe import (
     with_headline,
     without_headline,
 )
+from sparkring.pipelines.tracking.points import shown_name
 from sparkring.pipelines.tracking.registry import described
-from sparkring.pipelines.tracking.rules import DECISION, REASON, shown_name
+from sparkring.pipelines.tracking.tags import DECISION, REASON
 from sparkring.training.result import MODEL
 from tests.pipelines.results import train_result
 

@@ -35,7 +35,7 @@ from sparkring.pipelines.tracking.journal import Journal
 from sparkring.pipelines.tracking.mlflow_dataset import SparkringSource
 from sparkring.pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, replay
 from sparkring.pipelines.tracking.ops import Artifact, DatasetInfo, Metrics, ModelInfo, NamedType, StartRun
-from sparkring.pipelines.tracking.rules import process_tags
+from sparkring.pipelines.tracking.run_owner import process_tags
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.tracking.ui import pages
 from sparkring.pipelines.tracking.views import NOTE, VIEW

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.pipelines.tracking.rules import DATE, NO_CHAMPION, RECIPE
+from sparkring.pipelines.tracking.tags import DATE, NO_CHAMPION, RECIPE
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.tracking.ui import pages
 from sparkring.training.result import Decision, Promotion

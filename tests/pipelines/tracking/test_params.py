@@ -8,8 +8,7 @@ import pytest
 from sparkring.conf.load import load_config
 from sparkring.conf.recipes import recipe_names
 from sparkring.conf.schedule.dates import DataInterval
-from sparkring.pipelines.tracking.params import ALWAYS, MOST_PARAMS, run_params, telling_keys
-from sparkring.pipelines.tracking.rules import flat_params
+from sparkring.pipelines.tracking.params import ALWAYS, MOST_PARAMS, flat_params, run_params, telling_keys
 
 
 @pytest.mark.parametrize("recipe", recipe_names())
@@ -47,3 +46,17 @@ def test_of_too_many_keys_the_most_telling_are_kept() -> None:
     kept = telling_keys(known, known, {"report.r29"})
     assert len(kept) == MOST_PARAMS == 40 and kept[:3] == ["name", "report.r29", "model.args.m0"]
     assert [key.partition(".")[0] for key in kept[2:]] == ["model"] * 30 + ["launch"] + ["report"] * 7
+
+
+def test_params_are_flat_text() -> None:
+    values = {"optim": {"lr": 0.1, "betas": [0.9, 0.99]}, "name": "run", "none": None, "empty": {}, "on": True}
+    assert flat_params(values) == {
+        "optim.lr": "0.1",
+        "optim.betas": "[0.9, 0.99]",
+        "name": "run",
+        "none": "null",
+        "empty": "{}",
+        "on": "true",
+    }
+    long = flat_params({"k" * 300: "v" * 9000})
+    assert [(len(k), len(v)) for k, v in long.items()] == [(250, 6000)]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.pipelines.tracking.rules import DECISION, REASON
+from sparkring.pipelines.tracking.tags import DECISION, REASON
 from sparkring.pipelines.tracking.views import (
     VIEW,
     decision_note,

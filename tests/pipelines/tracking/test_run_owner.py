@@ -1,53 +1,14 @@
+"""Whose run it is, and how its job ended."""
+
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sparkring.pipelines.run.process_id import this_process
-from sparkring.pipelines.tracking.rules import (
-    HEARTBEAT,
-    PROCESS,
-    end_status,
-    flat_params,
-    is_abandoned,
-    new_points,
-    open_runs,
-    process_tags,
-    split_finite,
-)
-
-
-def test_params_are_flat_text() -> None:
-    values = {"optim": {"lr": 0.1, "betas": [0.9, 0.99]}, "name": "run", "none": None, "empty": {}, "on": True}
-    assert flat_params(values) == {
-        "optim.lr": "0.1",
-        "optim.betas": "[0.9, 0.99]",
-        "name": "run",
-        "none": "null",
-        "empty": "{}",
-        "on": "true",
-    }
-    long = flat_params({"k" * 300: "v" * 9000})
-    assert [(len(k), len(v)) for k, v in long.items()] == [(250, 6000)]
-
-
-def test_only_finite_values_are_points() -> None:
-    assert split_finite({"a": 1, "b": math.nan, "c": math.inf, "d": -math.inf}) == ({"a": 1.0}, ["b", "c", "d"])
-
-
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9))))
-def test_replayed_steps_leave_no_duplicates(steps: list[tuple[str, int]]) -> None:
-    last: dict[str, int] = {}
-    kept = [(name, step) for point in steps for name, _, step, _ in new_points([(point[0], 0.5, point[1], 7)], last)]
-    assert len(kept) == len(set(kept))
-    for name in "ab":
-        mine = [step for n, step in kept if n == name]
-        assert mine == sorted(mine)
-        assert last.get(name) == max((s for n, s in steps if n == name), default=None)
+from sparkring.pipelines.tracking.run_owner import end_status, is_abandoned, open_runs, process_tags
+from sparkring.pipelines.tracking.tags import HEARTBEAT, PROCESS
 
 
 @pytest.mark.parametrize(

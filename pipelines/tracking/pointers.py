@@ -1,0 +1,24 @@
+"""What MLflow points to: versions with an alias, and folders of checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class AliasedModel:
+    """A registered version that has an alias. `job`: `<recipe>/<run folder>` that made it; empty where not known."""
+
+    model: str
+    alias: str
+    job: str
+    fingerprint: str  # of the dataset
+
+
+@dataclass(frozen=True)
+class CheckpointPointer:
+    """A LoggedModel that points at a checkpoint's folder."""
+
+    model_id: str
+    name: str
+    uri: str

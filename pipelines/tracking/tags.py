@@ -1,0 +1,15 @@
+"""Names of the tags that the product gives to runs and versions in MLflow."""
+
+from __future__ import annotations
+
+JOB = "job"  # key of the parent run
+PROCESS, HEARTBEAT = "sparkring.process", "sparkring.heartbeat"  # tags of a run
+DECISION, REASON = "sparkring.decision", "sparkring.reason"  # tags of a version and of a job's run
+NO_CHAMPION = "none"  # what a model was judged against where no version had the alias
+DATE = "sparkring.date"  # tag of a version and of a job's run
+ERROR = "sparkring.error"  # tag of a run that failed: the first line of why
+COMMIT = "sparkring.commit"  # tag of a job's run
+FINGERPRINT = "sparkring.fingerprint"  # tag of a job's run and of a version: of the dataset
+RECIPE = "sparkring.recipe"  # tag of a job's run
+HISTORY = "sparkring.history"  # tag of the run with one point per date: the recipe
+WEIGHTS = "sparkring.weights_sha256"  # tag of a version
