@@ -20,6 +20,8 @@ import psutil
 import pytest
 from hypothesis import HealthCheck
 
+from tests.descendants import Descendants
+
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 if not os.environ.get("SPARKRING_TEST_GPU"):  # ranks with device `auto` would take them: results of tests are the CPU's
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -67,33 +69,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=missing[marker]))
     # Else the last file that a worker takes would keep the others waiting for minutes.
     items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
-
-
-class Descendants:
-    """The processes below this one: each one's parent is read once, for listing all anew takes a test milliseconds."""
-
-    def __init__(self) -> None:
-        self.here = os.getpid()
-        self.parents: dict[int, int] = {}  # process id -> that of the process it was first seen below
-
-    def pids(self) -> set[int]:
-        now = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-        self.parents = {pid: self.parents[pid] if pid in self.parents else parent_pid(pid) for pid in now}
-        return {pid for pid in now if self._is_below(pid)}
-
-    def _is_below(self, pid: int) -> bool:
-        for _ in self.parents:  # a bound: no chain is longer
-            if (pid := self.parents.get(pid, 0)) in (0, self.here):
-                break
-        return pid == self.here
-
-
-def parent_pid(pid: int) -> int:
-    """The parent's process id; 0 where the process is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def _lives_on(pid: int) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.config import RunConfig
-from sparkring.pipelines.model.sources import collect, model_sources, requirements
+from sparkring.pipelines.model.sources import collect, imported, model_sources, requirements
 
 FILES = {
     "shop/__init__.py": "",
@@ -66,6 +66,13 @@ def test_a_model_of_ours_needs_neither_spark_nor_plots_nor_the_store() -> None:
     text = model_sources(RunConfig.model_validate({"name": "t", "model": {"task": "language_model"}}))
     assert text.packages - table.packages == {"tokenizers"}
     assert not [name for name in table.files if "/launch/" in name or "/etl/" in name or "/parallel/" in name]
+
+
+def test_a_file_is_parsed_once_however_many_models_are_packed() -> None:
+    """A backfill packs a model a date, in one process."""
+    first = model_sources(RunConfig(name="t"))
+    parsed = imported.cache_info().misses
+    assert model_sources(RunConfig(name="t")) == first and imported.cache_info().misses == parsed
 
 
 def test_requirements_are_pinned_without_a_builds_own_part() -> None:
