@@ -28,11 +28,11 @@ import torch.distributed.rpc as rpc
 from machine import measured_with, publish
 from torch import nn
 
-from sparkring.training.servers.backup import Outcome
+from sparkring.training.servers.backup import StepOutcome
 from sparkring.training.servers.client import Client, Gradient, cut_gradient, global_squares, statuses
 from sparkring.training.servers.definition import Definition
 from sparkring.training.servers.server import Server, ServerPlace
-from sparkring.training.servers.shard import Status
+from sparkring.training.servers.shard import ShardStatus
 from sparkring.training.tables.table import TableSpec
 
 SECRET = b"s" * 32
@@ -257,8 +257,8 @@ def one_step(client: Client, given: Definition, worker: int, step: int, compute:
         if given.synchronous and not given.backup:
             global_squares(frames)
             client.settle(step, 1.0)
-        has_gradient = Status.LATE not in statuses(frames)
-    while given.backup and not isinstance(chosen := client.choose(step, has_gradient), Outcome):
+        has_gradient = ShardStatus.LATE not in statuses(frames)
+    while given.backup and not isinstance(chosen := client.choose(step, has_gradient), StepOutcome):
         if client.add_up(step, chosen) is not None:
             client.settle(step, 1.0)
             client.made(step, 1.0, None)

@@ -48,7 +48,7 @@ class TrainedModel:
     manifest: DatasetManifest
 
 
-class StoredTable(Stored):
+class ExportedTable(Stored):
     """A sparse table of a model. scale: of initial values, one per value of a row; parts: files, one per rank."""
 
     seed: int
@@ -61,7 +61,7 @@ class TablesFile(Stored):
     """tables.json."""
 
     format: Annotated[int, up_to(1)] = 1
-    tables: dict[RelativePath, StoredTable]
+    tables: dict[RelativePath, ExportedTable]
 
 
 def part_file(table: str, rank: int) -> str:
@@ -107,7 +107,7 @@ def write_tables(folder: Storage, tables: Mapping[str, ShardedTable], on_progres
                 file.write(np.ascontiguousarray(block))
     if tables and next(iter(tables.values())).exchange.rank == 0:
         stored = {
-            name: StoredTable(
+            name: ExportedTable(
                 seed=held.table.spec.seed,
                 dtype=held.table.spec.dtype,
                 scale=held.table.scale.tolist(),
@@ -139,7 +139,7 @@ def open_tables(folder: Storage, wanted: Mapping[str, int]) -> dict[str, LookupT
     return {name: _lookup(folder, name, stored[name]) for name in wanted}
 
 
-def _lookup(folder: Storage, name: str, stored: StoredTable) -> LookupTable:
+def _lookup(folder: Storage, name: str, stored: ExportedTable) -> LookupTable:
     parts = []
     for rank in range(stored.parts):
         file = part_file(name, rank)

@@ -14,7 +14,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage
 from sparkring.training.agreement import peers
-from sparkring.training.data.batch import Part, Reader
+from sparkring.training.data.batch import BatchShare, Reader
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.parts import PartsReader
 from sparkring.training.data.request import AllGather, DataRank, ReadRequest, gather_alone
@@ -51,7 +51,7 @@ class Splits:
             return None
         checked = data.model_copy(update={"verify": "off"})  # by the ranks whose own these are
 
-        def take(step: int) -> Part | None:
+        def take(step: int) -> BatchShare | None:
             cut = self.ctx.next_cut()
             return strategy.take(next_meeting(step, own.steps_per_epoch, config.train, config.checkpoint, cut))
 

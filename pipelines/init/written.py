@@ -43,7 +43,7 @@ MOST_ODD = 0.1  # of the distinct texts of a column of numbers or dates may be s
 MONTHS, DAYS = 12, 31
 
 
-class Written(NamedTuple):
+class WrittenForm(NamedTuple):
     """What the texts of a column are, one of them, and SQL that reads a column `{}`."""
 
     what: str
@@ -51,14 +51,14 @@ class Written(NamedTuple):
     sql: str
 
 
-def written_otherwise(texts: Iterable[str]) -> Written | None:
+def written_otherwise(texts: Iterable[str]) -> WrittenForm | None:
     """Find numbers or dates in texts; None where they are neither, or nobody can say how to read them."""
     values = [text.strip() for text in texts]
     fewest = len(values) * (1 - MOST_ODD)
     for what, pattern in DATES.items():
         found = [text for text in values if re.fullmatch(pattern, text)]
         if found and len(found) >= fewest and (sql := _date_sql(what, found)):
-            return Written(what, found[0], sql)
+            return WrittenForm(what, found[0], sql)
     if any(map(SIGNED_OTHERWISE.fullmatch, values)):
         return None
     for what, pattern in NUMBERS.items():
@@ -69,12 +69,12 @@ def written_otherwise(texts: Iterable[str]) -> Written | None:
         if not matches or len(matches) + plain < fewest:
             continue
         if what != UNITS:
-            return Written(what, matches[0][0], _number_sql(what, values))
+            return WrittenForm(what, matches[0][0], _number_sql(what, values))
         unit, count = Counter(match["unit"] for match in matches).most_common(1)[0]
         if count == len(matches) and not any(map(NUMBER.fullmatch, values)):
             numbers = [match[0].removesuffix(unit) for match in matches]
             sql = _number_sql(what, numbers).format(f"regexp_replace({{}}, ' ?{unit}$', '')")
-            return Written(what, matches[0][0], sql)
+            return WrittenForm(what, matches[0][0], sql)
     return None
 
 

@@ -18,7 +18,7 @@ from sparkring.conf.manifest import ManifestError
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import CLOSED, Count, Finite, read, up_to
 from sparkring.training.planner.stragglers import (
-    Form,
+    FormRate,
     Window,
     as_fast_as_others,
     constant_stragglers,
@@ -138,7 +138,7 @@ def advice(windows: Sequence[Window], has_tables: bool) -> list[str]:
     return [*lines, *_verdict(forms, times.exchange_s / step_s, repaired)]
 
 
-def _verdict(forms: Sequence[Form], exchange: float, repaired: float) -> list[str]:
+def _verdict(forms: Sequence[FormRate], exchange: float, repaired: float) -> list[str]:
     """What to do.
 
     Args:

@@ -1385,7 +1385,7 @@ MUTANTS = (
     Mutant(BACKUP, "self.late.update(worker for worker in self._taken if worker not in self._ready)", "pass", T_BACKUP),
     Mutant(
         SHARD,
-        "            return Status.LATE",
+        "            return ShardStatus.LATE",
         "            return Status.HELD",
         T_SHARD,
     ),

@@ -18,7 +18,7 @@ from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.storage import open_storage
-from sparkring.training.data.batch import Batch, Part
+from sparkring.training.data.batch import Batch, BatchShare
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer
@@ -121,7 +121,7 @@ def trained(strategy: MeshStrategy, dtype: torch.dtype, uneven: bool = False) ->
     }
 
 
-def part_of(part: Part, parts: int, dtype: torch.dtype) -> Batch:
+def part_of(part: BatchShare, parts: int, dtype: torch.dtype) -> Batch:
     """The rows of a part, of `parts` in a global batch; one row of the first is not finite at clock 5."""
     batch = rating_batch(part.clock, dtype)
     if part.clock == 5:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparkring.training.data.batch import Batch, Part, Ragged
+from sparkring.training.data.batch import Batch, BatchShare, Ragged
 from tests.ranks.cases_servers import MEETING, make_recommending, part_of, trained
 from tests.ranks.cases_tables import STEPS
 from tests.ranks.problem import EXACT, full_state
@@ -79,7 +79,7 @@ def test_pushes_that_are_applied_one_after_the_other_are_not_one_process(launch:
 
 def union(parts: list[tuple[int, int]], of: int) -> Batch:
     """The rows of parts (clock, stream), one after the other."""
-    pieces = [part_of(Part(*part), of, torch.float64) for part in parts]
+    pieces = [part_of(BatchShare(*part), of, torch.float64) for part in parts]
     columns: dict[str, Any] = {}
     for name, first in pieces[0].columns.items():
         values = [piece.columns[name] for piece in pieces]

@@ -11,7 +11,7 @@ import pytest
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from sparkring.training.data.columns import DataError
-from sparkring.training.data.features.transform import Tags
+from sparkring.training.data.features.transform import TagFlags
 from sparkring.training.models.warm_start import WarmStartError, compare_features
 from sparkring.training.recipe_model import build_model, pick_columns
 
@@ -73,7 +73,7 @@ def test_a_model_of_other_labels_is_no_start() -> None:
 
 
 def test_tags_become_0_and_1_in_the_order_of_their_names() -> None:
-    tags = Tags({"name": "tags", "column": "tags", "values": ["k", "l", "m"]}, "string")
+    tags = TagFlags({"name": "tags", "column": "tags", "values": ["k", "l", "m"]}, "string")
     rows = pa.array([["odd"], ["l", "k", "l"], [], ["m"]], pa.list_(pa.string()))
     made = tags.of_stored(pa.chunked_array([rows.slice(1, 2), rows.slice(3)]))["tags"]
     assert made.dtype == np.float32 and made.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]

@@ -47,13 +47,13 @@ from sparkring.training.checkpoint.policy import Retention, ranked_steps
 from sparkring.training.checkpoint.rng import capture_rng, restore_rng
 from sparkring.training.checkpoint.snapshot import HostBuffers, Snapshot, library_versions
 from sparkring.training.checkpoint.table_files import open_tables
-from sparkring.training.checkpoint.weights import StoredTensor
+from sparkring.training.checkpoint.weights import WeightsTensor
 from sparkring.training.checkpoint.writer import CheckpointWriter
 from sparkring.training.waiting import waits_for_ranks
 
 log = logging.getLogger(__name__)
 TableCopy = Callable[[int], Mapping[str, torch.Tensor]]
-Check = Callable[[dict[str, Any], Mapping[str, Sequence[Mapping[str, StoredTensor]]]], Any]
+Check = Callable[[dict[str, Any], Mapping[str, Sequence[Mapping[str, WeightsTensor]]]], Any]
 NO_TABLES: Mapping[str, TableCopy] = MappingProxyType({})
 ROUNDS_OF_SAVE = 3  # times that all ranks agree: on the plan, on what is written, on the commit
 POLL_S = 1.0  # how often the progress of the writing thread is looked at, while training waits for it
@@ -317,9 +317,9 @@ class Checkpointer:
         self.peers.together(f"opening {info.uri}", read_shapes)
         return stored_shapes(opened[0])
 
-    def tables(self, info: CheckpointInfo) -> dict[str, list[dict[str, StoredTensor]]]:
+    def tables(self, info: CheckpointInfo) -> dict[str, list[dict[str, WeightsTensor]]]:
         """Open the files of tables: all ranks' parts by table, whose tensors are read when they are asked for."""
-        found: list[dict[str, list[dict[str, StoredTensor]]]] = []
+        found: list[dict[str, list[dict[str, WeightsTensor]]]] = []
         self.peers.together(f"opening tables of {info.uri}", lambda: found.append(open_tables(self.storage, info)))
         return found[0]
 

@@ -14,7 +14,7 @@ import torch
 from sparkring.conf.storage import Storage
 from sparkring.training.checkpoint.catalog import CheckpointInfo
 from sparkring.training.checkpoint.format import CheckpointError, Chunk, layout, raw_bytes
-from sparkring.training.checkpoint.weights import StoredTensor, open_weights
+from sparkring.training.checkpoint.weights import WeightsTensor, open_weights
 
 
 def table_file(generation: str, table: str, rank: int) -> str:
@@ -34,12 +34,12 @@ def has_changes_only(tensors: Mapping[str, torch.Tensor]) -> bool:
     return "since" in tensors and len(tensors["since"]) > 0
 
 
-def open_tables(storage: Storage, info: CheckpointInfo) -> dict[str, list[dict[str, StoredTensor]]]:
+def open_tables(storage: Storage, info: CheckpointInfo) -> dict[str, list[dict[str, WeightsTensor]]]:
     """The tensors of every table's files, those of earlier steps that it needs included.
 
     `storage`: of all steps. CheckpointError names a file that is gone.
     """
-    found: dict[str, list[dict[str, StoredTensor]]] = {}
+    found: dict[str, list[dict[str, WeightsTensor]]] = {}
     for path in sorted([*(f"step-{info.step}/{own}" for own in info.files), *info.needs]):
         if named := re.fullmatch(r"step-\d+/[^/]+/tables/(.+)/rank-\d+\.safetensors", path):
             if not storage.exists(path):

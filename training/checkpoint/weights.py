@@ -49,7 +49,7 @@ def write_weights(
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class WeightsTensor:
     """A tensor of a safetensors file, which is read when it is asked for."""
 
     folder: Storage
@@ -84,7 +84,7 @@ class StoredTensor:
         return torch.frombuffer(data, dtype=torch.uint8).view(self.dtype).reshape(shape)
 
 
-def open_weights(folder: Storage, name: str = FILE) -> dict[str, StoredTensor]:
+def open_weights(folder: Storage, name: str = FILE) -> dict[str, WeightsTensor]:
     """Read the header of a safetensors file; in ours a shared weight has all of its names.
 
     StoredError names a damaged file.
@@ -99,7 +99,7 @@ def open_weights(folder: Storage, name: str = FILE) -> dict[str, StoredTensor]:
     try:
         header = json.loads(text)
         tied = json.loads(header.pop("__metadata__", {}).get("tied", "{}"))
-        found = {key: StoredTensor(folder, name, *_placed(8 + length, size, entry)) for key, entry in header.items()}
+        found = {key: WeightsTensor(folder, name, *_placed(8 + length, size, entry)) for key, entry in header.items()}
         return found | {other: found[first] for other, first in tied.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoredError(f"{where}: no weights ({type(error).__name__}: {str(error)[:200]})") from error

@@ -39,7 +39,7 @@ class Ragged:
 
 
 @dataclass(frozen=True, order=True)
-class Part:
+class BatchShare:
     """What data rank `stream` reads of global batch number `clock` of the run."""
 
     clock: int
@@ -60,7 +60,7 @@ class Batch:
     weight: torch.Tensor | None = None  # (B,) how much a row counts: 0 on padding rows; None = all ones
     ids: torch.Tensor | None = None  # (B,) int64 stored row numbers, decoded with the values, in audit mode
     real: torch.Tensor | None = None  # (B,) bool, on the host: false on padding rows; None = all true
-    part: Part | None = None  # with backup workers: whose rows these are; None: this rank's own, of this step
+    part: BatchShare | None = None  # with backup workers: whose rows these are; None: this rank's own, of this step
     step_rows: int | None = None  # with backup workers: rows of this step's global batch; None: `global_rows`
     host_columns: Columns | None = None  # `columns` as they were before they were moved to a device
 

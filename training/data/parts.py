@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from sparkring.training.data.batch import Batch, Part, Reader
+from sparkring.training.data.batch import Batch, BatchShare, Reader
 
 KEPT = 8  # batches of a stream that may be asked for again, or after a later one
 FAR = 64  # batches to read past at most; to go further, a stream is begun again
@@ -20,7 +20,7 @@ class PartsReader:
     """See Reader. `batches` yields one batch a step, without rows where this rank computes none."""
 
     def __init__(
-        self, own: Reader, stream: int, open_stream: Callable[[int], Reader], take: Callable[[int], Part | None]
+        self, own: Reader, stream: int, open_stream: Callable[[int], Reader], take: Callable[[int], BatchShare | None]
     ):
         """Args:
         own: reads `stream`.
@@ -51,7 +51,7 @@ class PartsReader:
                 read = Batch({}, 0, rows, consumed) if part is None else self.read(part)
                 yield replace(read, consumed_samples=consumed, part=part, step_rows=rows)
 
-    def read(self, part: Part) -> Batch:
+    def read(self, part: BatchShare) -> Batch:
         """Read the rows of a part."""
         if part.stream not in self._streams:
             others = [stream for stream in self._streams if stream != self._stream]

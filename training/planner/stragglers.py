@@ -56,7 +56,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True)
-class Form:
+class FormRate:
     """A form of training. rate: counted rank-steps per second, over the ring's."""
 
     family: str
@@ -124,7 +124,7 @@ def lag_rate(times: StepTimes) -> float:
     return float(times.steps * times.ranks / seconds)
 
 
-def simulated_forms(times: StepTimes, has_tables: bool) -> list[Form]:
+def simulated_forms(times: StepTimes, has_tables: bool) -> list[FormRate]:
     """The forms that go with this many ranks, those nearest to the ring's training first."""
     made: list[tuple[str, str, Callable[[], float]]] = []
     if has_tables:
@@ -137,7 +137,7 @@ def simulated_forms(times: StepTimes, has_tables: bool) -> list[Form]:
         made.append(("local", f"local SGD, every {every}", lambda every=every: local_rate(times, every)))  # type: ignore[misc]
     made.append(("none", "servers, no bound", lambda: bounded_rate(times, None)))
     ring = ring_rate(times)
-    return [Form(family, setting, rate() / ring) for family, setting, rate in made]
+    return [FormRate(family, setting, rate() / ring) for family, setting, rate in made]
 
 
 def constant_stragglers(windows: Sequence[Window], factor: float = 1.5, share: float = 0.8) -> dict[int, float]:

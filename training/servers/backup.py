@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from sparkring.training.data.batch import Part
+from sparkring.training.data.batch import BatchShare
 
 AHEAD = 2  # clocks: a step takes parts of its own clock and of the next, so that there are some for all n + b workers
 PATIENCE = 2  # clocks that a part may be late before workers of other streams take it
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """What became of a step. norm: of its gradient before it was clipped. bad_worker: whose part was not finite."""
 
     norm: float
@@ -39,13 +39,13 @@ class Backup:
         self.streams, self.backup, self.step = workers - backup, backup, clock
         self.late: Counter[int] = Counter()  # by worker: gradients that came too late
         self._done = [clock] * self.streams  # by stream: clocks below which all parts are done
-        self._done_ahead: set[Part] = set()  # beyond these
-        self._taken: dict[int, Part] = {}  # by worker, in the step that is being made
-        self._ready: dict[int, Part] = {}  # of these, whose gradients all servers have; in their order, n at most
+        self._done_ahead: set[BatchShare] = set()  # beyond these
+        self._taken: dict[int, BatchShare] = {}  # by worker, in the step that is being made
+        self._ready: dict[int, BatchShare] = {}  # of these, whose gradients all servers have; in their order, n at most
         self._last_stream: dict[int, int] = {}  # that a worker read
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, StepOutcome] = {}
         self._heard = [clock] * workers  # by worker, the steps before which it knows all outcomes
-        self._counted: list[tuple[int, Part]] = []  # (worker, part), since the last cut
+        self._counted: list[tuple[int, BatchShare]] = []  # (worker, part), since the last cut
 
     # --- parts ---------------------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ class Backup:
             return True
         return bool(self._open_parts(worker, step, limit)) or self.streams - len(self._ready) <= self.backup
 
-    def take(self, worker: int, step: int, limit: int) -> Part | None:
+    def take(self, worker: int, step: int, limit: int) -> BatchShare | None:
         """The part that a worker computes in a step, when it may take one; None where the step needs none of it.
 
         `limit`: the clock that parts may not reach. ValueError for a step that is not begun.
@@ -77,26 +77,26 @@ class Backup:
     def _needs(self, worker: int, step: int) -> bool:
         return step == self.step and worker not in self._ready and self.chosen(step) is None
 
-    def _open_parts(self, worker: int, step: int, limit: int) -> list[Part]:
+    def _open_parts(self, worker: int, step: int, limit: int) -> list[BatchShare]:
         """The first part of each stream that is not done and that no other worker computes."""
         taken = {part for other, part in self._taken.items() if other != worker}
         firsts = (self._first_open(stream, min(step + AHEAD, limit), taken) for stream in range(self.streams))
         return [part for part in firsts if part is not None]
 
-    def _pick(self, worker: int, parts: list[Part]) -> Part:
+    def _pick(self, worker: int, parts: list[BatchShare]) -> BatchShare:
         """One that is late, else of the own stream, else the first."""
         latest = self.step - PATIENCE
         own = {worker, self._last_stream.get(worker, worker)}
         return min(parts, key=lambda part: (part.clock > latest, part.stream not in own, part))
 
-    def _missing(self) -> Part:
+    def _missing(self) -> BatchShare:
         """A part whose gradient has not come, of which the fewest workers compute one."""
         ready = set(self._ready.values())
         computed = Counter(part for part in self._taken.values() if part not in ready)
         return min(computed, key=lambda part: (computed[part], part))
 
-    def _first_open(self, stream: int, limit: int, taken: set[Part]) -> Part | None:
-        parts = (Part(clock, stream) for clock in range(self._done[stream], limit))
+    def _first_open(self, stream: int, limit: int, taken: set[BatchShare]) -> BatchShare | None:
+        parts = (BatchShare(clock, stream) for clock in range(self._done[stream], limit))
         return next((part for part in parts if part not in taken and part not in self._done_ahead), None)
 
     # --- steps ---------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Backup:
         if step == self.step and part is not None and self.chosen(step) is None and part not in self._ready.values():
             self._ready[worker] = part
 
-    def chosen(self, step: int) -> list[tuple[int, Part]] | None:
+    def chosen(self, step: int) -> list[tuple[int, BatchShare]] | None:
         """(worker, part) of the gradients that make the step, sorted by part; None while there are too few.
 
         None for a step that is made as well.
@@ -121,19 +121,19 @@ class Backup:
         if step != self.step:
             return
         assert len(self._ready) == self.streams
-        self._outcomes[step] = Outcome(norm, bad_worker, frozenset(self._ready))
+        self._outcomes[step] = StepOutcome(norm, bad_worker, frozenset(self._ready))
         self._counted += self._ready.items()
         self.late.update(worker for worker in self._taken if worker not in self._ready)
         self._done_ahead.update(self._ready.values())
         for stream, clock in enumerate(self._done):
-            while Part(clock, stream) in self._done_ahead:
-                self._done_ahead.remove(Part(clock, stream))
+            while BatchShare(clock, stream) in self._done_ahead:
+                self._done_ahead.remove(BatchShare(clock, stream))
                 clock += 1
             self._done[stream] = clock
         self._taken, self._ready = {}, {}
         self.step += 1
 
-    def outcome(self, worker: int, step: int) -> Outcome | None:
+    def outcome(self, worker: int, step: int) -> StepOutcome | None:
         """What became of a step, once for each worker; None while it is being made."""
         found = self._outcomes.get(step)
         if found is not None:
@@ -155,7 +155,7 @@ class Backup:
         """
         return self._heard[worker]
 
-    def counted_parts(self, worker: int) -> list[Part]:
+    def counted_parts(self, worker: int) -> list[BatchShare]:
         """The parts of this worker that made steps since the last cut, or will make the one that is being made."""
         return [part for who, part in (*self._counted, *self._ready.items()) if who == worker]
 

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparkring.training.data.batch import Part
-from sparkring.training.servers.backup import Outcome
+from sparkring.training.data.batch import BatchShare
+from sparkring.training.servers.backup import StepOutcome
 from sparkring.training.servers.definition import Definition
 from sparkring.training.servers.partition import Slice, cut_parameters
 from sparkring.training.servers.protocol import (
-    Answer,
     Buffer,
     Frame,
-    ProtocolError,
-    Request,
+    ServerProtocolError,
+    ServerReply,
+    ServerRequest,
     bits_float,
     enter,
     float_bits,
@@ -33,7 +33,7 @@ from sparkring.training.servers.protocol import (
     send,
     unpack_tensors,
 )
-from sparkring.training.servers.shard import Push, Status
+from sparkring.training.servers.shard import Push, ShardStatus
 from sparkring.training.tables.files import joined, to_tensors
 from sparkring.training.tables.hashing import Ids, bucket_of, bucket_owners
 from sparkring.training.tables.table import TableDump
@@ -195,7 +195,7 @@ def cut_gradient(
     ]
 
 
-class Connection:
+class ServerConnection:
     """To one server, for one thread."""
 
     def __init__(self, server: int, address: tuple[str, int], secret: bytes, timeout_s: float) -> None:
@@ -216,7 +216,7 @@ class Connection:
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 enter(self._sock, secret)
                 break
-            except ProtocolError:
+            except ServerProtocolError:
                 raise
             except (OSError, EOFError) as error:
                 if time.monotonic() > deadline:
@@ -226,7 +226,7 @@ class Connection:
                 time.sleep(CONNECT_S)
         self._sock.settimeout(timeout_s)
 
-    def ask(self, kind: Request, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> None:
+    def ask(self, kind: ServerRequest, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> None:
         try:
             self.sent_bytes += send(self._sock, kind, numbers, body)
         except OSError as error:
@@ -240,11 +240,11 @@ class Connection:
             raise RequestFailed(f"server {self.server}: no answer in {self.timeout_s:g} s; a rank may hang") from None
         except (OSError, EOFError) as error:
             raise RequestFailed(f"server {self.server} is gone: {error}") from None
-        if frame.kind == Answer.REFUSED:
+        if frame.kind == ServerReply.REFUSED:
             raise RequestFailed(f"server {self.server}: {bytes(frame.body).decode()}")
         return frame
 
-    def call(self, kind: Request, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> Frame:
+    def call(self, kind: ServerRequest, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> Frame:
         self.ask(kind, numbers, body)
         return self.hear()
 
@@ -273,8 +273,8 @@ class Client:
         """
         self.worker, self.workers = worker, workers
         self._open = [(number, address, secret, timeout_s) for number, address in enumerate(addresses)]
-        self.connections = [Connection(*each) for each in self._open]
-        self._others: list[Connection] = []
+        self.connections = [ServerConnection(*each) for each in self._open]
+        self._others: list[ServerConnection] = []
         self._definition: Definition | None = None
 
     @property
@@ -290,7 +290,7 @@ class Client:
     def sent_bytes(self) -> int:
         return sum(each.sent_bytes for each in self.connections)
 
-    def _all(self, kind: Request, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> list[Frame]:
+    def _all(self, kind: ServerRequest, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> list[Frame]:
         for connection in self.connections:
             connection.ask(kind, numbers, body)
         return [connection.hear() for connection in self.connections]
@@ -299,18 +299,18 @@ class Client:
         """Tell all servers what they hold. Returns whether clocks have begun: this worker was replaced."""
         self._definition = definition
         self._slices = cut_parameters(definition.shapes, self.servers)
-        frames = self._all(Request.DEFINE, (), [definition.encoded()])
+        frames = self._all(ServerRequest.DEFINE, (), [definition.encoded()])
         return all(frame.numbers[0] >= 0 for frame in frames)
 
     def begin(self, clock: int) -> None:
-        self._all(Request.BEGIN, (clock,))
+        self._all(ServerRequest.BEGIN, (clock,))
 
     def restart(self) -> tuple[int, int, int]:
         """The clock that a replaced worker begins with, the number of its try, and the first server's version.
 
         Some servers may have done that clock.
         """
-        found = [frame.numbers for frame in self._all(Request.RESTART, (self.worker,))]
+        found = [frame.numbers for frame in self._all(ServerRequest.RESTART, (self.worker,))]
         clocks, attempts, versions = zip(*found, strict=True)
         return min(clocks), max(attempts), versions[0]
 
@@ -322,7 +322,7 @@ class Client:
         for server, connection in enumerate(self.connections):
             own = route.of_server(server, route.ids)
             numbers = (self.worker, clock, attempt, *map(len, own))
-            connection.ask(Request.PULL, numbers, [raw(torch.from_numpy(each)) for each in own])
+            connection.ask(ServerRequest.PULL, numbers, [raw(torch.from_numpy(each)) for each in own])
         frames = [connection.hear_of_ranks() for connection in self.connections]
         weights, parts = [], []
         for server, frame in enumerate(frames):
@@ -338,7 +338,9 @@ class Client:
         route = route_of(ids, self.servers)
         for server, connection in enumerate(self.connections):
             own = route.of_server(server, route.ids)
-            connection.ask(Request.LOOK_UP, [len(each) for each in own], [raw(torch.from_numpy(each)) for each in own])
+            connection.ask(
+                ServerRequest.LOOK_UP, [len(each) for each in own], [raw(torch.from_numpy(each)) for each in own]
+            )
         frames = [connection.hear() for connection in self.connections]
         return route.restored([self._rows(frame.body, 0, route, number) for number, frame in enumerate(frames)])
 
@@ -359,61 +361,61 @@ class Client:
             body = [raw(push.dense)]
             for ids, grads in push.rows:
                 body += [raw(torch.from_numpy(ids)), raw(torch.from_numpy(grads))]
-            connection.ask(Request.PUSH, [*numbers, *sorted(push.absent)], body)
+            connection.ask(ServerRequest.PUSH, [*numbers, *sorted(push.absent)], body)
         return [connection.hear_of_ranks() for connection in self.connections]
 
     def settle(self, clock: int, factor: float) -> None:
         """With bound 0: let every server apply the sum of a clock, times `factor`."""
-        self._all(Request.SETTLE, (clock, float_bits(factor)))
+        self._all(ServerRequest.SETTLE, (clock, float_bits(factor)))
 
     # --- backup workers (backup.py) ------------------------------------------------------------------------------
 
-    def take(self, step: int, limit: int) -> Part | None:
+    def take(self, step: int, limit: int) -> BatchShare | None:
         """The part to compute in a step, below the clock `limit`; None: there is none."""
         first = self.connections[0]
-        first.ask(Request.TAKE, (self.worker, step, limit))
+        first.ask(ServerRequest.TAKE, (self.worker, step, limit))
         numbers = first.hear_of_ranks().numbers
-        return Part(*numbers) if numbers else None
+        return BatchShare(*numbers) if numbers else None
 
-    def choose(self, step: int, has_gradient: bool) -> Outcome | list[int]:
+    def choose(self, step: int, has_gradient: bool) -> StepOutcome | list[int]:
         """Wait until it is known which gradients make a step.
 
         Returns worker, clock and stream of each; the outcome where the step is made. `has_gradient`: all servers have
         this worker's.
         """
         first = self.connections[0]
-        first.ask(Request.CHOOSE, (self.worker, step, int(has_gradient)))
+        first.ask(ServerRequest.CHOOSE, (self.worker, step, int(has_gradient)))
         is_made, *numbers = first.hear_of_ranks().numbers
         if not is_made:
             return numbers
         norm, bad, counted = numbers
-        return Outcome(bits_float(norm), None if bad < 0 else bad, frozenset([self.worker] if counted else []))
+        return StepOutcome(bits_float(norm), None if bad < 0 else bad, frozenset([self.worker] if counted else []))
 
     def add_up(self, step: int, chosen: Sequence[int]) -> tuple[float, int | None] | None:
         """Let all servers add up what `choose` gave: see `global_squares`; None where the step is long made."""
-        frames = self._all(Request.ADD_UP, (step, *chosen))
+        frames = self._all(ServerRequest.ADD_UP, (step, *chosen))
         return global_squares(frames) if all(frame.numbers for frame in frames) else None
 
     def made(self, step: int, norm: float, bad_worker: int | None) -> None:
         """Say that all servers have made a step."""
         numbers = (step, float_bits(norm), -1 if bad_worker is None else bad_worker)
-        self.connections[0].call(Request.MADE, numbers)
+        self.connections[0].call(ServerRequest.MADE, numbers)
 
-    def counted(self) -> list[Part]:
+    def counted(self) -> list[BatchShare]:
         """The parts of this worker that made steps since the last cut."""
-        numbers = self.connections[0].call(Request.COUNTED, (self.worker,)).numbers
-        return [Part(*each) for each in zip(*[iter(numbers)] * 2, strict=True)]
+        numbers = self.connections[0].call(ServerRequest.COUNTED, (self.worker,)).numbers
+        return [BatchShare(*each) for each in zip(*[iter(numbers)] * 2, strict=True)]
 
     # --- between clocks ------------------------------------------------------------------------------------------
 
     def weights(self) -> torch.Tensor:
         """The dense weights (elements,) as they are now."""
-        return torch.cat([unpack_tensors(frame.body)["weights"] for frame in self._all(Request.DENSE, (0,))])
+        return torch.cat([unpack_tensors(frame.body)["weights"] for frame in self._all(ServerRequest.DENSE, (0,))])
 
     def dense_state(self) -> tuple[torch.Tensor, list[StatePart]]:
         """The dense weights (elements,), and what the optimizers keep of each slice."""
         weights, states = [], []
-        for server, frame in enumerate(self._all(Request.DENSE, (1,))):
+        for server, frame in enumerate(self._all(ServerRequest.DENSE, (1,))):
             found = unpack_tensors(frame.body)
             weights.append(found.pop("weights"))
             states += state_parts(self._slices[server], found)
@@ -429,7 +431,7 @@ class Client:
         for connection, state in zip(
             self.connections, cut_states(self.definition, self.servers, weights, states), strict=True
         ):
-            connection.ask(Request.LOAD_DENSE, (), pack_tensors(state))
+            connection.ask(ServerRequest.LOAD_DENSE, (), pack_tensors(state))
         for connection in self.connections:
             connection.hear()
 
@@ -451,7 +453,7 @@ class Client:
         owners = bucket_owners(self.servers)
         for server, connection in enumerate(self.connections):
             own = buckets[owners[buckets] == server]
-            connection.ask(Request.DUMP, (table, most_bytes, int(saving), *own.tolist()))
+            connection.ask(ServerRequest.DUMP, (table, most_bytes, int(saving), *own.tolist()))
         found = []
         for connection in self.connections:
             parts = unpack_tensors(connection.hear().body)
@@ -459,14 +461,14 @@ class Client:
         return found
 
     def clear_tables(self) -> None:
-        self._all(Request.CLEAR_TABLES)
+        self._all(ServerRequest.CLEAR_TABLES)
 
     def load_table(self, table: int, dump: TableDump) -> None:
         """Give each server its buckets of a dump, none of whose buckets it has."""
         owners = bucket_owners(self.servers)
         for server, connection in enumerate(self.connections):
             own = dump.only(dump.buckets[owners[dump.buckets] == server])
-            connection.ask(Request.LOAD_TABLE, (table,), pack_tensors(to_tensors(own)))
+            connection.ask(ServerRequest.LOAD_TABLE, (table,), pack_tensors(to_tensors(own)))
         for connection in self.connections:
             connection.hear()
 
@@ -477,27 +479,27 @@ class Client:
         for server, connection in enumerate(self.connections):
             own = {"ids": route.of_server(server, route.ids)[0], "rows": route.of_server(server, [ordered])[0]}
             tensors = {name: torch.from_numpy(part) for name, part in own.items()}
-            connection.ask(Request.BEGIN_TABLE, (table,), pack_tensors(tensors))
+            connection.ask(ServerRequest.BEGIN_TABLE, (table,), pack_tensors(tensors))
         for connection in self.connections:
             connection.hear()
 
     def write_logs(self, clock: int) -> None:
         """Let every server write its events up to a cut."""
-        self._all(Request.WRITE_LOG, (clock,))
+        self._all(ServerRequest.WRITE_LOG, (clock,))
 
     def counts(self) -> list[dict[str, Any]]:
         """What each server has seen."""
-        return [json.loads(bytes(frame.body)) for frame in self._all(Request.COUNTS)]
+        return [json.loads(bytes(frame.body)) for frame in self._all(ServerRequest.COUNTS)]
 
     # --- rounds --------------------------------------------------------------------------------------------------
 
-    def open_channel(self) -> Connection:
+    def open_channel(self) -> ServerConnection:
         """One more connection to the first server, for rounds of another thread."""
-        self._others.append(Connection(*self._open[0]))
+        self._others.append(ServerConnection(*self._open[0]))
         return self._others[-1]
 
     def round(
-        self, scope: int, channel: str, number: int, value: bytes, connection: Connection | None = None
+        self, scope: int, channel: str, number: int, value: bytes, connection: ServerConnection | None = None
     ) -> list[bytes]:
         """Give a value and get those of all workers.
 
@@ -507,12 +509,12 @@ class Client:
             connection: of the calling thread; None: the main one.
         """
         first = connection or self.connections[0]
-        first.ask(Request.ROUND, (self.worker, scope, number), [channel.encode(), b"\0", value])
+        first.ask(ServerRequest.ROUND, (self.worker, scope, number), [channel.encode(), b"\0", value])
         frame = first.hear_of_ranks()
         edges = np.cumsum([0, *frame.numbers])
         return [bytes(frame.body[start:stop]) for start, stop in itertools.pairwise(edges)]
 
-    def last_scope(self, channel: str, worker: int | None = None, connection: Connection | None = None) -> int:
+    def last_scope(self, channel: str, worker: int | None = None, connection: ServerConnection | None = None) -> int:
         """The latest scope of a channel in which a worker has given a value, or any worker.
 
         Args:
@@ -522,23 +524,23 @@ class Client:
         """
         first = connection or self.connections[0]
         who = range(self.workers) if worker is None else [worker]
-        return max(first.call(Request.LAST_SCOPE, (each,), [channel.encode()]).numbers[0] for each in who)
+        return max(first.call(ServerRequest.LAST_SCOPE, (each,), [channel.encode()]).numbers[0] for each in who)
 
     def keep(self, name: str, value: bytes) -> None:
         """Leave a value at the first server, for a worker that is replaced."""
-        self.connections[0].call(Request.KEEP, (), [name.encode(), b"\0", value])
+        self.connections[0].call(ServerRequest.KEEP, (), [name.encode(), b"\0", value])
 
     def kept(self, name: str) -> bytes:
-        return bytes(self.connections[0].call(Request.KEPT, (), [name.encode()]).body)
+        return bytes(self.connections[0].call(ServerRequest.KEPT, (), [name.encode()]).body)
 
     def close(self) -> None:
         for connection in (*self.connections, *self._others):
             connection.close()
 
 
-def statuses(frames: Sequence[Frame]) -> list[Status]:
+def statuses(frames: Sequence[Frame]) -> list[ShardStatus]:
     """What became of a push at each server."""
-    return [Status(frame.numbers[0]) for frame in frames]
+    return [ShardStatus(frame.numbers[0]) for frame in frames]
 
 
 def global_squares(frames: Sequence[Frame]) -> tuple[float, int | None]:

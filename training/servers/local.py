@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sparkring.training.servers.client import cut_states, route_of, state_parts, whole_states
 from sparkring.training.servers.definition import Definition, OptimizerFactory
-from sparkring.training.servers.shard import Shard
+from sparkring.training.servers.shard import ServerShard
 from sparkring.training.tables.files import joined
 from sparkring.training.tables.hashing import Ids, bucket_owners
 from sparkring.training.tables.table import TableDump
@@ -24,14 +24,14 @@ class LocalServers:
 
     def __init__(self, servers: int, workers: int, make_optimizer: OptimizerFactory) -> None:
         self.servers, self.workers, self._make_optimizer = servers, workers, make_optimizer
-        self.shards: list[Shard] = []
+        self.shards: list[ServerShard] = []
 
     @property
     def definition(self) -> Definition:
         return self.shards[0].definition
 
     def define(self, definition: Definition) -> bool:
-        self.shards = [Shard(definition, n, self.servers, self._make_optimizer) for n in range(self.servers)]
+        self.shards = [ServerShard(definition, n, self.servers, self._make_optimizer) for n in range(self.servers)]
         return False
 
     def load_dense(self, weights: torch.Tensor, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -66,7 +66,7 @@ class LocalServers:
                 shard.load_table(table, whole.only(np.flatnonzero(owners == number)))
         return found
 
-    def _parts(self, shard: Shard) -> Sequence[Any]:
+    def _parts(self, shard: ServerShard) -> Sequence[Any]:
         state = shard.dense_state()
         del state["weights"]
         return state_parts(shard.slices, state)

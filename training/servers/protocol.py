@@ -37,11 +37,11 @@ _FLOAT, _INT = struct.Struct("<d"), struct.Struct("<q")
 Buffer = bytes | bytearray | memoryview
 
 
-class ProtocolError(ConnectionError):
+class ServerProtocolError(ConnectionError):
     """The other side does not speak our protocol, or does not know the secret."""
 
 
-class Request(IntEnum):
+class ServerRequest(IntEnum):
     """What a worker asks."""
 
     DEFINE = 1
@@ -70,7 +70,7 @@ class Request(IntEnum):
     COUNTED = 24
 
 
-class Answer(IntEnum):
+class ServerReply(IntEnum):
     DONE = 101
     REFUSED = 102  # the bytes say why
 
@@ -113,7 +113,7 @@ def receive(sock: socket.socket) -> Frame:
     head = _exactly(sock, _HEAD.size)
     kind, count, size = _HEAD.unpack(head)
     if size > MAX_BYTES:
-        raise ProtocolError(f"a frame of {size:,} bytes; {MAX_BYTES:,} are accepted at most")
+        raise ServerProtocolError(f"a frame of {size:,} bytes; {MAX_BYTES:,} are accepted at most")
     numbers = struct.unpack(f"<{count}q", _exactly(sock, 8 * count)) if count else ()
     return Frame(kind, numbers, _exactly(sock, size) if size else b"")
 
@@ -145,7 +145,7 @@ def admit(sock: socket.socket, secret: bytes) -> None:
     theirs = _exactly(sock, 2 * NONCE, deadline)
     nonce, proof = theirs[:NONCE], theirs[NONCE:]
     if not hmac.compare_digest(proof, _proof(secret, b"worker", own, nonce)):
-        raise ProtocolError("the other side does not know the attempt's secret")
+        raise ServerProtocolError("the other side does not know the attempt's secret")
     sock.sendall(_proof(secret, b"server", nonce, own))
     sock.settimeout(None)
 
@@ -157,7 +157,7 @@ def enter(sock: socket.socket, secret: bytes) -> None:
     own = secrets.token_bytes(NONCE)
     sock.sendall(own + _proof(secret, b"worker", theirs, own))
     if not hmac.compare_digest(_exactly(sock, NONCE, deadline), _proof(secret, b"server", own, theirs)):
-        raise ProtocolError("the server does not know the attempt's secret")
+        raise ServerProtocolError("the server does not know the attempt's secret")
     sock.settimeout(None)
 
 
@@ -179,12 +179,12 @@ def unpack_tensors(body: Buffer) -> dict[str, torch.Tensor]:
             dtype = getattr(torch, dtype_name)
             size = math.prod(shape) * dtype.itemsize
             if at + size > len(view):
-                raise ProtocolError(f"tensor {name!r} is cut")
+                raise ServerProtocolError(f"tensor {name!r} is cut")
             memory = torch.from_numpy(np.frombuffer(view, np.uint8, size, at).copy())
             found[name] = memory.view(dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
             at += size
     except (ValueError, TypeError, AttributeError, struct.error) as error:
-        raise ProtocolError(f"not named tensors: {error}") from None
+        raise ServerProtocolError(f"not named tensors: {error}") from None
     return found
 
 

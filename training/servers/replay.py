@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sparkring.training.servers.client import Gradient, Pulled, cut_gradient, route_of
 from sparkring.training.servers.event_log import Kind, LogFile, PushEvent
-from sparkring.training.servers.shard import Push, Shard, Status
+from sparkring.training.servers.shard import Push, ServerShard, ShardStatus
 from sparkring.training.tables.hashing import Ids
 
 
@@ -52,7 +52,7 @@ class _Open:
     uses: int = 0  # servers that will apply it
 
 
-def replay(shards: Sequence[Shard], logs: Sequence[LogFile], workers: Workers) -> None:
+def replay(shards: Sequence[ServerShard], logs: Sequence[LogFile], workers: Workers) -> None:
     """Apply the logs of all servers between two cuts. ValueError where they do not belong together.
 
     Args:
@@ -92,7 +92,7 @@ def check_whole(logs: Sequence[LogFile]) -> None:
             )
 
 
-def _replay_sums(shards: Sequence[Shard], clocks: range, count: int, log: LogFile, workers: Workers) -> None:
+def _replay_sums(shards: Sequence[ServerShard], clocks: range, count: int, log: LogFile, workers: Workers) -> None:
     """Make the steps of bound 0 again, of the gradients that one server's log names; all servers had the same.
 
     With backup workers these are of several clocks.
@@ -118,11 +118,11 @@ def _replay_sums(shards: Sequence[Shard], clocks: range, count: int, log: LogFil
                 )
 
 
-def _pushes(shards: Sequence[Shard], gradient: Gradient, one: Try, versions: Sequence[int]) -> list[Push]:
+def _pushes(shards: Sequence[ServerShard], gradient: Gradient, one: Try, versions: Sequence[int]) -> list[Push]:
     return cut_gradient(gradient, shards[0].definition, one.worker, one.clock, one.attempt, versions)
 
 
-def pull_all(shards: Sequence[Shard], ids: Sequence[Ids]) -> Pulled:
+def pull_all(shards: Sequence[ServerShard], ids: Sequence[Ids]) -> Pulled:
     """Pull from servers in this process, as they are now."""
     route = route_of(ids, len(shards))
     parts = [shard.look_up(route.of_server(number, route.ids)) for number, shard in enumerate(shards)]
@@ -131,7 +131,7 @@ def pull_all(shards: Sequence[Shard], ids: Sequence[Ids]) -> Pulled:
 
 
 class _Replay:
-    def __init__(self, shards: Sequence[Shard], logs: Sequence[LogFile], workers: Workers) -> None:
+    def __init__(self, shards: Sequence[ServerShard], logs: Sequence[LogFile], workers: Workers) -> None:
         self.shards, self.workers = shards, workers
         self.events = [log.events for log in logs]
         self.at = [0] * len(shards)  # next event, by server
@@ -175,7 +175,7 @@ class _Replay:
             if state.pushes is None and not self._compute(_try(event), state):
                 return False
             assert state.pushes is not None
-            if shard.push(state.pushes[server]) is not Status.APPLIED:
+            if shard.push(state.pushes[server]) is not ShardStatus.APPLIED:
                 raise ValueError(f"server {server}: {event} is not applied when it is made again")
             state.uses -= 1
             if not state.uses:
@@ -210,7 +210,7 @@ def _try(event: PushEvent) -> Try:
     return Try(event.worker, event.clock, event.attempt)
 
 
-def _not_finite(event: PushEvent, shard: Shard) -> Push:
+def _not_finite(event: PushEvent, shard: ServerShard) -> Push:
     """A push that is skipped as the event's was."""
     zeros, version = torch.zeros_like(shard.weights), shard.version - event.lag
     return Push(event.worker, event.clock, event.attempt, version, math.nan, 0.0, zeros)

@@ -22,16 +22,16 @@ import numpy as np
 import torch
 
 from sparkring.conf.storage import Storage
-from sparkring.training.data.batch import Part
+from sparkring.training.data.batch import BatchShare
 from sparkring.training.launch.channel.connection import listen
 from sparkring.training.servers.backup import Backup
 from sparkring.training.servers.definition import OptimizerFactory, decoded
 from sparkring.training.servers.event_log import LogHeader, encode, file_name
 from sparkring.training.servers.protocol import (
-    Answer,
     Buffer,
     Frame,
-    Request,
+    ServerReply,
+    ServerRequest,
     admit,
     bits_float,
     float_bits,
@@ -42,7 +42,7 @@ from sparkring.training.servers.protocol import (
     unpack_tensors,
 )
 from sparkring.training.servers.rounds import RoundKey, Rounds
-from sparkring.training.servers.shard import BrokenPromise, Push, Shard, Status
+from sparkring.training.servers.shard import BrokenPromise, Push, ServerShard, ShardStatus
 from sparkring.training.tables.files import to_tensors
 from sparkring.training.tables.hashing import Ids
 from sparkring.training.tables.table import TableDump
@@ -85,7 +85,7 @@ class Server:
         self.port: int = self._listener.getsockname()[1]
         self._changed = threading.Condition()
         self._pending = threading.Semaphore(MAX_PENDING)
-        self._shard: Shard | None = None
+        self._shard: ServerShard | None = None
         self._backup: Backup | None = None  # of the first server
         self._rounds = Rounds(place.workers)
         self._definition = b""
@@ -158,9 +158,9 @@ class Server:
 
     def _serve(self, sock: socket.socket, frame: Frame) -> None:
         try:
-            action = ACTIONS[Request(frame.kind)]
+            action = ACTIONS[ServerRequest(frame.kind)]
         except ValueError:
-            send(sock, Answer.REFUSED, (), [f"request {frame.kind}: there is none".encode()])
+            send(sock, ServerReply.REFUSED, (), [f"request {frame.kind}: there is none".encode()])
             return
         try:
             with self._changed:
@@ -171,12 +171,12 @@ class Server:
         except Exception as error:
             if frame.kind in CHANGING and not isinstance(error, RefusedRequest | ConnectionError):
                 raise  # what the shard holds may be half changed
-            send(sock, Answer.REFUSED, (), [f"{type(error).__name__}: {error}".encode()])
+            send(sock, ServerReply.REFUSED, (), [f"{type(error).__name__}: {error}".encode()])
             return
-        send(sock, Answer.DONE, numbers, body)
+        send(sock, ServerReply.DONE, numbers, body)
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> ServerShard:
         if self._shard is None:
             raise RefusedRequest("the servers have not been told what they hold")
         return self._shard
@@ -204,7 +204,7 @@ class Server:
                 raise RefusedRequest(
                     f"a definition for {definition.workers} ranks, where there are {self.place.workers}"
                 )
-            self._shard = Shard(definition, self.place.server, self.place.servers, self._make_optimizer)
+            self._shard = ServerShard(definition, self.place.server, self.place.servers, self._make_optimizer)
             self._definition = given
         elif given != self._definition:
             raise RefusedRequest("model.factory: made models of other parameters on other ranks")
@@ -294,7 +294,7 @@ class Server:
         if answer is None:
             return [], []
         squares, bad = answer
-        return [Status.HELD, float_bits(squares), -1 if bad is None else bad], []
+        return [ShardStatus.HELD, float_bits(squares), -1 if bad is None else bad], []
 
     def made(self, frame: Frame) -> Reply:
         """Numbers: step, its norm, the worker whose part was not finite, or -1. All servers have made it."""
@@ -401,40 +401,40 @@ class Server:
         return [], [self._kept[bytes(frame.body).decode()]]
 
 
-ACTIONS: dict[Request, Callable[[Server, Frame], Reply]] = {
-    Request.DEFINE: Server.define,
-    Request.BEGIN: Server.begin,
-    Request.RESTART: Server.restart,
-    Request.PULL: Server.pull,
-    Request.LOOK_UP: Server.look_up,
-    Request.PUSH: Server.push,
-    Request.SETTLE: Server.settle,
-    Request.DENSE: Server.dense,
-    Request.LOAD_DENSE: Server.load_dense,
-    Request.DUMP: Server.dump,
-    Request.LOAD_TABLE: Server.load_table,
-    Request.CLEAR_TABLES: Server.clear_tables,
-    Request.BEGIN_TABLE: Server.begin_table,
-    Request.WRITE_LOG: Server.write_log,
-    Request.COUNTS: Server.counts,
-    Request.ROUND: Server.round,
-    Request.LAST_SCOPE: Server.last_scope,
-    Request.KEEP: Server.keep,
-    Request.KEPT: Server.kept,
-    Request.TAKE: Server.take,
-    Request.CHOOSE: Server.choose,
-    Request.ADD_UP: Server.add_up,
-    Request.MADE: Server.made,
-    Request.COUNTED: Server.counted,
+ACTIONS: dict[ServerRequest, Callable[[Server, Frame], Reply]] = {
+    ServerRequest.DEFINE: Server.define,
+    ServerRequest.BEGIN: Server.begin,
+    ServerRequest.RESTART: Server.restart,
+    ServerRequest.PULL: Server.pull,
+    ServerRequest.LOOK_UP: Server.look_up,
+    ServerRequest.PUSH: Server.push,
+    ServerRequest.SETTLE: Server.settle,
+    ServerRequest.DENSE: Server.dense,
+    ServerRequest.LOAD_DENSE: Server.load_dense,
+    ServerRequest.DUMP: Server.dump,
+    ServerRequest.LOAD_TABLE: Server.load_table,
+    ServerRequest.CLEAR_TABLES: Server.clear_tables,
+    ServerRequest.BEGIN_TABLE: Server.begin_table,
+    ServerRequest.WRITE_LOG: Server.write_log,
+    ServerRequest.COUNTS: Server.counts,
+    ServerRequest.ROUND: Server.round,
+    ServerRequest.LAST_SCOPE: Server.last_scope,
+    ServerRequest.KEEP: Server.keep,
+    ServerRequest.KEPT: Server.kept,
+    ServerRequest.TAKE: Server.take,
+    ServerRequest.CHOOSE: Server.choose,
+    ServerRequest.ADD_UP: Server.add_up,
+    ServerRequest.MADE: Server.made,
+    ServerRequest.COUNTED: Server.counted,
 }
 
 
-CHANGING = (Request.PUSH, Request.ADD_UP, Request.SETTLE)
+CHANGING = (ServerRequest.PUSH, ServerRequest.ADD_UP, ServerRequest.SETTLE)
 
 
-def read_chosen(numbers: Sequence[int]) -> list[tuple[int, Part]]:
+def read_chosen(numbers: Sequence[int]) -> list[tuple[int, BatchShare]]:
     """(worker, part) of each three numbers: worker, clock, stream."""
-    return [(who, Part(clock, stream)) for who, clock, stream in zip(*[iter(numbers)] * 3, strict=True)]
+    return [(who, BatchShare(clock, stream)) for who, clock, stream in zip(*[iter(numbers)] * 3, strict=True)]
 
 
 def _ids(body: Buffer, counts: Any) -> list[Ids]:
@@ -446,7 +446,7 @@ def _ids(body: Buffer, counts: Any) -> list[Ids]:
     return [every[start:stop] for start, stop in itertools.pairwise(edges)]
 
 
-def read_push(frame: Frame, shard: Shard) -> Push:
+def read_push(frame: Frame, shard: ServerShard) -> Push:
     """Read a push: numbers are worker, clock, try, version, norm, lr, ids of each table, numbers of absent slices."""
     worker, clock, attempt, version, norm, lr, *rest = frame.numbers
     specs = [table.spec for table in shard.tables]

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sparkring.training.data.batch import Part
+from sparkring.training.data.batch import BatchShare
 from sparkring.training.servers.definition import LR_SCALE, Definition, OptimizerFactory
 from sparkring.training.servers.event_log import Kind, PushEvent
 from sparkring.training.servers.partition import cut_parameters
@@ -41,7 +41,7 @@ class BrokenPromise(RuntimeError):
     """The server's own bound was broken, or a worker does not keep to the protocol: it must not go on."""
 
 
-class Status(IntEnum):
+class ShardStatus(IntEnum):
     """What became of a push."""
 
     APPLIED = 0
@@ -73,7 +73,7 @@ class Push:
 
 
 @dataclass
-class Counts:
+class ShardCounts:
     """What a server has seen since it began; gaps and lags as histograms, value -> how often."""
 
     gaps: Counter[int] = field(default_factory=Counter)  # clocks ahead of the slowest worker, at each pull
@@ -87,7 +87,7 @@ class Counts:
         return {name: dict(sorted(v.items())) if isinstance(v, Counter) else v for name, v in vars(self).items()}
 
 
-class Shard:
+class ServerShard:
     """One server's part."""
 
     def __init__(self, definition: Definition, server: int, servers: int, make_optimizer: OptimizerFactory) -> None:
@@ -111,14 +111,14 @@ class Shard:
         self.own_buckets = np.flatnonzero(bucket_owners(servers) == server)
         self.version = 0
         self.applied = [0] * definition.workers  # clocks that are done, by worker
-        self.counts = Counts()
+        self.counts = ShardCounts()
         self.events: list[PushEvent] = []
         self._latest = [(-1, 0)] * definition.workers  # clock and try of the last pull
         self._pulled: dict[int, int] = {}  # by worker, the version of a last pull whose push has not come
         self._tries = [0] * definition.workers  # of the last clock that is done
         self._retrying: set[int] = set()  # workers that compute a rejected clock again
         self._held: dict[int, Push] = {}  # with bound 0, by worker
-        self._making: list[tuple[Part, Push]] = []  # those of the sum, in its order
+        self._making: list[tuple[BatchShare, Push]] = []  # those of the sum, in its order
         self._sum: tuple[torch.Tensor, frozenset[int], list[tuple[Ids, Array]]] | None = None
         self._answer: tuple[int, float, int | None] | None = None  # of the last clock that was complete
         self._copied = False  # to a checkpoint, since the last update
@@ -179,7 +179,7 @@ class Shard:
 
     # --- push ----------------------------------------------------------------------------------------------------
 
-    def push(self, push: Push) -> Status:
+    def push(self, push: Push) -> ShardStatus:
         """Take a worker's gradient of a clock."""
         if self.definition.backup:
             return self._hold(push)
@@ -188,7 +188,7 @@ class Shard:
             self.counts.repeated += 1
             if push.clock == done - 1 and push.attempt != self._tries[worker]:
                 self._log_unused(worker)
-            return Status.REPEATED
+            return ShardStatus.REPEATED
         if push.clock > done:
             raise BrokenPromise(f"rank {worker} pushes clock {push.clock}, and has done {done} of them")
         lag, limit = self.version - push.version, self.definition.lag_limit
@@ -203,18 +203,20 @@ class Shard:
         if self.definition.synchronous:
             self._held[worker] = push
             if len(self._held) == self.definition.workers:
-                self._add_up([(Part(push.clock, each), self._held[each]) for each in range(self.definition.workers)])
-            return Status.HELD
+                self._add_up(
+                    [(BatchShare(push.clock, each), self._held[each]) for each in range(self.definition.workers)]
+                )
+            return ShardStatus.HELD
         if is_finite and self.definition.max_lag is not None and lag > self.definition.max_lag:
             self.counts.rejected += 1
             self._retrying.add(worker)
             self._log_unused(worker)
-            return Status.REJECTED
+            return ShardStatus.REJECTED
         self._done(push, is_finite)
         if not is_finite:
-            return Status.SKIPPED
+            return ShardStatus.SKIPPED
         self._step(push.dense, push.absent, push.rows, push.lr * self.definition.rate_share(lag))
-        return Status.APPLIED
+        return ShardStatus.APPLIED
 
     def _done(self, push: Push, is_finite: bool) -> None:
         """Count and log a push that is about to be applied or skipped."""
@@ -266,7 +268,7 @@ class Shard:
 
     # --- bound 0 -------------------------------------------------------------------------------------------------
 
-    def _add_up(self, making: list[tuple[Part, Push]]) -> None:
+    def _add_up(self, making: list[tuple[BatchShare, Push]]) -> None:
         """Make the mean, in this order, of the pushes that make a clock."""
         pushes = [push for _, push in making]
         bad_worker = next((p.worker for p in pushes if not (math.isfinite(p.norm) and _is_finite(p))), None)
@@ -317,11 +319,11 @@ class Shard:
 
     # --- backup workers ------------------------------------------------------------------------------------------
 
-    def _hold(self, push: Push) -> Status:
+    def _hold(self, push: Push) -> ShardStatus:
         """Keep a gradient until the first server knows which make the step."""
         worker, held = push.worker, self._held.get(push.worker)
         if push.clock < self.slowest:
-            return Status.LATE
+            return ShardStatus.LATE
         if push.clock > self.slowest or push.version != self.version:
             raise BrokenPromise(
                 f"rank {worker} pushes step {push.clock} of version {push.version}, in step {self.slowest} of version "
@@ -329,13 +331,13 @@ class Shard:
             )
         if held is not None and held.attempt >= push.attempt:
             self.counts.repeated += 1
-            return Status.REPEATED
+            return ShardStatus.REPEATED
         if not (math.isfinite(push.norm) and _is_finite(push)):
             self.counts.not_finite[worker] += 1
         self._held[worker] = push
-        return Status.HELD
+        return ShardStatus.HELD
 
-    def add_up(self, clock: int, chosen: Sequence[tuple[int, Part]]) -> tuple[float, int | None] | None:
+    def add_up(self, clock: int, chosen: Sequence[tuple[int, BatchShare]]) -> tuple[float, int | None] | None:
         """Add up the gradients that make a step, and answer as `answer` does; None for a step that is long made.
 
         `chosen`: (worker, part) in the order of the sum.

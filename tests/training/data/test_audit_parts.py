@@ -9,7 +9,7 @@ import torch
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, read_run
 from sparkring.training.data.audit.parts import PartsAudit
-from sparkring.training.data.batch import Batch, Part
+from sparkring.training.data.batch import Batch, BatchShare
 
 PER_EPOCH = 3
 
@@ -18,7 +18,7 @@ def header(rank: int) -> AuditHeader:
     return AuditHeader(format=FORMAT, attempt=1, rank=rank, size=2, dataset="d", order_state={})
 
 
-def read(part: Part) -> Batch:
+def read(part: BatchShare) -> Batch:
     return Batch({}, 2, 4, 0, ids=torch.tensor([10 * part.clock + part.stream, 1000 + part.clock]), part=part)
 
 
@@ -30,7 +30,9 @@ def recorded(folder: Path) -> list[tuple[int, int, int]]:
 
 def test_each_part_is_recorded_under_its_stream(tmp_path: Path) -> None:
     audits = [PartsAudit(open_storage(str(tmp_path)), header(rank)) for rank in range(3)]  # the third is a backup
-    for audit, part in zip((0, 2, 1, 2), (Part(0, 0), Part(0, 1), Part(4, 1), Part(4, 0)), strict=True):
+    for audit, part in zip(
+        (0, 2, 1, 2), (BatchShare(0, 0), BatchShare(0, 1), BatchShare(4, 1), BatchShare(4, 0)), strict=True
+    ):
         audits[audit].record(*divmod(part.clock, PER_EPOCH), read(part))
     for audit in audits:
         audit.flush()
@@ -40,7 +42,7 @@ def test_each_part_is_recorded_under_its_stream(tmp_path: Path) -> None:
 
 
 def test_what_a_dead_process_had_not_recorded_is_recorded_by_the_next_and_nothing_twice(tmp_path: Path) -> None:
-    counted = [Part(0, 1), Part(1, 0), Part(2, 1), Part(3, 1)]
+    counted = [BatchShare(0, 1), BatchShare(1, 0), BatchShare(2, 1), BatchShare(3, 1)]
     dead = PartsAudit(open_storage(str(tmp_path)), header(2))
     for part in counted[:2]:
         dead.record(*divmod(part.clock, PER_EPOCH), read(part))
@@ -48,6 +50,6 @@ def test_what_a_dead_process_had_not_recorded_is_recorded_by_the_next_and_nothin
     dead.record(0, 2, read(counted[2]))  # and is killed
     following = PartsAudit(open_storage(str(tmp_path)), header(2))
     following.record_again(counted, read, PER_EPOCH)
-    following.record(1, 1, read(Part(4, 0)))
+    following.record(1, 1, read(BatchShare(4, 0)))
     following.flush()
     assert recorded(tmp_path) == [(0, 0, 1), (0, 1, 1), (1, 0, 0), (1, 0, 2), (1, 1, 0)]

@@ -11,7 +11,7 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data import parts as parts_module
-from sparkring.training.data.batch import Part
+from sparkring.training.data.batch import BatchShare
 from sparkring.training.data.parts import OPEN, PartsReader
 from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import DataRank, ReadRequest
@@ -62,13 +62,14 @@ def opened(make_dataset: Callable[..., DatasetManifest], tmp_path: Path, monkeyp
 def test_parts_of_any_stream_are_those_that_its_own_rank_reads(opened: Opened) -> None:
     """Late ones, repeated ones, of the next epoch, and steps without a part."""
     expected = [opened.ids(stream, 2 * STEPS) for stream in range(STREAMS)]
-    given = [
-        Part(0, 1), Part(0, 1), None, Part(1, 2), Part(3, 1), Part(2, 1), Part(0, 2), Part(7, 3),
-        Part(5, 0), Part(4, 1), Part(10, 1), Part(9, 1), Part(12, 0), Part(11, 3), Part(19, 1),
+    places = [
+        (0, 1), (0, 1), None, (1, 2), (3, 1), (2, 1), (0, 2), (7, 3),
+        (5, 0), (4, 1), (10, 1), (9, 1), (12, 0), (11, 3), (19, 1),
     ]  # fmt: skip
+    given = [None if place is None else BatchShare(*place) for place in places]
     asked: list[int] = []
 
-    def take(step: int) -> Part | None:
+    def take(step: int) -> BatchShare | None:
         asked.append(step)
         return given[step]
 
@@ -89,16 +90,16 @@ def test_parts_of_any_stream_are_those_that_its_own_rank_reads(opened: Opened) -
 
 def test_a_stream_is_read_on_and_not_begun_anew_for_each_part(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = PartsReader(
-        opened.reader(0), 0, opened.reader, lambda step: Part(max(step - 1 ^ 1, -1) + 1, 0)
+        opened.reader(0), 0, opened.reader, lambda step: BatchShare(max(step - 1 ^ 1, -1) + 1, 0)
     )  # 0, 2, 1, 4, 3, ..
     before = opened.begun
     clocks = [batch.part.clock for batch in reader.batches(0, 2 * STEPS - 1) if batch.part is not None]
     assert clocks[:5] == [0, 2, 1, 4, 3] and sorted(clocks) == list(range(2 * STEPS - 1))
     assert opened.begun == before + 1
-    reader.read(Part(2, 0))
+    reader.read(BatchShare(2, 0))
     assert opened.begun == before + 2, "long gone"
     monkeypatch.setattr(parts_module, "FAR", 4)
-    reader.read(Part(15, 0))
+    reader.read(BatchShare(15, 0))
     assert opened.begun == before + 3, "nearer by beginning again"
     reader.close()
 

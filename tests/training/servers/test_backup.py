@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sparkring.training.data.batch import Part
+from sparkring.training.data.batch import BatchShare
 from sparkring.training.parallel.servers.backup import BackupStrategy
-from sparkring.training.servers.backup import AHEAD, PATIENCE, Backup, Outcome
+from sparkring.training.servers.backup import AHEAD, PATIENCE, Backup, StepOutcome
 
 STEPS = 120
 
@@ -31,8 +31,8 @@ class Simulated:
     def run(self) -> Simulated:
         draw = random.Random(self.seed)
         self.made = Backup(self.workers, self.backup, 0)
-        self.steps: dict[int, list[tuple[int, Part]]] = {}
-        self.heard: list[list[Outcome]] = [[] for _ in range(self.workers)]
+        self.steps: dict[int, list[tuple[int, BatchShare]]] = {}
+        self.heard: list[list[StepOutcome]] = [[] for _ in range(self.workers)]
         self.now_s, self.made_at = 0.0, dict[int, float]()
         self.computed: Counter[int] = Counter()  # by worker
         at = [0] * self.workers  # step of each worker
@@ -49,7 +49,7 @@ class Simulated:
                     self.made.ready(worker, step)
                 if dies:
                     at[worker] = self.made.restart(worker)
-                    self.heard[worker] += [Outcome(0, None, frozenset())] * (at[worker] - len(self.heard[worker]))
+                    self.heard[worker] += [StepOutcome(0, None, frozenset())] * (at[worker] - len(self.heard[worker]))
                     heapq.heappush(events, (self.now_s + 1, worker, -1))
                 else:
                     waiting.add(worker)
@@ -93,7 +93,7 @@ def check_whole(found: Simulated) -> None:
     parts = found.workers - found.backup
     assert sorted(found.steps) == list(range(STEPS))
     every = [part for chosen in found.steps.values() for _, part in chosen]
-    assert Counter(every) == Counter(Part(clock, stream) for clock in range(STEPS) for stream in range(parts))
+    assert Counter(every) == Counter(BatchShare(clock, stream) for clock in range(STEPS) for stream in range(parts))
     for step, chosen in found.steps.items():
         assert len({worker for worker, _ in chosen}) == parts and chosen == sorted(chosen, key=lambda each: each[1])
         meeting = next(meeting for meeting in found.meetings if meeting > step)
@@ -147,7 +147,7 @@ def test_without_slow_workers_each_keeps_to_its_own_stream() -> None:
 
 def test_a_late_part_goes_to_another_worker_after_a_while() -> None:
     made = Backup(3, 1, 0)  # two streams
-    assert [made.take(worker, 0, 9) for worker in range(3)] == [Part(0, 0), Part(0, 1), Part(1, 0)]
+    assert [made.take(worker, 0, 9) for worker in range(3)] == [BatchShare(0, 0), BatchShare(0, 1), BatchShare(1, 0)]
     for step in range(PATIENCE):
         made.ready(0, step)
         made.ready(2, step)
@@ -155,9 +155,11 @@ def test_a_late_part_goes_to_another_worker_after_a_while() -> None:
         made.made(step, 0.0, None)
         made.take(0, step + 1, 9)
         made.take(2, step + 1, 9)
-    assert Part(0, 1) in [*made._taken.values(), *(part for _, part in made._counted)], "worker 1 still computes it"
+    assert BatchShare(0, 1) in [*made._taken.values(), *(part for _, part in made._counted)], (
+        "worker 1 still computes it"
+    )
     made.ready(1, 0)
-    assert made.chosen(0) is None and made.outcome(1, 0) == Outcome(0.0, None, frozenset({0, 2}))
+    assert made.chosen(0) is None and made.outcome(1, 0) == StepOutcome(0.0, None, frozenset({0, 2}))
 
 
 def test_no_part_stays_late_where_more_workers_are_slow_than_there_are_backups() -> None:
@@ -176,14 +178,14 @@ def test_a_step_takes_parts_as_far_ahead_as_the_strategy_says() -> None:
 def test_a_worker_without_a_part_of_its_own_doubles_one() -> None:
     """When it is clear which one is missing: not one that comes anyway, while the worker of another is stopped."""
     made = Backup(4, 1, 0)
-    assert [made.take(worker, 0, 1) for worker in (3, 1, 2)] == [Part(0, 0), Part(0, 1), Part(0, 2)]
+    assert [made.take(worker, 0, 1) for worker in (3, 1, 2)] == [BatchShare(0, 0), BatchShare(0, 1), BatchShare(0, 2)]
     assert not made.may_take(0, 0, 1) and made.may_take(0, 0, 2)
     made.ready(3, 0)
     assert not made.may_take(0, 0, 1)
     made.ready(2, 0)
-    assert made.may_take(0, 0, 1) and made.take(0, 0, 1) == Part(0, 1)
+    assert made.may_take(0, 0, 1) and made.take(0, 0, 1) == BatchShare(0, 1)
     made.ready(0, 0)
-    assert made.chosen(0) == [(3, Part(0, 0)), (0, Part(0, 1)), (2, Part(0, 2))]
+    assert made.chosen(0) == [(3, BatchShare(0, 0)), (0, BatchShare(0, 1)), (2, BatchShare(0, 2))]
     made.ready(1, 0)
     assert len(made.chosen(0) or ()) == 3, "the same part twice is one gradient"
 
@@ -195,7 +197,7 @@ def test_workers_without_parts_of_their_own_double_different_ones() -> None:
     assert not made.may_take(4, 0, 1)
     made.ready(0, 0)
     made.ready(2, 0)
-    assert [made.take(worker, 0, 1) for worker in (4, 5)] == [Part(0, 1), Part(0, 3)]
+    assert [made.take(worker, 0, 1) for worker in (4, 5)] == [BatchShare(0, 1), BatchShare(0, 3)]
 
 
 @pytest.mark.parametrize(("workers", "backup"), [(2, 1), (3, 1), (6, 2), (9, 4)])
@@ -235,7 +237,7 @@ def test_a_process_that_takes_the_place_of_a_dead_one_goes_through_the_steps_tha
             assert made.outcome(0, 5)
     assert made.step == 8 and made.restart(0) == 6
     for step in (6, 7):
-        assert made.take(0, step, 8) is None and made.outcome(0, step) == Outcome(1.0, None, frozenset({1, 2}))
+        assert made.take(0, step, 8) is None and made.outcome(0, step) == StepOutcome(1.0, None, frozenset({1, 2}))
     assert made.restart(0) == 8
 
 

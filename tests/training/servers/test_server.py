@@ -18,7 +18,14 @@ import pytest
 import torch
 
 from sparkring.training.servers.client import ALL_BYTES, Client, RequestFailed, cut_gradient, whole_states
-from sparkring.training.servers.protocol import NONCE, ProtocolError, Request, pack_tensors, receive, unpack_tensors
+from sparkring.training.servers.protocol import (
+    NONCE,
+    ServerProtocolError,
+    ServerRequest,
+    pack_tensors,
+    receive,
+    unpack_tensors,
+)
 from sparkring.training.servers.rounds import START
 from sparkring.training.servers.server import MAX_PENDING
 from sparkring.training.tables.files import newest, stored_dumps, to_tensors
@@ -43,7 +50,7 @@ def test_a_connection_without_the_secret_can_neither_read_nor_write_nor_stall(mo
     given = definition(1)
     with servers(1, 1) as made:
         port = made[0].port
-        with pytest.raises((ProtocolError, RequestFailed)):
+        with pytest.raises((ServerProtocolError, RequestFailed)):
             Client([("127.0.0.1", port)], b"x" * 32, 0, 1, 5.0)
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_PENDING // 2)]
         liar = socket.create_connection(("127.0.0.1", port))
@@ -127,9 +134,9 @@ def test_a_refused_request_says_why_and_the_connection_goes_on() -> None:
         with pytest.raises(RequestFailed, match="request 99: there is none"):
             client.connections[0].call(99)  # type: ignore[arg-type]
         with pytest.raises(RequestFailed, match="bytes of ids"):
-            client.connections[0].call(Request.LOOK_UP, (5, 0), [b"12345678"])
+            client.connections[0].call(ServerRequest.LOOK_UP, (5, 0), [b"12345678"])
         with pytest.raises(RequestFailed, match="a push of 8 bytes"):
-            client.connections[0].call(Request.PUSH, (0, 0, 0, 0, 0, 0, 0, 0), [b"12345678"])
+            client.connections[0].call(ServerRequest.PUSH, (0, 0, 0, 0, 0, 0, 0, 0), [b"12345678"])
         assert client.counts()[0]["applied"] == 0
         client.close(), other.close()
 
@@ -322,7 +329,7 @@ def test_named_tensors_travel_and_a_cut_body_is_refused() -> None:
     for name, tensor in unpack_tensors(body).items():
         assert tensor.dtype == tensors[name].dtype and torch.equal(tensor, tensors[name])
     for length in (4, 20, len(body) - 1):
-        with pytest.raises(ProtocolError):
+        with pytest.raises(ServerProtocolError):
             unpack_tensors(body[:length])
 
 
@@ -335,5 +342,5 @@ def test_a_frame_that_is_too_large_is_refused_before_memory_is_taken() -> None:
     left, right = socket.socketpair()
     with left, right:
         left.sendall(b"\x01" + b"\x00\x00" + (1 << 50).to_bytes(8, "little"))
-        with pytest.raises(ProtocolError, match="are accepted at most"):
+        with pytest.raises(ServerProtocolError, match="are accepted at most"):
             receive(right)

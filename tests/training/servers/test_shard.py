@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from sparkring.conf.stored import StoredError
-from sparkring.training.data.batch import Part
+from sparkring.training.data.batch import BatchShare
 from sparkring.training.servers.client import cut_gradient
 from sparkring.training.servers.definition import Definition, decoded
 from sparkring.training.servers.event_log import Kind
 from sparkring.training.servers.replay import pull_all
-from sparkring.training.servers.shard import BrokenPromise, Push, Shard, Status
+from sparkring.training.servers.shard import BrokenPromise, Push, ServerShard, ShardStatus
 from sparkring.training.tables.hashing import BUCKETS
 from tests.training.servers.toy import definition, fresh_shards, gradient_of, ids_of, make_sgd
 
 
-def pushed(shard: Shard, worker: int, clock: int, version: int | None = None, attempt: int = 0) -> Push:
+def pushed(shard: ServerShard, worker: int, clock: int, version: int | None = None, attempt: int = 0) -> Push:
     """A worker's push, as of one pull now, or said to be of another version."""
     gradient = gradient_of(worker, clock, pull_all([shard], ids_of(worker, clock)))
     at = shard.version if version is None else version
@@ -30,7 +30,7 @@ def pushed(shard: Shard, worker: int, clock: int, version: int | None = None, at
     return push
 
 
-def alone(workers: int, **settings: Any) -> Shard:
+def alone(workers: int, **settings: Any) -> ServerShard:
     (shard,) = fresh_shards(definition(workers, "sgd", **settings), 1, make_sgd)
     return shard
 
@@ -38,9 +38,9 @@ def alone(workers: int, **settings: Any) -> Shard:
 def test_a_push_is_applied_once_and_its_repeat_is_acknowledged_and_counted() -> None:
     shard = alone(2, bound=None)
     push = pushed(shard, 0, 0)
-    assert shard.push(push) is Status.APPLIED
+    assert shard.push(push) is ShardStatus.APPLIED
     weights = shard.weights.clone()
-    assert shard.push(push) is Status.REPEATED
+    assert shard.push(push) is ShardStatus.REPEATED
     assert torch.equal(shard.weights, weights) and shard.version == 1 and shard.counts.repeated == 1
 
 
@@ -66,7 +66,7 @@ def test_with_bound_0_nothing_moves_until_all_have_come_and_their_order_is_no_ma
     for shard, order in zip(shards, ((0, 1, 2), (2, 0, 1)), strict=True):
         for worker in order:
             assert torch.equal(shard.weights, before)
-            assert shard.push(pushes[worker]) is Status.HELD
+            assert shard.push(pushes[worker]) is ShardStatus.HELD
         shard.settle(0, 0.5)
         shard.settle(0, 0.5)
     assert shards[0].digest() == shards[1].digest() and shards[0].version == 1
@@ -127,7 +127,7 @@ def test_a_push_that_is_not_finite_changes_nothing_and_names_its_worker(bound: i
         assert answer is not None and answer[1] == 0
         shard.settle(0, math.nan)
     else:
-        assert found == [Status.SKIPPED, Status.SKIPPED]
+        assert found == [ShardStatus.SKIPPED, ShardStatus.SKIPPED]
     assert shard.digest() == before and dict(shard.counts.not_finite) == {0: 1, 1: 1}
     assert shard.applied == [1, 1] and [event.kind for event in shard.events] == [Kind.SKIPPED] * 2
 
@@ -150,10 +150,10 @@ def test_a_stale_push_has_a_smaller_rate_with_damp() -> None:
 
 @pytest.mark.parametrize(("workers", "max_lag"), [(2, 1), (3, 2), (3, 4)])
 def test_a_push_whose_lag_is_max_lag_is_applied_and_one_more_is_too_many(workers: int, max_lag: int) -> None:
-    for lag, status in ((max_lag, Status.APPLIED), (max_lag + 1, Status.REJECTED)):
+    for lag, status in ((max_lag, ShardStatus.APPLIED), (max_lag + 1, ShardStatus.REJECTED)):
         shard = alone(workers, bound=None, max_lag=max_lag)
         for clock in range(lag):
-            assert shard.push(pushed(shard, 1, clock)) is Status.APPLIED
+            assert shard.push(pushed(shard, 1, clock)) is ShardStatus.APPLIED
         assert shard.push(pushed(shard, 0, 0, version=0)) is status, lag
 
 
@@ -162,11 +162,11 @@ def test_a_push_above_max_lag_is_computed_again_and_the_next_try_is_in_time() ->
     for clock in range(3):
         shard.push(pushed(shard, 1, clock))
     late = pushed(shard, 0, 0, version=0)
-    assert shard.push(late) is Status.REJECTED and shard.counts.rejected == 1 and shard.applied[0] == 0
+    assert shard.push(late) is ShardStatus.REJECTED and shard.counts.rejected == 1 and shard.applied[0] == 0
     assert not shard.may_begin(1, 3, 0), "others would make the next try late too"
     assert shard.may_begin(0, 0, 1) and shard.may_begin(2, 0, 1)
     shard.pull(0, 0, 1, ids_of(0, 0))
-    assert shard.push(pushed(shard, 0, 0, attempt=1)) is Status.APPLIED
+    assert shard.push(pushed(shard, 0, 0, attempt=1)) is ShardStatus.APPLIED
     assert shard.may_begin(1, 3, 0)
 
 
@@ -234,8 +234,8 @@ def test_a_definition_travels_as_it_is() -> None:
 def test_with_backup_workers_the_gradients_that_are_named_make_the_step_in_the_order_of_their_parts() -> None:
     shard, plain = alone(3, bound=0, backup=1), alone(2, bound=0)
     pushes = [pushed(shard, worker, 0) for worker in range(3)]
-    assert [shard.push(push) for push in pushes] == [Status.HELD] * 3
-    chosen = [(2, Part(0, 1)), (0, Part(1, 0))]
+    assert [shard.push(push) for push in pushes] == [ShardStatus.HELD] * 3
+    chosen = [(2, BatchShare(0, 1)), (0, BatchShare(1, 0))]
     answer = shard.add_up(0, chosen)
     plain.push(replace(pushes[2], worker=0))
     plain.push(replace(pushes[0], worker=1))
@@ -247,7 +247,7 @@ def test_with_backup_workers_the_gradients_that_are_named_make_the_step_in_the_o
     assert [(e.kind, e.worker, e.clock, e.attempt) for e in shard.take_events()] == [
         (Kind.APPLIED, 1, 0, 0), (Kind.APPLIED, 0, 1, 0)
     ]  # fmt: skip
-    assert shard.push(pushes[1]) is Status.LATE and shard.push(pushes[0]) is Status.LATE
+    assert shard.push(pushes[1]) is ShardStatus.LATE and shard.push(pushes[0]) is ShardStatus.LATE
     assert shard.add_up(0, chosen) == answer, "to who asks after it was made"
     assert shard.is_drained(1) and shard.counts.applied == 2
 
@@ -255,10 +255,10 @@ def test_with_backup_workers_the_gradients_that_are_named_make_the_step_in_the_o
 def test_a_process_that_takes_a_dead_ones_place_gives_another_gradient_for_its_step() -> None:
     shard = alone(2, bound=0, backup=1)
     first, again = pushed(shard, 0, 0), replace(pushed(shard, 0, 1), clock=0, attempt=1)
-    assert shard.push(first) is Status.HELD
-    assert shard.push(first) is Status.REPEATED and shard.counts.repeated == 1
-    assert shard.push(again) is Status.HELD
-    shard.add_up(0, [(0, Part(0, 0))])
+    assert shard.push(first) is ShardStatus.HELD
+    assert shard.push(first) is ShardStatus.REPEATED and shard.counts.repeated == 1
+    assert shard.push(again) is ShardStatus.HELD
+    shard.add_up(0, [(0, BatchShare(0, 0))])
     shard.settle(0, 1.0)
     other = alone(1, bound=0)
     other.push(again)
@@ -276,7 +276,7 @@ def test_with_backup_workers_what_cannot_be_ends_the_server() -> None:
         shard.push(pushed(shard, 1, 0, version=3))
     shard.push(pushed(shard, 0, 0))
     with pytest.raises(BrokenPromise, match=r"step 0: the gradients of ranks \[2\] make it, and are not here"):
-        shard.add_up(0, [(0, Part(0, 0)), (2, Part(0, 1))])
+        shard.add_up(0, [(0, BatchShare(0, 0)), (2, BatchShare(0, 1))])
     assert shard.add_up(5, []) is None, "long made"
 
 
@@ -284,11 +284,11 @@ def test_a_late_rank_may_pull_whatever_step_it_is_at() -> None:
     shard = alone(2, bound=0, backup=1)
     for step in range(3):
         shard.push(pushed(shard, 0, step))
-        shard.add_up(step, [(0, Part(step, 0))])
+        shard.add_up(step, [(0, BatchShare(step, 0))])
         shard.settle(step, 1.0)
     version, weights, _ = shard.pull(1, 0, 0, ids_of(1, 0))
     assert version == 3 and torch.equal(weights, shard.weights)
-    assert shard.push(pushed(shard, 1, 0)) is Status.LATE
+    assert shard.push(pushed(shard, 1, 0)) is ShardStatus.LATE
 
 
 @pytest.mark.parametrize(("workers", "backup", "bound"), [(3, 2, 0), (3, 1, 1), (3, -1, 0), (1, 1, 0)])
@@ -304,9 +304,9 @@ def test_with_bound_0_the_first_push_of_a_rank_counts_though_others_have_not_com
     shards = [alone(2, bound=0), alone(2, bound=0)]
     for shard in shards:
         first, other = pushed(shard, 0, 0), pushed(shard, 1, 0)
-        assert shard.push(first) is Status.HELD
+        assert shard.push(first) is ShardStatus.HELD
         if shard is shards[1]:
-            assert shard.push(replace(first, attempt=1, dense=2 * first.dense)) is Status.REPEATED
+            assert shard.push(replace(first, attempt=1, dense=2 * first.dense)) is ShardStatus.REPEATED
         shard.push(other)
         shard.settle(0, 1.0)
     assert torch.equal(shards[0].weights, shards[1].weights) and shards[1].counts.repeated == 1

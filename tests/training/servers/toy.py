@@ -21,7 +21,7 @@ from sparkring.training.servers.definition import Definition
 from sparkring.training.servers.event_log import LogFile, decode
 from sparkring.training.servers.replay import Workers
 from sparkring.training.servers.server import Server, ServerPlace
-from sparkring.training.servers.shard import Shard, Status
+from sparkring.training.servers.shard import ServerShard, ShardStatus
 from sparkring.training.tables.hashing import Ids
 from sparkring.training.tables.table import TableSpec
 from sparkring.training.tables.update_rules import UpdateRule
@@ -86,7 +86,7 @@ def run_clock(
     attempt: int = 0,
     twice: bool = False,
     before_push: Callable[[Client, int], None] = at_once,
-) -> list[Status]:
+) -> list[ShardStatus]:
     """One clock of a worker, computed again while a server rejects it; `twice`: the push is sent again."""
     while True:
         pulled = client.pull(clock, attempt, ids_of(client.worker, clock))
@@ -99,9 +99,9 @@ def run_clock(
             client.settle(clock, factor_of(squares))
         if twice:
             again = statuses(client.push(pushes))
-            assert all(s in (Status.REPEATED, Status.REJECTED) for s in again), again
+            assert all(s in (ShardStatus.REPEATED, ShardStatus.REJECTED) for s in again), again
         found = statuses(frames)
-        if Status.REJECTED not in found:
+        if ShardStatus.REJECTED not in found:
             return found
         attempt += 1
 
@@ -190,8 +190,8 @@ def read_logs(folder: Path, clocks: int, count: int) -> list[LogFile]:
     return [decode(name.read_bytes(), str(name)) for name in names]
 
 
-def fresh_shards(given: Definition, count: int, make: Any = make_optimizer) -> list[Shard]:
-    shards = [Shard(given, number, count, make) for number in range(count)]
+def fresh_shards(given: Definition, count: int, make: Any = make_optimizer) -> list[ServerShard]:
+    shards = [ServerShard(given, number, count, make) for number in range(count)]
     edges = np.cumsum([0, *(len(shard.weights) for shard in shards)])
     for shard, start in zip(shards, edges[:-1], strict=True):
         shard.weights.copy_(start_weights()[start : start + len(shard.weights)])

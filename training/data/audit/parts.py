@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sparkring.conf.storage import Storage
 from sparkring.training.data.audit.log import AuditHeader, AuditLog
-from sparkring.training.data.batch import Batch, Part
+from sparkring.training.data.batch import Batch, BatchShare
 
 
 @dataclass
@@ -32,7 +32,9 @@ class PartsAudit:
             self._logs[stream] = AuditLog(self.storage, header, by=self.header.rank)
         return self._logs[stream]
 
-    def record_again(self, counted: Sequence[Part], read: Callable[[Part], Batch], steps_per_epoch: int) -> None:
+    def record_again(
+        self, counted: Sequence[BatchShare], read: Callable[[BatchShare], Batch], steps_per_epoch: int
+    ) -> None:
         """Record what a process of this rank, which died in this attempt, has computed and not recorded.
 
         Args:

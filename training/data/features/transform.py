@@ -271,7 +271,7 @@ class Classes(Categorical):
         return {self.name: codes}
 
 
-class Tags(Categorical):
+class TagFlags(Categorical):
     """For each tag of the list whether a row has it, (n, tags) float32; DataError for a text that is none."""
 
     def of_stored(self, data: pa.ChunkedArray) -> dict[str, Array]:
@@ -315,7 +315,7 @@ TRANSFORMS: dict[str, type[Transform]] = {
     "hashed": Hashed,
     "cyclic": Cyclic,
     "classes": Classes,
-    "tags": Tags,
+    "tags": TagFlags,
 }
 
 

@@ -33,7 +33,7 @@ BETWEEN_HOSTS = "between hosts"  # of a host, where its ranks are one replica
 Tensors = Sequence[torch.Tensor]
 
 
-class Rule(ABC):
+class AveragingRule(ABC):
     """One way of averaging. Weights are lists of tensors in one order; every method is collective."""
 
     meets: bool = True  # replicas have the same weights when a window has ended
@@ -68,7 +68,7 @@ class Rule(ABC):
         return {}
 
 
-class LocalSgd(Rule):
+class LocalSgd(AveragingRule):
     """Go on with the mean."""
 
     def end_window(self, weights: Tensors, window: int) -> None:
@@ -78,7 +78,7 @@ class LocalSgd(Rule):
         return self.links.mean(weights) if in_window else None
 
 
-class Diloco(Rule):
+class Diloco(AveragingRule):
     """Let an anchor follow the mean."""
 
     evaluates_mean = False
@@ -108,7 +108,7 @@ class Diloco(Rule):
         return {"anchor": self.anchor, "momentum": self.momentum}
 
 
-class Easgd(Rule):
+class Easgd(AveragingRule):
     """Draw replicas to a center, and it to them."""
 
     meets = False
@@ -131,7 +131,7 @@ class Easgd(Rule):
         return {"center": self.center}
 
 
-class Gossip(Rule):
+class Gossip(AveragingRule):
     """Go on with the mean of a few replicas."""
 
     meets = False
@@ -158,7 +158,7 @@ def peers_of(config: AveragingConfig, window: int, replica: int, replicas: int) 
     return [drawn[other]] if other < replicas else []
 
 
-RULES: dict[str, type[Rule]] = {"local_sgd": LocalSgd, "diloco": Diloco, "easgd": Easgd, "gossip": Gossip}
+RULES: dict[str, type[AveragingRule]] = {"local_sgd": LocalSgd, "diloco": Diloco, "easgd": Easgd, "gossip": Gossip}
 
 
 def copy_into(targets: Tensors, sources: Tensors) -> None:

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 
 import torch
 
-from sparkring.training.data.batch import Batch, Part
+from sparkring.training.data.batch import Batch, BatchShare
 from sparkring.training.parallel.servers.strategy import ServersStrategy, norm_of
 from sparkring.training.parallel.strategy import StepInfo
-from sparkring.training.servers.backup import AHEAD, Outcome
+from sparkring.training.servers.backup import AHEAD, StepOutcome
 from sparkring.training.servers.client import statuses
-from sparkring.training.servers.shard import Status
+from sparkring.training.servers.shard import ShardStatus
 from sparkring.training.tables.hot_ids import HotIds
 
 
@@ -42,7 +42,7 @@ class BackupStrategy(ServersStrategy):
     def parts(self) -> int:
         return self.link.world - self.backup
 
-    def take(self, limit: int) -> Part | None:
+    def take(self, limit: int) -> BatchShare | None:
         """The part that this rank computes in the step that comes; None: none. `limit`: clock it must be below.
 
         Ranks that have met go on first: one without a part waits for another's gradient, and that one for all to go on.
@@ -51,7 +51,7 @@ class BackupStrategy(ServersStrategy):
             self._go_on()
         return self.link.client.take(self.clock, limit)
 
-    def counted_parts(self) -> list[Part]:
+    def counted_parts(self) -> list[BatchShare]:
         """The parts that this rank's gradients have made steps with since the last checkpoint."""
         return self.link.client.counted()
 
@@ -72,7 +72,7 @@ class BackupStrategy(ServersStrategy):
         has_gradient = False
         if self._batch.part is not None:
             frames, _ = self._pushed(lr)
-            has_gradient = Status.LATE not in statuses(frames)
+            has_gradient = ShardStatus.LATE not in statuses(frames)
         with self.data_parallel.waiting():
             outcome = self._outcome(has_gradient)
         counted = has_gradient and self.rank in outcome.counted
@@ -89,12 +89,12 @@ class BackupStrategy(ServersStrategy):
             )
         )
 
-    def _outcome(self, has_gradient: bool) -> Outcome:
+    def _outcome(self, has_gradient: bool) -> StepOutcome:
         """Wait until the step is made; it is this rank that has all servers make it where no other was faster."""
         client = self.link.client
         while True:
             found = client.choose(self.clock, has_gradient)
-            if isinstance(found, Outcome):
+            if isinstance(found, StepOutcome):
                 return found
             if (sums := client.add_up(self.clock, found)) is not None:
                 norm, bad = norm_of(sums)

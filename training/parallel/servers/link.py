@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sparkring.training.parallel.strategy import Gather
-from sparkring.training.servers.client import Client, Connection
+from sparkring.training.servers.client import Client, ServerConnection
 from sparkring.training.servers.definition import Definition
 from sparkring.training.servers.protocol import pack_tensors, unpack_tensors
 from sparkring.training.servers.rounds import START
@@ -99,7 +99,7 @@ class ServerLink:
 
 
 class _Gather:
-    def __init__(self, link: ServerLink, channel: str, connection: Connection, behind: int) -> None:
+    def __init__(self, link: ServerLink, channel: str, connection: ServerConnection, behind: int) -> None:
         self._link, self._channel, self._connection, self._behind = link, channel, connection, behind
         self._scope, self._number = START, 0
         self._later = 0  # number of the next round after the start, of those behind training

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sparkring.training.data.batch import Batch, Part
+from sparkring.training.data.batch import Batch, BatchShare
 from sparkring.training.models.initial import EagerValue, InitialModel, eager_model, named_tensors
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.data_parallel.base import SingleProcess
@@ -43,7 +43,7 @@ from sparkring.training.parallel.strategy import Gather, OptimizerFactory, StepI
 from sparkring.training.servers.client import Gradient, Pulled, cut_gradient, global_squares, statuses
 from sparkring.training.servers.definition import Definition
 from sparkring.training.servers.protocol import Frame
-from sparkring.training.servers.shard import Status
+from sparkring.training.servers.shard import ShardStatus
 from sparkring.training.tables.hashing import Ids
 
 ENGINE = "servers"
@@ -198,7 +198,7 @@ class ServersStrategy(MeshStrategy):
                 norm, bad = norm_of(global_squares(frames))
                 self.link.client.settle(self.clock, self.settled_factor(norm))
                 return self._made(StepInfo(norm, skipped=not math.isfinite(norm), first_bad_rank=bad))
-            if Status.REJECTED not in statuses(frames):
+            if ShardStatus.REJECTED not in statuses(frames):
                 return self._made(self._own_info(own))
             self.attempt += 1
             self.prepared.optimizer.zero_grad(set_to_none=True)
@@ -247,7 +247,7 @@ class ServersStrategy(MeshStrategy):
         late = {name: self.residuals.late[name] for name in note.waiting if name in self.residuals.late}
         self.residuals.late, self.residuals.added = late, [name for name in note.added if name in late]
         made = note.clock < self.clock and version > note.version  # a skipped step leaves the version
-        if made and (note.part is None or Part(*note.part) in self.link.client.counted()):
+        if made and (note.part is None or BatchShare(*note.part) in self.link.client.counted()):
             self._commit_late()
 
     def _own_info(self, norm: float) -> StepInfo:

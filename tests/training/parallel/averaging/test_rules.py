@@ -10,7 +10,7 @@ import torch
 
 from sparkring.conf.blocks.parallel import AveragingConfig
 from sparkring.training.parallel.averaging.links import Links
-from sparkring.training.parallel.averaging.rules import RULES, Rule, peers_of
+from sparkring.training.parallel.averaging.rules import RULES, AveragingRule, peers_of
 
 
 class Together:
@@ -32,7 +32,7 @@ class Replicas:
     def __init__(self, replicas: int, **settings: Any) -> None:
         make = torch.Generator().manual_seed(replicas)
         self.weights = list(torch.randn(replicas, 50, generator=make, dtype=torch.float64))
-        self.rules: list[Rule] = []
+        self.rules: list[AveragingRule] = []
         config, start = AveragingConfig(**settings), [torch.zeros(50, dtype=torch.float64)]
         for number in range(replicas):
             rule = RULES[config.kind](config, cast(Links, Together(number, self.weights)))
