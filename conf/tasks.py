@@ -15,7 +15,7 @@ from typing import Literal
 TaskName = Literal["binary", "regression", "poisson", "multiclass", "multilabel", "language_model"]
 
 
-class Form(Enum):
+class LabelForm(Enum):
     """What a row's label is. It decides the shape of predictions, the figures and how splits are compared."""
 
     FLAG = "0 or 1"  # predictions: probability of 1, (N,)
@@ -43,7 +43,7 @@ class TaskKind:
     """One task, as recipes, ranks, report and gates see it."""
 
     name: str
-    form: Form
+    form: LabelForm
     metrics: tuple[Metric, ...] = ()
     baseline_metrics: tuple[str, ...] = ()  # metrics that the baselines have
     prediction: str = ""  # what `sparkring predict` writes for a row, as `init` says it
@@ -61,12 +61,12 @@ class TaskKind:
     @property
     def is_own(self) -> bool:
         """Whether the task is a class of the user's."""
-        return self.form is Form.OWN
+        return self.form is LabelForm.OWN
 
     @property
     def is_text(self) -> bool:
         """Whether the model reads and writes tokens instead of rows of a table."""
-        return self.form is Form.TOKENS
+        return self.form is LabelForm.TOKENS
 
     @property
     def is_table(self) -> bool:
@@ -76,12 +76,12 @@ class TaskKind:
     @property
     def has_several_labels(self) -> bool:
         """Whether a row may have several labels at once."""
-        return self.form is Form.FLAGS
+        return self.form is LabelForm.FLAGS
 
     @property
     def has_label_range(self) -> bool:
         """Whether `range_problem` refuses any number."""
-        return self.form in (Form.FLAG, Form.CLASS)
+        return self.form in (LabelForm.FLAG, LabelForm.CLASS)
 
     def metric(self, name: str) -> Metric:
         """Return the metric with this name."""
@@ -115,9 +115,9 @@ class TaskKind:
         """Map the columns of a prediction to their MLflow types; {} if they are not known before scoring."""
         if self.is_text:
             return {"text": "string"}
-        if self.form in (Form.FLAG, Form.NUMBER):
+        if self.form in (LabelForm.FLAG, LabelForm.NUMBER):
             return {"prediction": "double"}
-        likeliest = {"prediction": "string"} if self.form is Form.CLASS and classes else {}
+        likeliest = {"prediction": "string"} if self.form is LabelForm.CLASS and classes else {}
         named = [] if self.is_own else self.score_columns(classes, labels)
         return likeliest | dict.fromkeys(named, "double")
 
@@ -207,41 +207,41 @@ PERPLEXITY = Metric("perplexity", "perplexity", False, on_ranks=False)
 
 BINARY = _BinaryKind(
     "binary",
-    Form.FLAG,
+    LabelForm.FLAG,
     (LOG_LOSS, ACCURACY, POSITIVE_SHARE, AUC, AVERAGE_PRECISION, F1, BRIER, CALIBRATION_ERROR),
     baseline_metrics=("loss", "auc", "accuracy"),
     prediction="the probability of the second value",
 )
 MULTICLASS = _MulticlassKind(
     "multiclass",
-    Form.CLASS,
+    LabelForm.CLASS,
     (LOG_LOSS, ACCURACY, MACRO_F1, CALIBRATION_ERROR, TOP_5_ACCURACY, RECIPROCAL_RANK),
     baseline_metrics=("loss", "accuracy", "macro_f1"),
     prediction="a probability per class, and the likeliest",
 )
 MULTILABEL = _MultilabelKind(
     "multilabel",
-    Form.FLAGS,
+    LabelForm.FLAGS,
     (LOG_LOSS, ACCURACY, MACRO_AUC, MICRO_AUC, MACRO_AVERAGE_PRECISION, MICRO_AVERAGE_PRECISION, MACRO_F1, MICRO_F1),
     baseline_metrics=("loss", "macro_auc", "accuracy"),
     prediction="a probability per label",
 )
 REGRESSION = _NumberKind(
     "regression",
-    Form.NUMBER,
+    LabelForm.NUMBER,
     (SQUARED_ERROR, ABS_ERROR, RMSE, R2),
     baseline_metrics=("loss", "rmse", "abs_error", "r2"),
     prediction="the value",
 )
 POISSON = _RateKind(
     "poisson",
-    Form.NUMBER,
+    LabelForm.NUMBER,
     (DEVIANCE, ABS_ERROR, D2),
     baseline_metrics=("loss", "abs_error", "d2"),
     prediction="the expected count, or rate",
 )
 LANGUAGE_MODEL = TaskKind(
-    "language_model", Form.TOKENS, (TOKEN_LOSS, PERPLEXITY), baseline_metrics=("loss", "perplexity")
+    "language_model", LabelForm.TOKENS, (TOKEN_LOSS, PERPLEXITY), baseline_metrics=("loss", "perplexity")
 )
 TASKS = {kind.name: kind for kind in (BINARY, MULTICLASS, MULTILABEL, REGRESSION, POISSON, LANGUAGE_MODEL)}
 TABLE_TASKS = tuple(kind.name for kind in TASKS.values() if kind.is_table)
@@ -252,7 +252,7 @@ TITLES = {m.name: m.title for kind in TASKS.values() for m in kind.metrics if m.
 
 def task_kind(name: str) -> TaskKind:
     """Return the task of that name; for `module:Class`, one whose label and metrics its class decides."""
-    return TASKS.get(name) or TaskKind(name, Form.OWN)
+    return TASKS.get(name) or TaskKind(name, LabelForm.OWN)
 
 
 def is_better(metric: str, one: float, other: float) -> bool:

@@ -18,7 +18,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from sparkring.conf import tasks as t
-from sparkring.conf.tasks import Form, Metric, TaskKind
+from sparkring.conf.tasks import LabelForm, Metric, TaskKind
 
 Array = np.ndarray
 Weighing = Callable[[Array], float]  # a metric of given rows, as a function of their weights
@@ -29,7 +29,7 @@ TOP = 5  # classes among which `top_5_accuracy` looks for the label
 class Rows:
     """Labels and scores of some rows, with what several metrics need of them, made once."""
 
-    def __init__(self, form: Form, labels: Array, scores: Array) -> None:
+    def __init__(self, form: LabelForm, labels: Array, scores: Array) -> None:
         """Hold the rows as they are.
 
         Args:
@@ -42,14 +42,14 @@ class Rows:
     @cached_property
     def predicted(self) -> Array:
         """Predicted class numbers (N,), of equal probabilities the first; or flags, (N,) or (N, L) bool."""
-        if self.form is not Form.CLASS:
+        if self.form is not LabelForm.CLASS:
             return self.scores > 0.5
         return self.scores.argmax(axis=1) if self.scores.ndim == 2 else self.scores
 
     @cached_property
     def actual(self) -> Array:
         """The labels as `predicted` has them."""
-        return self.labels if self.form is Form.CLASS else self.labels > 0.5
+        return self.labels if self.form is LabelForm.CLASS else self.labels > 0.5
 
     @cached_property
     def of_label(self) -> Array:
@@ -75,12 +75,12 @@ class Rows:
     def each_label(self) -> list[Rows]:
         """The rows once for each of several labels."""
         pairs = zip(self.labels.T, self.scores.T, strict=True)
-        return [Rows(Form.FLAG, labels, scores) for labels, scores in pairs]
+        return [Rows(LabelForm.FLAG, labels, scores) for labels, scores in pairs]
 
     @cached_property
     def all_labels(self) -> Rows:
         """All pairs of row and label, (N * L,)."""
-        return Rows(Form.FLAG, self.labels.ravel(), self.scores.ravel())
+        return Rows(LabelForm.FLAG, self.labels.ravel(), self.scores.ravel())
 
 
 class SortedRows:
@@ -217,7 +217,7 @@ def negative_log(probability: Array) -> Array:
 
 def log_losses(rows: Rows) -> Array:
     """Log loss of each row in nats, (N,); of several labels their mean."""
-    if rows.form is Form.CLASS:
+    if rows.form is LabelForm.CLASS:
         return negative_log(rows.of_label)
     p = np.clip(rows.scores, CLIP, 1 - CLIP)
     losses: Array = -np.where(rows.actual, np.log(p), np.log(1 - p))
@@ -277,7 +277,7 @@ def _f1_or_0(rows: Rows) -> Weighing:
 
 
 def _macro_f1(rows: Rows) -> Weighing:
-    if rows.form is Form.FLAGS:
+    if rows.form is LabelForm.FLAGS:
         return _macro(_f1)(rows)
     labels, predicted = rows.labels.astype(np.int64), rows.predicted.astype(np.int64)
     classes = int(max(labels.max(), predicted.max())) + 1
@@ -313,7 +313,7 @@ def _average_precision(rows: Rows) -> Weighing:
 
 
 def _calibration_error(rows: Rows) -> Weighing:
-    slices = top_calibration if rows.form is Form.CLASS else calibration
+    slices = top_calibration if rows.form is LabelForm.CLASS else calibration
     return lambda weights: calibration_error(slices(rows.labels, rows.scores, weights))
 
 
@@ -418,7 +418,7 @@ def task_scores(
     return {name: value for name, value in found.items() if name in kind.directions and not math.isnan(value)}
 
 
-def checked_rows(form: Form, labels: Array, scores: Array, weights: Array | None) -> tuple[Rows, Array | None]:
+def checked_rows(form: LabelForm, labels: Array, scores: Array, weights: Array | None) -> tuple[Rows, Array | None]:
     """The rows that count for something, and their weights. ValueError for what cannot be scored.
 
     Args:
@@ -428,14 +428,14 @@ def checked_rows(form: Form, labels: Array, scores: Array, weights: Array | None
         weights: likewise.
     """
     labels, scores = np.asarray(labels, np.float64), np.asarray(scores, np.float64)
-    dimensions = {Form.CLASS: (1, 2), Form.FLAGS: (2, 2)}.get(form, (1, 1))
+    dimensions = {LabelForm.CLASS: (1, 2), LabelForm.FLAGS: (2, 2)}.get(form, (1, 1))
     alike = labels.shape == scores.shape[: labels.ndim]
     if (labels.ndim, scores.ndim) != dimensions or not alike or not len(labels):
-        what = "rows of equally many labels" if form is Form.FLAGS else "rows"
+        what = "rows of equally many labels" if form is LabelForm.FLAGS else "rows"
         raise ValueError(f"labels {labels.shape} and scores {scores.shape} must be equally many {what}, at least one")
-    if form in (Form.FLAG, Form.FLAGS) and not np.isin(labels, (0.0, 1.0)).all():
+    if form in (LabelForm.FLAG, LabelForm.FLAGS) and not np.isin(labels, (0.0, 1.0)).all():
         raise ValueError("labels other than 0 and 1")
-    if form is Form.CLASS and not np.isin(labels, np.arange(scores.shape[1])).all():
+    if form is LabelForm.CLASS and not np.isin(labels, np.arange(scores.shape[1])).all():
         raise ValueError(f"labels other than 0 to {scores.shape[1] - 1}: the model has {scores.shape[1]} classes")
     finite = [np.isfinite(values).reshape(len(values), -1).all(axis=1) for values in (labels, scores)]
     if bad := int(np.count_nonzero(~(finite[0] & finite[1]))):

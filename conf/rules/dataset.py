@@ -9,7 +9,7 @@ from sparkring.conf.features import State
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.rules.promotion import dataset_promotion_problems, nearest
 from sparkring.conf.rules.recipe import BUILT_IN_TABULAR
-from sparkring.conf.tasks import Form, as_texts, some
+from sparkring.conf.tasks import LabelForm, as_texts, some
 
 
 def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
@@ -62,7 +62,7 @@ def _classes_problems(config: RunConfig, label: str, names: Sequence[str]) -> li
     if problem := kind.text_problem(names):
         return [f"model.task = {kind.name!r}: the label {label!r} is text{problem}"]
     outputs = config.model.args.get("outputs", len(names) if len(names) > 2 else 1)
-    if kind.form is Form.CLASS and names and _is_built_in_tabular(config) and outputs != len(names):
+    if kind.form is LabelForm.CLASS and names and _is_built_in_tabular(config) and outputs != len(names):
         return [f"model.args.outputs = {outputs}: the label {label!r} has {len(names)} classes ({some(names)})"]
     return []
 
@@ -71,7 +71,7 @@ def label_range_problem(config: RunConfig, label: str, low: float, high: float) 
     """Say why a label with values from `low` to `high` does not fit the task; "" if it does."""
     kind, outputs = config.model.kind, config.model.args.get("outputs", 1)
     problem = kind.range_problem(label, low, high)
-    if not problem and kind.form is Form.CLASS and _is_built_in_tabular(config) and outputs <= high:
+    if not problem and kind.form is LabelForm.CLASS and _is_built_in_tabular(config) and outputs <= high:
         problem = f"and model.args.outputs is {outputs}; set it to {high + 1:.0f}, {as_texts(label)}"
     about = f"model.task = {kind.name!r}: the label {label!r} has values from {low:.10g} to {high:.10g}"
     return f"{about}, {problem}" if problem else ""

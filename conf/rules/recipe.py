@@ -13,7 +13,7 @@ from sparkring.conf.rules.promotion import nearest, promotion_problems
 from sparkring.conf.rules.strategies import table_problem
 from sparkring.conf.secrets import HIDDEN, redact, redacted
 from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
-from sparkring.conf.tasks import TABLE_TASKS, TASKS, Form
+from sparkring.conf.tasks import TABLE_TASKS, TASKS, LabelForm
 from sparkring.conf.uris import NO_SECRETS, check_uri
 
 BUILT_IN_TABULAR = "training.models.tabular:Tabular"
@@ -82,7 +82,7 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     ),
     NoEffect(
         ("report.share_by",),
-        lambda c: c.model.kind.form is not Form.FLAG,
+        lambda c: c.model.kind.form is not LabelForm.FLAG,
         "where model.task is not binary: there is no positive share to show",
         "remove it",
     ),
@@ -94,7 +94,7 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     ),
     NoEffect(
         ("report.ranking",),
-        lambda c: c.model.kind.form is not Form.FLAG or c.train.test_split is None,
+        lambda c: c.model.kind.form is not LabelForm.FLAG or c.train.test_split is None,
         "but on the test rows of a binary task",
         "remove it, or name a train.test_split",
     ),

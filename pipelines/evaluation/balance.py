@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sparkring.conf.errors import error_line
 from sparkring.conf.manifest import Column
-from sparkring.conf.tasks import Form
+from sparkring.conf.tasks import LabelForm
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.training.result import LabelBalance, Scores
 
@@ -24,7 +24,9 @@ MUCH_SHARE, MUCH_MEAN, MUCH_LOSS = 0.05, 0.25, 0.2
 SURE = 4.0  # standard errors
 
 
-def label_balance(form: Form, splits: Mapping[str, SplitRows], labels: Sequence[Column]) -> dict[str, LabelBalance]:
+def label_balance(
+    form: LabelForm, splits: Mapping[str, SplitRows], labels: Sequence[Column]
+) -> dict[str, LabelBalance]:
     """Measure the label in each split, file by file; {} with a warning where it fails: the model is trained by now.
 
     Args:
@@ -34,13 +36,13 @@ def label_balance(form: Form, splits: Mapping[str, SplitRows], labels: Sequence[
     """
     names = [column.name for column in labels]
     try:
-        if form not in (Form.FLAGS, Form.NUMBER):
+        if form not in (LabelForm.FLAGS, LabelForm.NUMBER):
             counted = {split: class_rows(rows.doubles(names)) for split, rows in splits.items()}
             return class_balance({split: counts for split, counts in counted.items() if counts})
         found = {split: label_means(rows.doubles(names)) for split, rows in splits.items()}
         return {
             split: LabelBalance(rows=n, mean=means[0], std=deviations[0])
-            if form is Form.NUMBER
+            if form is LabelForm.NUMBER
             else LabelBalance(rows=n, shares={str(number): mean for number, mean in enumerate(means)})
             for split, (n, means, deviations) in found.items()
             if n

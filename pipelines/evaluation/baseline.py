@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import Column
 from sparkring.conf.secrets import redact
-from sparkring.conf.tasks import Form, TaskKind
+from sparkring.conf.tasks import LabelForm, TaskKind
 from sparkring.pipelines.display.spark_jobs import spark_progress
 from sparkring.pipelines.evaluation import linear
 from sparkring.pipelines.evaluation.split_rows import SplitRows
@@ -75,7 +75,7 @@ def in_driver(
         labels: of the task.
     """
     rows, cells = train.most_rows + test.most_rows, linear.cells_of_row(scalar)
-    if kind.form is not Form.CLASS or not linear.fits_in_driver(rows, cells):
+    if kind.form is not LabelForm.CLASS or not linear.fits_in_driver(rows, cells):
         return linear.fits_in_driver(rows, cells)
     highest = [batch.column(0).to_numpy().max() for batch in train.doubles([labels[0].name]) if batch.num_rows]
     classes = 1 + np.nanmax(highest, initial=0)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparkring.conf.tasks import Form
+from sparkring.conf.tasks import LabelForm
 from sparkring.training.metrics import checked_rows
 
 Array = np.ndarray
@@ -35,7 +35,7 @@ class ThresholdCurves:
 
 def threshold_curves(labels: Array, scores: Array, weights: Array | None = None) -> ThresholdCurves | None:
     """The curves; None where only one class occurs."""
-    rows, weights = checked_rows(Form.FLAG, labels, scores, weights)
+    rows, weights = checked_rows(LabelForm.FLAG, labels, scores, weights)
     counts = np.ones(len(rows.labels), np.int64) if weights is None else weights
     positive, negative = (step[::-1] for step in rows.by_score.steps(counts))
     hits, false_alarms = np.cumsum(positive), np.cumsum(negative)
@@ -64,7 +64,7 @@ class Group:
 
 def share_by(values: Sequence[Any] | Array, labels: Array, scores: Array) -> list[Group]:
     """Positive share and mean prediction per value, numbers in their order and texts in theirs; None is `null`."""
-    checked, _ = checked_rows(Form.FLAG, labels, scores, None)
+    checked, _ = checked_rows(LabelForm.FLAG, labels, scores, None)
     labels, scores = checked.labels, checked.scores
     if len(values) != len(labels):
         raise ValueError(f"{len(values)} values for {len(labels)} rows")

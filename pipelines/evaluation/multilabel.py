@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparkring.conf.tasks import BINARY, Form
+from sparkring.conf.tasks import BINARY, LabelForm
 from sparkring.training.metrics import checked_rows, task_scores
 from sparkring.training.result import GroupScores
 
@@ -27,7 +27,7 @@ def scores_by_label(
         scores: (N, L) probabilities of 1.
         weights: (N,) how much a row counts, at least 0; None: all alike.
     """
-    rows, weights = checked_rows(Form.FLAGS, labels, scores, weights)
+    rows, weights = checked_rows(LabelForm.FLAGS, labels, scores, weights)
     found = []
     for name, label in zip(names, rows.each_label, strict=True):
         of_label = task_scores(BINARY, label.labels, label.scores, weights, OF_LABEL)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
-from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, REGRESSION, TASKS, Form
+from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, REGRESSION, TASKS, LabelForm
 from sparkring.etl.sources.read import quoted
 from sparkring.etl.sources.values import DECIMAL, convert
 from sparkring.pipelines.init.sample import TableSample
@@ -167,15 +167,15 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
     shown = ", ".join(sorted(map(str, pc.unique(values).to_pylist()))[:SHOWN]) + ", ..." * (distinct > SHOWN)
     described = TASKS[task]
     wrong = {
-        Form.FLAGS: "is one label; name several columns with commas between, or a column of arrays of texts",
-        Form.FLAG: distinct != 2 and f"has {distinct} values ({shown}), and binary has 2; use --task multiclass",
-        Form.CLASS: not 3 <= distinct <= MOST_CLASSES
+        LabelForm.FLAGS: "is one label; name several columns with commas between, or a column of arrays of texts",
+        LabelForm.FLAG: distinct != 2 and f"has {distinct} values ({shown}), and binary has 2; use --task multiclass",
+        LabelForm.CLASS: not 3 <= distinct <= MOST_CLASSES
         and f"has {distinct} values; multiclass has 3 to {MOST_CLASSES}, and binary has 2",
-        Form.NUMBER: not number and f"is {kind} ({shown}), and {task} needs a number",
+        LabelForm.NUMBER: not number and f"is {kind} ({shown}), and {task} needs a number",
     }[described.form]
     if wrong:
         raise ConfigError(str(sample.path), [f"--task {task}: {column!r} {wrong}"])
-    if described.form is Form.NUMBER:
+    if described.form is LabelForm.NUMBER:
         numbers = values.cast(pa.float64())
         mean, deviation = pc.mean(numbers).as_py(), pc.stddev(numbers).as_py()
         low, high = pc.min(numbers).as_py(), pc.max(numbers).as_py()
@@ -185,7 +185,7 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
         return Label({name: f"CAST({quoted(column)} AS double)"}, task, why, mean, deviation)
     if kind in ("string", "boolean"):
         return Label({name: quoted(column)}, task, f"{why}: {shown}")
-    is_flag = described.form is Form.FLAG and set(map(float, pc.unique(values).to_pylist())) == {0.0, 1.0}
+    is_flag = described.form is LabelForm.FLAG and set(map(float, pc.unique(values).to_pylist())) == {0.0, 1.0}
     made = f"CAST({quoted(column)} AS {'int' if is_flag else 'string'})"
     return Label({name: made}, task, f"{why}: {shown}")
 

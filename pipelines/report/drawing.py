@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from sparkring.conf.tasks import Form
+from sparkring.conf.tasks import LabelForm
 from sparkring.pipelines.evaluation.binary import Group, share_by, threshold_curves
 from sparkring.pipelines.evaluation.evaluate import HeldOut
 from sparkring.pipelines.report import figures
@@ -222,7 +222,12 @@ def _regression(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
     ]
 
 
-DRAW = {Form.FLAG: _binary, Form.CLASS: _multiclass, Form.FLAGS: _multilabel, Form.NUMBER: _regression}
+DRAW = {
+    LabelForm.FLAG: _binary,
+    LabelForm.CLASS: _multiclass,
+    LabelForm.FLAGS: _multilabel,
+    LabelForm.NUMBER: _regression,
+}
 
 
 def by_prediction(labels: np.ndarray, predictions: np.ndarray) -> list[tuple[int, float, float, float]]:

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from sparkring.conf.tasks import BINARY, IN_VERDICT, TASKS, Form, TaskName, is_better, task_kind
+from sparkring.conf.tasks import BINARY, IN_VERDICT, TASKS, LabelForm, TaskName, is_better, task_kind
 
 
 def test_recipes_may_name_exactly_the_tasks_that_are_described() -> None:
@@ -65,4 +65,4 @@ def test_predictions_are_named_by_what_the_label_is() -> None:
     }
     assert TASKS["multiclass"].outputs([], []) == {}, "as many as the model has outputs"
     assert TASKS["multilabel"].outputs([], ["k"]) == {"label_k": "double"}
-    assert {kind.form for kind in TASKS.values()} == {*Form} - {Form.OWN}
+    assert {kind.form for kind in TASKS.values()} == {*LabelForm} - {LabelForm.OWN}

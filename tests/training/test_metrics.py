@@ -12,7 +12,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
-from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, TABLE_TASKS, TASKS, Form, Metric
+from sparkring.conf.tasks import (
+    BINARY,
+    MULTICLASS,
+    MULTILABEL,
+    POISSON,
+    REGRESSION,
+    TABLE_TASKS,
+    TASKS,
+    LabelForm,
+    Metric,
+)
 from sparkring.training.metrics import (
     OF_LOSS,
     WHOLE,
@@ -120,7 +130,7 @@ def test_auc_is_counted_so_it_is_equal_to_the_last_bit_in_any_order(rows: list[A
     positive, negative = scores[labels > 0].tolist(), scores[labels == 0].tolist()
     if positive and negative:
         pairs = sum(Fraction(2 * (p > n) + (p == n), 2) for p in positive for n in negative)
-        found = weighing(BINARY.metric("auc"), Rows(Form.FLAG, labels, scores))(np.ones(len(rows), np.int64))
+        found = weighing(BINARY.metric("auc"), Rows(LabelForm.FLAG, labels, scores))(np.ones(len(rows), np.int64))
         assert found == float(pairs / (len(positive) * len(negative)))
 
 
@@ -174,7 +184,7 @@ def test_one_class_has_no_ranking_and_equal_labels_no_share_of_variance() -> Non
     assert "average_precision" not in task_scores(BINARY, np.ones(3), np.array([0.1, 0.2, 0.3]))
     values = np.full(7, 0.1)  # whose mean is not 0.1 in float64
     assert "r2" not in task_scores(REGRESSION, values, values + 1, np.linspace(0, 1, 7))
-    resample = np.array([0, 0.3, 0.7]), Rows(Form.NUMBER, np.array([5, 0.1, 0.1]), np.ones(3))
+    resample = np.array([0, 0.3, 0.7]), Rows(LabelForm.NUMBER, np.array([5, 0.1, 0.1]), np.ones(3))
     assert math.isnan(weighing(REGRESSION.metric("r2"), resample[1])(resample[0])), "of the rows that count"
 
 
