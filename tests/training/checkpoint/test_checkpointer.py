@@ -66,9 +66,12 @@ def test_who_waits_for_a_slow_save_tells_how_far_it_is_and_says_nothing_of_a_stu
     def slowly(folder: Storage, path: str, parts: Any, on_progress: Callable[[], None]) -> Any:
         def written() -> None:
             before = len(told)
-            on_progress()
-            if not stuck:
-                wait_for(lambda: len(told) > before)
+
+            def is_told() -> bool:
+                on_progress()  # again: who begins to wait after a piece hears of the next one only
+                return stuck or len(told) > before
+
+            wait_for(is_told)
 
         entry = write(folder, path, parts, written)
         if stuck:
