@@ -1,4 +1,4 @@
-"""Chaos on a real standalone cluster of three workers in network namespaces: three faults, and all of them."""
+"""Chaos on a real standalone cluster of three workers in network namespaces: three faults, and all of them (slow)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import cluster as clusters
 import inject
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.spark,
     pytest.mark.skipif(not clusters.possible(), reason="needs root, ip, tc, ss and network namespaces"),
 ]
@@ -51,12 +50,14 @@ def test_a_killed_rank_a_killed_helper_and_a_full_disk_change_nothing(cluster: A
     assert {"signal", "disk", "lost"} <= causes
 
 
+@pytest.mark.slow
 def test_every_fault_once_in_one_run_and_nothing_lost(cluster: Any, tmp_path: Path) -> None:
     run = survive(cluster, tmp_path, 1200, list(inject.FAULTS))
     causes = {e["cause"] for e in run.events if e["kind"] == "AttemptEnded"}
     assert {"signal", "hang", "lost", "disk", "decommission"} <= causes
 
 
+@pytest.mark.slow
 def test_a_host_that_vanishes_costs_one_attempt_under_the_default_timeouts(tmp_path: Path) -> None:
     """Spark's and ours. It cost two attempts and 200 s: Spark counts the slots of such a host for one minute or two."""
     (tmp_path / "cluster").mkdir()
