@@ -1,9 +1,9 @@
 """Check bytes and memory against the formulas.
 
 Bytes on the wire, counted by the interface of a private network namespace, are at least the formula's and at most a
-tenth more, of acknowledgments and of waiting, of which a loaded machine has more (on Horovod, whose ranks talk all the
-time, a fifth). Memory, counted by storages, is within 1 % (what ZeRO holds whole in a step, too), and what forward keeps
-for backward within 5 %.
+tenth more, of acknowledgments and of waiting, of which a loaded machine has more (on Horovod, whose ranks talk all
+the time, a fifth). Memory, counted by storages, is within 1 % (what ZeRO holds whole in a step, too), what forward
+keeps for backward within 5 %.
 """
 
 from __future__ import annotations
