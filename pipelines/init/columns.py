@@ -176,7 +176,7 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
     if wrong:
         raise ConfigError(str(sample.path), [f"--task {task}: {column!r} {wrong}"])
     if described.form is LabelForm.NUMBER:
-        numbers = values.cast(pa.float64())
+        numbers = values.cast(pa.float64(), safe=False)  # a whole number beyond 2^53 is rounded
         mean, deviation = pc.mean(numbers).as_py(), pc.stddev(numbers).as_py()
         low, high = pc.min(numbers).as_py(), pc.max(numbers).as_py()
         if problem := described.range_problem(column, low, high):
@@ -315,7 +315,7 @@ def is_skewed(kind: str, values: Any) -> bool:
     """Whether a column has numbers from 0 on, with a long tail of large ones."""
     if not _is_number(kind):
         return False
-    numbers = values.cast(pa.float64()).drop_null().to_numpy()
+    numbers = values.cast(pa.float64(), safe=False).drop_null().to_numpy()  # beyond 2^53 rounded
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers) or numbers.min() < 0 or not (spread := numbers.std()):
         return False

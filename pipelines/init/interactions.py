@@ -173,7 +173,7 @@ def interaction_label(sample: TableSample, roles: Roles, names: dict[str, str]) 
     if distinct <= 2 or not is_number:
         label = decide_label(sample, column, name, BINARY.name)
         return Outcome(name, label.columns[name], label.why)
-    numbers = np.sort(values.cast(pa.float64()).to_numpy())
+    numbers = np.sort(values.cast(pa.float64(), safe=False).to_numpy())
     steps = np.unique(numbers)[1:]
     shares = 1 - np.searchsorted(numbers, steps) / len(numbers)
     least = float(steps[np.argmin(np.abs(shares - 0.5))])

@@ -129,6 +129,8 @@ def test_a_rare_label_is_told(tmp_path: Path, rare: int, is_told: bool) -> None:
         (np.linspace(0, 9, ROWS), False),
         ([0.5] * (ROWS - 1) + [None], False),
         ([Decimal(i**9) / 4 for i in range(ROWS)], True),
+        ([2**62 + i // 2 for i in range(ROWS)], False),  # no double holds them
+        ([(2**53 + 1) * (i % 40 == 0) + i // 2 for i in range(ROWS)], True),
     ],
 )
 def test_numbers_with_a_long_tail_are_taken_by_their_logarithm(tmp_path: Path, values: Any, is_log: bool) -> None:
