@@ -403,7 +403,7 @@ def signature_inputs(config: RunConfig, manifest: DatasetManifest) -> list[Named
     """The raw columns that the model needs, as MLflow columns.
 
     A number may come as int, bool, float or None, a date as text too, and MLflow has no type for that but `any`; what a
-    value cannot be is said when it is read.
+    value cannot be is reported when it is read.
     """
     if manifest.text:
         return [

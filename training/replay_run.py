@@ -62,10 +62,10 @@ class ReplayReport:
 
     def describe(self) -> str:
         """One line, and one for each server that came out otherwise."""
-        said = f"{self.clocks} steps, {self.pushes} pushes, {self.segments} segments: "
+        counts = f"{self.clocks} steps, {self.pushes} pushes, {self.segments} segments: "
         if self.different:
-            return "\n".join([f"{said}DIFFERENT", *self.different])
-        return f"{said}the same bits on {len(self.digests)} servers: {' '.join(each[:16] for each in self.digests)}"
+            return "\n".join([f"{counts}DIFFERENT", *self.different])
+        return f"{counts}the same bits on {len(self.digests)} servers: {' '.join(each[:16] for each in self.digests)}"
 
 
 def replay_run(

@@ -273,7 +273,7 @@ class TrainResult:
     unseen: dict[str, Count] = field(default_factory=dict)  # categorical feature -> test rows of a value not trained on
     sample: str = ""  # language model: text it wrote
     start: str = ""  # where training began and why, where the recipe says `warm_start.from` or `model.start`
-    version: str | None = None  # of the registered model; None: the store had not said when this was written
+    version: str | None = None  # of the registered model; None: the store had not answered when this was written
     promotion: Promotion | None = None  # None: neither gates nor a date; the alias moves as report.must_beat says
 
     # Time

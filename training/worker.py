@@ -238,7 +238,7 @@ def make_callbacks(
         parts: of this rank.
         training, valid: readers of these splits.
         record: LoopRecord without its state, for every checkpoint.
-        audit: gets every batch; None: there is none.
+        audit: gets every batch; None: batches are not recorded.
     """
     ctx, strategy, hooks, per_epoch = parts.ctx, parts.strategy, parts.hooks, training.steps_per_epoch
     gathers = wants_whole_split(parts.config.train, parts.task.split_metric_names())
@@ -378,7 +378,7 @@ def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog |
         parts: of this rank.
         training: reader of the training split.
         begun: where all ranks begin.
-        audit: None: there is none.
+        audit: gets every batch; None: batches are not recorded.
     """
     strategy = parts.strategy
     strategy.keep(to_kept(begun))

@@ -1,4 +1,4 @@
-"""The recipe's `notify` block: who is told how jobs ended."""
+"""The recipe's `notify` block: where notices of ended jobs are sent."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
@@ -61,7 +61,7 @@ Target = Annotated[WebhookTarget | CommandTarget | PingTarget, Field(discriminat
 
 
 class NotifyConfig(Strict):
-    """Targets told how a job ended. None can change its exit code, or hold it longer than `timeout_s`."""
+    """Targets of the notice that a job has ended. None can change its exit code, or hold it longer than `timeout_s`."""
 
     events: list[EventName] = Field(
         list(EVENTS), description="sent to webhooks and commands; pings do not depend on it"

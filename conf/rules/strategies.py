@@ -289,7 +289,7 @@ RULES: tuple[Rule, ...] = (
         "servers-backup-bound",
         lambda f: _served(f) and _backed(f) and f.parallel["servers"]["bound"] != 0,
         "parallel.servers.backup={servers[backup]} with bound={servers[bound]}: ranks that may be ahead wait for no "
-        "other in a step, so there is none to go on without; leave bound at 0, or backup",
+        "other in a step, so a backup has no rank to replace; leave bound at 0, or backup",
     ),
     Rule(
         "servers-backup-alone",  # not refused: recovery may go on with one rank

@@ -50,10 +50,10 @@ def message(error: BaseException) -> str:
 
 
 def _no_room(error: BaseException) -> str:
-    """What a full or read-only disk said, of this process or of a task of Spark's; empty for other errors."""
+    """The message of a full or read-only disk, in this process or a task of Spark's; empty for other errors."""
     if isinstance(error, OSError):
         return str(error) if error.errno in NO_ROOM else ""
     if type(error).__module__.partition(".")[0] not in ("py4j", "pyspark"):  # imported by what raises their errors
         return ""
-    said = [line.strip() for line in str(error).splitlines() if any(os.strerror(each) in line for each in NO_ROOM)]
-    return min(said, key=len) if said else ""  # the traceback of a task's Python is in it, and frames around it
+    found = [line.strip() for line in str(error).splitlines() if any(os.strerror(each) in line for each in NO_ROOM)]
+    return min(found, key=len) if found else ""  # the traceback of a task's Python is in it, and frames around it

@@ -119,7 +119,7 @@ def why_built(config: RunConfig, sources: Sources) -> str:
 
 
 def newest_dataset(config: RunConfig) -> DatasetManifest | None:
-    """The manifest of the recipe's dataset that was built last; None where there is none that can be read."""
+    """The manifest of the recipe's dataset that was built last; None if none can be read."""
     root = open_storage(config.storage.datasets)
     form = re.compile(rf"{re.escape(config.name)}-[0-9a-f]{{12}}")
     paths = [root.path(f"{name}/{MANIFEST_NAME}") for name in root.list_folders() if form.fullmatch(name)]

@@ -85,7 +85,7 @@ def _show(spark: SparkSession, interactive: bool, ended: threading.Event) -> Non
             elif text:
                 last = now
                 log.info("%s", text)
-    except (Py4JError, OSError) as error:  # the session has ended; whoever uses it says why
+    except (Py4JError, OSError) as error:  # the session has ended; the next call of Spark reports why
         log.debug("no progress is shown any more: %s", error)
     finally:
         line.close()

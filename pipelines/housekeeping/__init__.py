@@ -1,1 +1,1 @@
-"""After a job: what is deleted, who is told, what it cost."""
+"""After a job: delete old runs, send notices, count the cost."""

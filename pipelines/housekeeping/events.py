@@ -67,7 +67,7 @@ def outcome_of(code: int, decision: str | None) -> Outcome | None:
 
 
 def is_repeated(end: JobEnd) -> bool:
-    """Whether the date was done before, so that its own job told of the model, whose exit code is given again."""
+    """Whether the date was done before: its own job has sent the events, and its exit code is returned again."""
     return end.ds is not None and end.code == Exit.QUALITY and not end.links
 
 

@@ -185,7 +185,7 @@ def send(config: NotifyConfig, event: Event | None, code: int | None) -> None:
 
     Args:
         config: with the targets.
-        event: None where there is none; one that `events` does not name is not sent.
+        event: what happened, or None; one that `events` does not name is not sent.
         code: None: no ping is sent.
     """
     deadline = time.monotonic() + config.timeout_s
@@ -201,7 +201,7 @@ def send(config: NotifyConfig, event: Event | None, code: int | None) -> None:
     for thread in threads:
         thread.join(max(0.0, deadline + 0.5 - time.monotonic()))  # each has its own limit; this is for one that hangs
         if thread.is_alive():
-            log.error("%s: no answer within %g s; not told", thread.name, config.timeout_s)
+            log.error("%s: no answer within %g s; not sent", thread.name, config.timeout_s)
 
 
 def _work(target: Target, event: Event | None, code: int | None, timeout_s: float) -> Callable[[], None] | None:
@@ -233,7 +233,7 @@ def _logged(name: str, work: Callable[[], None], secrets: Mapping[str, str]) -> 
     except Exception as error:  # of the network, of the operating system, of what a server answers
         log.error("%s: %s", name, hide_values(error_line(error), secrets))
     else:
-        log.info("%s: told", name)
+        log.info("%s: sent", name)
 
 
 def _post(target: WebhookTarget, body: bytes, timeout_s: float) -> None:

@@ -332,7 +332,7 @@ def expendable_pointers(
     Args:
         pointers: of the recipe's experiment, listed before `there` was.
         there: paths of those steps' folders that have a marker.
-        deletions: what `decide` said.
+        deletions: the result of `decide`.
     """
     going = [d.path for d in deletions if d.root == "runs" and d.kind in ("run", "checkpoints", "leftover")]
     found = []

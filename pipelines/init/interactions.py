@@ -184,7 +184,7 @@ def interaction_label(sample: TableSample, roles: Roles, names: dict[str, str]) 
 
 
 def _decide_column(found: Interactions, sample: TableSample, roles: Roles, column: str, name: str) -> None:
-    """Make a feature of one further column, or note why there is none.
+    """Make a feature of one further column, or note why it cannot be one.
 
     Args:
         found: what is completed.

@@ -342,7 +342,7 @@ def _first(path: Path, batches: Iterator[pa.RecordBatch], most: int) -> tuple[pa
 
 
 def _null_text(distinct: dict[str, pa.Array]) -> str | None:
-    """The text by which, taken for a null, most columns become numbers, dates or booleans; None if there is none."""
+    """The text by which, taken for a null, most columns become numbers, dates or booleans, or None."""
 
     texts = [values for values in distinct.values() if text_type(values) == "string"]
     held = [(values, {*NULLS} & {*values.to_pylist()}) for values in texts]

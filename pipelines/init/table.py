@@ -45,7 +45,7 @@ class Budget:
 # averages of the weights a constant rate is good at any step, so nothing has to be known of the end.
 TABLE = Budget(steps=4000, steps_per_epoch=128, smallest_batch=32, largest_batch=1024)
 LR, EMA, PATIENCE = 0.005, 0.998, 8
-RARE = 0.05  # a label of a smaller share is told
+RARE = 0.05  # `init` warns of a label with a smaller share
 SOURCE, VIEW = "raw", "prepared"
 
 
@@ -189,7 +189,7 @@ def example_row(sample: TableSample, columns: Columns) -> dict[str, Any]:
 
 
 def _use(sample: TableSample, columns: Columns, name: str) -> str:
-    made = f" `{VIEW}` makes some of them of dates: whoever asks the model supplies them." * bool(columns.dates)
+    made = f" `{VIEW}` makes some of them of dates: callers of the model supply them." * bool(columns.dates)
     return (
         f"The trained model is `models:/{name}@champion`. It takes rows with the features' columns of the view\n"
         f"`{VIEW}` and gives {TASKS[columns.label.task].prediction}.{made} Such as the first row of the file:\n\n"

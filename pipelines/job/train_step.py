@@ -129,7 +129,7 @@ def record_servers(tracker: Tracker, rank_0: WorkerResult) -> None:
 
 
 def point_at_checkpoints(run: Storage, tracker: Tracker) -> None:
-    """Record the checkpoints that a run has: ranks may have finished one after a kill of the driver, unheard."""
+    """Record the checkpoints that a run has: ranks may have finished one after a kill of the driver."""
     for info in committed(run.at("checkpoints"))[0]:
         tracker.checkpoint(TRAIN, info.step, info.uri, info.bytes, info.world, info.metric)
 

@@ -104,7 +104,7 @@ def _model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module | N
         if manifest is None and hasattr(model_class(config.model.factory), "from_manifest"):
             return None
         return meta_model(config, manifest)
-    except Exception:  # the user's code runs; what is wrong with it is said elsewhere
+    except Exception:  # the user's code runs; `check_recipe` reports what is wrong with it
         return None
 
 

@@ -4,8 +4,8 @@
          sample_predictions.parquet  the columns that `predict` must give for them
          sha256.json                 of every file of the model
 
-Predictions are made of the dataset's stored columns, as training's evaluation makes them; whoever loads the model makes
-them of the raw rows, so a comparison tells whether both see the same.
+Predictions are made of the dataset's stored columns, as training's evaluation makes them. A process that loads the
+model makes them of the raw rows, so a comparison shows whether both see the same.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def parents(name: str) -> list[str]:
 
 
 def find(name: str) -> ModuleSpec | None:
-    """Find a module without importing it, but for its packages; None where there is none of that name."""
+    """Find a module without importing it, but for its packages; None if no module has that name."""
     try:
         return importlib.util.find_spec(name)
     except Exception:  # its parent is no package, or is the user's and raises anything

@@ -75,7 +75,7 @@ class Scored:
 
 
 def run_predict(resolved: Resolved, ds: str | None = None) -> int:
-    """Score, publish and record; returns the exit code. `ds`: the start of the data interval, None: there is none.
+    """Score, publish and record; returns the exit code. `ds`: the start of the data interval, or None.
 
     Raises ConfigError without a `predict` block, StoredError for a model that is missing, EtlError for rows.
     """

@@ -1,6 +1,6 @@
 """`sparkring promote` and `sparkring rollback`: a person moves the alias, and says why.
 
-No rule is asked, and the date may be any: whoever does this has looked. The reason is kept in the version's tags.
+No rule is asked, and the date may be any: a person has decided. The reason is kept in the version's tags.
 """
 
 from __future__ import annotations

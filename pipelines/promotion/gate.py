@@ -223,7 +223,7 @@ class Gate:
         return replace(self.result, promotion=promotion)
 
     def _sent(self, judged: Judged) -> Promotion:
-        """Send a decision; what came of it, with `version` where the store has said."""
+        """Send a decision; return its outcome, with `version` if the store has answered."""
         from sparkring.pipelines.tracking.registry import Registry, decided  # seconds of imports
 
         tracker, promotion = self.job.tracker, judged.promotion

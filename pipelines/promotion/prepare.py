@@ -144,7 +144,7 @@ def _existing(champion: ReadChampion, alias: str) -> Champion:
 
 
 def previous_result(job: JobContext) -> TrainResult:
-    """The newest finished run before this one: by its date where both have one. NoReference where there is none."""
+    """The newest finished run before this one: by its date where both have one. NoReference if no such run exists."""
     for record in reversed(job.runs.records()):
         if record.status != "finished" or record.folder == job.record.folder:
             continue

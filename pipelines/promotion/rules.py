@@ -61,7 +61,7 @@ def judge(
         promote: the recipe's block.
         kind: the task of the model.
         ours: metric -> value of the model on the test rows.
-        champion: the same of the champion, on the same rows; {} where there is none: changes are not asked for then.
+        champion: the same of the champion, on the same rows; {}: no champion, so changes are not checked.
         rows: the predictions behind them; None where the task has none.
     """
     found = [judge_rule(rule, kind, ours, champion, rows) for rule in promote.rules]

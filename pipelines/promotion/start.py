@@ -1,4 +1,4 @@
-"""Where a training begins that is told to start from the champion: decided once for a run, and kept in its folder.
+"""Where training begins if the recipe starts it from the champion: decided once for a run, and kept in its folder.
 
 <run>/start.json    which version, or why from scratch
       start/        a copy of the version's model folder: the ranks read it wherever they are, and neither a
@@ -64,7 +64,7 @@ def resolve_start(
         manifest: of its dataset.
         run: the run folder.
         day: the job's date as ISO text; for a job without one, the day it was begun.
-        champion: reads the champion; None where there is none. NotComparable where it cannot be read.
+        champion: reads the champion, or returns None. NotComparable if it cannot be read.
     """
     block = resolved.config.warm_start
     if block is None or block.model is not None:

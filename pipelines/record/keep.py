@@ -76,7 +76,7 @@ def start_files(config: RunConfig) -> dict[str, str]:
 
 
 def keep_patch(folder: Storage) -> str:
-    """Write the checkout's changes as diff.patch, redacted; returns its name, or why there is none."""
+    """Write the checkout's changes as diff.patch, redacted; returns its name, or why it was not written."""
     words = ["git", "-C", str(Path(__file__).parent), "diff", "HEAD"]
     try:
         diff = subprocess.run(words, capture_output=True, timeout=GIT_TIMEOUT_S, check=True).stdout

@@ -53,7 +53,7 @@ class Record:
     java: str
     datasets: dict[str, Sha256]  # URI -> sha256 of what its manifest says of its content
     start: dict[str, Sha256] = field(default_factory=dict)  # file of the model that it started from -> sha256
-    patch: str  # diff.patch, why there is none, or empty where the checkout had no changes
+    patch: str  # diff.patch, or why it is missing; empty if the checkout had no changes
     weights_sha256: Sha256 | None = None  # of the exported model; None: not finished
     format: Annotated[int, up_to(1)] = 1
 

@@ -168,7 +168,7 @@ def confusion_matrix(counts: np.ndarray, names: Sequence[str]) -> Figure:
 
 
 def class_bars(precision: np.ndarray, recall: np.ndarray, names: Sequence[str]) -> Figure:
-    """Draw precision (bars) and recall (dots) of each class, (classes,); NaN where there is none."""
+    """Draw precision (bars) and recall (dots) of each class, (classes,); NaN: not defined."""
     figure, axes = _new("class", "share", width=9.4, height=2.9)
     places = np.arange(len(names))
     axes.bar(places, np.nan_to_num(precision), color="#bcd0f2", width=0.72, label="precision")

@@ -151,7 +151,7 @@ class ReportInputs:
             return f"{self.result.run}/{self.result.train.weights}, not registered"
         named = f"models:/{tracking.registered_model}"
         if version is None:
-            return f"{named}, whose version the tracking store had not said when this was written"
+            return f"{named}, whose version the tracking store had not given when this was written"
         return f"{named}/{version}" + (f", given the alias {tracking.alias!r}" if self.has_alias else "")
 
     @property

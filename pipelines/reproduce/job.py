@@ -193,7 +193,7 @@ def dataset_differences(uri: str, sha256: str, left_out: set[str]) -> Iterator[D
     """The dataset's manifest, where it lists other content now, and its files that are not what it lists.
 
     Args:
-        uri: of the dataset's folder. StoredError where there is none any more.
+        uri: of the dataset's folder. StoredError if it is gone.
         sha256: digest of the manifest's content when the run was trained.
         left_out: files that were damaged then, and not read.
     """
@@ -214,9 +214,9 @@ def dataset_differences(uri: str, sha256: str, left_out: set[str]) -> Iterator[D
         return ""
 
     with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
-        for file, said in zip(manifest.files, pool.map(problem, manifest.files), strict=True):
-            if bool(said) != (file.path in left_out):
-                why = said or "it was damaged and left out, and is sound now: the run would read it"
+        for file, found in zip(manifest.files, pool.map(problem, manifest.files), strict=True):
+            if bool(found) != (file.path in left_out):
+                why = found or "it was damaged and left out, and is sound now: the run would read it"
                 yield Difference(f"file {root.uri}/{file.path}", "", "", "training", why)
 
 

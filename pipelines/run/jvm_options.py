@@ -1,4 +1,4 @@
-"""What a JVM is told that this process starts on this machine: how to start soon, and how to run a short job.
+"""Options of a JVM that this process starts on this machine: to start soon, and to run a short job fast.
 
 A job of a minute ends before the compiler of long ones (C2) has repaid what it costs, and spends seconds on loading
 Spark's classes. Of these there is an archive (spark_classes.py), which every later JVM of the same Java and Spark maps
@@ -37,7 +37,7 @@ def options_of(settings: Mapping[str, str], data_bytes: int | None, archive: Pat
     Args:
         settings: of the session.
         data_bytes: of all sources; None where that is not known.
-        archive: of Spark's classes; None where there is none.
+        archive: of Spark's classes, or None.
     """
     if not is_one_jvm(settings["spark.master"]) or any(key in settings for key in USERS_OWN):
         return ""
@@ -103,6 +103,6 @@ def class_archive(environment: Mapping[str, str]) -> Path | None:
 
 
 def found_archive(environment: Mapping[str, str]) -> Path | None:
-    """The archive that was made for this Java and Spark; None where there is none."""
+    """The archive that was made for this Java and Spark, or None."""
     archive = class_archive(environment)
     return archive if archive is not None and archive.is_file() else None

@@ -284,9 +284,11 @@ def jvm_problem(path: Path, why: str) -> str:
     """The message for a JVM that did not start: the first exception in its log, and what to do."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if not line.startswith("WARNING: ")]
     found = next((line for line in lines if re.search(r"Exception|Error\b|error:", line)), lines[-1] if lines else "")
-    said = first_line(found.removeprefix('Exception in thread "main" ')) if found.strip() else "its log names no error"
+    problem = (
+        first_line(found.removeprefix('Exception in thread "main" ')) if found.strip() else "its log names no error"
+    )
     remedy = next((remedy for form, remedy in JVM_REMEDIES.items() if re.search(form, "\n".join(lines))), "")
-    return "; ".join(filter(None, [f"Spark's JVM did not start ({why}): {said}", f"see its log: {path}", remedy]))
+    return "; ".join(filter(None, [f"Spark's JVM did not start ({why}): {problem}", f"see its log: {path}", remedy]))
 
 
 def sweep_logs(now: float) -> None:

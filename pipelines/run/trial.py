@@ -1,4 +1,4 @@
-"""What makes a run a trial: few rows, one epoch, names of its own, and nothing that anybody is told or given."""
+"""What makes a run a trial: few rows, one epoch, names of its own, no notices and no alias."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def plan_date(ds: str, record: DateRecord | None, request: BackfillRequest, is_n
     if record is None:
         return Step(ds, does, "has no entry")
     if record.status in ("running", "failed", "interrupted"):
-        # One that runs is told from one that was killed by its lease, when it is begun.
+        # Its lease shows, when the date is begun, whether it still runs or was killed.
         redo = request.reprocess != "none" or record.status != "failed"
         ended = "" if record.exit_code is None else f", exit code {record.exit_code}"
         return Step(ds, does if redo else "skip", record.status + ended)
@@ -107,7 +107,7 @@ def backfill(
     exit_of: Callable[[BaseException], Exit],
     say: Callable[[str], None],
 ) -> int:
-    """Run the dates of a backfill; returns the exit code of the first that failed. The last line said is JSON.
+    """Run the dates of a backfill; returns the exit code of the first that failed. The last line of output is JSON.
 
     Args:
         base: the recipe.

@@ -43,11 +43,11 @@ class ConditionalFile(ABC):
 
     @abstractmethod
     def read(self) -> Found | None:
-        """The file; None where there is none."""
+        """Read the file; None if it does not exist."""
 
     @abstractmethod
     def create(self, data: bytes) -> str | None:
-        """Write the file where there is none."""
+        """Write the file if it does not exist."""
 
     @abstractmethod
     def replace(self, data: bytes, version: str) -> str | None:

@@ -70,7 +70,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class LeaseRequest:
-    """Who asks for a lease: `what` it will do, for how long without renewal; `replace`: whoever holds it."""
+    """Who asks for a lease: `what` it will do, for how long without renewal; `replace`: take it from its holder."""
 
     what: str
     duration_s: float

@@ -307,7 +307,7 @@ def ledger_of(resolved: Resolved) -> Ledger:
 
 
 def read_quietly(ledger: Ledger, ds: str) -> DateRecord | None:
-    """The entry of a date; None where there is none, or it cannot be read, which was reported already."""
+    """The entry of a date; None if it is missing or cannot be read, which was reported already."""
     try:
         return ledger.read(ds)
     except (OSError, ValueError):

@@ -30,7 +30,7 @@ class Status:
     age_s: float | None
 
     def is_stale(self, max_age_s: float | None) -> bool:
-        """Whether the newest success is older than that, or there is none."""
+        """Whether the newest success is older than that, or missing."""
         return max_age_s is not None and (self.age_s is None or self.age_s > max_age_s)
 
 

@@ -141,7 +141,7 @@ def _placed(line: str, places: list[str], count: int) -> str:
 
 
 def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> int:
-    """Run the trials that are left to run; returns the exit code. The last line said is JSON.
+    """Run the trials that are left to run; returns the exit code. The last line of output is JSON.
 
     Raises what a trial raises that is not of its values alone. `say`: takes a line for stdout.
     """

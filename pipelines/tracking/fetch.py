@@ -43,7 +43,7 @@ class RegisteredModel:
 def find_model(tracking: TrackingConfig, uri: str) -> RegisteredModel:
     """Look up `models:/<name>@<alias>` or `models:/<name>/<version>`.
 
-    StoredError where there is none such, StoreUnreachable where the registry does not answer.
+    StoredError if it does not exist, StoreUnreachable if the registry does not answer.
     """
     if tracking.uri is None and not (Path(tracking.root) / "mlflow.db").exists():
         raise StoredError(f"{uri}: no model: {tracking.root} holds no registry yet (tracking.root); train first")

@@ -68,7 +68,7 @@ class Registry:
         return self._found(lambda: self._client.get_model_version_by_alias(self.name, alias))
 
     def version(self, number: str) -> Version | None:
-        """The version of that number; None where there is none. StoreUnreachable as above."""
+        """The version of that number, or None. StoreUnreachable as above."""
         return self._found(lambda: self._client.get_model_version(self.name, number))
 
     def _found(self, ask: Any) -> Version | None:
@@ -192,7 +192,7 @@ def earlier_decisions(before: Mapping[str, str], now: Mapping[str, str]) -> dict
 
 
 def decided(version: Version) -> tuple[Decision | None, str]:
-    """The decision in a version's tags, and its reason; None where there is none."""
+    """The decision in a version's tags, and its reason, or None."""
     found: Any = version.tags.get(DECISION)
     return found, version.tags.get(REASON, "")
 

@@ -398,7 +398,7 @@ class Tracker:
         return self._sink.runs.get(key) if self._sink else None
 
     def version(self, key: str, timeout_s: float = 10.0) -> str | None:
-        """The version of the model that the run `key` has registered; None while the store has not said."""
+        """The version of the model that the run `key` has registered; None until the store answers."""
         if self._journal is None:
             return None
         state = self._journal.state

@@ -984,7 +984,7 @@ MUTANTS = (
     Mutant(f"{RECORD}/compare.py", "if len(worlds) > 1:", "if False:", T_COMPARE),
     Mutant(f"{RECORD}/compare.py", "name in SUMS", "False", T_COMPARE),
     Mutant(f"{RECORD}/environment.py", "file.row_groups, file.sha256)", "file.row_groups)", T_ENVIRONMENT),
-    Mutant(f"{REPRODUCE}/job.py", "if bool(said) != (file.path in left_out):", "if said:", T_REPRODUCE),
+    Mutant(f"{REPRODUCE}/job.py", "if bool(found) != (file.path in left_out):", "if said:", T_REPRODUCE),
     Mutant(f"{REPRODUCE}/job.py", "if here.get(name) != sha256:", "if False:", T_REPRODUCE),
     Mutant(
         f"{REPRODUCE}/job.py", "if model.tags.get(WEIGHTS, run.weights_sha256) != run", "if False and run", T_REPRODUCE

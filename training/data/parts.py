@@ -1,6 +1,6 @@
-"""Read the parts of global batches that a rank is given (training/servers/backup.py), mostly of its own stream.
+"""Read the batch shares that a rank is given (training/servers/backup.py), mostly of its own stream.
 
-What data rank `stream` of n reads is the same whoever reads it, so another rank opens the same share of the split.
+The rows of data rank `stream` of n do not depend on the process that reads them, so another rank reads the same ones.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def build_strategy(
         device: of the parameters.
         clip_norm: largest global norm of the gradients; None: not clipped.
         timeout: of a collective.
-        ema: decay of the average of the weights; None: there is none.
+        ema: decay of the average of the weights; None: weights are not averaged.
         tables: of the model's SparseEmbeddings; None: the defaults.
         servers: where they are, if parallel.servers has any.
     """

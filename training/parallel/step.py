@@ -94,7 +94,7 @@ class MeshStrategy(Strategy):
             data_parallel: combines gradients over the batch axes.
             placement: of the model on the other axes.
             clip_norm: largest global norm of the gradients; None: not clipped.
-            ema: decay of the average of the weights; None: there is none.
+            ema: decay of the average of the weights; None: weights are not averaged.
             tables: of the model's SparseEmbeddings; None: the defaults.
         """
         self.context, self.config, self.mesh = context, context.config, context.mesh

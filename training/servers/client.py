@@ -233,7 +233,7 @@ class ServerConnection:
             raise RequestFailed(f"server {self.server} is gone: {error}") from None
 
     def hear(self) -> Frame:
-        """The answer to the oldest question. RequestFailed where there is none, or it was refused."""
+        """Return the reply to the oldest request. RequestFailed if it was refused, or no request is open."""
         try:
             frame = receive(self._sock)
         except TimeoutError:
@@ -371,7 +371,7 @@ class Client:
     # --- backup workers (backup.py) ------------------------------------------------------------------------------
 
     def take(self, step: int, limit: int) -> BatchShare | None:
-        """The part to compute in a step, below the clock `limit`; None: there is none."""
+        """Return the batch share to compute in a step, below the clock `limit`, or None."""
         first = self.connections[0]
         first.ask(ServerRequest.TAKE, (self.worker, step, limit))
         numbers = first.hear_of_ranks().numbers

@@ -1,4 +1,4 @@
-"""What the servers of one attempt hold, and how they apply pushes: said by every worker, the same by all."""
+"""What the servers of one attempt hold, and how they apply pushes. Every worker sends the same definition."""
 
 from __future__ import annotations
 

@@ -95,7 +95,14 @@ def check_whole(logs: Sequence[LogFile]) -> None:
 def _replay_sums(shards: Sequence[ServerShard], clocks: range, count: int, log: LogFile, workers: Workers) -> None:
     """Make the steps of bound 0 again, of the gradients that one server's log names; all servers had the same.
 
-    With backup workers these are of several clocks.
+    With backup workers these are of several clocks. ValueError if a step does not end as the log has it.
+
+    Args:
+        shards: one per server.
+        clocks: the steps to make.
+        count: gradients in a step.
+        log: of one server.
+        workers: compute the gradients again.
     """
     done = done_of(log.events)
     for clock in clocks:

@@ -160,7 +160,7 @@ class Server:
         try:
             action = ACTIONS[ServerRequest(frame.kind)]
         except ValueError:
-            send(sock, ServerReply.REFUSED, (), [f"request {frame.kind}: there is none".encode()])
+            send(sock, ServerReply.REFUSED, (), [f"request {frame.kind}: unknown".encode()])
             return
         try:
             with self._changed:
@@ -178,7 +178,7 @@ class Server:
     @property
     def shard(self) -> ServerShard:
         if self._shard is None:
-            raise RefusedRequest("the servers have not been told what they hold")
+            raise RefusedRequest("the servers have no definition yet")
         return self._shard
 
     @property
@@ -221,7 +221,7 @@ class Server:
 
     def restart(self, frame: Frame) -> Reply:
         clock, attempt = self.shard.restart(*frame.numbers)
-        if self._backup is not None:  # servers may have made a step whose outcome nobody has said
+        if self._backup is not None:  # servers may have made a step whose outcome no worker knows
             clock = self._backup.restart(*frame.numbers)
         return [clock, attempt, self.shard.version], []
 
@@ -256,7 +256,7 @@ class Server:
     # --- backup workers ------------------------------------------------------------------------------------------
 
     def take(self, frame: Frame) -> Reply:
-        """Numbers: worker, step, limit. Answers the part's clock and stream; nothing where there is none to compute.
+        """Numbers: worker, step, limit. Answers the share's clock and stream, or nothing to compute.
 
         Waits until it may be taken.
         """

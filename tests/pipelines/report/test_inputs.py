@@ -51,7 +51,7 @@ def test_facts_say_why_a_model_did_not_get_the_alias() -> None:
         ({"version": "7"}, "models:/again/7, given the alias 'champion'"),
         ({"version": "7", "config": LOST, "scores": BEATEN}, "models:/again/7"),
         ({"promotion": Promotion(decision="rejected", reasons=[], alias="champion", version="8")}, "models:/again/8"),
-        ({}, "models:/again, whose version the tracking store had not said when this was written"),
+        ({}, "models:/again, whose version the tracking store had not given when this was written"),
         ({"config": UNTRACKED}, "/runs/again/1/model, not registered"),
     ],
 )

@@ -125,13 +125,13 @@ def test_a_server_that_could_not_accept_for_a_while_accepts_again(
 def test_a_refused_request_says_why_and_the_connection_goes_on() -> None:
     with servers(1, 2) as made:
         client = Client([("127.0.0.1", made[0].port)], SECRET, 0, 2, 5.0)
-        with pytest.raises(RequestFailed, match="have not been told what they hold"):
+        with pytest.raises(RequestFailed, match="have no definition yet"):
             client.counts()
         client.define(definition(2))
         other = Client([("127.0.0.1", made[0].port)], SECRET, 1, 2, 5.0)
         with pytest.raises(RequestFailed, match="other parameters on other ranks"):
             other.define(definition(2, bound=1))
-        with pytest.raises(RequestFailed, match="request 99: there is none"):
+        with pytest.raises(RequestFailed, match="request 99: unknown"):
             client.connections[0].call(99)  # type: ignore[arg-type]
         with pytest.raises(RequestFailed, match="bytes of ids"):
             client.connections[0].call(ServerRequest.LOOK_UP, (5, 0), [b"12345678"])

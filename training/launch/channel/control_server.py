@@ -30,7 +30,7 @@ from sparkring.training.launch.messages import (
 )
 
 log = logging.getLogger(__name__)
-MAX_UNAUTHENTICATED = 256  # connections that have not said hello yet; the next ones wait in the kernel's queue
+MAX_UNAUTHENTICATED = 256  # connections without a finished handshake; the next ones wait in the kernel's queue
 HELLO_S = 10.0  # for TLS and hello together
 ACKNOWLEDGE_S = 0.05
 LARGE_BYTES = 1 << 16  # a frame above this is waited for, so that a thousand of them are not held at a time

@@ -303,7 +303,7 @@ class ServersStrategy(MeshStrategy):
 
     def begin(self, step: int, meets_after: Callable[[int], bool] = lambda step: False) -> tuple[int, bytes] | None:
         """See Strategy.begin."""
-        self.link.meet(b"")  # all have been told that no step is made yet
+        self.link.meet(b"")  # every server knows by now that no step is made yet
         if self.rank == 0 and not self.is_replacement:
             if self.residuals.late:
                 self._note_late(0, [])

@@ -1,0 +1,93 @@
+"""The shape of the code that was reached and stays: names, lengths, arguments, and words that a stranger reads once."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ci.test_docs import ROOT
+from tests.ci.test_strings import CORE
+
+MOST_PARAMETERS = 4  # that need no `Args:` in a docstring
+MOST_LINES = {
+    "etl": 4300,
+    "training": 3900,
+    "pipelines/tracking": 3500,
+    "training/data": 3300,
+}  # of a folder's own files
+USUAL_LINES = 3000
+RIDDLES = re.compile(r"\b(said|told|who(?:ever)? gave|of one's own|there is none|as it stands|whoever|bites|unheard)\b")
+RIDDLES_OF_ETL = (
+    7  # an edit there changes the fingerprint of every dataset, so they go with the next change of its code
+)
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+FILES = [path for package in CORE for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def nodes() -> Iterator[tuple[Path, ast.AST]]:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            yield path.relative_to(ROOT), node
+
+
+def lacks_arguments(node: Function) -> bool:
+    """Whether the docstring of a function with many parameters does not list them."""
+    given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    named = [each for each in given if each.arg not in ("self", "cls")]
+    return len(named) > MOST_PARAMETERS and "Args:" not in (ast.get_docstring(node) or "Args:")
+
+
+def riddles(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if RIDDLES.search(line)]
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    found = defaultdict(set)
+    for path, node in nodes():
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            found[node.name].add(str(path))
+    assert len(found) > 500
+    assert {name: sorted(files) for name, files in found.items() if len(files) > 1} == {}
+
+
+def test_many_parameters_are_listed() -> None:
+    functions = [(path, node) for path, node in nodes() if isinstance(node, Function)]
+    assert len(functions) > 3000
+    assert [f"{path}: {node.name}" for path, node in functions if lacks_arguments(node)] == []
+
+
+def test_folders_are_short_enough_to_be_read() -> None:
+    lines: dict[str, int] = defaultdict(int)
+    for path in FILES:
+        lines[str(path.parent.relative_to(ROOT))] += len(path.read_text().splitlines())
+    assert {folder: n for folder, n in lines.items() if n > MOST_LINES.get(folder, USUAL_LINES)} == {}
+
+
+def test_no_sentence_has_to_be_decoded() -> None:
+    found = {path.relative_to(ROOT): riddles(path.read_text()) for path in FILES}
+    assert {str(path): lines for path, lines in found.items() if lines and path.parts[0] != "etl"} == {}
+    assert sum(len(lines) for path, lines in found.items() if path.parts[0] == "etl") <= RIDDLES_OF_ETL
+
+
+@pytest.mark.parametrize(
+    ("source", "lacks"),
+    [
+        ('def f(a, b, c, d, e):\n    """Do."""', True),
+        ('def f(self, a, b, c, *, d):\n    """Do."""', False),
+        ('def f(a, b, c, *, d, e):\n    """Do.\n\n    Args:\n        a: one.\n    """', False),
+        ("def f(a, b, c, d, e): ...", False),
+    ],
+)
+def test_the_check_of_arguments_finds_what_it_is_for(source: str, lacks: bool) -> None:
+    (function,) = ast.parse(source).body
+    assert isinstance(function, Function) and lacks_arguments(function) == lacks
+
+
+def test_the_check_of_words_finds_what_it_is_for() -> None:
+    assert riddles("x = 1\n# whoever asks\nsaidly = 2\n") == ["# whoever asks"]
