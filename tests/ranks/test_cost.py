@@ -1,10 +1,6 @@
-"""Check bytes and memory against the formulas.
-
-Bytes on the wire, counted by the interface of a private network namespace, are at least the formula's and at most a
-tenth more, of acknowledgments and of waiting, of which a loaded machine has more (on Horovod, whose ranks talk all
-the time, a fifth). Memory, counted by storages, is within 1 % (what ZeRO holds whole in a step, too), what forward
-keeps for backward within 5 %.
-"""
+"""Bytes on the wire, counted by the interface of a private network namespace, are the formula's within 2 % (on
+Horovod, whose ranks talk all the time, at most a fifth more); memory, counted by storages, within 1 % (what ZeRO holds
+whole in a step, too), what forward keeps for backward within 5 %."""
 
 from __future__ import annotations
 
@@ -18,13 +14,16 @@ import pytest
 from tests.ranks.conftest import RankForkServer
 from tests.ranks.problem import RANKS_ON
 
-MOST_MORE = 1.1  # bytes on the wire over the formula's
-
 pytestmark = [
     pytest.mark.ranks,
     pytest.mark.skipif(RANKS_ON != "cpu", reason="bytes are counted of Gloo and Horovod, between hosts' memories"),
 ]
-NAMESPACE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+# Nothing is lost on this interface, but TCP sends again what a loaded machine acknowledges late: a probe of the tail, or
+# all after 0.2 s. Without either, the bytes of a step are the same within a thousandth, whatever else runs.
+NOTHING_TWICE = (
+    "ip route change local 127.0.0.1 dev lo table local rto_min 60s; echo 0 > /proc/sys/net/ipv4/tcp_early_retrans"
+)
+NAMESPACE = ("unshare", "--net", "sh", "-c", f'ip link set lo up || exit; {NOTHING_TWICE}; exec "$@"', "sh")
 
 WIDE = {
     "ddp": {"engine": "torch"},
@@ -88,7 +87,7 @@ def assert_as_planned(launch: Any, world: int, cases: dict[str, Any], engine: st
     wrong = []
     for name in cases:
         predicted, sent, measured = (ranks[0][name][key] for key in ("predicted", "sent", "measured"))
-        most = 1.2 if engine == "horovod" else MOST_MORE  # its ranks talk every millisecond, however long a step takes
+        most = 1.2 if engine == "horovod" else 1.02  # its ranks talk every millisecond, however long a step takes
         if not 0.98 <= sent / sum(predicted.values()) <= most:
             wrong.append(f"{name}: sent {sent:,.0f}, formula {predicted} ({sent / sum(predicted.values()):.4f})")
         for axis, planned in predicted.items():  # what training itself counts
@@ -154,19 +153,19 @@ def test_rows_of_sparse_tables(launch: Any, world: int) -> None:
     cases = {"shard": {}, "shard bf16": {"wire": "bf16"}, "replicate": {"place": "replicate"}, "lag": {"lag": 2}}
     for rank in launch(world, "cases_cost:tables_cost", {"cases": cases}):
         for name, found in rank.items():
-            assert 0.99 < found["sent"] / found["predicted"] <= MOST_MORE, (name, found)
+            assert 0.99 < found["sent"] / found["predicted"] <= 1.02, (name, found)
             counted = found["predicted"] if name == "lag" else 0.0  # without one torch's meter counts
             assert found["counted"] == pytest.approx(counted, rel=0.01), (name, found)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
 def test_weights_and_rows_on_servers(launch: Any, servers: int) -> None:
-    """5.9 MB a step. More may be heads of frames, of TCP and of IP, acknowledgments, and rounds in which ranks meet
-    before and after the steps that are counted; of what training counts, heads of frames only."""
+    """5.9 MB a step. Allowed are 2 % for the heads of frames, of TCP and of IP, for acknowledgments, and for rounds in
+    which ranks meet before and after the steps that are counted; of what training counts, for heads of frames only."""
     cases = {"bound 0": {}, "bound 2": {"bound": 2}, "no bound": {"bound": None}}
     payload = {"cases": cases, "servers": servers}
     ranks = launch(2 + servers, "cases_servers:cost", payload)[:2]
     for name in cases:
         found = ranks[0][name]
-        assert 1.0 < found["wire"] / found["formula"] <= MOST_MORE, (name, found)
+        assert 1.0 < found["wire"] / found["formula"] <= 1.02, (name, found)
         assert 0 < found["counted"] - found["sent"] < servers * (190 + 16), (name, found)
