@@ -237,12 +237,6 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
             found.remarks[column] = remark
         else:
             reason = f"{reason}; {remark}"
-    feature, code = (None, None) if reason is not None else (feature_of(kind, values), code_of(kind, name, values))
-    if feature is not None and kind in WHOLE and IDS.search(column) and feature["kind"] == "numeric" and code is None:
-        found.remarks[column] = (
-            "its name is one of ids or codes, and its whole numbers are taken for amounts; if they are ids, "
-            f"set etl.features.{name}.kind to categorical"
-        )
     if reason is not None:
         found.left_out[column] = reason
         if reason.startswith("an id") and sample.is_whole and not values.null_count and not found.key:
@@ -257,11 +251,18 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
             found.selected[f"{name}_{part}"] = f"{function}({quoted(column)})"
             found.features[f"{name}_{part}"] = {"kind": "cyclic", "period": period}
         return
-    assert feature is not None, "the column is not left out"
     found.selected[name] = quoted(column)
-    found.features[name] = feature
-    if code is not None:
+    found.features[name] = feature = feature_of(kind, values)
+    if kind not in WHOLE or feature["kind"] != "numeric":
+        return
+    if repeats(values):  # hours, ages and zones are amounts and names at once, and a model finds out which counts
+        code = {"kind": "categorical", "column": name, "min_count": CODE_ROWS}
         found.features[free_name(f"{name}_code", found, sample)] = code
+    elif IDS.search(column):
+        found.remarks[column] = (
+            "its name is one of ids or codes, and its whole numbers are taken for amounts; if they are ids, "
+            f"set etl.features.{name}.kind to categorical"
+        )
 
 
 def free_name(wanted: str, found: Columns, sample: TableSample) -> str:
@@ -298,17 +299,10 @@ def feature_of(kind: str, values: Any) -> dict[str, Any]:
     return {"kind": "numeric"} | ({"transform": "log1p"} if is_skewed(kind, values) else {})
 
 
-def code_of(kind: str, column: str, values: Any) -> dict[str, Any] | None:
-    """The second feature of whole numbers that repeat: each number's own code; None for other columns.
-
-    Hours, ages and zones are amounts and names at once, and a model finds out which counts.
-    """
+def repeats(values: Any) -> bool:
+    """Whether there are few values, each in many rows on average, so that each may have a code of its own."""
     distinct = pc.count_distinct(values, mode="only_valid").as_py()
-    if kind not in WHOLE or feature_of(kind, values)["kind"] != "numeric":
-        return None
-    if not 2 < distinct <= CODE_NUMBERS or len(values) < ROWS_PER_CODE * distinct:
-        return None
-    return {"kind": "categorical", "column": column, "min_count": CODE_ROWS}
+    return 2 < distinct <= CODE_NUMBERS and len(values) >= ROWS_PER_CODE * distinct
 
 
 def is_skewed(kind: str, values: Any) -> bool:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.blocks.predict import OURS
-from sparkring.conf.tasks import TASKS
+from sparkring.conf.tasks import TASKS, LabelForm
 from sparkring.etl.sources.read import quoted
 from sparkring.pipelines.init.columns import DATES, Columns, counts, decide_columns, in_sql
 from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, example_rows, python_use, run_name
@@ -159,7 +159,7 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
 
 def rare_share(sample: TableSample, columns: Columns) -> float:
     """The share of the rarer value of a binary label, where that is less than RARE; else 0."""
-    if columns.label.task != "binary":
+    if TASKS[columns.label.task].form is not LabelForm.FLAG:
         return 0.0
     (column,) = label_columns(sample, columns)
     counted = pc.value_counts(sample.rows.column(column).drop_null()).field("counts").to_numpy()

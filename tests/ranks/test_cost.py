@@ -18,8 +18,8 @@ pytestmark = [
     pytest.mark.ranks,
     pytest.mark.skipif(RANKS_ON != "cpu", reason="bytes are counted of Gloo and Horovod, between hosts' memories"),
 ]
-# Nothing is lost on this interface, but TCP sends again what a loaded machine acknowledges late: a probe of the tail, or
-# all after 0.2 s. Without either, the bytes of a step are the same within a thousandth, whatever else runs.
+# Nothing is lost on this interface, but TCP sends again what a loaded machine acknowledges late: a probe of the tail,
+# or all after 0.2 s. Without either, the bytes of a step are the same within a thousandth, whatever else runs.
 NOTHING_TWICE = (
     "ip route change local 127.0.0.1 dev lo table local rto_min 60s; echo 0 > /proc/sys/net/ipv4/tcp_early_retrans"
 )
