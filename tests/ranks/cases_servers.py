@@ -61,8 +61,8 @@ def serve(folder: Path, server: int, servers: int, workers: int, make: Make) -> 
 def at_servers(folder: Path, rank: int, servers: int) -> Iterator[ServersAt]:
     """Where the servers are, once they all listen; they end when every rank has left."""
     ports = [folder / f"port{server}" for server in range(servers)]
-    while not all(port.exists() for port in ports):
-        time.sleep(0.02)
+    for port in ports:
+        wait_for(port)
     try:
         yield ServersAt([("127.0.0.1", int(port.read_text())) for port in ports], SECRET)
     finally:
@@ -121,6 +121,11 @@ def trained(strategy: MeshStrategy, dtype: torch.dtype, uneven: bool = False) ->
     }
 
 
+def wait_for(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.005)
+
+
 def part_of(part: BatchShare, parts: int, dtype: torch.dtype) -> Batch:
     """The rows of a part, of `parts` in a global batch; one row of the first is not finite at clock 5."""
     batch = rating_batch(part.clock, dtype)
@@ -140,8 +145,10 @@ def backed(rank: int, world: int, case: dict[str, Any], at: ServersAt, folder: P
         part = strategy.take(min(STEPS, (step // MEETING + 1) * MEETING))
         batch = Batch({}, 0, ROWS, 0) if part is None else on_device(part_of(part, strategy.parts, dtype), strategy)
         strategy.forward_backward(batch)
-        while rank == world - 1 and step % MEETING == 0 and not (folder / f"past-{step}").exists():
-            time.sleep(0.005)
+        if step % MEETING == 0:  # the last rank takes its part before the others begin, and is late with it
+            if rank == world - 1:
+                (folder / f"taken-{step}").touch()
+            wait_for(folder / (f"past-{step}" if rank == world - 1 else f"taken-{step}"))
         info = strategy.step(1e-2)
         if rank == 0 and step % MEETING == 3:
             (folder / f"past-{step - 3}").touch()

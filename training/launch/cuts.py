@@ -2,7 +2,8 @@
 
 The driver asks each rank to offer a step that it has not passed and will not pass before it hears more. The largest
 offer is the cut: it is announced to all ranks, and each acts when it has made exactly that step. A rank that reaches
-its own offer before the announcement waits there, for milliseconds.
+its own offer before the announcement waits there, for milliseconds. Once a rank has returned, which has made all steps,
+no other may act before the end: the cut is then a step that nobody reaches.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from sparkring.training.launch.messages import CutAt, OfferCut
 
 Orders: TypeAlias = list[tuple[int, OfferCut | CutAt]]
 """(rank, message to it)."""
+NEVER = 1 << 62  # a step after the end of any training
 
 
 class Cuts:
@@ -21,6 +23,7 @@ class Cuts:
 
     def __init__(self, ranks: Iterable[int]):
         self._ranks = set(ranks)  # that have not returned
+        self._has_returned = False  # whether any rank has
         self._wanted = (False, False)  # (stop, checkpoint), of requests not announced yet
         self._offers: dict[int, int] | None = None  # rank -> step, of the cut being agreed
         self._announced: list[CutAt] = []
@@ -52,6 +55,7 @@ class Cuts:
     def returned(self, rank: int) -> Orders:
         """Take note that a rank has ended; nobody waits for its offer."""
         self._ranks.discard(rank)
+        self._has_returned = True
         return self._announce()
 
     def replaced(self, rank: int, step: int) -> Orders:
@@ -67,7 +71,8 @@ class Cuts:
         if not self._offers or not self._ranks <= self._offers.keys():
             return []
         stop, checkpoint = self._wanted
-        cut = CutAt(self._number, max(self._offers.values()), stop, checkpoint)
+        step = NEVER if self._has_returned else max(self._offers.values())
+        cut = CutAt(self._number, step, stop, checkpoint)
         self._announced.append(cut)
         self._offers, self._wanted = None, (False, False)
         return [(rank, cut) for rank in sorted(self._ranks)]

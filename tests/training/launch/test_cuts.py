@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sparkring.training.launch.cuts import Cuts, Orders
+from sparkring.training.launch.cuts import NEVER, Cuts, Orders
 from sparkring.training.launch.host.cuts import RankCuts
 from sparkring.training.launch.messages import CutAt, OfferCut
 
@@ -31,11 +31,14 @@ def test_requests_while_a_cut_is_agreed_join_it_and_later_ones_make_another() ->
     assert cuts.offered(0, 2, 4) == [(0, CutAt(2, 4, False, True))], "what was announced is not wanted again"
 
 
-def test_a_rank_that_has_returned_is_not_waited_for() -> None:
+def test_where_a_rank_has_returned_the_others_make_all_steps_too() -> None:
+    """It is not waited for, and it cannot act at a step that it has passed."""
     cuts = Cuts(range(3))
     cuts.ask(stop=True, checkpoint=False)
     assert cuts.offered(1, 1, 8) == [] == cuts.returned(0)
-    assert cuts.returned(2) == [(1, CutAt(1, 8, True, False))]
+    assert cuts.returned(2) == [(1, CutAt(1, NEVER, True, False))]
+    assert cuts.ask(stop=True, checkpoint=False) == [(1, OfferCut(2))]
+    assert cuts.offered(1, 2, 8) == [(1, CutAt(2, NEVER, True, False))], "asked for after it has returned"
     assert cuts.returned(1) == [] == cuts.ask(stop=True, checkpoint=False)
 
 
@@ -107,4 +110,6 @@ def test_ranks_that_go_on_at_any_pace_act_after_the_same_steps_though_messages_a
             steps[rank] += 1
             if any(done := ranks[rank].after(steps[rank])):
                 acted[rank][steps[rank]] = done
+            if steps[rank] == last and draw.random() < 0.5:  # else it still writes its last checkpoint
+                send(driver.returned(rank))
     assert all(one == acted[0] for one in acted)
