@@ -35,14 +35,14 @@ from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group
 from sparkring.training.launch.messages import Event, RankMetrics
-from sparkring.training.result import WorkerResult
+from sparkring.training.worker.result import WorkerResult
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 WORLD, SLOW_RANK, EVERY, LOGGED = 4, 1, 50, 25
-ENTRY, SERVER_ENTRY = "sparkring.training.worker:train", "sparkring.training.parameter_server:serve"
-PRELOAD = ("torch", "sparkring.training.worker", "sparkring.training.parameter_server")
+ENTRY, SERVER_ENTRY = "sparkring.training.worker.train:train", "sparkring.training.worker.server:serve"
+PRELOAD = ("torch", "sparkring.training.worker.train", "sparkring.training.worker.server")
 FORMS: dict[str, list[str]] = {
     "ring": [],
     "local SGD, every 10": ["parallel.averaging={kind: local_sgd, every: 10}"],

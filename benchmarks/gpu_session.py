@@ -53,11 +53,10 @@ from sparkring.training.data.batch import Batch, Meter
 from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.data.transfer import to_device
-from sparkring.training.device import pick_device
 from sparkring.training.launch.failure import cause_of
 from sparkring.training.models import loss as loss_module
 from sparkring.training.models.gpt import GPT, LanguageModelTask
-from sparkring.training.optim import build_optimizer
+from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.data_parallel.codecs import QUANTIZERS
 from sparkring.training.parallel.data_parallel.zero import TorchZero
@@ -65,6 +64,7 @@ from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.placement import make_placement
 from sparkring.training.parallel.process_groups import RankContext, make_device_mesh, start_process_group
 from sparkring.training.parallel.step import MeshStrategy
+from sparkring.training.worker.device import pick_device
 
 ROOT = Path(__file__).resolve().parent.parent
 # Dense bf16, by NVIDIA's data sheets; the first key found in the device's name counts. V100 has no bf16.

@@ -98,7 +98,7 @@ def measure(group: WorkerGroup, folder: Path, number: int, world: int, words: li
     run = folder / f"run{number}"
     config = load_config(str(folder / "recipe.yaml"), words).as_dict()
     payload = {"config": config, "dataset": str(folder / "table"), "run": str(run)}
-    job = JobSpec("sparkring.training.worker:train", payload, preload=PRELOAD)
+    job = JobSpec("sparkring.training.worker.train:train", payload, preload=PRELOAD)
     result = group.run(job, world, on_event, number).result
     weights = hashlib.sha256()
     for file in sorted((run / "model").iterdir()):

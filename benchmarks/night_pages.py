@@ -53,7 +53,7 @@ from sparkring.pipelines.tracking.mlflow_store import MlflowSink  # noqa: E402
 from sparkring.pipelines.tracking.registry import Registry  # noqa: E402
 from sparkring.pipelines.tracking.tags import HISTORY, NO_CHAMPION  # noqa: E402
 from sparkring.pipelines.tracking.views import links  # noqa: E402
-from sparkring.training.result import DriftFinding  # noqa: E402
+from sparkring.training.worker.result import DriftFinding  # noqa: E402
 
 NAME = "flights"
 WINDOW = 7  # days

@@ -33,7 +33,7 @@ from machine import measured_with, publish  # noqa: E402
 
 from benchmarks.nights import FIRST, NAME, Nights  # noqa: E402
 from sparkring.conf.storage import open_storage  # noqa: E402
-from sparkring.training.result import MODEL, TrainResult, read_result  # noqa: E402
+from sparkring.training.worker.result import MODEL, TrainResult, read_result  # noqa: E402
 
 WINDOW, BACKFILLED = 7, 14
 GATES: dict[str, Any] = {

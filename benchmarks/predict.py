@@ -36,9 +36,9 @@ from sparkring.pipelines.predict.job import run_predict
 from sparkring.pipelines.run.spark import DEFAULTS
 from sparkring.pipelines.serving import make_predictor
 from sparkring.training.checkpoint.weights import write_weights
-from sparkring.training.model_folder import describe_model
+from sparkring.training.model.folder import describe_model
+from sparkring.training.model.recipe_model import build_model
 from sparkring.training.parallel.state import TensorInfo
-from sparkring.training.recipe_model import build_model
 
 TARGET = 300_000  # rows per second
 TEXTS = 100  # values of a column

@@ -34,7 +34,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "house": ("training", "pipelines", "etl", "conf"),
     "lag_quality": ("training/tables",),
     "launch": ("training/launch", "pipelines/launch"),
-    "loop": ("training/loop.py", "training/worker.py", "training/parallel"),
+    "loop": ("training/loop/fit.py", "training/worker/train.py", "training/parallel"),
     "mutants": ("tests/mutants",),
     "new_user": ("pipelines/init",),
     "night_pages": ("pipelines/tracking",),

@@ -1,6 +1,6 @@
 """The finished model as a folder that predicts from raw rows.
 
-The folder is that of training/model_folder.py; MLflow calls `_load_pyfunc`. Nothing in it is code or an unrestricted
+The folder is that of training/model/folder.py; MLflow calls `_load_pyfunc`. Nothing in it is code or an unrestricted
 pickle. It names code: the classes of `model.factory` and `model.task`, which must be of `sparkring.training.models`, of
 modules that the loading process trusts by SPARKRING_MODEL_MODULES (names with commas between), or, where MLflow loads a
 model with its code, of the modules that travel with it (pipelines/portable/).
@@ -30,13 +30,13 @@ from sparkring.conf.storage import CHUNK_BYTES, Storage, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.conf.tasks import task_kind
 from sparkring.training.checkpoint.weights import read_weights
-from sparkring.training.data.columns import RaggedArray, numpy_dtype, one_array
+from sparkring.training.data.decoding.columns import RaggedArray, numpy_dtype, one_array
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.features.transform import RawColumn, RawFeatures
-from sparkring.training.model_folder import CONFIG, attach_tables, model_files, read_model_folder
+from sparkring.training.model.folder import CONFIG, attach_tables, model_files, read_model_folder
+from sparkring.training.model.recipe_model import build_model, pick_columns, start_model
 from sparkring.training.models.gpt import Sampling, generate
 from sparkring.training.models.initial import InitialModel
-from sparkring.training.recipe_model import build_model, pick_columns, start_model
 from sparkring.training.tasks import build_task
 
 if TYPE_CHECKING:

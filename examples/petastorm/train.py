@@ -12,7 +12,7 @@ import sys
 import torch
 from pyspark.sql import SparkSession
 
-from sparkring.pipelines.petastorm_front import make_spark_converter
+from sparkring.training.data.petastorm_adapter.spark import make_spark_converter
 
 EPOCHS = 3
 

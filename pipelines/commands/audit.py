@@ -25,7 +25,7 @@ from sparkring.training.data.audit.check import (
 )
 from sparkring.training.data.audit.log import read_run
 from sparkring.training.data.resume import OrderState
-from sparkring.training.loop import LoopRecord
+from sparkring.training.loop.fit import LoopRecord
 from sparkring.training.servers.event_log import EVENTS
 from sparkring.training.servers.replay import check_whole
 from sparkring.training.servers.segments import read_segments

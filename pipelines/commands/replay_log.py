@@ -9,9 +9,9 @@ import torch
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage, open_stored
-from sparkring.training.replay_run import ReplayReport, replay_run
-from sparkring.training.result import read_result
 from sparkring.training.servers.event_log import EVENTS
+from sparkring.training.worker.replay import ReplayReport, replay_run
+from sparkring.training.worker.result import read_result
 
 
 def replay_log(run_uri: str, dataset_uri: str = "", show: Callable[[str], None] = lambda line: None) -> ReplayReport:

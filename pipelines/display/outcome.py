@@ -10,7 +10,7 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.pipelines.run.trial import TAG
-from sparkring.training.result import TrainResult, WorkerResult
+from sparkring.training.worker.result import TrainResult, WorkerResult
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from sparkring.conf.errors import error_line
 from sparkring.conf.manifest import Column
 from sparkring.conf.tasks import LabelForm
 from sparkring.pipelines.evaluation.split_rows import SplitRows
-from sparkring.training.result import LabelBalance, Scores
+from sparkring.training.worker.result import LabelBalance, Scores
 
 log = logging.getLogger(__name__)
 MOST_CLASSES = 50  # stored by name; the rest together are OTHER

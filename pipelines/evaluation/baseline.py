@@ -21,7 +21,7 @@ from sparkring.conf.tasks import LabelForm, TaskKind
 from sparkring.pipelines.display.spark_jobs import spark_progress
 from sparkring.pipelines.evaluation import linear
 from sparkring.pipelines.evaluation.split_rows import SplitRows
-from sparkring.training.result import Scores
+from sparkring.training.worker.result import Scores
 
 log = logging.getLogger(__name__)
 

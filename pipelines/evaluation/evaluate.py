@@ -34,9 +34,9 @@ from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical
 from sparkring.training.metrics import perplexity, task_scores
-from sparkring.training.model_folder import attach_tables
-from sparkring.training.recipe_model import pick_columns
-from sparkring.training.result import MODEL, GroupScores, LabelBalance, RankedLists, TrainResult
+from sparkring.training.model.folder import attach_tables
+from sparkring.training.model.recipe_model import pick_columns
+from sparkring.training.worker.result import MODEL, GroupScores, LabelBalance, RankedLists, TrainResult
 
 log = logging.getLogger(__name__)
 EVALUATE = "evaluate"  # key of its run in MLflow

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparkring.training.result import GroupScores, Scores
+from sparkring.training.worker.result import GroupScores, Scores
 
 Array = np.ndarray
 MOST_VALUES = 10

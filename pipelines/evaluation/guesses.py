@@ -9,7 +9,7 @@ import numpy as np
 
 from sparkring.conf.tasks import BINARY
 from sparkring.training.metrics import class_counts, negative_log, task_scores, weighted_mean
-from sparkring.training.result import Scores
+from sparkring.training.worker.result import Scores
 
 MOST_LABELS = 20  # of which each is fitted in turn: some seconds
 MOST_COEFFICIENTS = 5_000_000  # of a multinomial regression: its solvers keep several copies of them

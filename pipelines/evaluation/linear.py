@@ -31,7 +31,7 @@ from sparkring.pipelines.evaluation.guesses import (
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.training.data.features.tensors import element_names
 from sparkring.training.metrics import negative_log, task_scores
-from sparkring.training.result import Scores
+from sparkring.training.worker.result import Scores
 
 Array = np.ndarray
 MAJORITY, LOGISTIC = "majority rate", "logistic regression (scikit-learn)"

@@ -32,7 +32,7 @@ from sparkring.pipelines.evaluation.guesses import (
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.training.data.features.tensors import element_names
 from sparkring.training.metrics import OF_LOSS, Rows, is_mean, row_values
-from sparkring.training.result import Scores
+from sparkring.training.worker.result import Scores
 
 MAJORITY, LOGISTIC = "majority rate", "logistic regression (Spark MLlib)"
 CLASS_RATES, MULTINOMIAL = "class rates", "multinomial logistic regression (Spark MLlib)"

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparkring.conf.tasks import BINARY, LabelForm
 from sparkring.training.metrics import checked_rows, task_scores
-from sparkring.training.result import GroupScores
+from sparkring.training.worker.result import GroupScores
 
 Array = np.ndarray
 OF_LABEL = ("auc", "average_precision", "f1", "loss")  # in the table of labels

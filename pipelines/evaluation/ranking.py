@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sparkring.conf.blocks.report import RankingConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.pipelines.evaluation.split_rows import SplitRows
-from sparkring.training.result import RankedLists, Scores
+from sparkring.training.worker.result import RankedLists, Scores
 
 Array = np.ndarray
 POPULARITY = "popularity"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.launch import LaunchConfig
-from sparkring.training.result import WorkerResult
+from sparkring.training.worker.result import WorkerResult
 
 HOUR_S = 3600.0
 

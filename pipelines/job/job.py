@@ -53,8 +53,8 @@ from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_l
 from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_folders
 from sparkring.pipelines.validate.recipe import check_against, check_foreseen, check_recipe
 from sparkring.pipelines.validate.tables import check_tables
-from sparkring.training.model_folder import describe_model, weights_sha256
-from sparkring.training.result import SUMMARY, TrainResult
+from sparkring.training.model.folder import describe_model, weights_sha256
+from sparkring.training.worker.result import SUMMARY, TrainResult
 
 log = logging.getLogger("sparkring")
 

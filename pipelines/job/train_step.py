@@ -48,12 +48,12 @@ from sparkring.training.launch.messages import (
 )
 from sparkring.training.launch.restart import RestartPolicy
 from sparkring.training.planner import format_rows
-from sparkring.training.result import FailedAttempt, History, TrainResult, WorkerResult
+from sparkring.training.worker.result import FailedAttempt, History, TrainResult, WorkerResult
 
 log = logging.getLogger(__name__)
 TRAIN = "train"  # key of its run in MLflow
-ENTRY = "sparkring.training.worker:train"
-SERVER_ENTRY = "sparkring.training.parameter_server:serve"
+ENTRY = "sparkring.training.worker.train:train"
+SERVER_ENTRY = "sparkring.training.worker.server:serve"
 SERVERS = "servers.json"  # artifact: what parameter servers have seen
 HOT_IDS = "hot_ids.json"  # artifact: the ids of sparse tables that training used most
 
@@ -219,7 +219,7 @@ def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:
 
 
 def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
-    """What every rank runs: `sparkring.training.worker.train` with the resolved configuration."""
+    """What every rank runs: `sparkring.training.worker.train.train` with the resolved configuration."""
     payload = {
         "config": resolved.as_dict(),
         "config_digest": resolved.digest,

@@ -169,9 +169,9 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from sparkring.training.device import pick_device
     from sparkring.training.parallel.data_parallel.coding_cost import CODECS, coding_cost
     from sparkring.training.parallel.process_groups import start_process_group
+    from sparkring.training.worker.device import pick_device
 
     timeout = timedelta(seconds=TIMEOUT_S)
     device = pick_device("auto", ctx.rank_info, timeout)

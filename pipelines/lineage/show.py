@@ -22,7 +22,7 @@ from sparkring.etl.windows.parts import PART_NAME, Part
 from sparkring.etl.windows.window import cut_source
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.client import client_limits
-from sparkring.training.result import MODEL, SUMMARY, TrainResult, read_result
+from sparkring.training.worker.result import MODEL, SUMMARY, TrainResult, read_result
 
 State = Literal["same", "changed", "gone", "not looked at"]
 

@@ -32,8 +32,8 @@ from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.serving import CODE, Writer, load_trusted
 from sparkring.training.checkpoint.weights import FILE as WEIGHTS
-from sparkring.training.data.columns import numpy_dtype
-from sparkring.training.model_folder import CONFIG, read_model_folder
+from sparkring.training.data.decoding.columns import numpy_dtype
+from sparkring.training.model.folder import CONFIG, read_model_folder
 from sparkring.training.models.sparse_embedding import sparse_embeddings
 
 Format = Literal["pt2", "onnx"]

@@ -28,11 +28,11 @@ from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.tracking.client import client_limits
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.training.checkpoint.weights import FILE, open_weights
-from sparkring.training.model_folder import MANIFEST, weights_at
-from sparkring.training.models.start import match_tensors
+from sparkring.training.model.folder import MANIFEST, weights_at
+from sparkring.training.model.start import match_tensors
 from sparkring.training.models.warm_start import WarmStartError, compare_features
-from sparkring.training.result import TrainResult
 from sparkring.training.tasks import model_class
+from sparkring.training.worker.result import TrainResult
 
 if TYPE_CHECKING:
     from sparkring.pipelines.tracking.fetch import RegisteredModel

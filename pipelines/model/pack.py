@@ -18,7 +18,7 @@ log = logging.getLogger("sparkring")
 
 @dataclass(frozen=True)
 class PackedModel:
-    """data: as training/model_folder.py describes it, and a sample; code: a folder for Python's path."""
+    """data: as training/model/folder.py describes it, and a sample; code: a folder for Python's path."""
 
     data: Path
     code: Path

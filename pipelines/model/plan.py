@@ -20,21 +20,21 @@ from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.etl_step import Sources
 from sparkring.pipelines.run.spark import session_settings, submitted
 from sparkring.training.data.batch import SAMPLE
-from sparkring.training.data.columns import is_fixed
-from sparkring.training.device import expected_device_type
+from sparkring.training.data.decoding.columns import is_fixed
+from sparkring.training.model.recipe_model import build_model, pick_columns
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.models.torch_private import meta_device
-from sparkring.training.own_optimizer import states_per_parameter
+from sparkring.training.optim.own import states_per_parameter
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import choose_engine
 from sparkring.training.parallel.mesh import resolve_mesh
 from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
 from sparkring.training.planner.workload import OPTIMIZER_STATES
-from sparkring.training.recipe_model import build_model, pick_columns
 from sparkring.training.tables.sharded import sent_bytes
 from sparkring.training.tables.update_rules import UpdateRule
 from sparkring.training.tasks import build_task, model_class
+from sparkring.training.worker.device import expected_device_type
 
 log = logging.getLogger(__name__)
 UNPLANNED = "activations, and what is sent for them, are not planned"

@@ -14,7 +14,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.serving import Predictor, check_trusted, copy_model_folder, make_predictor
 from sparkring.pipelines.tracking.client import client_limits
-from sparkring.training.model_folder import CONFIG, TrainedModel, model_files, read_model_folder, weights_sha256
+from sparkring.training.model.folder import CONFIG, TrainedModel, model_files, read_model_folder, weights_sha256
 
 SHORT = 12  # hex digits of a hash that names something
 

@@ -25,9 +25,9 @@ from sparkring.pipelines.tracking.alias import Version
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
-from sparkring.training.model_folder import CONFIG, TrainedModel, attach_tables, read_model_folder
-from sparkring.training.predictions import Predictions
-from sparkring.training.recipe_model import pick_columns
+from sparkring.training.model.folder import CONFIG, TrainedModel, attach_tables, read_model_folder
+from sparkring.training.model.predictions import Predictions
+from sparkring.training.model.recipe_model import pick_columns
 from sparkring.training.tasks import build_task
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from sparkring.etl.windows.parts import PART_NAME, Part
 from sparkring.etl.windows.window import read_statistics
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.promotion.distributions import Counts, column_counts, distance, prediction_counts
-from sparkring.training.result import DriftFinding
+from sparkring.training.worker.result import DriftFinding
 
 log = logging.getLogger(__name__)
 Array = NDArray[Any]

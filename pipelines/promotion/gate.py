@@ -30,8 +30,8 @@ from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.tags import NO_CHAMPION, WEIGHTS
 from sparkring.pipelines.tracking.tracker import JOB
 from sparkring.training.metrics import task_scores
-from sparkring.training.model_folder import weights_sha256
-from sparkring.training.result import MODEL, Decision, DriftFinding, Promotion, RuleFinding, TrainResult
+from sparkring.training.model.folder import weights_sha256
+from sparkring.training.worker.result import MODEL, Decision, DriftFinding, Promotion, RuleFinding, TrainResult
 
 log = logging.getLogger(__name__)
 Array = NDArray[Any]

@@ -30,7 +30,7 @@ from sparkring.pipelines.promotion.start import StartDecision, resolve_start
 from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.tracker import JOB
-from sparkring.training.result import DriftFinding, TrainResult, read_result
+from sparkring.training.worker.result import DriftFinding, TrainResult, read_result
 
 log = logging.getLogger(__name__)
 ReadChampion = Callable[[], Champion | None]

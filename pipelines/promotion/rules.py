@@ -17,7 +17,7 @@ from sparkring.conf.blocks.promote import MetricRule, PromoteConfig
 from sparkring.conf.tasks import TaskKind
 from sparkring.pipelines.promotion.scores import resampled
 from sparkring.training.metrics import task_scores
-from sparkring.training.result import RuleFinding
+from sparkring.training.worker.result import RuleFinding
 
 Array = NDArray[Any]
 SLICE_CONFIDENCE = 0.95  # that a slice has lost, where its rule names none

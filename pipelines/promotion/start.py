@@ -21,9 +21,9 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import CHUNK_BYTES, Storage
 from sparkring.conf.stored import CLOSED, read, up_to
 from sparkring.pipelines.promotion.champion import Champion, NotComparable
-from sparkring.training.model_folder import model_files
-from sparkring.training.result import TrainResult
-from sparkring.training.starting import change_since, starting_model
+from sparkring.training.model.folder import model_files
+from sparkring.training.model.starting import change_since, starting_model
+from sparkring.training.worker.result import TrainResult
 
 log = logging.getLogger(__name__)
 START, START_FOLDER = "start.json", "start"

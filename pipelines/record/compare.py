@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparkring.pipelines.record.record import Environment, ModuleFile, Record
-from sparkring.training.result import TrainResult
+from sparkring.training.worker.result import TrainResult
 
 Check = Literal["bits", "metrics"]
 Effect = Literal["training", "bits", "none"]

@@ -17,7 +17,7 @@ from sparkring.pipelines.record.compare import environment_differences
 from sparkring.pipelines.record.environment import content_digest, environment
 from sparkring.pipelines.record.record import PATCH, RECORD, Environment, Record, read_record
 from sparkring.pipelines.tracking.tracker import JOB
-from sparkring.training.model_folder import model_files, weights_at
+from sparkring.training.model.folder import model_files, weights_at
 
 MOST_PATCH_BYTES = 1 << 20
 GIT_TIMEOUT_S = 20.0

@@ -15,7 +15,7 @@ from sparkring.pipelines.evaluation.evaluate import HeldOut
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.training.metrics import Bin, ClassCounts, calibration, class_counts, top_calibration
-from sparkring.training.result import ServerTotals, plain_name
+from sparkring.training.worker.result import ServerTotals, plain_name
 
 MOST_ROWS = 25  # of a table under a figure
 MOST_CLASSES = 20  # of the confusion matrix; the rest together are one more

@@ -13,7 +13,7 @@ from sparkring.conf.tasks import PERPLEXITY, POSITIVE_SHARE
 from sparkring.pipelines.evaluation.balance import differences, split_losses
 from sparkring.pipelines.evaluation.evaluate import HeldOut, lost_to
 from sparkring.training.metrics import perplexity
-from sparkring.training.result import MODEL, GroupScores, Scores, TrainResult
+from sparkring.training.worker.result import MODEL, GroupScores, Scores, TrainResult
 
 TOTAL = "total_s"  # among the timings: of all stages together
 

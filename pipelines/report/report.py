@@ -28,7 +28,7 @@ from sparkring.pipelines.report.drawing import Drawn, draw
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
-from sparkring.training.result import read_result
+from sparkring.training.worker.result import read_result
 
 log = logging.getLogger(__name__)
 LEAST_SHOWN = 1e-6  # a smaller number is shown as zero

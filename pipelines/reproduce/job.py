@@ -46,9 +46,9 @@ from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.client import client_limits
 from sparkring.pipelines.tracking.tags import WEIGHTS
-from sparkring.training.data.columns import DataError
+from sparkring.training.data.decoding.columns import DataError
 from sparkring.training.data.files import FileOpener
-from sparkring.training.result import MODEL, SUMMARY, TrainResult, read_result
+from sparkring.training.worker.result import MODEL, SUMMARY, TrainResult, read_result
 
 Origin = Literal["dataset", "sources"]
 """Where training begins again: the run's own dataset, or its sources, of which the dataset is built again first."""

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, StoredError, read, up_to
-from sparkring.training.result import History
+from sparkring.training.worker.result import History
 
 log = logging.getLogger(__name__)
 HISTORY = "history.json"

@@ -27,7 +27,7 @@ from sparkring.training.planner.stragglers import (
     simulated_forms,
     without,
 )
-from sparkring.training.result import TrainResult, read_result
+from sparkring.training.worker.result import TrainResult, read_result
 
 log = logging.getLogger(__name__)
 STEP_TIMES = "step_times.json"

@@ -31,7 +31,7 @@ from sparkring.pipelines.schedule.lease import Lease, LeaseRequest, check_free, 
 from sparkring.pipelines.schedule.ledger import DateRecord, DateStatus, Ledger
 from sparkring.pipelines.schedule.upstream import wait_for
 from sparkring.pipelines.validate.folders import check_folders
-from sparkring.training.result import SUMMARY
+from sparkring.training.worker.result import SUMMARY
 
 if TYPE_CHECKING:  # a date that is done imports neither Spark's session nor torch
     from pyspark.sql import SparkSession

@@ -50,7 +50,7 @@ from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_fo
 from sparkring.pipelines.validate.recipe import against_problems, check_against, check_foreseen, recipe_problems
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.launch.failure import WorkerFailed
-from sparkring.training.result import WorkerResult
+from sparkring.training.worker.result import WorkerResult
 
 log = logging.getLogger("sparkring")
 SUFFIX = "-sweep"  # of the name that trials have, so that nothing takes them for runs of the recipe

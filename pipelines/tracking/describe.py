@@ -13,7 +13,7 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.plain_text import code_in_markdown, in_markdown
 from sparkring.conf.tasks import POSITIVE_SHARE
 from sparkring.pipelines.tracking.views import TRAINING, scores_of
-from sparkring.training.result import MODEL, TrainResult
+from sparkring.training.worker.result import MODEL, TrainResult
 
 VERSION = "<version>"  # in a card: the number that the registry will give
 CARD_BEGINS = "**Data** "

@@ -98,7 +98,7 @@ def find_job(tracking: TrackingConfig, model: RegisteredModel) -> RegisteredBy |
 
 
 def copy_model(tracking: TrackingConfig, model: RegisteredModel, target: Path) -> Path:
-    """Copy the model's files below `target`; returns the model folder, as training/model_folder.py describes it."""
+    """Copy the model's files below `target`; returns the model folder, as training/model/folder.py describes it."""
 
     def download() -> str:
         target.mkdir(parents=True, exist_ok=True)

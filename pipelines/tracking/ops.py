@@ -14,7 +14,7 @@ from typing_extensions import TypedDict  # pydantic asks for this one below Pyth
 
 from sparkring.conf.blocks.tracking import experiment_problem
 from sparkring.conf.stored import CLOSED, Count, Finite, FolderName, Label, RelativePath
-from sparkring.training.result import Decision
+from sparkring.training.worker.result import Decision
 
 Time = Annotated[Finite, Field(ge=0, lt=1e10, description="seconds since 1970; the end is in the year 2286")]
 TimeMs = Annotated[int, Field(ge=0, lt=10**13)]

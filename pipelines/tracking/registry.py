@@ -32,7 +32,7 @@ from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.mlmodel import read_mlmodel
 from sparkring.pipelines.tracking.tags import DATE, DECISION, NO_CHAMPION, REASON, WEIGHTS
 from sparkring.pipelines.tracking.views import NOTE, decision_note, decision_text
-from sparkring.training.result import Decision
+from sparkring.training.worker.result import Decision
 
 log = logging.getLogger(__name__)
 AT_MS = "sparkring.at_ms"  # tag of a version: when its job registered it, however late that was sent

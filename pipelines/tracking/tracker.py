@@ -35,7 +35,7 @@ from sparkring.pipelines.tracking.points import shown_name, split_finite
 from sparkring.pipelines.tracking.run_owner import HEARTBEAT_S, end_status, process_tags
 from sparkring.pipelines.tracking.system_metrics import SystemSampler
 from sparkring.pipelines.tracking.tags import COMMIT, JOB
-from sparkring.training.result import Promotion
+from sparkring.training.worker.result import Promotion
 
 if TYPE_CHECKING:
     from sparkring.pipelines.tracking.mlflow_store import MlflowSink

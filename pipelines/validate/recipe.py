@@ -29,16 +29,16 @@ from sparkring.pipelines.run.spark import session_settings, submitted
 from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.labels import label_range_problems
 from sparkring.pipelines.validate.tables import examine, table_problems
-from sparkring.training.data.decode import own_decoder
-from sparkring.training.device import NO_GPU
+from sparkring.training.data.decoding.cells import own_decoder
 from sparkring.training.hooks import hook_problems
+from sparkring.training.model.recipe_model import ModelColumns, pick_columns
+from sparkring.training.model.starting import change_since, starting_model
 from sparkring.training.models.groups import freeze
 from sparkring.training.models.torch_private import meta_device
-from sparkring.training.own_optimizer import optimizer_problems
-from sparkring.training.recipe_model import ModelColumns, pick_columns
-from sparkring.training.schedules import schedule_problems
-from sparkring.training.starting import change_since, starting_model
+from sparkring.training.optim.own import optimizer_problems
+from sparkring.training.optim.schedules import schedule_problems
 from sparkring.training.tasks import build_task, check_takes_weights, model_class
+from sparkring.training.worker.device import NO_GPU
 
 OURS = "sparkring."  # begins the modules whose `from_manifest` hands its arguments to the constructor
 

@@ -21,7 +21,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.conf.tasks import MULTICLASS
 from sparkring.pipelines.serving import TRUSTED, _load_pyfunc
 from sparkring.training.metrics import task_scores
-from sparkring.training.result import MODEL, read_result
+from sparkring.training.worker.result import MODEL, read_result
 from tests.e2e.commands import run_here
 
 pytestmark = pytest.mark.spark

@@ -26,7 +26,7 @@ from sparkring.pipelines.evaluation.ranking import POPULARITY
 from sparkring.pipelines.job.job import run_job
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.trial import trial_overrides
-from sparkring.training.result import MODEL, read_result
+from sparkring.training.worker.result import MODEL, read_result
 from tests.pipelines.init.test_init import write_images
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]  # `make test` runs a regression by the tutorial of a table

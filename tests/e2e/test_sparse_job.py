@@ -17,7 +17,7 @@ from sparkring.pipelines.job.job import run_job
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.serving import load_trusted
 from sparkring.pipelines.tracking.fetch import copy_model, find_model
-from sparkring.training.result import MODEL, read_result
+from sparkring.training.worker.result import MODEL, read_result
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROWS, USERS = 6000, 300

@@ -18,7 +18,7 @@ from sparkring.conf.load import Resolved
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.job.job import run_job
 from sparkring.pipelines.run.exit_codes import Exit
-from sparkring.training.result import MODEL, read_result
+from sparkring.training.worker.result import MODEL, read_result
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROWS = 4000

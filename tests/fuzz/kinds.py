@@ -61,17 +61,17 @@ from sparkring.training.checkpoint.weights import read_weights, write_weights
 from sparkring.training.data.audit.log import read_records
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.launch.channel.frames import ProtocolError, decode, encode
-from sparkring.training.loop import LoopRecord, TrainerState
-from sparkring.training.model_folder import TABLES, attach_tables, model_files, write_tables
+from sparkring.training.loop.fit import LoopRecord, TrainerState
+from sparkring.training.model.folder import TABLES, attach_tables, model_files, write_tables
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.parallel.state import TensorInfo
-from sparkring.training.result import SUMMARY, FailedAttempt, read_result
 from sparkring.training.servers.definition import Definition, decoded
 from sparkring.training.servers.partition import cut_parameters
 from sparkring.training.tables.exchange import Alone
 from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import TableSpec
 from sparkring.training.tables.update_rules import UpdateRule
+from sparkring.training.worker.result import SUMMARY, FailedAttempt, read_result
 from tests.etl.sources.iceberg.tables import delete_by_position
 from tests.etl.sources.iceberg.tables import paths as table_paths
 from tests.pipelines.results import train_result

@@ -25,10 +25,10 @@ BATCHING, STEP, GRADIENTS = (f"{PARALLEL}/{name}.py" for name in ("batching", "s
 REDUCE, ZERO, HVD_ZERO = (f"{PARALLEL}/data_parallel/{name}.py" for name in ("reduce", "zero", "horovod_zero"))
 MODEL_PARALLEL = f"{PARALLEL}/model_parallel"
 CONTEXT, PLACEMENT, SCHEDULES = (f"{MODEL_PARALLEL}/{name}.py" for name in ("context", "placement", "schedules"))
-OPTIM, LOSS = "training/optim.py", "training/models/loss.py"
-ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit/check.py", "training/data/pool.py"
+OPTIM, LOSS = "training/optim/build.py", "training/models/loss.py"
+ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit/check.py", "training/data/decoding/pool.py"
 AUDIT_LOG = "training/data/audit/log.py"
-ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/policy.py", "training/loop.py"
+ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/policy.py", "training/loop/fit.py"
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py"
 SERVING, T_SERVING = "pipelines/serving.py", "tests/pipelines/test_serving.py"
@@ -53,7 +53,7 @@ WEIGHTS, T_WEIGHTS, T_ETL_WEIGHTS = "etl/weights.py", "tests/etl/test_weights.py
 FLAGS, T_FLAGS, T_LABELS = "etl/flags.py", "tests/etl/test_flags.py", "tests/spark/test_etl_labels.py"
 KINDS, T_KINDS = "conf/tasks.py", "tests/conf/test_tasks.py"
 TASKS, T_TASKS = "training/tasks.py", "tests/training/test_tasks.py"
-RECIPE_MODEL, T_RECIPE_MODEL = "training/recipe_model.py", "tests/training/test_recipe_model.py"
+RECIPE_MODEL, T_RECIPE_MODEL = "training/model/recipe_model.py", "tests/training/test_recipe_model.py"
 T_LABEL_RULES, MULTILABEL = "tests/conf/rules/test_labels.py", "pipelines/evaluation/multilabel.py"
 T_MULTILABEL = "tests/pipelines/evaluation/test_multilabel.py"
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
@@ -63,7 +63,7 @@ GUESSES, LINEAR = "pipelines/evaluation/guesses.py", "pipelines/evaluation/linea
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
 CUTS, T_CUTS = "training/launch/cuts.py", "tests/training/launch/test_cuts.py"
 HOST_CUTS, T_HOST_CUTS = "training/launch/host/cuts.py", "tests/training/launch/host/test_cuts.py"
-LOOP_TIMING = "training/loop_timing.py"
+LOOP_TIMING = "training/loop/timing.py"
 SERVERS, T_SERVERS = "training/launch/servers.py", "tests/training/launch/test_servers.py"
 ATTEMPT, FORK_SERVER = "training/launch/attempt.py", "training/launch/host/fork_server.py"
 MEANS, T_MEANS = "training/launch/means.py", "tests/training/launch/test_means.py"
@@ -71,7 +71,7 @@ T_RECOMMENDER, T_DRAWN = "tests/pipelines/init/test_recommender.py", "tests/spar
 RANKING, T_RANKING = "pipelines/evaluation/ranking.py", "tests/pipelines/evaluation/test_ranking.py"
 ALS, T_ALS = "pipelines/evaluation/als.py", "tests/pipelines/evaluation/test_als.py"
 FACTORS, T_FACTORS = "training/models/factors.py", "tests/training/models/test_factors.py"
-DECODE, T_DECODE = "training/data/decode.py", "tests/training/data/test_decode.py"
+DECODE, T_DECODE = "training/data/decoding/cells.py", "tests/training/data/test_decode.py"
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 TABLES, T_TABLE = "training/tables", "tests/training/tables/test_table.py"
@@ -110,10 +110,10 @@ T_LATE = f"tests/{PARALLEL}/servers/test_late_residuals.py"
 T_DRAWS = f"tests/{PARALLEL}/servers/test_strategy.py"
 BATCH_NORM = f"{PARALLEL}/data_parallel/batch_norm.py"
 T_BATCH_NORM = "tests/ranks/test_batch_norm.py"
-RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
-OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
+RATES, T_RATES = "training/optim/schedules.py", "tests/training/test_schedules.py"
+OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/optim/own.py", "tests/training/test_own_optimizer.py"
 TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
-BEGIN, T_BEGIN = "training/models/start.py", "tests/training/models/test_start.py"
+BEGIN, T_BEGIN = "training/model/start.py", "tests/training/models/test_start.py"
 MODEL_START, T_MODEL_START = "pipelines/model/model_start.py", "tests/pipelines/test_model_start.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
 COMPLETION, T_COMPLETION = "pipelines/cli/completion.py", "tests/pipelines/test_completion.py"
@@ -151,7 +151,7 @@ OL_RECORD = "pipelines/lineage/record.py"
 OL_DATASETS, OL_EVENTS, OL_SEND, OL_DRIVER = (f"pipelines/tracking/openlineage/{name}.py" for name in OL)
 T_OL_DATASETS, T_OL_EVENTS, T_OL_SEND = (f"tests/pipelines/tracking/openlineage/test_{name}.py" for name in OL[:3])
 METRICS, T_METRICS = "training/metrics.py", "tests/training/test_metrics.py"
-EVALUATION, T_EVALUATION = "training/evaluation.py", "tests/training/test_evaluation.py"
+EVALUATION, T_EVALUATION = "training/loop/evaluation.py", "tests/training/test_evaluation.py"
 BALANCE, T_BALANCE = "pipelines/evaluation/balance.py", "tests/pipelines/evaluation/test_balance.py"
 DRAWING, T_DRAWING = "pipelines/report/drawing.py", "tests/pipelines/report/test_drawing.py"
 REPORT_INPUTS, T_REPORT_INPUTS = "pipelines/report/inputs.py", "tests/pipelines/report/test_inputs.py"
@@ -484,7 +484,7 @@ MUTANTS = (
     Mutant(WARM, "root = s[:new].sqrt()", "root = s[:new]", T_WARM),
     Mutant(TABULAR, "order = [place[column]", "order = [self.numeric_names.index(column)", T_WARM),
     Mutant(
-        "training/worker.py",
+        "training/worker/train.py",
         "config.warm_start is not None and latest is None",
         "config.warm_start is not None",
         "tests/training/test_warm_start_run.py",
@@ -1095,7 +1095,7 @@ MUTANTS = (
     Mutant(MODEL_START, "if run.exists(RECORD):", "if False:", T_MODEL_START),
     Mutant(MODEL_START, "if not folder.exists(file):", "if False:", T_MODEL_START),
     Mutant(
-        "training/starting.py",
+        "training/model/starting.py",
         "if resumed:",
         "if False:",
         "tests/training/test_warm_start_run.py",
@@ -1407,7 +1407,7 @@ MUTANTS = (
     ),
     Mutant(f"{PARALLEL}/servers/backup.py", "return min(wanted, world // 2)", "return wanted", T_FEWER),
     Mutant(f"{PARALLEL}/servers/backup.py", "lookahead = AHEAD", "lookahead = 1", T_BACKUP),
-    Mutant("training/splits.py", "config.checkpoint, cut)", "config.checkpoint)", T_FEWER),
+    Mutant("training/worker/splits.py", "config.checkpoint, cut)", "config.checkpoint)", T_FEWER),
     Mutant("training/data/audit/parts.py", "if (epoch, step) not in recorded:", "if True:", T_PARTS_AUDIT),
     Mutant("training/data/parts.py", "min(self._next + FAR, self._end)", "self._end", T_READ_PARTS),
     Mutant("training/data/parts.py", "others[: len(others) - OPEN + 1]", "[]", T_READ_PARTS),
@@ -1431,9 +1431,9 @@ MUTANTS = (
     Mutant(
         "pipelines/commands/audit.py", "if step not in logged", "if False", f"tests/{SERVERS_FOLDER}/test_segments.py"
     ),
-    Mutant("training/replay_run.py", '"bound": header.bound, ', "", T_CHANGED_BOUND),
-    Mutant("training/replay_run.py", '"damp": header.damp, ', "", T_CHANGED_BOUND),
-    Mutant("training/replay_run.py", ', "max_lag": None}', "}", T_CHANGED_BOUND),
+    Mutant("training/worker/replay.py", '"bound": header.bound, ', "", T_CHANGED_BOUND),
+    Mutant("training/worker/replay.py", '"damp": header.damp, ', "", T_CHANGED_BOUND),
+    Mutant("training/worker/replay.py", ', "max_lag": None}', "}", T_CHANGED_BOUND),
     # --- stops, checkpoints and the logged loss without collectives
     Mutant(CUTS, "max(self._offers.values())", "min(self._offers.values())", T_CUTS),
     Mutant(CUTS, "or not self._ranks <= self._offers.keys()", "", T_CUTS),
@@ -1448,9 +1448,9 @@ MUTANTS = (
     Mutant(MEANS, "if metrics.step <= self._merged:", "if False:", T_MEANS),
     Mutant(LOOP, "is_first=reporter.rank == 0", "is_first=True", T_LOOP),
     Mutant(
-        "training/loop_timing.py", "False\n        self.asked = True", "False", "tests/training/test_loop_timing.py"
+        "training/loop/timing.py", "False\n        self.asked = True", "False", "tests/training/test_loop_timing.py"
     ),
-    Mutant("training/worker.py", "if strategy.meets_each_step:", "if True:", T_TRAIN_HOOKS),
+    Mutant("training/worker/train.py", "if strategy.meets_each_step:", "if True:", T_TRAIN_HOOKS),
     Mutant(f"{AVERAGING}/strategy.py", "meets_each_step = False", "meets_each_step = True", T_TRAIN_HOOKS),
     # --- servers, and ranks that are replaced
     Mutant(SERVERS, "for agent in reversed(agents)}", "for agent in agents}", f"{T_SERVERS} -k numbered"),
@@ -1515,7 +1515,9 @@ MUTANTS = (
     Mutant("etl/windows/window.py", "weighted[own or split] += rows", "weighted[split] += rows", T_ETL_WEIGHTS),
     Mutant("training/data/weights.py", ".double() / self._mean", ".double()", T_WEIGHTED_RUN),
     Mutant("training/data/weights.py", "weight * batch.weight)", "weight)", T_WEIGHTED_RUN),
-    Mutant("training/predictions.py", "real = batch.real_rows()", "real = batch.row_weights() > 0", T_WEIGHTED_RUN),
+    Mutant(
+        "training/model/predictions.py", "real = batch.real_rows()", "real = batch.row_weights() > 0", T_WEIGHTED_RUN
+    ),
     Mutant(
         EVALUATION,
         "self.task.split_metrics(ordered[:, :-1], ordered[:, -1])",
@@ -1560,13 +1562,13 @@ MUTANTS = (
     Mutant(TRAIN_HOOKS, "cls.on_step is not Hook.on_step", "False", T_TRAIN_HOOKS),
     Mutant("pipelines/record/environment.py", '"optim.name": config.optim.name,', "", T_ENVIRONMENT),
     Mutant(
-        "training/worker.py",
+        "training/worker/train.py",
         'if optim.schedule == "plateau" else lambda state: state',
         "if False else lambda state: state",
         "tests/training/test_worker.py -k plateau",
     ),
     Mutant(
-        "training/worker.py",
+        "training/worker/train.py",
         "dict(state.last_valid), state.best_step",
         "state.last_valid, state.best_step",
         "tests/training/test_worker.py -k hooks_see",
@@ -1632,7 +1634,7 @@ MUTANTS = (
     Mutant(GROUPS, "rest = counted & ~np", "rest = ~np", T_GROUPS),
     Mutant(GROUPS, "np.argsort(-rows", "np.argsort(rows", T_GROUPS),
     Mutant(GROUPS, "if rest.sum() >= min_rows:", "if rest.any():", T_GROUPS),
-    Mutant("training/result.py", "if plain == text else", "if True else", T_GROUPS),
+    Mutant("training/worker/result.py", "if plain == text else", "if True else", T_GROUPS),
     # --- lists
     Mutant(RANKING, "(-predictions, lists)", "(predictions, lists)", T_RANKING),
     Mutant(RANKING, "np.minimum(before + size, most)", "np.minimum(before + 1, most)", T_RANKING),
@@ -1757,13 +1759,13 @@ MUTANTS = (
     ),
     Mutant("pipelines/evaluation/evaluate.py", "attach_tables(writer.model, model)", "pass", T_EVALUATE),
     Mutant(
-        "training/model_folder.py",
+        "training/model/folder.py",
         'hashlib.sha256("".join(found).encode()).hexdigest()',
         "found[0]",
         T_TABLE_FILES,
     ),
     Mutant(
-        "training/worker.py",
+        "training/worker/train.py",
         "if config.warm_start is not None and latest is None:",
         'if config.warm_start is not None and not run.exists("checkpoints"):',
         "tests/training/test_worker_tables.py -k warm_start",
@@ -1800,7 +1802,7 @@ MUTANTS = (
     Mutant("pipelines/run/stragglers.py", "form.rate >= WORTH and ", "", T_ADVICE),
     Mutant("pipelines/run/stragglers.py", "len(table) != len(steps) * ranks or ", "", T_ADVICE),
     Mutant(
-        "training/loop_timing.py",
+        "training/loop/timing.py",
         'self.last_s["step"] - waited_s',
         'self.last_s["step"]',
         "tests/training/test_loop_timing.py -k window",

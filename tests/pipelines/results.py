@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkring.training.result import MODEL, TrainResult, WorkerResult
+from sparkring.training.worker.result import MODEL, TrainResult, WorkerResult
 
 
 def rank_result(**changes: Any) -> WorkerResult:

@@ -13,9 +13,9 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.checkpoint.weights import write_weights
-from sparkring.training.model_folder import describe_model
+from sparkring.training.model.folder import describe_model
+from sparkring.training.model.recipe_model import build_model
 from sparkring.training.parallel.state import TensorInfo
-from sparkring.training.recipe_model import build_model
 
 FEATURES: dict[str, Any] = {
     "version": 1,

@@ -20,8 +20,8 @@ from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import RunRecord, Runs
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.validate.recipe import check_against, metric_problems_of
-from sparkring.training.result import DriftFinding, Promotion
 from sparkring.training.tasks import Task
+from sparkring.training.worker.result import DriftFinding, Promotion
 from tests.pipelines.results import train_result
 
 SPLITS = ("train", "valid", "test")

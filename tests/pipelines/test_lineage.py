@@ -34,7 +34,7 @@ from sparkring.pipelines.serving import signature_inputs, signature_outputs
 from sparkring.pipelines.tracking.fetch import RegisteredModel, copy_model
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
-from sparkring.training.result import SUMMARY
+from sparkring.training.worker.result import SUMMARY
 from tests.pipelines.results import train_result
 from tests.pipelines.served import CONFIG, manifest, model_folder
 from tests.spark.sales import recipe, write_sales

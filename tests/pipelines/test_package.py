@@ -15,7 +15,7 @@ def test_the_archive_holds_all_our_code_and_only_that() -> None:
     with zipfile.ZipFile(io.BytesIO(code_archive())) as archive:
         names = archive.namelist()
     assert {
-        f"sparkring/{name}" for name in ("training/worker.py", "pipelines/report/report.html", "__init__.py")
+        f"sparkring/{name}" for name in ("training/worker/train.py", "pipelines/report/report.html", "__init__.py")
     } <= set(names)
     assert "sparkring/conf/recipes/flights.yaml" in names
     assert not [name for name in names if "__pycache__" in name or not name.startswith("sparkring/")]

@@ -20,7 +20,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.pipelines.serving import Predictor
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
-from sparkring.training.recipe_model import build_model, pick_columns
+from sparkring.training.model.recipe_model import build_model, pick_columns
 from sparkring.training.tasks import build_task
 
 STORED = {

@@ -32,7 +32,7 @@ from sparkring.pipelines.tracking.params import flat_params
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.launch.failure import Failure, WorkerFailed
 from sparkring.training.launch.messages import AttemptEnded
-from sparkring.training.model_folder import describe_model
+from sparkring.training.model.folder import describe_model
 from tests.pipelines.results import train_result
 
 PLAIN, ODD = "hunter2Zq9", "hunter2Zq9/Sl4sh+x"  # the second as AWS makes them

@@ -36,7 +36,7 @@ from sparkring.training.launch.messages import (
     Straggler,
 )
 from sparkring.training.launch.restart import best_world
-from sparkring.training.result import FailedAttempt, IdUses
+from sparkring.training.worker.result import FailedAttempt, IdUses
 from tests.pipelines.results import rank_result
 from tests.pipelines.tracking.test_tracker import away, journaled
 

@@ -8,9 +8,9 @@ import torch
 
 from sparkring.conf.storage import open_storage
 from sparkring.training.checkpoint.weights import open_weights, write_weights
+from sparkring.training.model.start import match_tensors, start_model_with
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.models.initial import record_model
-from sparkring.training.models.start import match_tensors, start_model_with
 from sparkring.training.models.warm_start import whole
 from sparkring.training.parallel.state import TensorInfo
 from tests.ranks.cases_mesh import token_batch

@@ -100,7 +100,7 @@ def main() -> None:
     import torch._dynamo  # with sympy; the first step of many ranks would import it
     import torch.distributed.pipelining
 
-    import sparkring.training.worker  # noqa: F401
+    import sparkring.training.worker.train  # noqa: F401
 
     gc.freeze()  # a rank's collector need not walk (and so copy) what all of them share
     for line in sys.stdin:

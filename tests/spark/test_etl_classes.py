@@ -16,7 +16,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.pin import pin_sources
-from sparkring.training.data.columns import DataError
+from sparkring.training.data.decoding.columns import DataError
 from sparkring.training.data.features.tensors import TensorSource
 
 pytestmark = pytest.mark.spark

@@ -20,7 +20,7 @@ from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.pin import pin_sources
 from sparkring.etl.windows.window import build_window, pin_window
-from sparkring.training.data.columns import DataError
+from sparkring.training.data.decoding.columns import DataError
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.files import FileOpener
 from sparkring.training.data.select import select_all

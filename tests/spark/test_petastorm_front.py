@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from sparkring.conf.blocks.data import DataConfig, PetastormConfig
-from sparkring.pipelines.petastorm_front import make_spark_converter, write_petastorm
 from sparkring.training.data.petastorm_adapter.dataset import is_unischema, row_group_rows
 from sparkring.training.data.petastorm_adapter.reader import PetastormReader
+from sparkring.training.data.petastorm_adapter.spark import make_spark_converter, write_petastorm
 from sparkring.training.data.request import DataRank
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]

@@ -12,9 +12,9 @@ import torch
 from sparkring.training.hooks import Hook, StepSeen
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.models.tabular import Tabular
-from sparkring.training.result import WorkerResult
 from sparkring.training.servers.client import Client
-from sparkring.training.worker import train
+from sparkring.training.worker.result import WorkerResult
+from sparkring.training.worker.train import train
 
 
 class Noisy(Tabular):

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from sparkring.training import device
-from sparkring.training.device import SeenGpu, choose_device_type, expected_device_type, pick_device
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import run_local
+from sparkring.training.worker.device import SeenGpu, choose_device_type, expected_device_type, pick_device
+from sparkring.training.worker.train import device
 
 TIMEOUT = timedelta(seconds=60)
 

@@ -12,7 +12,7 @@ import torch
 from sparkring.conf.blocks.train import EarlyStopping, TrainConfig
 from sparkring.conf.tasks import BINARY
 from sparkring.training.data.batch import Batch
-from sparkring.training.evaluation import WholeSplit, evaluate_split, wants_whole_split
+from sparkring.training.loop.evaluation import WholeSplit, evaluate_split, wants_whole_split
 from sparkring.training.metrics import task_scores
 from sparkring.training.models.task import Task
 from sparkring.training.tasks import build_task

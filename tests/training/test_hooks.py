@@ -15,7 +15,7 @@ import torch
 from sparkring.training.hooks import CheckpointSeen, EvaluationSeen, HookFailed, Hooks, StepSeen, hook_problems
 from sparkring.training.parallel.averaging.strategy import AveragedStrategy
 from sparkring.training.parallel.step import MeshStrategy
-from sparkring.training.worker import loss_seen
+from sparkring.training.worker.train import loss_seen
 
 OWN = "tests.training.own_hooks"
 STEP = StepSeen(5, 0.5, 500, 0.25, 1e-3, 2.0, False, 2)

@@ -22,7 +22,7 @@ from sparkring.training.data.batch import Batch
 from sparkring.training.data.order import epoch_ids
 from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import ReadRequest
-from sparkring.training.loop import (
+from sparkring.training.loop.fit import (
     Callbacks,
     LoopRecord,
     TrainerState,
@@ -325,7 +325,7 @@ def test_when_a_checkpoint_is_written(
     monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], asked_at: int | None, saved: list[int]
 ) -> None:
     world: Any = World(asked_at)
-    monkeypatch.setattr("sparkring.training.loop_timing.time", SimpleNamespace(monotonic=lambda: world.now))
+    monkeypatch.setattr("sparkring.training.loop.timing.time", SimpleNamespace(monotonic=lambda: world.now))
     callbacks = Callbacks(lambda _: 0.1, lambda step: {"loss": LOSSES[step // 6 - 1]}, world.save)
     fit(world, world, callbacks, world, SHORT, NO_CHECKPOINTS.model_copy(update=how), TrainerState())
     assert world.saved == saved

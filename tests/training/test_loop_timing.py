@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from sparkring.training.loop_timing import LoopTiming
+from sparkring.training.loop.timing import LoopTiming
 
 
 def test_a_window_holds_means_per_step_and_the_next_one_begins_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("sparkring.training.loop_timing.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("sparkring.training.loop.timing.time", SimpleNamespace(monotonic=lambda: now[0]))
     timing = LoopTiming()
     reader: Any = SimpleNamespace(meter=SimpleNamespace(take=lambda: {"decode_s": 1.0, "first_batch_s": 5.0}))
     strategy: Any = SimpleNamespace(waited_s=3.0)
@@ -35,7 +35,7 @@ def test_a_window_holds_means_per_step_and_the_next_one_begins_empty(monkeypatch
 
 def test_a_checkpoint_by_the_clock_is_asked_for_once_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("sparkring.training.loop_timing.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("sparkring.training.loop.timing.time", SimpleNamespace(monotonic=lambda: now[0]))
     timing, found = LoopTiming(), list[bool]()
     for now[0] in (1.0, 2.0, 3.0):
         assert not timing.is_overdue(None)

@@ -9,7 +9,7 @@ from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.training.checkpoint.weights import FILE
-from sparkring.training.model_folder import describe_model, read_model_folder
+from sparkring.training.model.folder import describe_model, read_model_folder
 
 MANIFEST = DatasetManifest(
     name="d", fingerprint="0" * 64, created_at="", columns=(Column(name="x", dtype="float32"),), files=(), splits={},

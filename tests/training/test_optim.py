@@ -10,7 +10,7 @@ from torch import nn
 
 from sparkring.conf.blocks.optim import OptimConfig, ParameterGroup
 from sparkring.training.models.groups import freeze
-from sparkring.training.optim import LayerWise, build_optimizer, parameter_groups
+from sparkring.training.optim.build import LayerWise, build_optimizer, parameter_groups
 from sparkring.training.parallel.state import optimizer_tensors
 
 

@@ -10,7 +10,7 @@ import torch
 
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch
-from sparkring.training.predictions import Predictions
+from sparkring.training.model.predictions import Predictions
 from sparkring.training.tasks import BinaryTask
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
-from sparkring.training.data.columns import DataError
+from sparkring.training.data.decoding.columns import DataError
 from sparkring.training.data.features.transform import TagFlags
+from sparkring.training.model.recipe_model import build_model, pick_columns
 from sparkring.training.models.warm_start import WarmStartError, compare_features
-from sparkring.training.recipe_model import build_model, pick_columns
 
 X = Column(name="x", dtype="float32")
 FLAGS = [Column(name=name, dtype="int64", role="label") for name in ("a", "b")]

@@ -10,7 +10,7 @@ import pytest
 
 from sparkring.conf.manifest import ManifestError
 from sparkring.conf.storage import open_storage
-from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, read_result
+from sparkring.training.worker.result import MODEL, SUMMARY, FailedAttempt, read_result
 from tests.pipelines.results import rank_result, train_result
 
 FAILED = FailedAttempt(

@@ -64,7 +64,7 @@ def train(
 
     config = load_config("text", [*SMALL, f"launch.world={world}", *words]).as_dict()
     payload = {"config": config, "dataset": str(text), "run": str(run)}
-    result = group.run(JobSpec("sparkring.training.worker:train", payload), world, on_event)
+    result = group.run(JobSpec("sparkring.training.worker.train:train", payload), world, on_event)
     return losses, result.result
 
 

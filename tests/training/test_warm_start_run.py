@@ -33,10 +33,10 @@ from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.messages import Event, RankEvent, RankMetrics
-from sparkring.training.model_folder import describe_model, read_model_folder
-from sparkring.training.models.start_match import StartMatch
+from sparkring.training.model.folder import describe_model, read_model_folder
+from sparkring.training.model.start_match import StartMatch
 from sparkring.training.parallel.state import TensorInfo
-from sparkring.training.result import WorkerResult
+from sparkring.training.worker.result import WorkerResult
 
 pytestmark = pytest.mark.ranks
 ROWS, SHIFT = 6000, 40.0
@@ -117,7 +117,7 @@ def train(group: WorkerGroup, world: int, run: Path, dataset: Path, *words: str)
             first.append(event.data["from_step"])
 
     payload = {"config": resolved.as_dict(), "dataset": str(dataset), "run": str(run)}
-    found = group.run(JobSpec("sparkring.training.worker:train", payload), world, on_event, 1)
+    found = group.run(JobSpec("sparkring.training.worker.train:train", payload), world, on_event, 1)
     result = TypeAdapter(WorkerResult).validate_python(found.results[0])
     return Night(run, resolved.config, losses, first[0], result.steps, result.started)
 

@@ -34,7 +34,6 @@ from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.conf.tasks import BINARY, MULTILABEL
 from sparkring.pipelines.commands.audit import audit_run
-from sparkring.training.agreement import agree_threads
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
@@ -49,7 +48,8 @@ from sparkring.training.launch.messages import (
     ServerEvent,
 )
 from sparkring.training.metrics import task_scores
-from sparkring.training.result import WorkerResult
+from sparkring.training.worker.agreement import agree_threads
+from sparkring.training.worker.result import WorkerResult
 from tests.training.own_example import RECIPE as EXAMPLE_RECIPE
 
 pytestmark = pytest.mark.ranks
@@ -172,7 +172,7 @@ class Job:
         world: int,
         attempt: int = 1,
         on_step: Callable[[int], None] | None = None,
-        entry: str = "sparkring.training.worker:train",
+        entry: str = "sparkring.training.worker.train:train",
         **options: Any,
     ) -> Job:
         def on_event(event: Event) -> None:
@@ -201,7 +201,7 @@ class Job:
             payload,
             env=env,
             servers_per_host=servers,
-            server_entry="sparkring.training.parameter_server:serve",
+            server_entry="sparkring.training.worker.server:serve",
             replaceable_ranks=servers > 0,
         )
         self.results = group.run(job, world, on_event, attempt, **options).results

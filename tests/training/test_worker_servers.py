@@ -20,8 +20,8 @@ from sparkring.pipelines.commands.audit import audit_run
 from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
-from sparkring.training.replay_run import ReplayReport, replay_run
 from sparkring.training.servers.event_log import EVENTS
+from sparkring.training.worker.replay import ReplayReport, replay_run
 from tests.training.own_served import WaitsForKills
 from tests.training.test_worker import Job, kill_one_rank, write_table
 from tests.training.test_worker_tables import SETTINGS, TABLE, hashed, rows_of  # noqa: F401

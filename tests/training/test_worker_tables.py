@@ -18,7 +18,7 @@ from sparkring.pipelines.serving import copy_model_folder, make_predictor
 from sparkring.training.data.features.xxhash64 import hash_whole
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
-from sparkring.training.model_folder import TABLES, describe_model
+from sparkring.training.model.folder import TABLES, describe_model
 from tests.training.test_worker import Job, kill_one_rank, write_table
 
 pytestmark = pytest.mark.ranks

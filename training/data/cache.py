@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from sparkring.conf.manifest import DataFile
 from sparkring.conf.storage import CHUNK_BYTES, HashingFile, Storage, lock_file, publish
-from sparkring.training.data.columns import DataError
+from sparkring.training.data.decoding.columns import DataError
 from sparkring.training.data.files import FileOpener, missing, other_content, unreadable
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparkring.training.data.batch import Meter
+from sparkring.training.data.decoding.pool import PagePool, Places
 from sparkring.training.data.epochs import EpochSpan
 from sparkring.training.data.order import Ints, LaneOrder, RankOrder, lane_order
-from sparkring.training.data.pool import PagePool, Places
 
 
 @dataclass(frozen=True)

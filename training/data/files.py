@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from sparkring.conf.manifest import DataFile
 from sparkring.conf.storage import Storage
-from sparkring.training.data.columns import DataError, StorageFailure
+from sparkring.training.data.decoding.columns import DataError, StorageFailure
 
 
 class FileOpener:

@@ -19,16 +19,16 @@ from sparkring.conf.blocks.data import MIB, DataConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile, DatasetManifest
 from sparkring.training.data.batch import SAMPLE, Batch, Meter
-from sparkring.training.data.buffers import BufferPool
-from sparkring.training.data.collate import Collator
-from sparkring.training.data.columns import DataError, is_fixed, row_bytes
-from sparkring.training.data.decode import make_decoders
+from sparkring.training.data.decoding.buffers import BufferPool
+from sparkring.training.data.decoding.cells import make_decoders
+from sparkring.training.data.decoding.collate import Collator
+from sparkring.training.data.decoding.columns import DataError, is_fixed, row_bytes
+from sparkring.training.data.decoding.pool import GROUP_PAGES, PagePool
 from sparkring.training.data.engine import Engine, PlacedPiece
 from sparkring.training.data.epochs import EpochSpan
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.files import FileOpener, unlisted_files
 from sparkring.training.data.order import ORDER_VERSION, RankOrder, make_plan
-from sparkring.training.data.pool import GROUP_PAGES, PagePool
 from sparkring.training.data.prefetch import Prefetcher
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.data.resume import OrderState

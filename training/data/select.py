@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkring.conf.manifest import Column, DataFile, DatasetManifest
-from sparkring.training.data.columns import DataError, StorageFailure
+from sparkring.training.data.decoding.columns import DataError, StorageFailure
 from sparkring.training.data.files import FileOpener
 from sparkring.training.data.request import DataRank
 

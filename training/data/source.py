@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile
-from sparkring.training.data.columns import DataError, check_type
+from sparkring.training.data.decoding.columns import DataError, check_type
 from sparkring.training.data.files import FileOpener, missing
 from sparkring.training.data.select import Selection
 

@@ -18,7 +18,7 @@ from sparkring.pipelines.display.outcome import (
     score_table,
 )
 from sparkring.pipelines.run.trial import TAG
-from sparkring.training.result import MODEL
+from sparkring.training.worker.result import MODEL
 from tests.pipelines.results import rank_result, train_result
 
 

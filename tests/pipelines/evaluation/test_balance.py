@@ -17,7 +17,7 @@ from sparkring.pipelines.evaluation.balance import (
     label_means,
     split_losses,
 )
-from sparkring.training.result import LabelBalance
+from sparkring.training.worker.result import LabelBalance
 
 
 def shares(rows: int, share: float) -> LabelBalance:

@@ -31,7 +31,7 @@ from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
 from sparkring.training.metrics import task_scores
-from sparkring.training.worker import left_out
+from sparkring.training.worker.train import left_out
 from tests.pipelines.results import rank_result, train_result
 
 SIZES = {"train": 240, "test": 120}

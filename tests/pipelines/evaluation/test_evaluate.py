@@ -25,12 +25,12 @@ from sparkring.pipelines.evaluation.evaluate import (
     group_values,
     lost_to,
 )
-from sparkring.training.model_folder import write_tables
+from sparkring.training.model.folder import write_tables
 from sparkring.training.models.sparse_embedding import SparseEmbedding
-from sparkring.training.result import MODEL
 from sparkring.training.tables.exchange import Alone
 from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import TableSpec
+from sparkring.training.worker.result import MODEL
 from tests.pipelines.results import rank_result, train_result
 from tests.pipelines.served import export, text_folder
 

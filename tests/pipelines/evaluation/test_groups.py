@@ -8,7 +8,7 @@ import pytest
 from sparkring.conf.tasks import BINARY
 from sparkring.pipelines.evaluation.groups import MOST_VALUES, group_scores
 from sparkring.training.metrics import task_scores
-from sparkring.training.result import GroupScores, plain_name
+from sparkring.training.worker.result import GroupScores, plain_name
 from tests.pipelines.results import train_result
 
 DRAW = np.random.default_rng(2)

@@ -29,7 +29,7 @@ from sparkring.pipelines.job import job
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
 from sparkring.training.launch.failure import LaunchError
-from sparkring.training.result import MODEL
+from sparkring.training.worker.result import MODEL
 from tests.pipelines.results import train_result
 
 COMMAND = ["sparkring", "run", "nights.yaml"]

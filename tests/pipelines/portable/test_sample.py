@@ -25,8 +25,8 @@ from sparkring.pipelines.model.sample import (
     write_digests,
 )
 from sparkring.pipelines.serving import Predictor, make_predictor
-from sparkring.training.model_folder import describe_model
-from sparkring.training.recipe_model import build_model
+from sparkring.training.model.folder import describe_model
+from sparkring.training.model.recipe_model import build_model
 from tests.pipelines.served import CONFIG, FEATURES, export, manifest, model_folder
 
 PASSED = {

@@ -28,9 +28,9 @@ from sparkring.etl.statistics import Measured, measure
 from sparkring.etl.windows.parts import PART_NAME, Part
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.training.checkpoint.weights import write_weights
-from sparkring.training.model_folder import describe_model
+from sparkring.training.model.folder import describe_model
+from sparkring.training.model.recipe_model import build_model
 from sparkring.training.parallel.state import TensorInfo
-from sparkring.training.recipe_model import build_model
 
 COLUMNS = (
     Column(name="shop", dtype="string", role="input", nulls="keep"),

@@ -29,7 +29,7 @@ from sparkring.pipelines.tracking.registry import Registry
 from sparkring.pipelines.tracking.tags import NO_CHAMPION
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.metrics import task_scores
-from sparkring.training.result import MODEL, SUMMARY, Promotion, TrainResult
+from sparkring.training.worker.result import MODEL, SUMMARY, Promotion, TrainResult
 from tests.pipelines.promotion import nights
 from tests.pipelines.results import rank_result, train_result
 

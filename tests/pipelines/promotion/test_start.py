@@ -18,8 +18,8 @@ from sparkring.pipelines.promotion.champion import Champion, NotComparable, read
 from sparkring.pipelines.promotion.start import StartDecision, corrected_intervals, is_due, number_of, resolve_start
 from sparkring.pipelines.run.runs import training_digest
 from sparkring.pipelines.tracking.alias import Version
-from sparkring.training.model_folder import FILES
-from sparkring.training.starting import starting_model
+from sparkring.training.model.folder import FILES
+from sparkring.training.model.starting import starting_model
 from tests.pipelines.promotion import nights
 
 WARM = {"warm_start": {"from": "champion", "retrain_every": 7}}

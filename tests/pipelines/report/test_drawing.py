@@ -9,7 +9,7 @@ import pytest
 
 from sparkring.pipelines.evaluation.evaluate import HeldOut
 from sparkring.pipelines.report.drawing import MOST_ROWS, Drawn, by_prediction, confusion_of, draw, most_frequent
-from sparkring.training.result import ServerTotals
+from sparkring.training.worker.result import ServerTotals
 from tests.pipelines.report.test_report import inputs
 
 RANDOM = np.random.default_rng(5)

@@ -8,7 +8,7 @@ import pytest
 
 from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.pipelines.report.inputs import ReportInputs
-from sparkring.training.result import MODEL, FailedAttempt, LabelBalance, Promotion
+from sparkring.training.worker.result import MODEL, FailedAttempt, LabelBalance, Promotion
 from tests.pipelines.results import rank_result, train_result
 
 MANIFEST = DatasetManifest(

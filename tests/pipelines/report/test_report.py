@@ -24,7 +24,7 @@ from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import build_report, number, redraw, verdict, write_report
 from sparkring.pipelines.run.runs import Runs
 from sparkring.training.metrics import task_scores
-from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, GroupScores, IdUses, RankedLists
+from sparkring.training.worker.result import MODEL, SUMMARY, FailedAttempt, GroupScores, IdUses, RankedLists
 from tests.pipelines.results import rank_result, train_result
 
 VOID = {"meta", "br", "link", "path", "use", "rect", "img", "hr", "input"}

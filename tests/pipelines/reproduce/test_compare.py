@@ -18,7 +18,7 @@ from sparkring.pipelines.record.compare import (
     run_differences,
 )
 from sparkring.pipelines.record.record import Environment, ModuleFile, Record
-from sparkring.training.result import FailedAttempt
+from sparkring.training.worker.result import FailedAttempt
 from tests.pipelines.results import rank_result, train_result
 
 HERE = Environment(

@@ -25,7 +25,7 @@ from sparkring.pipelines.record.record import RECORD, read_record
 from sparkring.pipelines.reproduce.job import Request, reproduce, scratch_config
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
-from sparkring.training.result import SUMMARY, read_result
+from sparkring.training.worker.result import SUMMARY, read_result
 from tests.pipelines.promotion.nights import write_dataset
 
 pytestmark = pytest.mark.spark

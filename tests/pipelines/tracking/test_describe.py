@@ -25,7 +25,7 @@ from sparkring.pipelines.tracking.describe import (
 from sparkring.pipelines.tracking.points import shown_name
 from sparkring.pipelines.tracking.registry import described
 from sparkring.pipelines.tracking.tags import DECISION, REASON
-from sparkring.training.result import MODEL
+from sparkring.training.worker.result import MODEL
 from tests.pipelines.results import train_result
 
 BEFORE = {"optim.lr": "0.1", "train.epochs": "2", "train.seed": "0", "fingerprint": "a" * 64, "tracking.root": "here"}

@@ -14,7 +14,7 @@ import pytest
 from sparkring.pipelines.tracking.tags import DATE, NO_CHAMPION, RECIPE
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.tracking.ui import pages
-from sparkring.training.result import Decision, Promotion
+from sparkring.training.worker.result import Decision, Promotion
 from tests.pipelines.tracking.test_mlflow_store import quick, tiny_model
 
 ROOT = Path(__file__).resolve().parents[3]

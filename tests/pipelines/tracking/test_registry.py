@@ -27,7 +27,7 @@ from sparkring.pipelines.tracking.registry import CHALLENGER, EARLIER, PREVIOUS,
 from sparkring.pipelines.tracking.tags import DATE, DECISION, NO_CHAMPION, REASON, WEIGHTS
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.tracking.views import NOTE
-from sparkring.training.result import Decision, Promotion
+from sparkring.training.worker.result import Decision, Promotion
 from tests.pipelines.tracking.test_mlflow_store import begun, client_of, quick, tiny_model
 
 OURS = Version("m", "5", at_ms=500, date="2024-03-05")

@@ -16,7 +16,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.etl.examine import LOOKED_AT, examine_sources, spread
 from sparkring.pipelines.validate.folders import JOB_FOLDERS, storage_problems
 from sparkring.pipelines.validate.recipe import device_problems
-from sparkring.training.device import NO_GPU
+from sparkring.training.worker.device import NO_GPU
 
 ETL = {"sources": {"t": {"path": "t", "format": "text"}}, "rows": "t", "features": {"path": {"kind": "categorical"}}}
 

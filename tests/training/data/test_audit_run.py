@@ -23,7 +23,7 @@ from sparkring.training.checkpoint.peers import solo
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import DataRank, ReadRequest
-from sparkring.training.loop import TrainerState
+from sparkring.training.loop.fit import TrainerState
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sparkring.training.data.buffers import KEPT, BufferPool
+from sparkring.training.data.decoding.buffers import KEPT, BufferPool
 
 FLOAT = np.dtype(np.float32)
 

@@ -11,10 +11,10 @@ import torch
 
 from sparkring.conf.manifest import Column
 from sparkring.training.data.batch import Ragged
-from sparkring.training.data.buffers import BufferPool
-from sparkring.training.data.collate import Collator
-from sparkring.training.data.columns import RaggedArray
-from sparkring.training.data.pool import Gathered
+from sparkring.training.data.decoding.buffers import BufferPool
+from sparkring.training.data.decoding.collate import Collator
+from sparkring.training.data.decoding.columns import RaggedArray
+from sparkring.training.data.decoding.pool import Gathered
 
 COLUMNS = (
     Column(name="x", dtype="float32", nulls="mask"),

@@ -10,7 +10,14 @@ import pyarrow as pa
 import pytest
 
 from sparkring.conf.manifest import Column
-from sparkring.training.data.columns import DataError, check_type, fixed_values, plain_values, ragged_values, row_bytes
+from sparkring.training.data.decoding.columns import (
+    DataError,
+    check_type,
+    fixed_values,
+    plain_values,
+    ragged_values,
+    row_bytes,
+)
 
 
 def column(dtype: str = "int64", layout: str = "scalar", *shape: int, **extra: Any) -> Column:

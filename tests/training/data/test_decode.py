@@ -15,7 +15,14 @@ import pytest
 from PIL import Image
 
 from sparkring.conf.manifest import Column
-from sparkring.training.data.decode import ImageDecoder, decode_image, decode_into, decode_rows, decoded, make_decoders
+from sparkring.training.data.decoding.cells import (
+    ImageDecoder,
+    decode_image,
+    decode_into,
+    decode_rows,
+    decoded,
+    make_decoders,
+)
 
 COLUMN = Column(name="image", dtype="binary", layout="binary", shape=(4, 5, 3))
 NOISE = np.random.default_rng(0).integers(0, 256, (6, 10, 3), dtype=np.uint8)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.training.data.batch import Meter
+from sparkring.training.data.decoding.pool import PagePool, Places
 from sparkring.training.data.engine import Engine, PlacedPiece
 from sparkring.training.data.epochs import EpochSpan
 from sparkring.training.data.order import OrderPlan, RankOrder, epoch_ids, make_plan
-from sparkring.training.data.pool import PagePool, Places
 
 
 class Decoder:

@@ -9,7 +9,7 @@ import pytest
 
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
-from sparkring.training.data.columns import DataError, StorageFailure
+from sparkring.training.data.decoding.columns import DataError, StorageFailure
 from sparkring.training.data.files import FileOpener, unlisted_files
 
 MakeDataset = Callable[..., DatasetManifest]

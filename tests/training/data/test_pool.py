@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkring.conf.manifest import Column
-from sparkring.training.data.buffers import BufferPool
-from sparkring.training.data.columns import DataError, RaggedArray
+from sparkring.training.data.decoding.buffers import BufferPool
+from sparkring.training.data.decoding.columns import DataError, RaggedArray
+from sparkring.training.data.decoding.pool import PagePool, Places
 from sparkring.training.data.features.tensors import TensorSource
-from sparkring.training.data.pool import PagePool, Places
 from tests.training.conftest import described
 
 COLUMNS = (

@@ -10,7 +10,7 @@ import torch
 
 from sparkring.conf.load import load_config
 from sparkring.training.data.batch import Batch
-from sparkring.training.evaluation import evaluate_split
+from sparkring.training.loop.evaluation import evaluate_split
 from sparkring.training.metrics import perplexity
 from sparkring.training.models.gpt import GPT, LanguageModelTask, Sampling, generate, rotate
 

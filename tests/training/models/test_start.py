@@ -7,9 +7,9 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
+from sparkring.training.model.start import match_tensors, start_model_with
+from sparkring.training.model.start_match import StartMatch
 from sparkring.training.models.initial import record_model
-from sparkring.training.models.start import match_tensors, start_model_with
-from sparkring.training.models.start_match import StartMatch
 from sparkring.training.models.warm_start import whole
 
 Shapes = dict[str, tuple[int, ...]]

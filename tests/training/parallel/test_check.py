@@ -14,7 +14,7 @@ from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.rules.strategies import RULES, strategy_notes
 from sparkring.training.models.gpt import GPT
-from sparkring.training.optim import build_optimizer
+from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.mesh import resolve_mesh

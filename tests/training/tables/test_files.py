@@ -14,7 +14,7 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.weights import FILE, open_weights, write_weights
-from sparkring.training.model_folder import (
+from sparkring.training.model.folder import (
     TABLES,
     attach_tables,
     model_files,

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sparkring.conf.features import EXACT_DTYPES, State
-from sparkring.training.data.columns import nulls_of, plain_values
+from sparkring.training.data.decoding.columns import nulls_of, plain_values
 
 Array = NDArray[Any]
 PASSTHROUGH_DTYPES = EXACT_DTYPES | {"decimal": "float64", "vector": "float64"}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sparkring.conf.features import output_names
 from sparkring.conf.manifest import ROW_NUMBER, Column, DatasetManifest
-from sparkring.training.data.columns import RaggedArray, fixed_values, is_fixed, ragged_values
+from sparkring.training.data.decoding.columns import RaggedArray, fixed_values, is_fixed, ragged_values
 from sparkring.training.data.features.transform import Transform, make_transforms
 
 Array = NDArray[Any]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from sparkring.conf.features import EXACT_DTYPES, FIRST_CODE, NULL_CODE, UNSEEN_CODE, State, whole_number
 from sparkring.conf.manifest import Column
-from sparkring.training.data.columns import PLAIN, DataError, byte_rows, nulls_of, one_array, plain_values
+from sparkring.training.data.decoding.columns import PLAIN, DataError, byte_rows, nulls_of, one_array, plain_values
 from sparkring.training.data.features.raw import as_text, doubles, is_null, passthrough, passthrough_arrow
 from sparkring.training.data.features.xxhash64 import NULL_ID, hash_bytes, hash_whole
 
@@ -382,7 +382,7 @@ def _image_columns(
     images = [state for state in states if "fit" in state]
     if not images:
         return {}
-    from sparkring.training.data.decode import decoded, make_decoders  # Pillow: models without images need none
+    from sparkring.training.data.decoding.cells import decoded, make_decoders  # Pillow: models without images need none
 
     def of(state: State, values: RawColumn) -> NDArray[np.uint8]:
         cells = values.to_pylist() if isinstance(values, pa.Array) else list(values)

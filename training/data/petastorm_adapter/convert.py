@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sparkring.conf.manifest import Column
 from sparkring.training.data.batch import Ragged
-from sparkring.training.data.columns import DataError, numpy_dtype
+from sparkring.training.data.decoding.columns import DataError, numpy_dtype
 
 Array = NDArray[Any]
 NULLS = "column {!r} holds nulls, which petastorm cannot give to torch; fill them, or use reader: native"

@@ -24,7 +24,7 @@ from numpy.random import PCG64, RandomState, SeedSequence
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.training.data.batch import SAMPLE, Batch, Meter
-from sparkring.training.data.columns import DataError
+from sparkring.training.data.decoding.columns import DataError
 from sparkring.training.data.epochs import EpochSteps, StepRange
 from sparkring.training.data.features.raw import INEXACT_IN_DOUBLE
 from sparkring.training.data.features.tensors import TensorSource

@@ -15,7 +15,7 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import MANIFEST_NAME, Column, DatasetManifest, ManifestError, with_features
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.build import make_reader
-from sparkring.training.data.columns import DataError
+from sparkring.training.data.decoding.columns import DataError
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.petastorm_adapter.reader import as_stored
 from sparkring.training.data.request import ReadRequest

@@ -17,7 +17,7 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.build import make_reader
-from sparkring.training.data.columns import DataError
+from sparkring.training.data.decoding.columns import DataError
 from sparkring.training.data.petastorm_adapter.reader import PetastormReader
 from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import DataRank, ReadRequest

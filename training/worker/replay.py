@@ -18,28 +18,28 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.training.agreement import seed_everything
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.request import DataRank, ReadRequest
+from sparkring.training.model.recipe_model import build_model, pick_columns, start_model
+from sparkring.training.model.starting import begin_with, start_from
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.initial import InitialModel, eager_model
-from sparkring.training.optim import build_optimizer
+from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.placement import make_placement
 from sparkring.training.parallel.process_groups import RankContext
 from sparkring.training.parallel.servers.link import ServerLink
 from sparkring.training.parallel.servers.strategy import ServersStrategy
 from sparkring.training.parallel.sparse import TableSettings
-from sparkring.training.recipe_model import build_model, pick_columns, start_model
 from sparkring.training.servers.client import Client, Gradient, Pulled
 from sparkring.training.servers.local import LocalServers
 from sparkring.training.servers.replay import Try, Workers, replay
 from sparkring.training.servers.segments import Segment, check_all_there, read_segments
-from sparkring.training.splits import make_weighted_reader
-from sparkring.training.starting import begin_with, start_from
 from sparkring.training.tables.hashing import Ids
 from sparkring.training.tasks import build_task
-from sparkring.training.worker import (
+from sparkring.training.worker.agreement import seed_everything
+from sparkring.training.worker.splits import make_weighted_reader
+from sparkring.training.worker.train import (
     learning_rate_schedule,
     open_tables,
     optimizer_factory,

@@ -25,7 +25,6 @@ from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.training.agreement import agree_threads, agreed_model, peers, seed_everything
 from sparkring.training.checkpoint.checkpointer import ROUNDS_OF_SAVE, Checkpointer, CheckpointInfo
 from sparkring.training.checkpoint.policy import Retention
 from sparkring.training.checkpoint.weights import write_weights
@@ -34,12 +33,11 @@ from sparkring.training.data.audit.parts import PartsAudit
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.parts import PartsReader
 from sparkring.training.data.resume import PASSES, explain_difference
-from sparkring.training.device import pick_device
-from sparkring.training.evaluation import WholeSplit, evaluate_split, wants_whole_split
 from sparkring.training.hooks import CheckpointSeen, EvaluationSeen, Hooks, StepSeen
 from sparkring.training.launch.host.processes import usable_cores
 from sparkring.training.launch.host.rank import WorkerContext
-from sparkring.training.loop import (
+from sparkring.training.loop.evaluation import WholeSplit, evaluate_split, wants_whole_split
+from sparkring.training.loop.fit import (
     Callbacks,
     LoopRecord,
     Stepped,
@@ -51,11 +49,15 @@ from sparkring.training.loop import (
     sum_over_ranks,
     total_steps,
 )
-from sparkring.training.model_folder import open_tables, write_tables
+from sparkring.training.model.folder import open_tables, write_tables
+from sparkring.training.model.predictions import Predictions
+from sparkring.training.model.recipe_model import ModelColumns, pick_columns, start_model
+from sparkring.training.model.starting import begin_with, check_starts_without_tables, start_from
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.initial import InitialModel
 from sparkring.training.models.task import Task
-from sparkring.training.optim import build_optimizer
+from sparkring.training.optim.build import build_optimizer
+from sparkring.training.optim.schedules import after_value, make_schedule, scaled_lr
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.data_parallel.batch_norm import batch_norms
 from sparkring.training.parallel.servers.backup import BackupStrategy
@@ -63,15 +65,13 @@ from sparkring.training.parallel.servers.link import ServersAt
 from sparkring.training.parallel.servers.strategy import ENGINE
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
-from sparkring.training.predictions import Predictions
-from sparkring.training.recipe_model import ModelColumns, pick_columns, start_model
-from sparkring.training.result import IdUses, ServerTotals, WorkerResult
-from sparkring.training.schedules import after_value, make_schedule, scaled_lr
-from sparkring.training.splits import Splits, left_out
-from sparkring.training.starting import begin_with, check_starts_without_tables, start_from
 from sparkring.training.tables.files import RowFile, check_whole
 from sparkring.training.tables.hot_ids import HotIds
 from sparkring.training.tasks import build_task, check_takes_weights
+from sparkring.training.worker.agreement import agree_threads, agreed_model, peers, seed_everything
+from sparkring.training.worker.device import pick_device
+from sparkring.training.worker.result import IdUses, ServerTotals, WorkerResult
+from sparkring.training.worker.splits import Splits, left_out
 
 log = logging.getLogger(__name__)
 MODEL_FOLDER = "model"  # below the run folder

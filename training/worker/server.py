@@ -9,7 +9,7 @@ import torch
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
 from sparkring.training.launch.host.server import ServerContext
-from sparkring.training.optim import build_optimizer
+from sparkring.training.optim.build import build_optimizer
 from sparkring.training.servers.event_log import EVENTS
 from sparkring.training.servers.server import Server, ServerPlace
 

@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from sparkring.training.model.start_match import StartMatch, some_names
 from sparkring.training.models.initial import EagerValue, InitialModel, InitialValue
-from sparkring.training.models.start_match import StartMatch, some_names
 
 Shape = tuple[int, ...]
 

@@ -14,11 +14,12 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.checkpoint.weights import open_weights, read_weights
-from sparkring.training.model_folder import TrainedModel, read_model_folder, weights_at
+from sparkring.training.model.folder import TrainedModel, read_model_folder, weights_at
+from sparkring.training.model.recipe_model import build_model
+from sparkring.training.model.start import match_tensors, start_model_with
+from sparkring.training.model.start_match import StartMatch
 from sparkring.training.models.initial import InitialModel
 from sparkring.training.models.sparse_embedding import sparse_embeddings
-from sparkring.training.models.start import match_tensors, start_model_with
-from sparkring.training.models.start_match import StartMatch
 from sparkring.training.models.warm_start import (
     METHOD,
     FeatureChange,
@@ -27,7 +28,6 @@ from sparkring.training.models.warm_start import (
     refuse_changes,
     warm_start,
 )
-from sparkring.training.recipe_model import build_model
 from sparkring.training.tasks import model_class
 
 log = logging.getLogger(__name__)

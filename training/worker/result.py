@@ -1,8 +1,8 @@
 """What a training run gave: one object from the ranks to the driver, summary.json, the report and MLflow.
 
-`sparkring.training.worker:train` returns a `WorkerResult` on every rank. The driver makes a `TrainResult` around rank
-0's, completes it step by step (plan, evaluation, timings) and stores it as summary.json of the run folder, field by
-field under the names below. `sparkring report` reads it back. Seconds end in `_s`.
+`sparkring.training.worker.train:train` returns a `WorkerResult` on every rank. The driver makes a `TrainResult` around
+rank 0's, completes it step by step (plan, evaluation, timings) and stores it as summary.json of the run folder, field
+by field under the names below. `sparkring report` reads it back. Seconds end in `_s`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparkring.conf.manifest import ManifestError
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
-from sparkring.training.models.start_match import StartMatch
+from sparkring.training.model.start_match import StartMatch
 
 SUMMARY = "summary.json"
 GROUP_METRICS = ("loss", "auc", "macro_f1", "rmse")  # of groups in MLflow, as far as the task has them

@@ -13,10 +13,10 @@ import torch
 
 from sparkring.conf.manifest import Column
 from sparkring.training.data.batch import Columns, Ragged
-from sparkring.training.data.buffers import BufferPool
-from sparkring.training.data.columns import RaggedArray
-from sparkring.training.data.decode import Decoder, decode_into, decode_rows
-from sparkring.training.data.pool import Gathered
+from sparkring.training.data.decoding.buffers import BufferPool
+from sparkring.training.data.decoding.cells import Decoder, decode_into, decode_rows
+from sparkring.training.data.decoding.columns import RaggedArray
+from sparkring.training.data.decoding.pool import Gathered
 
 DECODE_ROWS = 32  # binary rows decoded by one task
 

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from sparkring.conf.features import State
 from sparkring.conf.manifest import Column
 from sparkring.conf.references import load_reference
-from sparkring.training.data.columns import DataError
+from sparkring.training.data.decoding.columns import DataError
 
 Decoder = Callable[[bytes], NDArray[Any]]
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by channels

@@ -19,9 +19,9 @@ from sparkring.conf.blocks.checkpoint import CheckpointConfig
 from sparkring.conf.blocks.train import TrainConfig
 from sparkring.conf.stored import Count
 from sparkring.training.data.batch import Batch, Reader
-from sparkring.training.loop_timing import LoopTiming
+from sparkring.training.loop.timing import LoopTiming
+from sparkring.training.optim.schedules import PlateauState
 from sparkring.training.parallel.strategy import StepInfo, Strategy
-from sparkring.training.schedules import PlateauState
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage
-from sparkring.training.agreement import peers
 from sparkring.training.data.batch import BatchShare, Reader
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.parts import PartsReader
 from sparkring.training.data.request import AllGather, DataRank, ReadRequest, gather_alone
 from sparkring.training.data.weights import WeightedReader
 from sparkring.training.launch.host.rank import WorkerContext
-from sparkring.training.loop import next_meeting
+from sparkring.training.loop.fit import next_meeting
 from sparkring.training.parallel.servers.backup import BackupStrategy
 from sparkring.training.parallel.strategy import Strategy
+from sparkring.training.worker.agreement import peers
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkring.conf.manifest import Column
-from sparkring.training.data.buffers import BufferPool
-from sparkring.training.data.columns import DataError, RaggedArray, is_fixed, numpy_dtype
+from sparkring.training.data.decoding.buffers import BufferPool
+from sparkring.training.data.decoding.columns import DataError, RaggedArray, is_fixed, numpy_dtype
 from sparkring.training.data.features.tensors import Made
 
 Array = NDArray[Any]

@@ -19,9 +19,9 @@ from sparkring.conf.storage import Storage
 from sparkring.conf.stored import Stored, read
 from sparkring.training.checkpoint.peers import Peers, solo, torch_peers
 from sparkring.training.launch.host.rank import WorkerContext
+from sparkring.training.model.recipe_model import build_model
 from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model
 from sparkring.training.parallel.strategy import Strategy
-from sparkring.training.recipe_model import build_model
 
 log = logging.getLogger(__name__)
 THREADS = "threads.json"

@@ -15,7 +15,7 @@ from torch import nn
 from sparkring.conf.blocks.optim import OptimConfig, ParameterGroup
 from sparkring.training.models.groups import group_of
 from sparkring.training.models.torch_private import is_dtensor
-from sparkring.training.own_optimizer import build_own_optimizer
+from sparkring.training.optim.own import build_own_optimizer
 from sparkring.training.parallel.dtensor import local_tensor
 from sparkring.training.parallel.strategy import LR_SCALE
 

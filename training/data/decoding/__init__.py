@@ -1,0 +1,1 @@
+"""From row groups of a file to batches: columns and cells decoded, rows held in pages, cut and gathered."""

@@ -1,0 +1,1 @@
+"""Optimizers, of ours and of the user's, and the learning rates of their steps."""
