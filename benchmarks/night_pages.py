@@ -49,8 +49,8 @@ from sparkring.pipelines.promotion.gate import Compared, Seen, conclude  # noqa:
 from sparkring.pipelines.promotion.rules import judge, reasons_of  # noqa: E402
 from sparkring.pipelines.tracking import ops  # noqa: E402
 from sparkring.pipelines.tracking.journal import Journal  # noqa: E402
-from sparkring.pipelines.tracking.mlflow_store import MlflowSink  # noqa: E402
-from sparkring.pipelines.tracking.registry import Registry  # noqa: E402
+from sparkring.pipelines.tracking.store.registry import Registry  # noqa: E402
+from sparkring.pipelines.tracking.store.sink import MlflowSink  # noqa: E402
 from sparkring.pipelines.tracking.tags import HISTORY, NO_CHAMPION  # noqa: E402
 from sparkring.pipelines.tracking.views import links  # noqa: E402
 from sparkring.training.worker.result import DriftFinding  # noqa: E402

@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 from night_pages import CHARTS, Page, shows, take_pictures
 
 from sparkring.conf.load import load_config
-from sparkring.pipelines.tracking.registry import MODEL_VERSION
+from sparkring.pipelines.tracking.store.registry import MODEL_VERSION
 from sparkring.pipelines.tracking.tags import RECIPE
 from sparkring.pipelines.tracking.ui import pages
 from sparkring.pipelines.tracking.views import TRAINING

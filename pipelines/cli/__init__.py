@@ -1,4 +1,4 @@
-"""The command line: `entry` runs a command, and each group of commands has a module."""
+"""The command line: what is asked, and the commands that need no more than one file: audit, replay-log, reproduce."""
 
 from sparkring.pipelines.cli.entry import main, parse, parser
 

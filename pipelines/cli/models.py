@@ -107,7 +107,7 @@ def _lineage(arguments: argparse.Namespace) -> int:
 
 
 def _reproduce(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.reproduce.job import Request, reproduce
+    from sparkring.pipelines.cli.reproduce import Request, reproduce
 
     request = Request(arguments.target, arguments.check, arguments.origin, arguments.dry_run)
     return reproduce(request, _tracking(arguments), print)
@@ -134,7 +134,7 @@ def _tracking(arguments: argparse.Namespace) -> TrackingConfig:
 
 
 def _replay_log(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.commands.replay_log import replay_log
+    from sparkring.pipelines.cli.replay_log import replay_log
 
     try:
         report = replay_log(arguments.run_folder, arguments.dataset, print)
@@ -146,7 +146,7 @@ def _replay_log(arguments: argparse.Namespace) -> int:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.commands.audit import audit_run
+    from sparkring.pipelines.cli.audit import audit_run
 
     try:
         report = audit_run(arguments.run_folder, arguments.dataset)

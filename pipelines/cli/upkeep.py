@@ -39,8 +39,8 @@ def _ui(arguments: argparse.Namespace) -> int:
 
 def _replay(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.tracking.client import client_limits
-    from sparkring.pipelines.tracking.mlflow_store import replay
     from sparkring.pipelines.tracking.openlineage.driver import replay_events
+    from sparkring.pipelines.tracking.store.sink import replay
 
     config = load(arguments).config
     try:

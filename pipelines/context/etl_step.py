@@ -38,7 +38,7 @@ from sparkring.etl.sources.pin import PinContext, pin_sources
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, PinnedWindow, build_window, pin_window
 from sparkring.etl.windows.window import contents_of as window_contents
-from sparkring.pipelines.display.spark_jobs import spark_progress
+from sparkring.pipelines.run.spark_jobs import spark_progress
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 

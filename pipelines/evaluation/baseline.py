@@ -18,9 +18,9 @@ from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import Column
 from sparkring.conf.secrets import redact
 from sparkring.conf.tasks import LabelForm, TaskKind
-from sparkring.pipelines.display.spark_jobs import spark_progress
 from sparkring.pipelines.evaluation import linear
 from sparkring.pipelines.evaluation.split_rows import SplitRows
+from sparkring.pipelines.run.spark_jobs import spark_progress
 from sparkring.training.worker.result import Scores
 
 log = logging.getLogger(__name__)

@@ -100,7 +100,7 @@ def collect_garbage(config: RunConfig, dry_run: bool, show: Callable[[str], None
     tracking = config.tracking.named(config.name)
     with client_limits(tracking):
         try:
-            from sparkring.pipelines.tracking.cleanup import Cleanup  # mlflow: seconds
+            from sparkring.pipelines.tracking.store.cleanup import Cleanup  # mlflow: seconds
 
             store = Cleanup(tracking, knows_runs=_some_were_tracked(config))
             state = TrackedState(store.aliases(), store.tagged_jobs(), store.live_jobs())

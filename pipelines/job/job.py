@@ -23,20 +23,20 @@ from sparkring.pipelines import serving
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.context import NO_HOOKS, JobContext, JobHooks
 from sparkring.pipelines.context.etl_step import split_name
-from sparkring.pipelines.display.outcome import ModelPlace, outcome
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, evaluate, lost_to
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
 from sparkring.pipelines.job import train_step
 from sparkring.pipelines.job.etl_job import describe_job, job_tags
+from sparkring.pipelines.job.outcome import ModelPlace, outcome
 from sparkring.pipelines.job.train_step import record_inputs
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 from sparkring.pipelines.lineage import record as lineage
+from sparkring.pipelines.lineage.keep import keep_environment, keep_weights
 from sparkring.pipelines.model.pack import pack_model
 from sparkring.pipelines.promotion.drift import drift_metrics
 from sparkring.pipelines.promotion.gate import open_gate, report_decision
 from sparkring.pipelines.promotion.prepare import prepare
-from sparkring.pipelines.record.keep import keep_environment, keep_weights
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.jvm_options import data_bytes
@@ -136,7 +136,7 @@ def import_later_parts(config: TrackingConfig) -> None:
     import sparkring.pipelines.report.report  # noqa: F401
 
     if config.enabled:
-        from sparkring.pipelines.tracking.embedded import import_client
+        from sparkring.pipelines.tracking.store.embedded import import_client
 
         import_client(config)
 
@@ -251,7 +251,7 @@ def registered_as(config: TrackingConfig, tracker: Tracker, result: TrainResult)
     if version is None or tracker.waiting:
         later = "not registered yet: what the store did not take is sent by the next job or `sparkring replay`"
         return ModelPlace(f"{folder}, {later}")
-    from sparkring.pipelines.tracking.registry import Registry  # seconds of imports, and done by now
+    from sparkring.pipelines.tracking.store.registry import Registry  # seconds of imports, and done by now
 
     registry = Registry(config)
     uri = f"models:/{registry.name}/{version}"

@@ -21,8 +21,8 @@ from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.context.etl_step import Dataset, split_info
-from sparkring.pipelines.display.outcome import ended_line
-from sparkring.pipelines.display.training import ProgressDisplay
+from sparkring.pipelines.job.outcome import ended_line
+from sparkring.pipelines.job.progress import ProgressDisplay
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.recover import RestartableJob, restart_policy, run_with_recovery
 from sparkring.pipelines.model.plan import layout_problems_of, plan_and_measured

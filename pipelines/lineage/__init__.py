@@ -1,1 +1,1 @@
-"""Where a model's rows came from: recorded for OpenLineage, and shown."""
+"""Where a model came from: the sources of its rows, recorded and shown, and what it takes to train its run again."""

@@ -67,7 +67,7 @@ def trace(target: str, tracking: TrackingConfig) -> Origin:
             f"{target}: is no registered model (models:/<name>@<alias>), and no folder of a finished run ({SUMMARY}) "
             f"or of a dataset ({MANIFEST_NAME})"
         )
-    from sparkring.pipelines.tracking.fetch import find_job, find_model  # MLflow: seconds
+    from sparkring.pipelines.tracking.store.fetch import find_job, find_model  # MLflow: seconds
 
     with client_limits(tracking):
         found = find_model(tracking, target)

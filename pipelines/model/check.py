@@ -78,7 +78,7 @@ def find_folder(target: str, tracking: TrackingConfig, scratch: Path) -> Path:
     """The local folder of an MLflow model, copied if it is registered. StoredError where it is none of ours."""
     if REGISTERED.fullmatch(target):
         from sparkring.pipelines.tracking.client import client_limits
-        from sparkring.pipelines.tracking.fetch import copy_model, find_model  # MLflow: seconds
+        from sparkring.pipelines.tracking.store.fetch import copy_model, find_model  # MLflow: seconds
 
         with client_limits(tracking):
             copied = copy_model(tracking, find_model(tracking, target), scratch / "registered")

@@ -35,7 +35,7 @@ from sparkring.training.tasks import model_class
 from sparkring.training.worker.result import TrainResult
 
 if TYPE_CHECKING:
-    from sparkring.pipelines.tracking.fetch import RegisteredModel
+    from sparkring.pipelines.tracking.store.fetch import RegisteredModel
 
 log = logging.getLogger(__name__)
 RECORD, FOLDER = "model_start.json", "start"
@@ -177,7 +177,7 @@ def _source(config: RunConfig, start: StartConfig) -> Iterator[tuple[Storage, st
         folder, file = weights_at(start.weights)
         yield folder, file, f"{folder.uri}/{file}"
         return
-    from sparkring.pipelines.tracking.fetch import copy_model  # MLflow: seconds
+    from sparkring.pipelines.tracking.store.fetch import copy_model  # MLflow: seconds
 
     tracking = config.tracking.named(config.name)
     with scratch_folder("start") as scratch, client_limits(tracking):
@@ -186,7 +186,7 @@ def _source(config: RunConfig, start: StartConfig) -> Iterator[tuple[Storage, st
 
 
 def _find(config: RunConfig, start: StartConfig) -> RegisteredModel:
-    from sparkring.pipelines.tracking.fetch import find_model  # MLflow: seconds
+    from sparkring.pipelines.tracking.store.fetch import find_model  # MLflow: seconds
 
     tracking = config.tracking.named(config.name)
     with client_limits(tracking):

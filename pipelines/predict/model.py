@@ -46,7 +46,7 @@ def get_model(config: RunConfig, block: PredictConfig, scratch: Path) -> Scoring
     uri, tracking = model_uri(config, block), config.tracking.named(config.name)
     run_id = name = version = ""
     if block.folder is None:
-        from sparkring.pipelines.tracking.fetch import copy_model, find_model  # MLflow: seconds
+        from sparkring.pipelines.tracking.store.fetch import copy_model, find_model  # MLflow: seconds
 
         with client_limits(tracking):
             registered = find_model(tracking, uri)

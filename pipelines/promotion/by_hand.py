@@ -12,7 +12,7 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError
 from sparkring.pipelines.tracking.client import client_limits
-from sparkring.pipelines.tracking.registry import CHAMPION_BEFORE, PREVIOUS, Registry
+from sparkring.pipelines.tracking.store.registry import CHAMPION_BEFORE, PREVIOUS, Registry
 from sparkring.pipelines.tracking.tags import DECISION, NO_CHAMPION, REASON
 
 ROLLED_BACK = "rolled_back"  # the decision in the tags of a version that lost the alias to the one before it

@@ -224,7 +224,7 @@ class Gate:
 
     def _sent(self, judged: Judged) -> Promotion:
         """Send a decision; return its outcome, with `version` if the store has answered."""
-        from sparkring.pipelines.tracking.registry import Registry, decided  # seconds of imports
+        from sparkring.pipelines.tracking.store.registry import Registry, decided  # seconds of imports
 
         tracker, promotion = self.job.tracker, judged.promotion
         tracking = self.job.config.tracking.named(self.job.config.name)

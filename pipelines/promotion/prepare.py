@@ -90,7 +90,7 @@ def champion_reader(job: JobContext) -> Iterator[ReadChampion]:
 
         @functools.cache
         def read() -> Champion | None:
-            from sparkring.pipelines.tracking.registry import Registry  # seconds of imports
+            from sparkring.pipelines.tracking.store.registry import Registry  # seconds of imports
 
             config, tracking = job.config, job.config.tracking.named(job.config.name)
             try:

@@ -38,8 +38,8 @@ from sparkring.pipelines.tracking.tags import COMMIT, JOB
 from sparkring.training.worker.result import Promotion
 
 if TYPE_CHECKING:
-    from sparkring.pipelines.tracking.mlflow_store import MlflowSink
     from sparkring.pipelines.tracking.openlineage.send import EventSender
+    from sparkring.pipelines.tracking.store.sink import MlflowSink
 
 __all__ = ["JOB", "Tracker", "git_commit"]
 log = logging.getLogger(__name__)
@@ -329,7 +329,7 @@ class Tracker:
         """Send the journal until `close`, with growing pauses while the store is away."""
         assert self._journal is not None, "the thread is started where tracking is enabled"
         sampler, sampled, beat, pause_s = SystemSampler(), time.monotonic(), time.monotonic(), 0.0
-        from sparkring.pipelines.tracking.mlflow_store import MlflowSink  # takes seconds; in this thread no one waits
+        from sparkring.pipelines.tracking.store.sink import MlflowSink  # takes seconds; in this thread no one waits
 
         sink = self._sink = MlflowSink(self.config, self._journal)
         send_left_behind(self.config)
@@ -448,7 +448,7 @@ def send_left_behind(config: TrackingConfig) -> None:
     """Send what earlier jobs left on disk, where their stores answer. Never raises: the next job may send it."""
     if not config.enabled or not any((Path(config.root) / "buffer").glob("*/")):
         return
-    from sparkring.pipelines.tracking.mlflow_store import replay  # seconds of imports
+    from sparkring.pipelines.tracking.store.sink import replay  # seconds of imports
 
     try:
         with client_limits(config):

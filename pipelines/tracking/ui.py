@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.secrets import redact
-from sparkring.pipelines.tracking.embedded import open_client
+from sparkring.pipelines.tracking.store.embedded import open_client
 from sparkring.pipelines.tracking.views import VIEW, links, nights_key, runs_key, runs_page, undated_links
 from sparkring.training.launch.host.processes import adopt_orphans, end_descendants
 

@@ -16,7 +16,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.pipelines.job.job import run_job
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.serving import load_trusted
-from sparkring.pipelines.tracking.fetch import copy_model, find_model
+from sparkring.pipelines.tracking.store.fetch import copy_model, find_model
 from sparkring.training.worker.result import MODEL, read_result
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -40,7 +40,11 @@ RAW_FEATURES, PREDICT = "training/data/features/raw.py", "pipelines/predict"
 PUBLISH, T_PUBLISH = f"{PREDICT}/publish.py", "tests/pipelines/predict/test_publish.py"
 LINEAGE, T_LINEAGE = "pipelines/lineage/show.py", "tests/pipelines/test_lineage.py"
 T_PREDICT = "tests/pipelines/predict/test_job.py"
-RECORD, REPRODUCE, T_REPRODUCE = "pipelines/record", "pipelines/reproduce", "tests/pipelines/reproduce/test_job.py"
+REPRODUCING, REPRODUCE, T_REPRODUCE = (
+    "pipelines/lineage",
+    "pipelines/cli/reproduce.py",
+    "tests/pipelines/reproduce/test_job.py",
+)
 VALIDATE, T_MISTAKES = "pipelines/validate", "tests/pipelines/validate/test_mistakes.py"
 T_EXPORT = "tests/pipelines/portable/test_export.py"
 T_VALIDATE_TABLES = "tests/pipelines/validate/test_tables.py"
@@ -144,7 +148,7 @@ EVENTS, T_EVENTS = "pipelines/housekeeping/events.py", "tests/pipelines/housekee
 EVALUATE, T_EVALUATE = "pipelines/evaluation/evaluate.py", "tests/pipelines/evaluation/test_evaluate.py"
 NOTIFY, T_NOTIFY = "pipelines/housekeeping/notify.py", "tests/pipelines/housekeeping/test_notify.py"
 GC, T_GC = "pipelines/housekeeping/gc.py", "tests/pipelines/housekeeping/test_gc.py"
-CLEANUP = "pipelines/tracking/cleanup.py"
+CLEANUP = "pipelines/tracking/store/cleanup.py"
 T_TRACKER = "tests/pipelines/tracking/test_tracker.py"
 OL = ("datasets", "events", "send", "driver")
 OL_RECORD = "pipelines/lineage/record.py"
@@ -160,8 +164,8 @@ SPACE, STUDY, SWEEP_JOB = (f"pipelines/sweep/{name}.py" for name in ("space", "s
 T_SPACE, T_STUDY = (f"tests/pipelines/sweep/test_{name}.py" for name in ("space", "study"))
 T_SWEEP = "tests/e2e/test_sweep.py"
 DESCRIBE, T_DESCRIBE = "pipelines/tracking/describe.py", "tests/pipelines/tracking/test_describe.py"
-STORE, T_BROWSING = "pipelines/tracking/mlflow_store.py", "tests/pipelines/tracking/test_browsing.py"
-CHECKOUT, SHOWN = "pipelines/tracking/checkout.py", "pipelines/tracking/shown.py"
+STORE, T_BROWSING = "pipelines/tracking/store/sink.py", "tests/pipelines/tracking/test_browsing.py"
+CHECKOUT, SHOWN = "pipelines/tracking/checkout.py", "pipelines/tracking/store/shown.py"
 VIEWS, T_VIEWS = "pipelines/tracking/views.py", "tests/pipelines/tracking/test_views.py"
 COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
 NOTIFY_BLOCK, T_NOTIFY_BLOCK = "conf/blocks/notify.py", "tests/conf/blocks/test_notify.py"
@@ -199,7 +203,7 @@ T_GATE_RULES, T_GATE_SCORES, T_GATE, T_START, T_DRIFT, T_DISTRIBUTIONS, T_CHAMPI
     for name in ("rules", "scores", "gate", "start", "drift", "distributions", "champion")
 )
 ALIASES, REGISTRY, T_REGISTRY = (
-    "pipelines/tracking/alias.py", "pipelines/tracking/registry.py", "tests/pipelines/tracking/test_registry.py"
+    "pipelines/tracking/alias.py", "pipelines/tracking/store/registry.py", "tests/pipelines/tracking/test_registry.py"
 )  # fmt: skip
 PREPARE, BY_HAND = f"{PROMOTION}/prepare.py", f"{PROMOTION}/by_hand.py"
 JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/catalog/query_files.py"
@@ -253,27 +257,23 @@ MUTANTS = (
     ),
     Mutant("training/launch/health.py", "rank not in self._named", "True", "tests/training/launch/test_health.py"),
     Mutant(
-        "pipelines/tracking/registry.py",
+        "pipelines/tracking/store/registry.py",
         'or last == [now[DECISION], now.get(REASON, "")]',
         "",
         "tests/pipelines/tracking/test_registry.py -k sent_twice",
     ),
+    Mutant("pipelines/job/outcome.py", "if n in v else", "if v.get(n) else", "tests/pipelines/display/test_outcome.py"),
+    Mutant("pipelines/job/outcome.py", "if TAG in", "if not TAG in", "tests/pipelines/display/test_outcome.py"),
+    Mutant("pipelines/job/outcome.py", "model.has_alias or ", "", "tests/pipelines/display/test_outcome.py"),
     Mutant(
-        "pipelines/display/outcome.py", "if n in v else", "if v.get(n) else", "tests/pipelines/display/test_outcome.py"
-    ),
-    Mutant("pipelines/display/outcome.py", "if TAG in", "if not TAG in", "tests/pipelines/display/test_outcome.py"),
-    Mutant("pipelines/display/outcome.py", "model.has_alias or ", "", "tests/pipelines/display/test_outcome.py"),
-    Mutant(
-        "pipelines/display/training.py",
+        "pipelines/job/progress.py",
         "startswith(BESIDE_STEPS)",
         "isspace()",
         "tests/pipelines/display/test_training.py",
     ),
-    Mutant("pipelines/display/training.py", "-(-step //", "1 + (step //", "tests/pipelines/display/test_training.py"),
-    Mutant(
-        "pipelines/display/training.py", ">= EVALUATION_EVERY_S", ">= 0.0", "tests/pipelines/display/test_training.py"
-    ),
-    Mutant("pipelines/display/training.py", "step - began[0]", "step", "tests/pipelines/display/test_training.py"),
+    Mutant("pipelines/job/progress.py", "-(-step //", "1 + (step //", "tests/pipelines/display/test_training.py"),
+    Mutant("pipelines/job/progress.py", ">= EVALUATION_EVERY_S", ">= 0.0", "tests/pipelines/display/test_training.py"),
+    Mutant("pipelines/job/progress.py", "step - began[0]", "step", "tests/pipelines/display/test_training.py"),
     Mutant(RATES, "(step + 1) / warmup_steps", "step / warmup_steps", T_RATES),
     Mutant(RATES, "total_steps - 1 - warmup_steps", "total_steps - warmup_steps", T_RATES),
     Mutant(RATES, "total_steps - 1 - top", "total_steps - top", T_RATES),
@@ -359,8 +359,8 @@ MUTANTS = (
         "if end > len(numbers):",
         T_AUDIT,
     ),
-    Mutant("pipelines/commands/audit.py", "if problem := damage(", "if problem := '' and damage(", T_AUDIT_RUN),
-    Mutant("pipelines/commands/audit.py", "if number > newest.step", "if number < newest.step", T_AUDIT_RUN),
+    Mutant("pipelines/cli/audit.py", "if problem := damage(", "if problem := '' and damage(", T_AUDIT_RUN),
+    Mutant("pipelines/cli/audit.py", "if number > newest.step", "if number < newest.step", T_AUDIT_RUN),
     # Checkpoints.
     Mutant(POLICY, "by_step[-max(keep.last, 1) :]", "by_step[-keep.last :]", T_POLICY),
     Mutant(POLICY, 'sign = 1.0 if mode == "min" else -1.0', "sign = 1.0", T_POLICY),
@@ -654,7 +654,7 @@ MUTANTS = (
         "tests/pipelines/tracking/test_mlflow_store.py -k views",
     ),
     Mutant(
-        "pipelines/tracking/registry.py",
+        "pipelines/tracking/store/registry.py",
         "if card and not card.startswith(CARD_BEGINS):",
         "if False:",
         "tests/pipelines/tracking/test_registry.py -k nights",
@@ -962,37 +962,35 @@ MUTANTS = (
         OL_DRIVER, "tracking.openlineage is not None and not is_installed()", "False", f"{T_OL_SEND} -k before_any_work"
     ),
     Mutant(
-        "pipelines/tracking/mlflow_store.py",
+        "pipelines/tracking/store/sink.py",
         'self.journal.state["ended"] = [*self.runs]',
         "pass",
         f"{T_OL_SEND} -k closed_once",
     ),
     Mutant(
-        "pipelines/tracking/mlflow_store.py",
+        "pipelines/tracking/store/sink.py",
         'delete = "openlineage" not in destination',
         "delete = True",
         f"{T_OL_SEND} -k sends_what_was_left",
     ),
     Mutant("pipelines/tracking/tracker.py", "delete=sent and not left", "delete=not left", f"{T_OL_SEND} -k away_gets"),
     Mutant(
-        f"{RECORD}/compare.py",
+        f"{REPRODUCING}/compare.py",
         'effects = {"training", "bits"} if check',
         'effects = {"training"} if check',
         T_COMPARE,
     ),
-    Mutant(f"{RECORD}/compare.py", "weights[0] == weights[1] if check", "True if check", T_COMPARE),
-    Mutant(f"{RECORD}/compare.py", "if len(worlds) > 1:", "if False:", T_COMPARE),
-    Mutant(f"{RECORD}/compare.py", "name in SUMS", "False", T_COMPARE),
-    Mutant(f"{RECORD}/environment.py", "file.row_groups, file.sha256)", "file.row_groups)", T_ENVIRONMENT),
-    Mutant(f"{REPRODUCE}/job.py", "if bool(found) != (file.path in left_out):", "if said:", T_REPRODUCE),
-    Mutant(f"{REPRODUCE}/job.py", "if here.get(name) != sha256:", "if False:", T_REPRODUCE),
+    Mutant(f"{REPRODUCING}/compare.py", "weights[0] == weights[1] if check", "True if check", T_COMPARE),
+    Mutant(f"{REPRODUCING}/compare.py", "if len(worlds) > 1:", "if False:", T_COMPARE),
+    Mutant(f"{REPRODUCING}/compare.py", "name in SUMS", "False", T_COMPARE),
+    Mutant(f"{REPRODUCING}/environment.py", "file.row_groups, file.sha256)", "file.row_groups)", T_ENVIRONMENT),
+    Mutant(REPRODUCE, "if bool(found) != (file.path in left_out):", "if said:", T_REPRODUCE),
+    Mutant(REPRODUCE, "if here.get(name) != sha256:", "if False:", T_REPRODUCE),
+    Mutant(REPRODUCE, "if model.tags.get(WEIGHTS, run.weights_sha256) != run", "if False and run", T_REPRODUCE),
+    Mutant(REPRODUCE, "if was != now:", "if False:", T_SOURCES),
+    Mutant(REPRODUCE, 'if source.state in ("changed", "gone"):', "if False:", T_SOURCES),
     Mutant(
-        f"{REPRODUCE}/job.py", "if model.tags.get(WEIGHTS, run.weights_sha256) != run", "if False and run", T_REPRODUCE
-    ),
-    Mutant(f"{REPRODUCE}/job.py", "if was != now:", "if False:", T_SOURCES),
-    Mutant(f"{REPRODUCE}/job.py", 'if source.state in ("changed", "gone"):', "if False:", T_SOURCES),
-    Mutant(
-        f"{REPRODUCE}/job.py",
+        REPRODUCE,
         "if etl.interval is None and storage.exists",
         "if storage is None and storage.exists",
         T_SOURCES,
@@ -1428,9 +1426,7 @@ MUTANTS = (
     Mutant(SERVER, "clock = self._backup.restart(*frame.numbers)", "pass", T_SERVER),
     Mutant(AUDIT, "if header.servers and step < expected.steps", "if step < expected.steps", T_AUDIT),
     Mutant(AUDIT, "if header.servers and step < expected.steps", "if header.servers", T_AUDIT),
-    Mutant(
-        "pipelines/commands/audit.py", "if step not in logged", "if False", f"tests/{SERVERS_FOLDER}/test_segments.py"
-    ),
+    Mutant("pipelines/cli/audit.py", "if step not in logged", "if False", f"tests/{SERVERS_FOLDER}/test_segments.py"),
     Mutant("training/worker/replay.py", '"bound": header.bound, ', "", T_CHANGED_BOUND),
     Mutant("training/worker/replay.py", '"damp": header.damp, ', "", T_CHANGED_BOUND),
     Mutant("training/worker/replay.py", ', "max_lag": None}', "}", T_CHANGED_BOUND),
@@ -1541,7 +1537,7 @@ MUTANTS = (
     Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
     Mutant("pipelines/job/train_step.py", "if not self.history:  # else an attempt", "if True:  #", T_TRAIN_STEP),
     Mutant("pipelines/run/loss_history.py", "if at <= step}", "if at < step}", T_TRAIN_STEP),
-    Mutant("pipelines/tracking/history_run.py", "op.step, recorded_ms) in", "op.step, 0) in", T_HISTORY_RUN),
+    Mutant("pipelines/tracking/store/history_run.py", "op.step, recorded_ms) in", "op.step, 0) in", T_HISTORY_RUN),
     Mutant(
         "pipelines/report/report.py",
         "each.name in DATED",
@@ -1560,7 +1556,7 @@ MUTANTS = (
         T_TRAIN_HOOKS,
     ),
     Mutant(TRAIN_HOOKS, "cls.on_step is not Hook.on_step", "False", T_TRAIN_HOOKS),
-    Mutant("pipelines/record/environment.py", '"optim.name": config.optim.name,', "", T_ENVIRONMENT),
+    Mutant("pipelines/lineage/environment.py", '"optim.name": config.optim.name,', "", T_ENVIRONMENT),
     Mutant(
         "training/worker/train.py",
         'if optim.schedule == "plateau" else lambda state: state',
@@ -1598,8 +1594,8 @@ MUTANTS = (
     Mutant(f"{INIT}/columns.py", 'feature["kind"] != "numeric":', 'feature["kind"] == "":', T_INIT),
     Mutant(f"{INIT}/columns.py", "numbers.min() < 0", "numbers.min() < -9", T_INIT),
     Mutant(f"{INIT}/columns.py", "** 3) > SKEWED", "** 3) > 0", T_INIT),
-    Mutant("pipelines/display/outcome.py", "evaluations < 2 or", "", "tests/pipelines/display/test_outcome.py"),
-    Mutant("pipelines/display/outcome.py", "is_short or", "", "tests/pipelines/display/test_outcome.py"),
+    Mutant("pipelines/job/outcome.py", "evaluations < 2 or", "", "tests/pipelines/display/test_outcome.py"),
+    Mutant("pipelines/job/outcome.py", "is_short or", "", "tests/pipelines/display/test_outcome.py"),
     Mutant(f"{INIT}/images.py", "if len(classes) < 2", "if not classes", T_INIT),
     Mutant(f"{INIT}/images.py", 'modes <= {"1", "L"}', "not modes", T_INIT),
     Mutant(f"{INIT}/columns.py", "names if self.is_tags]", "() if self.is_tags]", T_INIT),

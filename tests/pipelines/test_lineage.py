@@ -26,13 +26,13 @@ from sparkring.etl.windows.interval import window_of
 from sparkring.etl.windows.parts import PART_NAME, Part
 from sparkring.etl.windows.window import cut_source
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.commands.replay_log import replay_log
+from sparkring.pipelines.cli.replay_log import replay_log
+from sparkring.pipelines.cli.reproduce import find_run
 from sparkring.pipelines.lineage import show as lineage
-from sparkring.pipelines.reproduce.job import find_run
 from sparkring.pipelines.run.runs import Runs, training_digest
 from sparkring.pipelines.serving import signature_inputs, signature_outputs
-from sparkring.pipelines.tracking.fetch import RegisteredModel, copy_model
 from sparkring.pipelines.tracking.ops import ModelInfo
+from sparkring.pipelines.tracking.store.fetch import RegisteredModel, copy_model
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.worker.result import SUMMARY
 from tests.pipelines.results import train_result

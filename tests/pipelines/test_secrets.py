@@ -23,9 +23,9 @@ from sparkring.conf.storage import open_storage
 from sparkring.pipelines import cli
 from sparkring.pipelines.cli import recipes
 from sparkring.pipelines.context.etl_step import Dataset
-from sparkring.pipelines.display.training import ProgressDisplay
 from sparkring.pipelines.job import job as job_module
 from sparkring.pipelines.job import train_step
+from sparkring.pipelines.job.progress import ProgressDisplay
 from sparkring.pipelines.run import spark
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.params import flat_params

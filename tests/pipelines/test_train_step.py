@@ -12,7 +12,7 @@ import pytest
 
 from sparkring.conf.load import load_config
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.display.training import ProgressDisplay
+from sparkring.pipelines.job.progress import ProgressDisplay
 from sparkring.pipelines.job.train_step import (
     Events,
     busy_by_rank,

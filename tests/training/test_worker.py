@@ -33,7 +33,7 @@ from sparkring.conf.manifest import (
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.conf.tasks import BINARY, MULTILABEL
-from sparkring.pipelines.commands.audit import audit_run
+from sparkring.pipelines.cli.audit import audit_run
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed

@@ -16,7 +16,7 @@ import torch
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.commands.audit import audit_run
+from sparkring.pipelines.cli.audit import audit_run
 from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup

@@ -9,7 +9,7 @@ import pytest
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved, load_config
-from sparkring.pipelines.display.outcome import (
+from sparkring.pipelines.job.outcome import (
     ModelPlace,
     ended_line,
     longer_command,

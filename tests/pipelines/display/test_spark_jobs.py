@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sparkring.etl.session import described
-from sparkring.pipelines.display import spark_jobs
-from sparkring.pipelines.display.spark_jobs import Stage, progress_line, spark_progress
+from sparkring.pipelines.run import spark_jobs
+from sparkring.pipelines.run.spark_jobs import Stage, progress_line, spark_progress
 
 
 @pytest.mark.parametrize(

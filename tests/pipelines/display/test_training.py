@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from sparkring.pipelines.display import training
-from sparkring.pipelines.display.training import ProgressDisplay, time_left
+from sparkring.pipelines.job import progress as training
+from sparkring.pipelines.job.progress import ProgressDisplay, time_left
 from sparkring.training.launch.messages import AttemptStarted, Event, Heartbeat, LogLines, RankEvent, RankMetrics
 
 EVENTS: list[Event] = [

@@ -27,8 +27,8 @@ from sparkring.pipelines.housekeeping import gc
 from sparkring.pipelines.housekeeping.retention import Deletion, Leftover, TrackedState, decide, protect
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
-from sparkring.pipelines.tracking.cleanup import Cleanup
 from sparkring.pipelines.tracking.errors import StoreUnreachable
+from sparkring.pipelines.tracking.store.cleanup import Cleanup
 from tests.pipelines.housekeeping import house as house_module
 from tests.pipelines.housekeeping.house import House
 

@@ -25,7 +25,7 @@ from sparkring.pipelines.promotion.gate import Compared, Seen, conclude, open_ga
 from sparkring.pipelines.promotion.prepare import Prepared, prepare, previous_result
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
-from sparkring.pipelines.tracking.registry import Registry
+from sparkring.pipelines.tracking.store.registry import Registry
 from sparkring.pipelines.tracking.tags import NO_CHAMPION
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.metrics import task_scores

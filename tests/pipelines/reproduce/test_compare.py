@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.pipelines.record.compare import (
+from sparkring.pipelines.lineage.compare import (
     Difference,
     blocking,
     differing_metrics,
@@ -17,7 +17,7 @@ from sparkring.pipelines.record.compare import (
     metric_lines,
     run_differences,
 )
-from sparkring.pipelines.record.record import Environment, ModuleFile, Record
+from sparkring.pipelines.lineage.reproduce_record import Environment, ModuleFile, Record
 from sparkring.training.worker.result import FailedAttempt
 from tests.pipelines.results import rank_result, train_result
 

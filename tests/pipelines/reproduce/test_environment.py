@@ -12,7 +12,7 @@ import pytest
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DataFile
 from sparkring.etl.errors import EtlError
-from sparkring.pipelines.record.environment import (
+from sparkring.pipelines.lineage.environment import (
     content_digest,
     installed,
     parse_cpuinfo,

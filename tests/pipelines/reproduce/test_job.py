@@ -18,11 +18,11 @@ from sparkring.conf.load import Resolved
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.cli import main
+from sparkring.pipelines.cli.reproduce import Request, reproduce, scratch_config
 from sparkring.pipelines.job.job import run_job
-from sparkring.pipelines.record.environment import user_modules
-from sparkring.pipelines.record.keep import changed_since, datasets, keep_patch, start_files
-from sparkring.pipelines.record.record import RECORD, read_record
-from sparkring.pipelines.reproduce.job import Request, reproduce, scratch_config
+from sparkring.pipelines.lineage.environment import user_modules
+from sparkring.pipelines.lineage.keep import changed_since, datasets, keep_patch, start_files
+from sparkring.pipelines.lineage.reproduce_record import RECORD, read_record
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
 from sparkring.training.worker.result import SUMMARY, read_result
@@ -302,7 +302,7 @@ def test_a_patch_is_written_or_said_why_not(tmp_path: Path, monkeypatch: pytest.
     said = keep_patch(open_storage(str(tmp_path)))
     if said == "diff.patch":  # a checkout, with or without changes
         assert (tmp_path / "diff.patch").exists()
-        monkeypatch.setattr("sparkring.pipelines.record.keep.MOST_PATCH_BYTES", -1)
+        monkeypatch.setattr("sparkring.pipelines.lineage.keep.MOST_PATCH_BYTES", -1)
         said = keep_patch(open_storage(str(tmp_path)))
     assert said.startswith("not kept: ")
 

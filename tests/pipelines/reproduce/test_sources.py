@@ -15,8 +15,8 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.stored import StoredError
+from sparkring.pipelines.cli.reproduce import Request, reproduce
 from sparkring.pipelines.job.job import run_job
-from sparkring.pipelines.reproduce.job import Request, reproduce
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
 

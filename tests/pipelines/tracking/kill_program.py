@@ -24,7 +24,7 @@ from sqlalchemy.orm import configure_mappers
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.journal import Journal
-from sparkring.pipelines.tracking.mlflow_store import MlflowSink, replay
+from sparkring.pipelines.tracking.store.sink import MlflowSink, replay
 
 CALLS = ("create_logged_model", "finalize_logged_model", "create_model_version", "set_registered_model_alias")
 FINISHED = 7

@@ -14,16 +14,16 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.storage import TRUSTED
 from sparkring.conf.stored import StoredError
+from sparkring.pipelines.cli.reproduce import find_run
 from sparkring.pipelines.lineage import show as lineage
-from sparkring.pipelines.reproduce.job import find_run
 from sparkring.pipelines.tracking import ops
-from sparkring.pipelines.tracking.artifact_servers import check_artifact_server
-from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.errors import StoreUnfit
-from sparkring.pipelines.tracking.fetch import copy_model, find_model
 from sparkring.pipelines.tracking.journal import Journal
-from sparkring.pipelines.tracking.mlflow_store import MlflowSink
-from sparkring.pipelines.tracking.registry import Registry
+from sparkring.pipelines.tracking.store.artifact_servers import check_artifact_server
+from sparkring.pipelines.tracking.store.embedded import open_client
+from sparkring.pipelines.tracking.store.fetch import copy_model, find_model
+from sparkring.pipelines.tracking.store.registry import Registry
+from sparkring.pipelines.tracking.store.sink import MlflowSink
 
 OURS = "https://mlflow.example:5000"
 

@@ -23,7 +23,7 @@ from sparkring.pipelines.tracking.describe import (
     without_headline,
 )
 from sparkring.pipelines.tracking.points import shown_name
-from sparkring.pipelines.tracking.registry import described
+from sparkring.pipelines.tracking.store.registry import described
 from sparkring.pipelines.tracking.tags import DECISION, REASON
 from sparkring.training.worker.result import MODEL
 from tests.pipelines.results import train_result

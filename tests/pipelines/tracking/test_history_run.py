@@ -11,7 +11,7 @@ from PIL import Image
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking import ops
-from sparkring.pipelines.tracking.history_run import log_figure, logged_images
+from sparkring.pipelines.tracking.store.history_run import log_figure, logged_images
 from sparkring.pipelines.tracking.tracker import Tracker
 
 STEPS = (0, 1)

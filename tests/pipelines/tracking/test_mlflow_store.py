@@ -30,12 +30,12 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines import cli
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.process_id import this_process
-from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.journal import Journal
-from sparkring.pipelines.tracking.mlflow_dataset import SparkringSource
-from sparkring.pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, replay
 from sparkring.pipelines.tracking.ops import Artifact, DatasetInfo, Metrics, ModelInfo, NamedType, StartRun
 from sparkring.pipelines.tracking.run_owner import process_tags
+from sparkring.pipelines.tracking.store.embedded import open_client
+from sparkring.pipelines.tracking.store.mlflow_dataset import SparkringSource
+from sparkring.pipelines.tracking.store.sink import MOST_FAILURES, MlflowSink, replay
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.tracking.ui import pages
 from sparkring.pipelines.tracking.views import NOTE, VIEW

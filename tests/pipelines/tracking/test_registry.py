@@ -21,9 +21,16 @@ from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.tracking.alias import Version, refuse_move
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.journal import Journal
-from sparkring.pipelines.tracking.mlflow_store import replay
 from sparkring.pipelines.tracking.ops import Model, Promote, StartRun
-from sparkring.pipelines.tracking.registry import CHALLENGER, EARLIER, PREVIOUS, Registry, decided, earlier_decisions
+from sparkring.pipelines.tracking.store.registry import (
+    CHALLENGER,
+    EARLIER,
+    PREVIOUS,
+    Registry,
+    decided,
+    earlier_decisions,
+)
+from sparkring.pipelines.tracking.store.sink import replay
 from sparkring.pipelines.tracking.tags import DATE, DECISION, NO_CHAMPION, REASON, WEIGHTS
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.tracking.views import NOTE

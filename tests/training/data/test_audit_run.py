@@ -16,7 +16,7 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.commands.audit import audit_run
+from sparkring.pipelines.cli.audit import audit_run
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.peers import solo

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.pipelines.commands.audit import server_problems
+from sparkring.pipelines.cli.audit import server_problems
 from sparkring.training.servers.event_log import EVENTS, Kind, LogHeader, PushEvent, encode, file_name
 from sparkring.training.servers.segments import check_all_there, read_segments
 

@@ -27,11 +27,11 @@ from sparkring.pipelines.cli import main
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.journal import Journal
-from sparkring.pipelines.tracking.mlflow_store import replay
 from sparkring.pipelines.tracking.openlineage import driver
 from sparkring.pipelines.tracking.openlineage.driver import PARENT, replay_events, send_events_left_behind
 from sparkring.pipelines.tracking.openlineage.events import run_id
 from sparkring.pipelines.tracking.ops import LineageDataset, LineageJob, ModelInfo, StartRun
+from sparkring.pipelines.tracking.store.sink import replay
 from sparkring.pipelines.tracking.tracker import Tracker
 from tests.pipelines.tracking.openlineage.collector import Collector, collecting
 

@@ -28,8 +28,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context.context import NO_HOOKS, JobHooks
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.job.job import run_job
-from sparkring.pipelines.lineage.show import at_snapshot, run_of, source_states
-from sparkring.pipelines.record.compare import (
+from sparkring.pipelines.lineage.compare import (
     GONE,
     Check,
     Difference,
@@ -39,9 +38,10 @@ from sparkring.pipelines.record.compare import (
     metric_lines,
     run_differences,
 )
-from sparkring.pipelines.record.environment import content_digest, environment
-from sparkring.pipelines.record.keep import start_files
-from sparkring.pipelines.record.record import Record, read_record
+from sparkring.pipelines.lineage.environment import content_digest, environment
+from sparkring.pipelines.lineage.keep import start_files
+from sparkring.pipelines.lineage.reproduce_record import Record, read_record
+from sparkring.pipelines.lineage.show import at_snapshot, run_of, source_states
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.client import client_limits
@@ -114,7 +114,7 @@ def find_run(target: str, tracking: TrackingConfig) -> KeptRun:
     """Find the run behind a folder or a registered model. StoredError where it is gone, or keeps too little."""
     if REGISTERED.fullmatch(target) is None:
         return _kept(open_storage(target))
-    from sparkring.pipelines.tracking.fetch import find_job, find_model  # MLflow: seconds
+    from sparkring.pipelines.tracking.store.fetch import find_job, find_model  # MLflow: seconds
 
     with client_limits(tracking):
         model = find_model(tracking, target)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from sparkring.pipelines.display.outcome import score_text
+from sparkring.pipelines.job.outcome import score_text
 from sparkring.training.launch.messages import (
     AttemptStarted,
     Event,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkring.pipelines.record.record import Environment, ModuleFile, Record
+from sparkring.pipelines.lineage.reproduce_record import Environment, ModuleFile, Record
 from sparkring.training.worker.result import TrainResult
 
 Check = Literal["bits", "metrics"]

@@ -13,9 +13,9 @@ from sparkring.conf.manifest import read_manifest
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.context.context import JobContext
-from sparkring.pipelines.record.compare import environment_differences
-from sparkring.pipelines.record.environment import content_digest, environment
-from sparkring.pipelines.record.record import PATCH, RECORD, Environment, Record, read_record
+from sparkring.pipelines.lineage.compare import environment_differences
+from sparkring.pipelines.lineage.environment import content_digest, environment
+from sparkring.pipelines.lineage.reproduce_record import PATCH, RECORD, Environment, Record, read_record
 from sparkring.pipelines.tracking.tracker import JOB
 from sparkring.training.model.folder import model_files, weights_at
 

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.storage import exclusive
-from sparkring.pipelines.tracking.artifact_servers import guard_artifacts
+from sparkring.pipelines.tracking.store.artifact_servers import guard_artifacts
 
 log = logging.getLogger(__name__)
 # Columns of MLflow 3 that hold whole paths.
@@ -41,7 +41,7 @@ def open_client(config: TrackingConfig) -> MlflowClient:
 
 def import_client(config: TrackingConfig) -> None:
     """Import what a job's first call of the store would import."""
-    import sparkring.pipelines.tracking.mlflow_store  # noqa: F401
+    import sparkring.pipelines.tracking.store.sink  # noqa: F401
 
     if config.uri is None:
         import mlflow.store.tracking.sqlalchemy_store  # noqa: F401

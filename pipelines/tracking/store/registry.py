@@ -27,9 +27,9 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.alias import Refusal, Version, refuse_move
 from sparkring.pipelines.tracking.describe import CARD_BEGINS
-from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.mlmodel import read_mlmodel
+from sparkring.pipelines.tracking.store.embedded import open_client
 from sparkring.pipelines.tracking.tags import DATE, DECISION, NO_CHAMPION, REASON, WEIGHTS
 from sparkring.pipelines.tracking.views import NOTE, decision_note, decision_text
 from sparkring.training.worker.result import Decision

@@ -17,7 +17,7 @@ from sparkring.conf.digest import digest
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.references import REFERENCE, module_of
 from sparkring.etl.views import own_modules
-from sparkring.pipelines.record.record import Environment, ModuleFile
+from sparkring.pipelines.lineage.reproduce_record import Environment, ModuleFile
 
 OURS = "sparkring"
 PACKAGES = tuple(f"{OURS}.{name}" for name in ("conf", "training", "pipelines", "etl"))

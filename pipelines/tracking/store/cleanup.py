@@ -16,10 +16,10 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import error_line
 from sparkring.conf.secrets import redact
 from sparkring.pipelines.run.process_id import this_process
-from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.pointers import AliasedModel, CheckpointPointer
 from sparkring.pipelines.tracking.run_owner import is_abandoned
+from sparkring.pipelines.tracking.store.embedded import open_client
 from sparkring.pipelines.tracking.tags import FINGERPRINT
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from sparkring.conf.errors import error_line, first_line
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import check_stored
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.mlmodel import read_mlmodel
+from sparkring.pipelines.tracking.store.embedded import open_client
 
 MISSING = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}  # the second: of an alias that is not set
 T = TypeVar("T")

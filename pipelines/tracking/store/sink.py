@@ -43,22 +43,22 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.run.process_id import this_process
 from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.tracking import ops
-from sparkring.pipelines.tracking.artifact_servers import check_artifact_server
-from sparkring.pipelines.tracking.cleanup import delete_dead_pointers
 from sparkring.pipelines.tracking.client import without_password
 from sparkring.pipelines.tracking.describe import (
     experiment_note,
     with_headline,
 )
-from sparkring.pipelines.tracking.embedded import open_client
 from sparkring.pipelines.tracking.errors import StoreUnfit, StoreUnreachable, TryAgain
-from sparkring.pipelines.tracking.history_run import history_run, log_figure, log_values
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
-from sparkring.pipelines.tracking.mlflow_dataset import DIGEST_CHARACTERS, SparkringDataset
 from sparkring.pipelines.tracking.points import new_points
-from sparkring.pipelines.tracking.registry import AT_MS, MODEL_VERSION, Registry
 from sparkring.pipelines.tracking.run_owner import is_abandoned, open_runs
-from sparkring.pipelines.tracking.shown import Shown
+from sparkring.pipelines.tracking.store.artifact_servers import check_artifact_server
+from sparkring.pipelines.tracking.store.cleanup import delete_dead_pointers
+from sparkring.pipelines.tracking.store.embedded import open_client
+from sparkring.pipelines.tracking.store.history_run import history_run, log_figure, log_values
+from sparkring.pipelines.tracking.store.mlflow_dataset import DIGEST_CHARACTERS, SparkringDataset
+from sparkring.pipelines.tracking.store.registry import AT_MS, MODEL_VERSION, Registry
+from sparkring.pipelines.tracking.store.shown import Shown
 from sparkring.pipelines.tracking.tags import HEARTBEAT, JOB, RECIPE
 from sparkring.pipelines.tracking.views import NOTE
 

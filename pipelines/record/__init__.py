@@ -1,1 +1,0 @@
-"""What is kept of a run so that it can be made again, and compared."""

@@ -1,1 +1,0 @@
-"""`sparkring reproduce`: train a run again and compare."""
