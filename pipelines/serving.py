@@ -34,10 +34,9 @@ from sparkring.training.data.decoding.columns import RaggedArray, numpy_dtype, o
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.features.transform import RawColumn, RawFeatures
 from sparkring.training.model.folder import CONFIG, attach_tables, model_files, read_model_folder
-from sparkring.training.model.recipe_model import build_model, pick_columns, start_model
+from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task, start_model
 from sparkring.training.models.gpt import Sampling, generate
 from sparkring.training.models.initial import InitialModel
-from sparkring.training.tasks import build_task
 
 if TYPE_CHECKING:
     from sparkring.pipelines.tracking.ops import NamedType
@@ -96,7 +95,7 @@ class RawInputs:
 
 def raw_inputs(config: RunConfig, manifest: DatasetManifest) -> RawInputs:
     """What the recipe's model is fed. ValueError names a key of the recipe that the dataset does not meet."""
-    columns = pick_columns(manifest, config.model.inputs, config.model.label)
+    columns = pick_columns(manifest, config.model)
     read = [manifest.tensor(name) for name in columns.read]
     tensors = [column for column in read if {column.name, column.mask} & {*columns.features}]
     wanted, states = {column.name for column in tensors}, manifest.features.get("features", [])
@@ -124,14 +123,8 @@ class Predictor:
         self.manifest = manifest
         self.kind = config.model.kind
         self.label_names = manifest.label_names if self.kind.has_several_labels else []
-        self.columns = pick_columns(manifest, config.model.inputs, config.model.label)
-        self.task: Any = build_task(
-            config.model.task,
-            self.columns.features,
-            self.columns.label,
-            config.model.inputs,
-            args=config.model.task_args,
-        )
+        self.columns = pick_columns(manifest, config.model)
+        self.task: Any = recipe_task(config.model, self.columns)
         self.model = trained_model(config, manifest, weights)
         self.raw = raw_inputs(config, manifest)
         self._features = None

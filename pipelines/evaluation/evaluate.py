@@ -76,7 +76,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
         log.info("test rows whose value was in no training row: %s", unseen)
     check_finite(held_out.scores, rows)
     if config.model.kind.is_table:
-        columns = pick_columns(dataset.manifest, config.model.inputs, config.model.label)
+        columns = pick_columns(dataset.manifest, config.model)
         assert columns.label is not None, "build_task has asked for it"
         check_labels(held_out.labels, ", ".join(columns.labels))
         scores[MODEL] |= task_scores(config.model.kind, held_out.labels, held_out.scores, held_out.weights)

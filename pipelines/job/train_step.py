@@ -48,6 +48,7 @@ from sparkring.training.launch.messages import (
 )
 from sparkring.training.launch.restart import RestartPolicy
 from sparkring.training.planner import format_rows
+from sparkring.training.worker.payload import TrainPayload
 from sparkring.training.worker.result import FailedAttempt, History, TrainResult, WorkerResult
 
 log = logging.getLogger(__name__)
@@ -220,12 +221,9 @@ def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:
 
 def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
     """What every rank runs: `sparkring.training.worker.train.train` with the resolved configuration."""
-    payload = {
-        "config": resolved.as_dict(),
-        "config_digest": resolved.digest,
-        "dataset": dataset.folder.uri,
-        "run": run.uri,
-    }
+    payload = TrainPayload(
+        config=resolved.as_dict(), config_digest=resolved.digest, dataset=dataset.folder.uri, run=run.uri
+    )
     parallel, timeout_s = resolved.config.parallel, resolved.config.launch.collective_timeout_s
     servers = parallel.servers.per_host
     # Our own code is preloaded too: a retry starts seconds sooner.
@@ -234,7 +232,7 @@ def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
     preload = (*ring, "torch._dynamo", module_of(ENTRY))
     return JobSpec(
         ENTRY,
-        payload,
+        payload.to_json(),
         preload=(*preload, module_of(SERVER_ENTRY)) if servers else preload,
         collective_timeout_s=timeout_s,
         servers_per_host=servers,

@@ -21,7 +21,7 @@ from sparkring.pipelines.context.etl_step import Sources
 from sparkring.pipelines.run.spark import session_settings, submitted
 from sparkring.training.data.batch import SAMPLE
 from sparkring.training.data.decoding.columns import is_fixed
-from sparkring.training.model.recipe_model import build_model, pick_columns
+from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.models.torch_private import meta_device
@@ -33,7 +33,7 @@ from sparkring.training.planner import CostPlan, Untraceable, Workload, format_r
 from sparkring.training.planner.workload import OPTIMIZER_STATES
 from sparkring.training.tables.sharded import sent_bytes
 from sparkring.training.tables.update_rules import UpdateRule
-from sparkring.training.tasks import build_task, model_class
+from sparkring.training.tasks import model_class
 from sparkring.training.worker.device import expected_device_type
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def one_row(
         length = manifest.tensor("tokens").shape[0] - 1 if manifest is not None else sequence_length(config)
         return (torch.zeros(1, length, dtype=torch.int64, device="meta"),)
     assert manifest is not None
-    columns = pick_columns(manifest, config.model.inputs, config.model.label, samples)
+    columns = pick_columns(manifest, config.model, samples)
     rows = {SAMPLE: torch.zeros(1, dtype=torch.int64, device="meta")}
     for name in columns.read:
         if name in rows:
@@ -149,9 +149,7 @@ def one_row(
         if column.mask is not None:
             rows[column.mask] = torch.ones(1, dtype=torch.bool, device="meta")
     try:
-        model = config.model
-        task = build_task(model.task, columns.features, columns.label, model.inputs, args=model.task_args)
-        return task.inputs(rows)
+        return recipe_task(config.model, columns).inputs(rows)
     except Exception as error:  # a user's task may need values
         reason = f"{type(error).__name__}: {first_line(error)}"
         return Untraceable(f"model.task = {config.model.task!r} cannot make inputs of shapes: {reason}")

@@ -27,8 +27,7 @@ from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
 from sparkring.training.model.folder import CONFIG, TrainedModel, attach_tables, read_model_folder
 from sparkring.training.model.predictions import Predictions
-from sparkring.training.model.recipe_model import pick_columns
-from sparkring.training.tasks import build_task
+from sparkring.training.model.recipe_model import pick_columns, recipe_task
 
 log = logging.getLogger(__name__)
 Array = NDArray[Any]
@@ -88,12 +87,11 @@ def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: Spli
     assert split is not None, "there are test rows"
     features = {key: state for key, state in trained.manifest.features.items() if key != "weight"}  # of its own rows
     manifest = with_features(dataset.manifest, features)
-    inputs = trained.config.model.inputs
-    columns = pick_columns(manifest, inputs, config.model.label)
+    model_block = trained.config.model.model_copy(update={"label": config.model.label})
+    columns = pick_columns(manifest, model_block)
     model = serving.trained_model(trained.config, trained.manifest, read_weights(champion.folder))
     attach_tables(model, champion.folder)
-    task_args = trained.config.model.task_args
-    task: Any = build_task(config.model.task, columns.features, columns.label, inputs, args=task_args)
+    task: Any = recipe_task(model_block, columns)
     at_a_time = config.evaluation_batch(manifest.splits[split].rows)
     request = ReadRequest(dataset.folder, manifest, split, columns.read, at_a_time)
     data = config.data.model_copy(update={"decoders": trained.config.data.decoders})

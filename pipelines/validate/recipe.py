@@ -31,13 +31,13 @@ from sparkring.pipelines.validate.labels import label_range_problems
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.data.decoding.cells import own_decoder
 from sparkring.training.hooks import hook_problems
-from sparkring.training.model.recipe_model import ModelColumns, pick_columns
+from sparkring.training.model.recipe_model import ModelColumns, pick_columns, recipe_task
 from sparkring.training.model.starting import change_since, starting_model
 from sparkring.training.models.groups import freeze
 from sparkring.training.models.torch_private import meta_device
 from sparkring.training.optim.own import optimizer_problems
 from sparkring.training.optim.schedules import schedule_problems
-from sparkring.training.tasks import build_task, check_takes_weights, model_class
+from sparkring.training.tasks import check_takes_weights, model_class
 from sparkring.training.worker.device import NO_GPU
 
 OURS = "sparkring."  # begins the modules whose `from_manifest` hands its arguments to the constructor
@@ -261,29 +261,28 @@ def _unmade(make: Callable[[], Any], what: str) -> Iterator[str]:
 
 def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
     """Metrics the task does not give, or columns it cannot have. Without a manifest, by the columns of the recipe."""
-    kind, inputs = config.model.task, config.model.inputs
-    own = config.model.kind.is_own
+    model, own = config.model, config.model.kind.is_own
     if manifest is None and own and config.etl is None:
         return []
     try:
         if manifest is not None:
-            columns = pick_columns(manifest, inputs, config.model.label)
+            columns = pick_columns(manifest, model)
         elif own and config.etl is not None:
             names = foreseen_names(config.etl)
-            label = config.model.label or config.etl.label
-            unseen = (*config.etl.labels, config.model.label, config.etl.weight, *config.etl.keep)
-            features = inputs or [name for name in names.tensors if name not in unseen]
+            label = model.label or config.etl.label
+            unseen = (*config.etl.labels, model.label, config.etl.weight, *config.etl.keep)
+            features = model.inputs or [name for name in names.tensors if name not in unseen]
             columns = ModelColumns(features, label, [])
         else:
             columns = ModelColumns([], "", [])
-        task = build_task(kind, columns.features, columns.label, inputs, args=config.model.task_args)
+        task = recipe_task(model, columns)
         weighed_by = manifest or config.etl
         if weighed_by is not None and weighed_by.weight is not None:
             check_takes_weights(task)
     except ValueError as error:  # names model.inputs, model.label or model.task, and what is wrong with them
         return [str(error)]
     except Exception as error:  # the user's own code runs
-        return [f"model.task = {kind!r}: cannot be made: {type(error).__name__}: {first_line(error)}"]
+        return [f"model.task = {model.task!r}: cannot be made: {type(error).__name__}: {first_line(error)}"]
     return metric_problems(config, ["loss", *task.metric_names(), *task.split_metric_names()])
 
 

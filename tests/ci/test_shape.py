@@ -40,7 +40,7 @@ def lacks_arguments(node: Function) -> bool:
 
 
 def is_room(path: Path) -> bool:
-    return path.is_dir() and any(path.glob("*.py")) or (path.suffix == ".py" and path.stem != "__init__")
+    return (path.is_dir() and any(path.glob("*.py"))) or (path.suffix == ".py" and path.stem != "__init__")
 
 
 def riddles(text: str) -> list[str]:

@@ -484,8 +484,8 @@ MUTANTS = (
     Mutant(WARM, "root = s[:new].sqrt()", "root = s[:new]", T_WARM),
     Mutant(TABULAR, "order = [place[column]", "order = [self.numeric_names.index(column)", T_WARM),
     Mutant(
-        "training/worker/train.py",
-        "config.warm_start is not None and latest is None",
+        "training/model/prepare.py",
+        "config.warm_start is not None and not continued",
         "config.warm_start is not None",
         "tests/training/test_warm_start_run.py",
     ),
@@ -1762,8 +1762,8 @@ MUTANTS = (
     ),
     Mutant(
         "training/worker/train.py",
-        "if config.warm_start is not None and latest is None:",
-        'if config.warm_start is not None and not run.exists("checkpoints"):',
+        "continued = latest is not None",
+        'continued = run.exists("checkpoints")',
         "tests/training/test_worker_tables.py -k warm_start",
     ),
     Mutant(f"{TABLES}/sharded.py", "pull.ahead.mark_evicted(evicted)", "pass", T_AHEAD),

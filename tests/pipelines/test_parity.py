@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
@@ -67,7 +68,7 @@ def test_training_and_serving_make_the_same_inputs(
     tmp_path: Path, inputs: list[str] | None, features: dict[str, Any], as_objects: bool
 ) -> None:
     manifest = written(tmp_path, features)
-    columns = pick_columns(manifest, inputs, None)
+    columns = pick_columns(manifest, ModelConfig(inputs=inputs))
     request = ReadRequest(open_storage(str(tmp_path)), manifest, "train", columns.read, 5)
     reader = make_reader(DataConfig(), request, evaluation=True)
     (batch,) = reader.batches(0)
@@ -93,7 +94,7 @@ def test_training_and_serving_make_the_same_inputs(
 
 def test_a_mask_there_is_not_is_no_input(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model.inputs: \['f__valid'\] not in dataset 'p', which has .*'x__valid'"):
-        pick_columns(written(tmp_path, {}), ["f", "f__valid"], None)
+        pick_columns(written(tmp_path, {}), ModelConfig(inputs=["f", "f__valid"]))
 
 
 def test_the_tabular_model_tells_a_null_from_a_zero(tmp_path: Path) -> None:
@@ -108,5 +109,5 @@ def test_a_label_among_the_inputs_is_refused(tmp_path: Path) -> None:
     """With model.label a column of role feature, the model would be shown what it must predict."""
     manifest = written(tmp_path, {})
     with pytest.raises(ValueError, match=r"model\.label = 'x': it is among the model's inputs"):
-        pick_columns(manifest, None, "x")
-    assert pick_columns(manifest, ["f"], "x").label == "x"
+        pick_columns(manifest, ModelConfig(label="x"))
+    assert pick_columns(manifest, ModelConfig(inputs=["f"], label="x")).label == "x"

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from sparkring.training.data.decoding.columns import DataError
@@ -43,12 +44,12 @@ def outputs(manifest: DatasetManifest, task: str, label: str | None = None) -> i
 
 
 def test_several_labels_are_a_list_of_which_a_recipe_may_name_one() -> None:
-    columns = pick_columns(of_columns("a", "b"), None, None)
+    columns = pick_columns(of_columns("a", "b"), ModelConfig())
     assert (columns.label, columns.labels, columns.features) == (["a", "b"], ["a", "b"], ["x"])
     assert columns.read == ["x", "a", "b"]
-    columns = pick_columns(of_columns("a", "b"), None, "b")
+    columns = pick_columns(of_columns("a", "b"), ModelConfig(label="b"))
     assert (columns.label, columns.labels, columns.read) == ("b", ["b"], ["x", "b"]), "no model is shown `a`"
-    assert pick_columns(of_tags("k", "l"), None, None).label == "tags"
+    assert pick_columns(of_tags("k", "l"), ModelConfig()).label == "tags"
 
 
 def test_the_built_in_model_has_an_output_for_each_label_it_predicts() -> None:

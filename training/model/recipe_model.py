@@ -1,4 +1,4 @@
-"""A recipe's model: which columns it reads, and its module. What ranks, the driver and serving have in common."""
+"""A recipe's model: the columns it reads, its module and its task. Ranks, the driver and serving share it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.training.data.batch import SAMPLE
 from sparkring.training.models.groups import freeze
 from sparkring.training.models.initial import InitialModel, Unrecordable, record_model
-from sparkring.training.tasks import model_class
+from sparkring.training.models.task import Task
+from sparkring.training.tasks import build_task, model_class
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,13 @@ class ModelColumns:
         return [self.label] if isinstance(self.label, str) else self.label or []
 
 
-def pick_columns(
-    manifest: DatasetManifest, inputs: list[str] | None, label: str | None, samples: bool = False
-) -> ModelColumns:
+def pick_columns(manifest: DatasetManifest, model: ModelConfig, samples: bool = False) -> ModelColumns:
     """Pick the model's columns by role, or as the recipe names them.
 
     `samples`: add the rows' numbers, for a model that takes all columns as one dict. ValueError names the key and the
     dataset's columns.
     """
-    tensors = manifest.tensors
+    tensors, inputs, label = manifest.tensors, model.inputs, model.label
     names = {column.name for column in tensors}
     masks = {column.mask: column.name for column in tensors if column.mask is not None}
     for key, given, known in (("model.inputs", inputs or [], names | set(masks)), ("model.label", [label], names)):
@@ -59,6 +59,15 @@ def pick_columns(
         )
     read = dict.fromkeys([*(masks.get(name, name) for name in features), *labels])
     return ModelColumns(features, labels if len(labels) > 1 else next(iter(labels), None), list(read))
+
+
+def recipe_task(model: ModelConfig, columns: ModelColumns, manifest: DatasetManifest | None = None) -> Task:
+    """Build the recipe's task for these columns. ValueError where the task does not go with them.
+
+    `manifest`: says which token pads the texts of a language model; None: none does.
+    """
+    padding = {} if manifest is None or "pad_id" not in manifest.text else {"pad_id": manifest.text["pad_id"]}
+    return build_task(model.task, columns.features, columns.label, model.inputs, args=model.task_args, **padding)
 
 
 def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:

@@ -20,9 +20,10 @@ from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.request import DataRank, ReadRequest
-from sparkring.training.model.recipe_model import build_model, pick_columns, start_model
-from sparkring.training.model.starting import begin_with, start_from
-from sparkring.training.models.dropout import draws_masks
+from sparkring.training.loop.fit import total_steps
+from sparkring.training.model.folder import open_tables
+from sparkring.training.model.prepare import prepare_model
+from sparkring.training.model.recipe_model import build_model, start_model
 from sparkring.training.models.initial import InitialModel, eager_model
 from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.mesh import Mesh
@@ -30,21 +31,14 @@ from sparkring.training.parallel.model_parallel.placement import make_placement
 from sparkring.training.parallel.process_groups import RankContext
 from sparkring.training.parallel.servers.link import ServerLink
 from sparkring.training.parallel.servers.strategy import ServersStrategy
-from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.servers.client import Client, Gradient, Pulled
 from sparkring.training.servers.local import LocalServers
 from sparkring.training.servers.replay import Try, Workers, replay
 from sparkring.training.servers.segments import Segment, check_all_there, read_segments
 from sparkring.training.tables.hashing import Ids
-from sparkring.training.tasks import build_task
 from sparkring.training.worker.agreement import seed_everything
 from sparkring.training.worker.splits import make_weighted_reader
-from sparkring.training.worker.train import (
-    learning_rate_schedule,
-    open_tables,
-    optimizer_factory,
-    total_steps,
-)
+from sparkring.training.worker.train import learning_rate_schedule, optimizer_factory, table_settings
 
 CPU = torch.device("cpu")
 KEPT = 64  # batches of a rank: servers ahead of others in a replay ask for the next ones, backup workers for late ones
@@ -169,22 +163,14 @@ class _Replayer:
         config, manifest = self.config, self.manifest
         seed_everything(config.train.seed)
         made = start_model(config, manifest)
-        model = made if isinstance(made, InitialModel) else eager_model(build_model(config, manifest), str(made))
-        if config.warm_start is not None and first:
-            model = start_from(model, config, config.warm_start, manifest, 0)
-        if config.model.start is not None:
-            model, _ = begin_with(model, config.model.start, not first, lambda mine: [mine], 0)
-        columns = pick_columns(manifest, config.model.inputs, config.model.label, draws_masks(model.module))
-        pad_id = manifest.text.get("pad_id", -100)
-        task_args = config.model.task_args
-        task = build_task(config.model.task, columns.features, columns.label, config.model.inputs, pad_id, task_args)
-        settings = TableSettings(
-            config.tables, config.train.seed, config.train.dtype, config.tables.lr / config.optim.lr
-        )
+        initial = made if isinstance(made, InitialModel) else eager_model(build_model(config, manifest), str(made))
+        model = prepare_model(initial, config, manifest, continued=not first, gather=lambda mine: [mine], rank=0)
         context = RankContext(parallel, Mesh(), RankInfo(), CPU)
         link = ServerLink(cast(Client, servers), 0, workers)
-        strategy = ServersStrategy(context, make_placement(context), config.optim.clip_norm, link, settings)
-        strategy.prepare(model, task, optimizer_factory(config.optim))
+        strategy = ServersStrategy(
+            context, make_placement(context), config.optim.clip_norm, link, table_settings(config)
+        )
+        strategy.prepare(model.initial, model.task, optimizer_factory(config.optim))
         if config.warm_start is not None and config.warm_start.model is not None and strategy.tables and first:
             dims = {name: held.table.spec.dim for name, held in strategy.tables.tables.items()}
             tables = open_tables(open_storage(config.warm_start.model), dims)
@@ -192,7 +178,7 @@ class _Replayer:
                 for shard in servers.shards:
                     for ids, rows in tables[name].content(shard.own_buckets):
                         servers.begin_table(number, ids, rows)
-        return strategy, columns.read
+        return strategy, model.columns.read
 
 
 class _Batches:

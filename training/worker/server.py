@@ -6,17 +6,17 @@ import os
 
 import torch
 
-from sparkring.conf.config import RunConfig
-from sparkring.conf.storage import open_storage
 from sparkring.training.launch.host.server import ServerContext
 from sparkring.training.optim.build import build_optimizer
 from sparkring.training.servers.event_log import EVENTS
 from sparkring.training.servers.server import Server, ServerPlace
+from sparkring.training.worker.payload import TrainPayload
 
 
 def serve(ctx: ServerContext) -> None:
     """Serve the ranks of one attempt until this process is ended. Raises where the server's own promise is broken."""
-    config = RunConfig.model_validate(ctx.payload["config"])
+    payload = TrainPayload.of_json(ctx.payload)
+    config = payload.recipe()
     torch.set_num_threads(1)  # one update at a time is applied, under a lock
     place = ServerPlace(
         server=ctx.server,
@@ -24,7 +24,7 @@ def serve(ctx: ServerContext) -> None:
         workers=ctx.world_size,
         attempt=ctx.attempt,
         secret=ctx.secret,
-        events=open_storage(ctx.payload["run"]).at(EVENTS),
+        events=payload.run_folder.at(EVENTS),
     )
     server = Server(place, lambda named: build_optimizer(named, config.optim), ctx.address)
     ctx.event("server", {"pid": os.getpid(), "port": server.port})

@@ -51,10 +51,8 @@ from sparkring.training.loop.fit import (
 )
 from sparkring.training.model.folder import open_tables, write_tables
 from sparkring.training.model.predictions import Predictions
-from sparkring.training.model.recipe_model import ModelColumns, pick_columns, start_model
-from sparkring.training.model.starting import begin_with, check_starts_without_tables, start_from
-from sparkring.training.models.dropout import draws_masks
-from sparkring.training.models.initial import InitialModel
+from sparkring.training.model.prepare import PreparedModel, prepare_model
+from sparkring.training.model.recipe_model import start_model
 from sparkring.training.models.task import Task
 from sparkring.training.optim.build import build_optimizer
 from sparkring.training.optim.schedules import after_value, make_schedule, scaled_lr
@@ -67,9 +65,9 @@ from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
 from sparkring.training.tables.files import RowFile, check_whole
 from sparkring.training.tables.hot_ids import HotIds
-from sparkring.training.tasks import build_task, check_takes_weights
 from sparkring.training.worker.agreement import agree_threads, agreed_model, peers, seed_everything
 from sparkring.training.worker.device import pick_device
+from sparkring.training.worker.payload import TrainPayload
 from sparkring.training.worker.result import IdUses, ServerTotals, WorkerResult
 from sparkring.training.worker.splits import Splits, left_out
 
@@ -83,18 +81,21 @@ class Parts:
     """What one training is made of on this rank."""
 
     ctx: WorkerContext
+    payload: TrainPayload
     config: RunConfig
     manifest: DatasetManifest
     run: Storage
     strategy: Strategy
-    device: torch.device
-    columns: ModelColumns
-    task: Task
+    model: PreparedModel
     gather: Callable[[bytes], list[bytes]]  # between all ranks
     hooks: Hooks
     checkpoints: Checkpointer
     latest: CheckpointInfo | None  # the checkpoint to go on from
     splits: Splits
+
+    @property
+    def task(self) -> Task:
+        return self.model.task
 
     def whole_split(self) -> WholeSplit:
         """A collector for one evaluation."""
@@ -102,13 +103,10 @@ class Parts:
 
 
 def train(ctx: WorkerContext) -> WorkerResult:
-    """Train, export and score on this rank.
-
-    `ctx.payload`: `config` (resolved), `config_digest`, `dataset` and `run` (URIs of folders).
-    """
+    """Train, export and score on this rank. `ctx.payload`: a TrainPayload as JSON."""
     began = time.monotonic()
-    config = RunConfig.model_validate(ctx.payload["config"])
-    dataset, run = open_storage(ctx.payload["dataset"]), open_storage(ctx.payload["run"])
+    payload = TrainPayload.of_json(ctx.payload)
+    config, dataset, run = payload.recipe(), open_storage(payload.dataset), payload.run_folder
     manifest = read_manifest(dataset)
     timeout = timedelta(seconds=config.launch.collective_timeout_s)
     device = pick_device(config.train.device, ctx.rank_info, timeout, together=not config.parallel.servers.per_host)
@@ -124,7 +122,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
         config.optim.clip_norm,
         timeout,
         config.optim.ema,
-        TableSettings(config.tables, config.train.seed, config.train.dtype, config.tables.lr / config.optim.lr),
+        table_settings(config),
         ServersAt(ctx.servers, ctx.server_secret),
     )
     failed, parts = True, None
@@ -132,33 +130,20 @@ def train(ctx: WorkerContext) -> WorkerResult:
         gather = peers(strategy, ctx, config.checkpoint.timeout_s).gather
         torch.set_num_threads(agree_threads(run, config.train.threads_per_rank, offer, gather, ctx.rank))
         ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
-        model = agreed_model(made, config, manifest, ctx, strategy)
+        initial = agreed_model(made, config, manifest, ctx, strategy)
         hooks = Hooks(config.train.hooks, ctx.rank == 0)
         checkpoints = open_checkpoints(ctx, config, run, hooks, strategy)
         # once for the dense part and the tables: where all are damaged, both begin anew
         latest = checkpoints.latest(config.checkpoint.verify)
         if latest is not None and strategy.engine == ENGINE:
             checkpoints.hold(latest)  # a rank that is replaced reads it again, however late
-        if config.model.start is not None:
-            check_starts_without_tables(model.module)
-        if config.warm_start is not None and latest is None:
-            model = start_from(model, config, config.warm_start, manifest, ctx.rank)
-        started = None
-        if config.model.start is not None:
-            model, started = begin_with(model, config.model.start, latest is not None, gather, ctx.rank)
-        columns = pick_columns(manifest, config.model.inputs, config.model.label, draws_masks(model.module))
-        pad_id = manifest.text.get("pad_id", -100)
-        task_args = config.model.task_args
-        task = build_task(config.model.task, columns.features, columns.label, config.model.inputs, pad_id, task_args)
-        if manifest.weight is not None:
-            check_takes_weights(task)
+        continued = latest is not None
+        model = prepare_model(initial, config, manifest, continued=continued, gather=gather, rank=ctx.rank)
         # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
         seed_everything(config.train.seed, strategy.data_rank)
-        splits = Splits(ctx, config, dataset, manifest, strategy, device, columns.read)
-        parts = Parts(
-            ctx, config, manifest, run, strategy, device, columns, task, gather, hooks, checkpoints, latest, splits
-        )
-        result = replace(_train(parts, model, began), started=started)
+        splits = Splits(ctx, config, dataset, manifest, strategy, device, model.columns.read)
+        parts = Parts(ctx, payload, config, manifest, run, strategy, model, gather, hooks, checkpoints, latest, splits)
+        result = _train(parts, began)
         failed = False
         return result
     finally:
@@ -167,7 +152,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
         strategy.close(failed)
 
 
-def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
+def _train(parts: Parts, began: float) -> WorkerResult:
     """Resume, fit, export, score."""
     ctx, config, strategy, checkpoints = parts.ctx, parts.config, parts.strategy, parts.checkpoints
     reader = parts.splits.open("train", training=True)
@@ -177,12 +162,12 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
     steps = total_steps(config.train, reader.steps_per_epoch)
     sample = next(iter(valid.batches(0)), None) if strategy.needs_sample else None
     ctx.heartbeat(0, "prepare")
-    normalized = bool(batch_norms(model.module))
-    strategy.prepare(model, parts.task, optimizer_factory(config.optim), sample, config.train.compile)
+    normalized = bool(batch_norms(parts.model.initial.module))
+    strategy.prepare(parts.model.initial, parts.task, optimizer_factory(config.optim), sample, config.train.compile)
     record: dict[str, Any] = {  # a LoopRecord without its state
         "dataset": parts.manifest.fingerprint,
         "order": reader.order_state(),
-        "config_digest": ctx.payload.get("config_digest", ""),
+        "config_digest": parts.payload.config_digest,
     } | ({"accumulate": config.parallel.accumulate} if normalized else {})
     audit = open_audit(parts, reader)
     callbacks = make_callbacks(parts, reader, valid, record, audit)
@@ -218,6 +203,7 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
         tables=table_totals(parts),
         hot_ids=hot_ids(parts),
         servers=server_totals(strategy),
+        started=parts.model.started,
     )
     if result.finished:  # else: asked to stop; the last checkpoint is where the next command goes on
         exported_step = load_exported_step(parts, state)
@@ -522,6 +508,11 @@ def optimizer_factory(optim: OptimConfig) -> OptimizerFactory:
     return lambda named: build_optimizer(named, optim)
 
 
+def table_settings(config: RunConfig) -> TableSettings:
+    """How sparse tables begin and are updated; their rate follows the schedule in proportion."""
+    return TableSettings(config.tables, config.train.seed, config.train.dtype, config.tables.lr / config.optim.lr)
+
+
 def learning_rate_schedule(config: RunConfig, steps: int) -> Callable[[int], float]:
     """Step -> learning rate, with the batch-size rule applied to the peak."""
     return make_schedule(config.optim, steps, scaled_lr(config.optim, config.train.global_batch))
@@ -553,7 +544,7 @@ def open_audit(parts: Parts, reader: Reader) -> AuditLog | PartsAudit | None:
         attempt=ctx.attempt,
         rank=strategy.data_rank,
         size=strategy.parts,
-        dataset=ctx.payload["dataset"],
+        dataset=parts.payload.dataset,
         order_state=reader.order_state(),
         servers=len(ctx.servers),
     )
