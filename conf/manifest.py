@@ -40,6 +40,7 @@ FORMAT_VERSION = 2
 VALUES_SINCE = 2
 """Since this format shards hold values; before, they held what features made of them, codes and scaled numbers."""
 MANIFEST_NAME = "_manifest.json"
+PART_NAME = "_part.json"  # beside the files of one interval, of which windows are made
 ROW_NUMBER = "sparkring_row"
 """int64 column of every shard, beside the manifest's: the row's place in its split, from 0 in stored order. It is
 decoded with the values, so it says which rows those are; audits and evaluation read it. Under 0.1 byte a row."""

@@ -26,7 +26,7 @@ from pyspark.sql.types import DateType, TimestampNTZType, TimestampType
 from sparkring.conf.blocks.etl import EtlConfig, IntervalConfig
 from sparkring.conf.code import code_digest
 from sparkring.conf.digest import digest
-from sparkring.conf.manifest import FORMAT_VERSION, Accounting, Column, DataFile, Lineage
+from sparkring.conf.manifest import FORMAT_VERSION, PART_NAME, Accounting, Column, DataFile, Lineage
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256, Stored, StoredError, read, up_to
 from sparkring.etl.checks import Checked
@@ -52,7 +52,6 @@ from sparkring.etl.windows.keys import keys_across_parts, write_keys
 log = logging.getLogger(__name__)
 
 PART_VERSION = 1
-PART_NAME = "_part.json"
 SHOWN = 5  # files in a message
 STRAY = "__stray"  # the split of rows that would be in no part
 # What of a feature decides its state alone, and nothing that is stored or measured, by its kind.

@@ -189,10 +189,10 @@ def _load_scheduled(arguments: argparse.Namespace) -> Resolved:
 
 def _run_job(arguments: argparse.Namespace, etl: bool, trial: bool = False) -> int:
     def work(resolved: Resolved) -> int:
-        from sparkring.pipelines.context.context import JobHooks
+        from sparkring.pipelines.context.context import PERSONAL, TrialPublication
         from sparkring.pipelines.job.job import run_job
 
-        return run_job(resolved, etl=etl, hooks=JobHooks(may_promote=not trial))
+        return run_job(resolved, etl=etl, publication=TrialPublication() if trial else PERSONAL)
 
     return _announced(load_undated(arguments), work)
 

@@ -25,7 +25,7 @@ from sparkring.conf.manifest import MANIFEST_NAME, DataFile, read_manifest
 from sparkring.conf.secrets import HIDDEN
 from sparkring.conf.storage import Storage, check_stored, open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.context.context import NO_HOOKS, JobHooks
+from sparkring.pipelines.context.context import PERSONAL, Publication
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.job.job import run_job
 from sparkring.pipelines.lineage.compare import (
@@ -220,6 +220,20 @@ def dataset_differences(uri: str, sha256: str, left_out: set[str]) -> Iterator[D
                 yield Difference(f"file {root.uri}/{file.path}", "", "", "training", why)
 
 
+class SameRows(Publication):
+    """Lets a run train again if the dataset that was built again has the rows of the first."""
+
+    def __init__(self, run: KeptRun, show: Callable[[str], None]) -> None:
+        self.run, self.show = run, show
+
+    def on_dataset(self, dataset: Dataset) -> None:
+        was, now = self.run.record.datasets[self.run.result.dataset], content_digest(dataset.manifest)
+        if was != now:
+            named = f"{dataset.folder.uri}: built from the sources, its content is {now[:12]}; the run read {was[:12]}"
+            raise StoredError(f"{named}; nothing was trained")
+        self.show(f"dataset built again: its content is equal ({now[:12]})")
+
+
 def train_and_compare(
     run: KeptRun, request: Request, show: Callable[[str], None], session: Callable[[], SparkSession] | None
 ) -> Exit:
@@ -241,18 +255,11 @@ def train_and_compare(
         config = with_sources(config, run.result)
     show(f"trains again below {scratch.uri}")
 
-    def compare_rows(built: Dataset) -> None:
-        was, now = run.record.datasets[run.result.dataset], content_digest(built.manifest)
-        if was != now:
-            named = f"{built.folder.uri}: built from the sources, its content is {now[:12]}; the run read {was[:12]}"
-            raise StoredError(f"{named}; nothing was trained")
-        show(f"dataset built again: its content is equal ({now[:12]})")
-
     run_job(
         Resolved(config, dict.fromkeys((key for key, _ in leaves(config.model_dump(mode="json"))), "reproduce")),
         etl=from_sources,
         session=session,
-        hooks=JobHooks(on_dataset=compare_rows) if from_sources else NO_HOOKS,
+        publication=SameRows(run, show) if from_sources else PERSONAL,
     )
     runs = Runs(scratch.uri, config.name)
     again = _kept(runs.at(runs.records()[-1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from pyspark.sql import SparkSession
 
@@ -14,25 +15,47 @@ from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.etl_step import Dataset, Sources
 from sparkring.pipelines.run.runs import RunRecord, Runs
 from sparkring.pipelines.tracking.tracker import Tracker
+from sparkring.training.worker.result import WorkerResult
 
 
-@dataclass(frozen=True)
-class JobHooks:
-    """What a job asks and tells the one that started it. The defaults are those of a job without a date."""
+class Publication:
+    """For whom a job works: what it reads, what it may publish, and who hears of it. This one: a person's command."""
 
-    ds: str | None = None  # as JobContext's
-    may_promote: bool = True  # False: the alias stays where it is
-    leased: bool = False  # a lease keeps others away: a run that a process still holds has lost it, and is passed over
-    pin: Callable[[RunConfig, Callable[[], SparkSession]], Sources] = etl_step.pin
-    before_publish: Callable[[str], None] = lambda what: None  # given what is to be published; does not return if not
-    on_dataset: Callable[[Dataset], None] = lambda dataset: None
-    # given the step of an evaluation and its metrics; True: training stops there
-    falls_behind: Callable[[int, dict[str, float]], bool] = lambda step, metrics: False
-    keeps_checkpoints: bool = True  # False: they are deleted when training ends, so MLflow points at none
-    on_run: Callable[[RunRecord], None] = lambda record: None  # its MLflow run is known, or the store is away
+    ds: str | None = None  # start of the data interval as ISO text (`2013-03-01`); None: a job without a date
+    may_promote = True  # False: the alias stays where it is
+    leased = False  # a lease keeps others away: a run that a process still holds has lost it, and is passed over
+
+    def pin(self, config: RunConfig, session: Callable[[], SparkSession]) -> Sources:
+        """Pin the sources of the dataset. `session`: opens Spark, for sources that need it."""
+        return etl_step.pin(config, session)
+
+    def check(self, what: str) -> None:
+        """Called before anything is published, with what it is; does not return where it must not be."""
+
+    def on_dataset(self, dataset: Dataset) -> None:
+        """Called when the dataset is there."""
+
+    def on_run(self, record: RunRecord) -> None:
+        """Called when the run is known, and its MLflow run, unless the store is away."""
 
 
-NO_HOOKS = JobHooks()
+class TrialPublication(Publication):
+    """A person's trial: its model never gets the alias."""
+
+    may_promote = False
+
+
+PERSONAL = Publication()
+
+
+class StartPoint(Protocol):
+    """The trained weights that a training starts from."""
+
+    @property
+    def text(self) -> str: ...
+    def describe(self, train: WorkerResult) -> str:
+        """In a line, as it turned out."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -46,8 +69,12 @@ class JobContext:
     runs: Runs
     record: RunRecord  # as run.json was when this command took the run
     dataset: Dataset
-    ds: str | None = None  # start of the data interval as ISO text (`2013-03-01`); None: a job without a date
-    hooks: JobHooks = NO_HOOKS
+    publication: Publication = PERSONAL
+
+    @property
+    def ds(self) -> str | None:
+        """The date that the job is for; see Publication."""
+        return self.publication.ds
 
     @property
     def config(self) -> RunConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,15 @@ from sparkring.training.data.features.transform import Categorical
 from sparkring.training.metrics import perplexity, task_scores
 from sparkring.training.model.folder import attach_tables
 from sparkring.training.model.recipe_model import pick_columns
-from sparkring.training.worker.result import MODEL, GroupScores, LabelBalance, RankedLists, TrainResult
+from sparkring.training.worker.result import (
+    MODEL,
+    Evaluated,
+    GroupScores,
+    LabelBalance,
+    RankedLists,
+    Trained,
+    WorkerResult,
+)
 
 log = logging.getLogger(__name__)
 EVALUATE = "evaluate"  # key of its run in MLflow
@@ -52,25 +60,25 @@ class HeldOut:
     weights: np.ndarray | None = None  # (N,) float64, how much each row counts; None: all alike
 
 
-def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut | None]:
+def evaluate(job: JobContext, trained: Trained) -> tuple[Evaluated, HeldOut | None]:
     """Score the model and the baselines on all rows of `train.test_split`.
 
-    Returns the result with its scores, and the predictions where the task has any. Without a test split the scores are
-    those of the validation split.
+    Returns the predictions too, where the task has any. Without a test split the scores are those of the validation
+    split.
     """
     config, dataset = job.config, job.dataset
     if config.train.test_split is None:
-        return replace(result, scores={MODEL: dict(result.train.valid)}), None
+        return Evaluated(scores={MODEL: dict(trained.train.valid)}), None
     if config.model.kind.is_text:
-        return evaluate_text(config, dataset.manifest, job.folder, result), None
-    scores, missing, labels = {MODEL: dict(result.train.test)}, dict[str, str](), dict[str, LabelBalance]()
+        return evaluate_text(config, dataset.manifest, job.folder, trained.train), None
+    scores, missing, labels = {MODEL: dict(trained.train.test)}, dict[str, str](), dict[str, LabelBalance]()
     groups: list[GroupScores] = []
     by_label: list[GroupScores] = []
     ranking: RankedLists | None = None
-    if not result.predictions:
-        return replace(result, scores=scores), None
-    rows = scored_rows(config, dataset, result)
-    held_out = read_held_out(config, rows, job.folder, result)
+    if not trained.predictions:
+        return Evaluated(scores=scores), None
+    rows = scored_rows(config, dataset, trained)
+    held_out = read_held_out(config, rows, job.folder, trained)
     unseen = count_unseen(rows)
     if unseen:
         log.info("test rows whose value was in no training row: %s", unseen)
@@ -84,7 +92,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
         if config.model.kind.has_several_labels:
             names = dataset.manifest.label_names
             by_label = scores_by_label(names, held_out.labels, held_out.scores, held_out.weights)
-        train = split_rows(dataset, "train", config.data, result.train.train_left_out)
+        train = split_rows(dataset, "train", config.data, trained.train.train_left_out)
         splits = compared_splits(config, dataset, train, rows)
         tensors = [dataset.manifest.tensor(name) for name in columns.labels]
         labels = label_balance(config.model.kind.form, splits, tensors)
@@ -102,8 +110,16 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
             scores |= baselines.scores | ranked.baselines.scores
             missing = baselines.missing | ranked.baselines.missing
         ranking = ranked.lists
-    scored = replace(result, scores=scores, missing=missing, unseen=unseen, labels=labels, ranking=ranking)
-    return replace(scored, groups=groups, by_label=by_label), held_out
+    evaluated = Evaluated(
+        scores=scores,
+        missing=missing,
+        labels=labels,
+        groups=groups,
+        by_label=by_label,
+        ranking=ranking,
+        unseen=unseen,
+    )
+    return evaluated, held_out
 
 
 @dataclass(frozen=True)
@@ -169,20 +185,20 @@ def compared_splits(config: RunConfig, dataset: Dataset, train: SplitRows, test:
     return splits | {named: test}
 
 
-def evaluate_text(config: RunConfig, manifest: DatasetManifest, folder: Storage, result: TrainResult) -> TrainResult:
-    """Add loss and perplexity per token, beside a model of token frequencies, and a sample of text."""
-    split, test = config.train.test_split, result.train.test
+def evaluate_text(config: RunConfig, manifest: DatasetManifest, folder: Storage, train: WorkerResult) -> Evaluated:
+    """Score a language model by perplexity per token, beside a model of token frequencies; with a sample of text."""
+    split, test = config.train.test_split, train.test
     scores = {MODEL: test | {"perplexity": perplexity(test["loss"])}}
     if config.report.baselines:
         entropy = manifest.text["splits"][split]["unigram_entropy_nats"]
         scores["unigram frequencies"] = {"loss": entropy, "perplexity": perplexity(entropy)}
-    assert result.train.weights is not None, "training is finished"
-    model = folder.at(result.train.weights)
+    assert train.weights is not None, "training is finished"
+    model = folder.at(train.weights)
     writer = serving.Writer(config, manifest, read_weights(model))
     attach_tables(writer.model, model)
     row = {"prompt": config.report.sample_prompt, "tokens": config.report.sample_tokens}
     (written,) = writer.predict([row])["text"]
-    return replace(result, scores=scores, sample=config.report.sample_prompt + written)
+    return Evaluated(scores=scores, sample=config.report.sample_prompt + written)
 
 
 def lost_to(
@@ -191,7 +207,7 @@ def lost_to(
     """A line for each baseline that the model does not beat in one of `metrics`.
 
     A baseline without the metric is passed over. A metric the model lacks, or one that is not a number, beats nothing;
-    nor does the model beat a baseline that could not be computed. `scores`, `missing`: as TrainResult's.
+    nor does the model beat a baseline that could not be computed. `scores`, `missing`: as of Evaluated.
     """
     metrics = list(metrics)
     lost = [f"{name} could not be computed ({why})" for name, why in (missing or {}).items() if metrics]
@@ -203,10 +219,10 @@ def lost_to(
     return lost
 
 
-def scored_rows(config: RunConfig, dataset: Dataset, result: TrainResult) -> SplitRows:
+def scored_rows(config: RunConfig, dataset: Dataset, trained: Trained) -> SplitRows:
     """The rows of the test split that the ranks have scored."""
     assert config.train.test_split is not None
-    return split_rows(dataset, config.train.test_split, config.data, result.train.test_left_out)
+    return split_rows(dataset, config.train.test_split, config.data, trained.train.test_left_out)
 
 
 def check_finite(scores: np.ndarray, rows: SplitRows) -> None:
@@ -239,9 +255,9 @@ def count_unseen(rows: SplitRows) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def read_held_out(config: RunConfig, rows: SplitRows, folder: Storage, result: TrainResult) -> HeldOut:
+def read_held_out(config: RunConfig, rows: SplitRows, folder: Storage, trained: Trained) -> HeldOut:
     """Read the ranks' predictions of `rows`, and the columns of `report.share_by`, in the dataset's order."""
-    labels, scores = read_predictions(folder, result.predictions, rows)
+    labels, scores = read_predictions(folder, trained.predictions, rows)
     return HeldOut(labels, scores, text_columns(rows, config.report.share_by), row_weights(rows))
 
 

@@ -20,7 +20,7 @@ import pyarrow.fs as pafs
 from typing_extensions import TypedDict
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import MANIFEST_NAME
+from sparkring.conf.manifest import MANIFEST_NAME, PART_NAME
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import OPEN, Label, RelativePath, StoredError, read
 from sparkring.pipelines.housekeeping.retention import (
@@ -46,7 +46,7 @@ from sparkring.pipelines.housekeeping.retention import (
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.process_id import ProcessId, this_process
 from sparkring.pipelines.run.process_id import is_running as process_runs
-from sparkring.pipelines.run.runs import Runs
+from sparkring.pipelines.run.runs import RUN_FILE, Runs
 from sparkring.pipelines.tracking.client import client_limits
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.pointers import CheckpointPointer
@@ -54,8 +54,7 @@ from sparkring.training.checkpoint.catalog import MARKER
 
 log = logging.getLogger(__name__)
 DELETED = ".deleted"  # after the name of the file that made a folder whole
-RUN_JSON, PART_JSON = "run.json", "_part.json"
-WHOLE_BY: dict[Kind, str] = {"dataset": MANIFEST_NAME, "part": PART_JSON, "run": RUN_JSON}
+WHOLE_BY: dict[Kind, str] = {"dataset": MANIFEST_NAME, "part": PART_NAME, "run": RUN_FILE}
 
 
 @OPEN
@@ -294,10 +293,10 @@ def _parts(roots: Roots, unreadable: list[str]) -> tuple[list[StoredPart], list[
     for interval in roots.datasets.at(base).list_folders():
         for print_ in roots.datasets.at(f"{base}/{interval}").list_folders():
             folder = f"{base}/{interval}/{print_}"
-            if (head := _head(roots.datasets, f"{folder}/{PART_JSON}", unreadable)) is not None:
+            if (head := _head(roots.datasets, f"{folder}/{PART_NAME}", unreadable)) is not None:
                 size = tree_bytes(roots.datasets, folder)[""]
                 found.append(StoredPart(folder, interval, _time(head["created_at"]), size))
-            leftovers += _leftover(roots.datasets, "datasets", folder, PART_JSON)
+            leftovers += _leftover(roots.datasets, "datasets", folder, PART_NAME)
     return found, leftovers
 
 
@@ -315,16 +314,16 @@ def _runs(
     found, leftovers, here = list[StoredRun](), list[Leftover](), this_process()
     runs = Runs(all_runs.uri, recipe)
     for folder in runs.storage.list_folders():
-        leftovers += _leftover(runs.storage, "runs", folder, RUN_JSON)
+        leftovers += _leftover(runs.storage, "runs", folder, RUN_FILE)
         created = run_created(folder)
-        if created is None or not runs.storage.exists(f"{folder}/{RUN_JSON}"):
+        if created is None or not runs.storage.exists(f"{folder}/{RUN_FILE}"):
             continue
         try:
             record = runs.read(folder)
         except StoredError as error:
             log.warning("%s", error)
             if unreadable is not None:
-                unreadable.append(f"{runs.storage.uri}/{folder}/{RUN_JSON}")
+                unreadable.append(f"{runs.storage.uri}/{folder}/{RUN_FILE}")
             continue
         alive = process_runs(ProcessId(record.host, record.pid, record.start_ticks), here)
         if alive is None and record.mlflow_run_id is not None:

@@ -47,13 +47,13 @@ from sparkring.pipelines.housekeeping.events import (
 )
 from sparkring.pipelines.run.process_id import this_process
 from sparkring.pipelines.run.runs import Runs
+from sparkring.training.worker.result import MODEL, SUMMARY
 
 log = logging.getLogger(__name__)
 OUTCOME = (
     "last_outcome.json"  # beside the run folders of a recipe; of `predict` another, as one says nothing of the other
 )
 PREDICT_OUTCOME = "last_predict_outcome.json"
-SUMMARY, MODEL = "summary.json", "this model"
 ERROR_CHARACTERS = 2000
 
 

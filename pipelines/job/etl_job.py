@@ -18,7 +18,7 @@ import sparkring
 from sparkring.conf.digest import digest
 from sparkring.conf.load import Resolved
 from sparkring.pipelines.context import etl_step
-from sparkring.pipelines.context.context import NO_HOOKS, JobHooks
+from sparkring.pipelines.context.context import PERSONAL, Publication
 from sparkring.pipelines.housekeeping.cost import etl_cost
 from sparkring.pipelines.lineage import record as lineage
 from sparkring.pipelines.run.exit_codes import Exit
@@ -37,7 +37,9 @@ from sparkring.pipelines.validate.tables import check_tables
 log = logging.getLogger("sparkring")
 
 
-def run_etl(resolved: Resolved, hooks: JobHooks = NO_HOOKS, session: Callable[[], SparkSession] | None = None) -> int:
+def run_etl(
+    resolved: Resolved, publication: Publication = PERSONAL, session: Callable[[], SparkSession] | None = None
+) -> int:
     """Build the dataset unless it exists, and return the exit code. Raises what the ETL raises.
 
     `session`: of several jobs; None: one of this job's own, opened when it is needed.
@@ -51,27 +53,27 @@ def run_etl(resolved: Resolved, hooks: JobHooks = NO_HOOKS, session: Callable[[]
         else nullcontext(session)
     )
     with own as session:
-        sources = hooks.pin(config, session)
+        sources = publication.pin(config, session)
         fingerprint = etl_step.wanted_fingerprint(config, sources)
         found = etl_step.find(config, fingerprint)
         if found is not None:
             log.info("dataset: %s is there already", found.folder.uri)
-            hooks.on_dataset(found)
+            publication.on_dataset(found)
             send_left_behind(tracking)
             send_events_left_behind(tracking)
             return Exit.OK
         check_folders(config, [DATASETS])
         etl_step.foresee(session(), config, sources)
         job_id, commit = digest([resolved.digest, fingerprint])[:16], git_commit(Path(__file__).parent) or ""
-        tags = job_tags(config.name, commit, hooks.ds)
-        with Tracker(tracking, job_id, config.name, tags, label=run_label(hooks.ds)) as tracker:
+        tags = job_tags(config.name, commit, publication.ds)
+        with Tracker(tracking, job_id, config.name, tags, label=run_label(publication.ds)) as tracker:
             lineage.begin(tracker, f"{config.name}.etl", resolved, etl_step.snapshots_of(sources))
             spark = session()
             describe_job(tracker, resolved, spark, fingerprint)
-            built = etl_step.build(spark, resolved, sources, commit, tracker, hooks.before_publish)
+            built = etl_step.build(spark, resolved, sources, commit, tracker, publication.check)
             lineage.record_dataset(tracker, config, built)
             tracker.metrics(JOB, 0, etl_cost(spark, built.seconds.get("total_s", 0.0)))
-            hooks.on_dataset(built)
+            publication.on_dataset(built)
     return Exit.OK
 
 

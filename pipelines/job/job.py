@@ -21,21 +21,20 @@ from sparkring.conf.load import Resolved
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import serving
 from sparkring.pipelines.context import etl_step
-from sparkring.pipelines.context.context import NO_HOOKS, JobContext, JobHooks
+from sparkring.pipelines.context.context import PERSONAL, JobContext, Publication
 from sparkring.pipelines.context.etl_step import split_name
-from sparkring.pipelines.evaluation.evaluate import EVALUATE, evaluate, lost_to
+from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, evaluate, lost_to
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
-from sparkring.pipelines.job import train_step
 from sparkring.pipelines.job.etl_job import describe_job, job_tags
 from sparkring.pipelines.job.outcome import ModelPlace, outcome
-from sparkring.pipelines.job.train_step import record_inputs
+from sparkring.pipelines.job.train_step import identity, record_inputs, train
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 from sparkring.pipelines.lineage import record as lineage
 from sparkring.pipelines.lineage.keep import keep_environment, keep_weights
 from sparkring.pipelines.model.pack import pack_model
 from sparkring.pipelines.promotion.drift import drift_metrics
-from sparkring.pipelines.promotion.gate import open_gate, report_decision
+from sparkring.pipelines.promotion.gate import Candidate, open_gate, report_decision
 from sparkring.pipelines.promotion.prepare import prepare
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.run.exit_codes import Exit
@@ -54,7 +53,7 @@ from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_fo
 from sparkring.pipelines.validate.recipe import check_against, check_foreseen, check_recipe
 from sparkring.pipelines.validate.tables import check_tables
 from sparkring.training.model.folder import describe_model, weights_sha256
-from sparkring.training.worker.result import SUMMARY, TrainResult
+from sparkring.training.worker.result import SUMMARY, DriftFinding, Published, Spent, Trained, TrainResult
 
 log = logging.getLogger("sparkring")
 
@@ -63,7 +62,7 @@ def run_job(
     resolved: Resolved,
     *,
     etl: bool,
-    hooks: JobHooks = NO_HOOKS,
+    publication: Publication = PERSONAL,
     session: Callable[[], SparkSession] | None = None,
 ) -> int:
     """Train on the dataset, which is built where `etl` allows, and return the exit code.
@@ -75,18 +74,20 @@ def run_job(
     check_recipe(config)
     check_tables(config, JOB_FOLDERS)
     if session is not None:
-        return run_parts(resolved, session, etl=etl, hooks=hooks)
+        return run_parts(resolved, session, etl=etl, publication=publication)
     with session_ahead(config.name, config.spark, config.launch, partial(data_bytes, config)) as session:
-        return run_parts(resolved, session, etl=etl, hooks=hooks)
+        return run_parts(resolved, session, etl=etl, publication=publication)
 
 
-def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: bool, hooks: JobHooks = NO_HOOKS) -> int:
+def run_parts(
+    resolved: Resolved, session: Callable[[], SparkSession], *, etl: bool, publication: Publication = PERSONAL
+) -> int:
     """As `run_job`, of a recipe whose layout was checked. `session` is first called when something needs Spark."""
     config, began = resolved.config, time.monotonic()
-    sources = hooks.pin(config, session)
+    sources = publication.pin(config, session)
     fingerprint = etl_step.wanted_fingerprint(config, sources)
     runs = Runs(config.storage.runs, config.name)
-    if not hooks.leased:
+    if not publication.leased:
         runs.check_free(config, fingerprint)
     found = etl_step.find(config, fingerprint) if etl else etl_step.require(config, fingerprint)
     import_later_parts(config.tracking)
@@ -96,13 +97,13 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
         check_folders(config, [DATASETS])
         check_foreseen(config, etl_step.foresee(session(), config, sources))
     commit = git_commit(Path(__file__).parent) or ""
-    others: Others = "same dataset" if hooks.leased else "any"
-    with runs.begin(config, fingerprint, hooks.leased, others) as (record, continued):
+    others: Others = "same dataset" if publication.leased else "any"
+    with runs.begin(config, fingerprint, publication.leased, others) as (record, continued):
         job_id = f"{config.name}/{record.folder}"
-        tags = job_tags(config.name, commit, hooks.ds)
+        tags = job_tags(config.name, commit, publication.ds)
         try:
             tracking = config.tracking.named(config.name)
-            with Tracker(tracking, job_id, config.name, tags, continued, run_label(hooks.ds)) as tracker:
+            with Tracker(tracking, job_id, config.name, tags, continued, run_label(publication.ds)) as tracker:
                 lineage.begin(tracker, config.name, resolved, etl_step.snapshots_of(sources))
                 spark = session()
                 timings = {"spark_s": time.monotonic() - began}
@@ -111,18 +112,16 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
                 check_slots(spark, SlotRequest(config.launch.world, config.launch.min_world, profile))
                 if found is None:
                     building = time.monotonic()
-                    found = etl_step.build(
-                        spark, resolved, sources, commit, tracker, hooks.before_publish, trained=True
-                    )
+                    found = etl_step.build(spark, resolved, sources, commit, tracker, publication.check, trained=True)
                     timings["etl_s"] = time.monotonic() - building
                     tracker.metrics(JOB, 0, etl_cost(spark, timings["etl_s"]))
                 check_against(config, found)
                 lineage.record_dataset(tracker, config, found)
-                hooks.on_dataset(found)
+                publication.on_dataset(found)
                 record = runs.update(record.folder, mlflow_run_id=known_run_id(tracker, record))
-                hooks.on_run(record)
-                job = JobContext(resolved, commit, spark, tracker, runs, record, found, hooks.ds, hooks)
-                code, result = train_and_report(job, timings, began)
+                publication.on_run(record)
+                job = JobContext(resolved, commit, spark, tracker, runs, record, found, publication)
+                code, result = train_and_publish(job, timings, began)
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
             note_end(runs, record, "interrupted" if stopped else "failed")
@@ -146,55 +145,79 @@ def known_run_id(tracker: Tracker, record: RunRecord) -> str | None:
     return tracker.run_id(timeout_s=1.0) or record.mlflow_run_id
 
 
-def train_and_report(job: JobContext, timings: dict[str, float], began: float) -> tuple[Exit, TrainResult]:
+def train_and_publish(job: JobContext, timings: dict[str, float], began: float) -> tuple[Exit, TrainResult]:
     """Everything after the dataset: train, evaluate, register the model, write summary.json and report.html.
 
     Returns the exit code too. `timings`: seconds of the stages so far; `began`: monotonic time of the job's begin.
     """
-    must_beat, tracker = job.config.report.must_beat, job.tracker
     job, prepared = prepare(job)
     keep_environment(job)
-    result = prepared.noted(train_step.train(job))
+    trained, seconds = train(job, prepared.start)
     evaluating = time.monotonic()
-    with tracker.part(EVALUATE):
-        record_inputs(job, EVALUATE)
-        result, held_out = evaluate(job, result)
-        unseen = {f"test/unseen/{name}": float(rows) for name, rows in result.unseen.items()}
-        tracker.metrics(EVALUATE, result.train.steps, result.test_metrics() | result.group_metrics() | unseen)
-        timings |= result.timings | {"evaluate_s": time.monotonic() - evaluating}
-        lost = lost_to(result.scores, must_beat, result.missing)
-        gate = open_gate(job, result, held_out, lost, prepared)
-        job.hooks.before_publish("the model")
-        moves = not lost and gate is None and job.hooks.may_promote
-        keep_weights(job, publish_model(job, result, alias=job.config.tracking.alias if moves else None))
-        if gate is not None:
-            job.hooks.before_publish("the alias")
-            result = gate.settle()
-        version = result.promotion.version if result.promotion is not None else tracker.version(JOB)
-        result = replace(result, version=version)
+    with job.tracker.part(EVALUATE):
+        candidate = judge_on_test_rows(job, trained)
+        timings |= seconds | {"evaluate_s": time.monotonic() - evaluating}
+        published = publish(job, candidate, prepared.drift)
     timings["total_s"] = time.monotonic() - began
-    cost = job_cost(spark_cores(job.spark), timings, job.config.launch, result.train)
-    result = replace(result, timings=timings, tracking_url=tracker.url(), cost=cost)
-    job.hooks.before_publish("the run's result")
+    cost = job_cost(spark_cores(job.spark), timings, job.config.launch, trained.train)
+    spent = Spent(timings=timings, etl=job.dataset.seconds, cost=cost)
+    result = TrainResult.of(identity(job), trained, candidate.evaluated, published, spent)
+    report(job, result, candidate.held_out)
+    return conclude(job, result, candidate.lost), result
+
+
+def judge_on_test_rows(job: JobContext, trained: Trained) -> Candidate:
+    """Score the model and the baselines, record the scores, and find the baselines that the model lost to."""
+    record_inputs(job, EVALUATE)
+    evaluated, held_out = evaluate(job, trained)
+    unseen = {f"test/unseen/{name}": float(rows) for name, rows in evaluated.unseen.items()}
+    scores = evaluated.test_metrics() | evaluated.group_metrics()
+    job.tracker.metrics(EVALUATE, trained.train.steps, scores | unseen)
+    lost = lost_to(evaluated.scores, job.config.report.must_beat, evaluated.missing)
+    return Candidate(trained, evaluated, held_out, lost)
+
+
+def publish(job: JobContext, candidate: Candidate, drift: list[DriftFinding]) -> Published:
+    """Register the model, and move the alias to it where baselines, gates and drift allow that."""
+    gate, publication = open_gate(job, candidate, drift), job.publication
+    publication.check("the model")
+    moves = not candidate.lost and gate is None and publication.may_promote
+    keep_weights(job, register_model(job, candidate, alias=job.config.tracking.alias if moves else None))
+    promotion = None
+    if gate is not None:
+        publication.check("the alias")
+        promotion = gate.settle()
+    version = promotion.version if promotion is not None else job.tracker.version(JOB)
+    return Published(version=version, promotion=promotion, tracking_url=job.tracker.url())
+
+
+def report(job: JobContext, result: TrainResult, held_out: HeldOut | None) -> None:
+    """Write the result to the run folder, and it and the report to MLflow."""
+    tracker = job.tracker
+    job.publication.check("the run's result")
     job.folder.put_atomic(SUMMARY, result.to_json())
     from sparkring.pipelines.report.report import write_report  # with matplotlib: see `import_later_parts`
 
     write_report(tracker, ReportInputs(result, job.dataset.manifest, held_out), job.folder, job.ds)
-    spent = {f"time/{name}": value for name, value in timings.items()}
-    tracker.metrics(JOB, 0, spent | {f"cost/{name}": value for name, value in cost.items()} | result.test_metrics())
+    spent = {f"time/{name}": value for name, value in result.timings.items()}
+    cost = {f"cost/{name}": value for name, value in result.cost.items()}
+    tracker.metrics(JOB, 0, spent | cost | result.test_metrics())
     if (interval := job.resolved.interval) is not None:
         tracker.history(job.config.name, interval.number, interval.start.timestamp(), nightly_values(result))
     run_id = known_run_id(tracker, job.record)  # at first the store may not have answered yet
     job.runs.update(job.record.folder, status="finished", mlflow_run_id=run_id)
+
+
+def conclude(job: JobContext, result: TrainResult, lost: list[str]) -> Exit:
+    """Say whether the model is good enough; the job's exit code. `lost`: a line for each baseline that is better."""
     if lost:
-        tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})
+        job.tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})
     if result.promotion is not None:
-        return report_decision(result.promotion), result
+        return report_decision(result.promotion)
     if not lost:
-        return Exit.OK, result
-    alias = job.config.tracking.alias
-    log.error("report.must_beat: %s; %r stays where it was", "; ".join(lost), alias)
-    return Exit.QUALITY, result
+        return Exit.OK
+    log.error("report.must_beat: %s; %r stays where it was", "; ".join(lost), job.config.tracking.alias)
+    return Exit.QUALITY
 
 
 def nightly_values(result: TrainResult) -> dict[str, float]:
@@ -204,19 +227,20 @@ def nightly_values(result: TrainResult) -> dict[str, float]:
     return values | {"time/total_s": result.timings["total_s"], "steps": result.train.steps}
 
 
-def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> str:
+def register_model(job: JobContext, candidate: Candidate, alias: str | None) -> str:
     """Register the model with its signature, features and scores; the sha256 of its weights.
 
     `alias` is moved to it unless None.
     """
     config, manifest = job.config, job.dataset.manifest
-    assert result.train.weights is not None and result.train.exported_step is not None, "training is finished"
-    weights = job.folder.at(result.train.weights)
+    train, evaluated = candidate.trained.train, candidate.evaluated
+    assert train.weights is not None and train.exported_step is not None, "training is finished"
+    weights = job.folder.at(train.weights)
     describe_model(weights, config, manifest)
     sha256 = weights_sha256(weights)
     info = ModelInfo(
         name=f"{config.name}-model",
-        step=result.train.exported_step,
+        step=train.exported_step,
         sha256=sha256,
         loader_module="sparkring.pipelines.serving",
         inputs=serving.signature_inputs(config, manifest),
@@ -225,20 +249,20 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
         alias=alias,
         tags={
             FINGERPRINT: manifest.fingerprint,
-            "sparkring.engine": result.train.engine,
+            "sparkring.engine": train.engine,
             WEIGHTS: sha256,
         }
         | ({DATE: job.ds} if job.ds else {}),
         params=run_params(job.resolved, manifest.fingerprint, leave_out=("etl", "spark")),
-        scores=result.test_metrics(),
+        scores=evaluated.test_metrics(),
         dataset=split_name(manifest.name, config.train.test_split or config.train.valid_split),
         fingerprint=manifest.fingerprint,
         about=registered_note(config),
     )
-    info = replace(info, card=model_card(result, manifest, [column["name"] for column in info.inputs]))
+    card = model_card(identity(job), evaluated, manifest, [column["name"] for column in info.inputs])
     with scratch_folder("model") as scratch:
         packed = pack_model(config, job.dataset, weights, scratch)
-        job.tracker.model(JOB, packed.data, replace(info, requirements=packed.requirements), packed.code)
+        job.tracker.model(JOB, packed.data, replace(info, card=card, requirements=packed.requirements), packed.code)
     return sha256
 
 

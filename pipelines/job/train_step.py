@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.references import module_of
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
-from sparkring.pipelines.context.context import JobContext
+from sparkring.pipelines.context.context import JobContext, StartPoint
 from sparkring.pipelines.context.etl_step import Dataset, split_info
 from sparkring.pipelines.job.outcome import ended_line
 from sparkring.pipelines.job.progress import ProgressDisplay
@@ -49,7 +49,7 @@ from sparkring.training.launch.messages import (
 from sparkring.training.launch.restart import RestartPolicy
 from sparkring.training.planner import format_rows
 from sparkring.training.worker.payload import TrainPayload
-from sparkring.training.worker.result import FailedAttempt, History, TrainResult, WorkerResult
+from sparkring.training.worker.result import FailedAttempt, History, RunIdentity, Trained, WorkerResult
 
 log = logging.getLogger(__name__)
 TRAIN = "train"  # key of its run in MLflow
@@ -59,8 +59,25 @@ SERVERS = "servers.json"  # artifact: what parameter servers have seen
 HOT_IDS = "hot_ids.json"  # artifact: the ids of sparse tables that training used most
 
 
-def train(job: JobContext) -> TrainResult:
-    """Train, and record in MLflow what was trained on what, and how it went. Raises what `run_ranks` raises."""
+@dataclass(frozen=True)
+class TrainingWatch:
+    """What a sweep does with a trial that trains."""
+
+    # given the step of an evaluation and its metrics; True: training stops there
+    falls_behind: Callable[[int, dict[str, float]], bool] = lambda step, metrics: False
+    keeps_checkpoints: bool = True  # False: they are deleted when training ends, so MLflow points at none
+
+
+UNWATCHED = TrainingWatch()
+
+
+def train(
+    job: JobContext, start: StartPoint | None = None, watch: TrainingWatch = UNWATCHED
+) -> tuple[Trained, dict[str, float]]:
+    """Train, and record in MLflow what was trained on what, and how it went. Raises what `run_ranks` raises.
+
+    Returns the seconds of the stages too. `start`: the trained weights that training starts from, if any.
+    """
     config, tracker = job.config, job.tracker
     with tracker.part(TRAIN):
         for key in (JOB, TRAIN):  # the job's own too, so that a list of jobs shows what each was trained on
@@ -69,9 +86,9 @@ def train(job: JobContext) -> TrainResult:
         events = Events(tracker, ProgressDisplay(), job.folder)
         point_at_checkpoints(job.folder, tracker)
         began = time.monotonic()
-        launched = run_ranks(job, events)
+        launched = run_ranks(job, events, watch)
         train_s = time.monotonic() - began - launched.start_s
-        kept = committed(job.folder.at("checkpoints"))[0] if job.hooks.keeps_checkpoints else []
+        kept = committed(job.folder.at("checkpoints"))[0] if watch.keeps_checkpoints else []
         tracker.keep_checkpoints(TRAIN, [info.uri for info in kept])
         rank_0 = TypeAdapter(WorkerResult).validate_python(launched.result)
         log.info("%s", ended_line(rank_0, config))
@@ -79,17 +96,7 @@ def train(job: JobContext) -> TrainResult:
         tracker.artifact(TRAIN, plan + "\n", "plan.txt")
         record_tables(tracker, rank_0)
         record_servers(tracker, rank_0)
-        return TrainResult(
-            name=config.name,
-            run=job.folder.uri,
-            dataset=job.dataset.folder.uri,
-            fingerprint=job.dataset.manifest.fingerprint,
-            parts=[part.interval for part in job.dataset.manifest.parts],
-            written_parts=list(job.dataset.written_parts),
-            config=job.resolved.as_dict(),
-            origins=job.resolved.origins,
-            config_digest=job.resolved.digest,
-            commit=job.commit,
+        trained = Trained(
             train=rank_0,
             attempts=launched.attempt,
             failed_attempts=events.failed_attempts,
@@ -99,9 +106,26 @@ def train(job: JobContext) -> TrainResult:
             once_s=once_s(launched),
             predictions=[rank["predictions"] for rank in launched.results if rank["predictions"]],
             plan=plan,
-            timings={"launch_s": launched.start_s, "train_s": train_s},
-            etl=job.dataset.seconds,
+            start=start.describe(rank_0) if start is not None else "",
         )
+        return trained, {"launch_s": launched.start_s, "train_s": train_s}
+
+
+def identity(job: JobContext) -> RunIdentity:
+    """What the job's run is of."""
+    dataset, resolved = job.dataset, job.resolved
+    return RunIdentity(
+        name=resolved.config.name,
+        run=job.folder.uri,
+        dataset=dataset.folder.uri,
+        fingerprint=dataset.manifest.fingerprint,
+        parts=[part.interval for part in dataset.manifest.parts],
+        written_parts=list(dataset.written_parts),
+        config=resolved.as_dict(),
+        origins=resolved.origins,
+        config_digest=resolved.digest,
+        commit=job.commit,
+    )
 
 
 def record_inputs(job: JobContext, key: str) -> None:
@@ -135,7 +159,7 @@ def point_at_checkpoints(run: Storage, tracker: Tracker) -> None:
         tracker.checkpoint(TRAIN, info.step, info.uri, info.bytes, info.world, info.metric)
 
 
-def run_ranks(job: JobContext, events: Events) -> JobResult:
+def run_ranks(job: JobContext, events: Events, watch: TrainingWatch) -> JobResult:
     """Train to the end, over as many attempts as the policy allows.
 
     Raises WorkerFailed and LaunchError; leaves as KeyboardInterrupt or SystemExit(143) after a signal, a checkpoint
@@ -149,7 +173,7 @@ def run_ranks(job: JobContext, events: Events) -> JobResult:
 
     def on_event(event: Event) -> None:
         events.on_event(event)
-        if isinstance(event, RankMetrics) and event.rank == 0 and _falls_behind(job, event):
+        if isinstance(event, RankMetrics) and event.rank == 0 and _falls_behind(watch, event):
             control.stop()
 
     with going_on_said(job.folder), obeying_signals(control, launch.grace_s):
@@ -189,9 +213,9 @@ def going_on_said(run: Storage) -> Iterator[None]:
         raise
 
 
-def _falls_behind(job: JobContext, event: RankMetrics) -> bool:
+def _falls_behind(watch: TrainingWatch, event: RankMetrics) -> bool:
     valid = {name: value for name, value in event.values.items() if name.startswith("valid/")}
-    return bool(valid) and job.hooks.falls_behind(event.step, valid)
+    return bool(valid) and watch.falls_behind(event.step, valid)
 
 
 def per_step_s(result: JobResult) -> dict[str, float]:

@@ -32,7 +32,7 @@ from sparkring.training.model.folder import MANIFEST, weights_at
 from sparkring.training.model.start import match_tensors
 from sparkring.training.models.warm_start import WarmStartError, compare_features
 from sparkring.training.tasks import model_class
-from sparkring.training.worker.result import TrainResult
+from sparkring.training.worker.result import WorkerResult
 
 if TYPE_CHECKING:
     from sparkring.pipelines.tracking.store.fetch import RegisteredModel
@@ -53,10 +53,9 @@ class ModelStart:
     features: str  # how the features of a model folder differ from those of the dataset; empty: they do not
     format: Annotated[int, up_to(1)] = 1
 
-    def noted(self, result: TrainResult) -> TrainResult:
-        """The result with what its training began with."""
-        found = f"; {result.train.started.text}" if result.train.started is not None else ""
-        return replace(result, start=f"{self.text}{found}")
+    def describe(self, train: WorkerResult) -> str:
+        """In a line, with what of the file was of the model."""
+        return self.text if train.started is None else f"{self.text}; {train.started.text}"
 
     @property
     def text(self) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
-from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
+from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest, ManifestError, read_manifest
 from sparkring.conf.rules.strategies import strategy_notes
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context import etl_step
@@ -216,7 +216,7 @@ def known_manifest(config: RunConfig) -> DatasetManifest | None:
     """The dataset's manifest if it exists without building anything."""
     if config.dataset is not None:
         folder = open_storage(config.dataset)
-        return read_manifest(folder) if folder.exists("_manifest.json") else None
+        return read_manifest(folder) if folder.exists(MANIFEST_NAME) else None
     if not etl_step.pins_without_spark(config):
         if knows_its_size(config):
             return None

@@ -8,7 +8,6 @@ model is judged again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, prediction_values, scored_rows, text_columns
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, predict_test_rows
 from sparkring.pipelines.promotion.drift import NoReference, drift_metrics, line_of, lines_of, prediction_drift
-from sparkring.pipelines.promotion.prepare import Prepared, champion_reader, previous_result
+from sparkring.pipelines.promotion.prepare import champion_reader, previous_result
 from sparkring.pipelines.promotion.rules import ScoredRows, judge, reasons_of
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.tracking.alias import refuse_move
@@ -31,29 +30,35 @@ from sparkring.pipelines.tracking.tags import NO_CHAMPION, WEIGHTS
 from sparkring.pipelines.tracking.tracker import JOB
 from sparkring.training.metrics import task_scores
 from sparkring.training.model.folder import weights_sha256
-from sparkring.training.worker.result import MODEL, Decision, DriftFinding, Promotion, RuleFinding, TrainResult
+from sparkring.training.worker.result import MODEL, Decision, DriftFinding, Evaluated, Promotion, RuleFinding, Trained
 
 log = logging.getLogger(__name__)
 Array = NDArray[Any]
 MOST_JUDGED = 3  # times, where other jobs move the alias meanwhile
 
 
-def open_gate(
-    job: JobContext, result: TrainResult, held_out: HeldOut | None, lost: Sequence[str], prepared: Prepared
-) -> Gate | None:
-    """Judge a model that is not registered yet; None where the alias moves to each that `report.must_beat` lets pass.
+@dataclass(frozen=True)
+class Candidate:
+    """A trained model that is not registered yet, and what is known of it.
 
-    Args:
-        job: whose run `evaluate` is open.
-        result: with its scores.
-        held_out: predictions of the test rows, where the task has any.
-        lost: lines of the baselines that it lost to.
-        prepared: what was found before training.
+    held_out: predictions of the test rows, where the task has any. lost: a line for each baseline that is better.
+    """
+
+    trained: Trained
+    evaluated: Evaluated
+    held_out: HeldOut | None
+    lost: list[str]
+
+
+def open_gate(job: JobContext, candidate: Candidate, drift: list[DriftFinding]) -> Gate | None:
+    """Judge a model; None where the alias moves to each that `report.must_beat` lets pass.
+
+    `drift`: of the inputs, as it was found before training.
     """
     config = job.config
     if not config.tracking.enabled or not (config.promote or config.drift or job.ds):
         return None
-    return Gate(job, result, held_out, list(lost), prepared.drift)
+    return Gate(job, candidate, drift)
 
 
 @dataclass(frozen=True)
@@ -80,24 +85,9 @@ class Compared:
 class Gate:
     """Judges one model, and has the alias moved to it."""
 
-    def __init__(
-        self,
-        job: JobContext,
-        result: TrainResult,
-        held_out: HeldOut | None,
-        lost: list[str],
-        drift: list[DriftFinding],
-    ) -> None:
-        """Judge at once.
-
-        Args:
-            job: whose model it is.
-            result: what it scored.
-            held_out: predictions of the test rows; None where the task has none.
-            lost: metrics in which a baseline is better.
-            drift: findings on the inputs.
-        """
-        self.job, self.result, self.held_out, self.lost, self.drift = job, result, held_out, lost, drift
+    def __init__(self, job: JobContext, candidate: Candidate, drift: list[DriftFinding]) -> None:
+        """Judge at once. `drift`: findings on the inputs."""
+        self.job, self.candidate, self.drift = job, candidate, drift
         self.judged = self.judge()
 
     def judge(self) -> Judged:
@@ -108,12 +98,12 @@ class Gate:
         )
         if promote is not None and promote.mode == "disabled":
             return Judged(replace(undecided, reasons=["promote.mode is disabled"]), None)
-        if not self.job.hooks.may_promote:
+        if not self.job.publication.may_promote:
             return Judged(replace(undecided, reasons=["a backfill moves no alias without --promote"]), None)
         compared = self._compare()
         drift = [*self.drift, *self._prediction_drift(compared)]
         rules = self._rules(promote, compared) if promote is not None else []
-        seen = Seen([*self.lost, *reasons_of(rules)], compared, lines_of(drift, "hold"))
+        seen = Seen([*self.candidate.lost, *reasons_of(rules)], compared, lines_of(drift, "hold"))
         decision, reasons = conclude(seen, "enabled" if promote is None else promote.mode)
         promotion = replace(
             undecided,
@@ -128,7 +118,7 @@ class Gate:
 
     def _rules(self, promote: PromoteConfig, compared: Compared) -> list[RuleFinding]:
         kind, rows = self.job.config.model.kind, compared.rows
-        ours = dict(self.result.scores[MODEL])
+        ours = dict(self.candidate.evaluated.scores[MODEL])
         if rows is not None and kind.is_table:
             ours |= task_scores(kind, rows.labels, rows.ours, rows.weights)  # by the code that scores the champion
         return judge(promote, kind, ours, compared.champion_scores, rows)
@@ -158,33 +148,34 @@ class Gate:
         if rows is None:
             raise NotComparable("this run has no predictions of its test rows, so it cannot be compared")
         job, number = self.job, champion.version.version
-        theirs = predict_test_rows(champion, job.config, job.dataset, scored_rows(job.config, job.dataset, self.result))
+        test = scored_rows(job.config, job.dataset, self.candidate.trained)
+        theirs = predict_test_rows(champion, job.config, job.dataset, test)
         scores = task_scores(job.config.model.kind, rows.labels, theirs, rows.weights)
         return Compared(replace(rows, champion=theirs), scores, number, number)
 
     def _is_this_model(self, champion: Champion) -> bool:
         """Whether an earlier attempt of this run, which was killed behind its promotion, has registered it."""
-        assert self.result.train.weights is not None, "training is finished"
-        version = champion.version
+        version, weights = champion.version, self.candidate.trained.train.weights
+        assert weights is not None, "training is finished"
         if version.date != self.job.ds or WEIGHTS not in version.tags:
             return False
-        return version.tags[WEIGHTS] == weights_sha256(self.job.folder.at(self.result.train.weights))
+        return version.tags[WEIGHTS] == weights_sha256(self.job.folder.at(weights))
 
     def _rows(self) -> ScoredRows | None:
         """The model's predictions, and the columns of `promote.slices`."""
-        held_out, config = self.held_out, self.job.config
+        held_out, config = self.candidate.held_out, self.job.config
         if held_out is None:
             return None
         slices = {}
         if config.promote is not None and config.promote.slices:
-            slices = text_columns(scored_rows(config, self.job.dataset, self.result), config.promote.slices)
+            slices = text_columns(scored_rows(config, self.job.dataset, self.candidate.trained), config.promote.slices)
         return ScoredRows(config.model.kind, held_out.labels, held_out.scores, None, slices, held_out.weights)
 
     def _prediction_drift(self, compared: Compared) -> list[DriftFinding]:
-        drift = self.job.config.drift
-        if drift is None or self.held_out is None or not any(rule.predicts for rule in drift.rules):
+        drift, held_out = self.job.config.drift, self.candidate.held_out
+        if drift is None or held_out is None or not any(rule.predicts for rule in drift.rules):
             return []
-        ours, several = self.held_out.scores, self.job.config.model.kind.has_several_labels
+        ours, several = held_out.scores, self.job.config.model.kind.has_several_labels
         if drift.against == "previous":
             return prediction_drift(drift, ours, self._previous_predictions(), several)
         if compared.rows is not None and compared.rows.champion is not None:
@@ -202,10 +193,10 @@ class Gate:
         except StoredError as error:
             return NoReference(str(error), absent=False)
 
-    def settle(self) -> TrainResult:
+    def settle(self) -> Promotion:
         """Send the decision, see what came of it, and record it; to be called when the model is registered.
 
-        Where another version has the alias by then, the model is judged again. Returns the result with its `promotion`.
+        Where another version has the alias by then, the model is judged again.
         """
         for _ in range(MOST_JUDGED):
             promotion = self._sent(self.judged)
@@ -215,12 +206,12 @@ class Gate:
             log.warning("%s; the model is judged again", "; ".join(promotion.reasons))
             self.judged = self.judge()
         tracker, scores = self.job.tracker, promotion.champion_scores
-        steps = self.result.train.steps
+        steps = self.candidate.trained.train.steps
         tracker.metrics(EVALUATE, steps, {f"test/champion/{metric}": value for metric, value in scores.items()})
         tracker.metrics(JOB, 0, drift_metrics(promotion.drift))
         if drifted := [line_of(found) for found in promotion.drift if found.exceeded]:
             tracker.tags(JOB, {"sparkring.drift": "; ".join(drifted)})
-        return replace(self.result, promotion=promotion)
+        return promotion
 
     def _sent(self, judged: Judged) -> Promotion:
         """Send a decision; return its outcome, with `version` if the store has answered."""

@@ -12,8 +12,8 @@ from sparkring.conf.blocks.drift import DriftDataset
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.context.context import JobContext
-from sparkring.pipelines.model.model_start import ModelStart, resolve_model_start
+from sparkring.pipelines.context.context import JobContext, StartPoint
+from sparkring.pipelines.model.model_start import resolve_model_start
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, read_champion
 from sparkring.pipelines.promotion.drift import (
     DriftStop,
@@ -26,7 +26,7 @@ from sparkring.pipelines.promotion.drift import (
     lines_of,
     trained_reference,
 )
-from sparkring.pipelines.promotion.start import StartDecision, resolve_start
+from sparkring.pipelines.promotion.start import resolve_start
 from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.tracker import JOB
@@ -40,12 +40,8 @@ ReadChampion = Callable[[], Champion | None]
 class Prepared:
     """What was found before training."""
 
-    start: StartDecision | ModelStart | None = None  # None: the recipe has no `warm_start.from` and no `model.start`
+    start: StartPoint | None = None  # None: the recipe has no `warm_start.from` and no `model.start`
     drift: list[DriftFinding] = field(default_factory=list)
-
-    def noted(self, result: TrainResult) -> TrainResult:
-        """The result with where its training began."""
-        return self.start.noted(result) if self.start is not None else result
 
 
 def prepare(job: JobContext) -> tuple[JobContext, Prepared]:

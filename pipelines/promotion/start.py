@@ -23,7 +23,7 @@ from sparkring.conf.stored import CLOSED, read, up_to
 from sparkring.pipelines.promotion.champion import Champion, NotComparable
 from sparkring.training.model.folder import model_files
 from sparkring.training.model.starting import change_since, starting_model
-from sparkring.training.worker.result import TrainResult
+from sparkring.training.worker.result import WorkerResult
 
 log = logging.getLogger(__name__)
 START, START_FOLDER = "start.json", "start"
@@ -45,9 +45,8 @@ class StartDecision:
         """In a line."""
         return f"from scratch: {self.why}" if self.version is None else f"from version {self.version}: {self.why}"
 
-    def noted(self, result: TrainResult) -> TrainResult:
-        """The result with where its training began."""
-        return replace(result, start=self.text)
+    def describe(self, train: WorkerResult) -> str:
+        return self.text
 
 
 def resolve_start(

@@ -35,6 +35,7 @@ from sparkring.pipelines.run.process_id import ProcessId, is_running, this_proce
 from sparkring.training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)
+RUN_FILE = "run.json"
 SHOWN = 8  # differences between two trainings
 Status = Literal["running", "finished", "failed", "interrupted"]
 Others = Literal["any", "same dataset", "none"]  # runs of another training
@@ -130,7 +131,7 @@ class Runs:
         """The runs, oldest first. One that cannot be read is skipped with a warning."""
         found = []
         for folder in self.storage.list_folders():
-            if self.storage.exists(f"{folder}/run.json"):
+            if self.storage.exists(f"{folder}/{RUN_FILE}"):
                 try:
                     found.append(self.read(folder))
                 except StoredError as error:
@@ -283,13 +284,13 @@ class Runs:
 
     def read(self, folder: str) -> RunRecord:
         """Read run.json. StoredError where it is damaged, of a newer version or of another folder."""
-        record = read(RunRecord, self.storage, f"{folder}/run.json")
+        record = read(RunRecord, self.storage, f"{folder}/{RUN_FILE}")
         if record.folder != folder:
-            raise StoredError(f"{self.storage.uri}/{folder}/run.json: is of the folder {record.folder!r}")
+            raise StoredError(f"{self.storage.uri}/{folder}/{RUN_FILE}: is of the folder {record.folder!r}")
         return record
 
     def write(self, record: RunRecord) -> RunRecord:
-        self.storage.put_atomic(f"{record.folder}/run.json", record.to_json())
+        self.storage.put_atomic(f"{record.folder}/{RUN_FILE}", record.to_json())
         return record
 
     def update(self, folder: str, **changes: Any) -> RunRecord:

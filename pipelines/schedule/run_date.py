@@ -36,7 +36,6 @@ from sparkring.training.worker.result import SUMMARY
 if TYPE_CHECKING:  # a date that is done imports neither Spark's session nor torch
     from pyspark.sql import SparkSession
 
-    from sparkring.pipelines.context.context import JobHooks
 
 log = logging.getLogger("sparkring")
 LEASE = "lease.json"
@@ -177,16 +176,16 @@ def work(job: DateJob, interval: DataInterval, before: DateRecord | None, shared
 
 def start_job(job: DateJob, shared: Shared) -> int:
     """Train, or build the dataset alone; returns the exit code."""
-    from sparkring.pipelines.schedule.hooks import hooks_of
+    from sparkring.pipelines.schedule.publication import DatePublication
 
-    hooks: JobHooks = hooks_of(job)
+    publication = DatePublication(job)
     if not job.options.train:
         from sparkring.pipelines.job.etl_job import run_etl
 
-        return run_etl(job.resolved, hooks, shared.session)
+        return run_etl(job.resolved, publication, shared.session)
     from sparkring.pipelines.job.job import run_job
 
-    return run_job(job.resolved, etl=True, hooks=hooks, session=shared.session)
+    return run_job(job.resolved, etl=True, publication=publication, session=shared.session)
 
 
 def store_end(job: DateJob, interval: DataInterval, status: DateStatus, code: int, error: str = "") -> None:

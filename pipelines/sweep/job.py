@@ -31,7 +31,7 @@ from sparkring.conf.secrets import redact
 from sparkring.conf.storage import lock_file, open_storage
 from sparkring.etl.examine import Examined
 from sparkring.pipelines.context import etl_step
-from sparkring.pipelines.context.context import JobContext, JobHooks
+from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.job import train_step
 from sparkring.pipelines.job.job import note_end
 from sparkring.pipelines.run.exit_codes import Exit
@@ -252,18 +252,18 @@ def train_trial(sweep: Sweep, trial: Trial, parent: Parent) -> WorkerResult:
             with Tracker(config.tracking, job_id, name, tags, continued) as tracker:
                 tracker.params(JOB, trial.values)
                 check_against(config, parent.dataset)
-                hooks = JobHooks(falls_behind=falls_behind, keeps_checkpoints=False)
                 spark = parent.session()
-                job = JobContext(resolved, parent.commit, spark, tracker, runs, record, parent.dataset, None, hooks)
-                result = train_step.train(job)
-                record_scores(tracker, sweep.metric, result.train)
+                job = JobContext(resolved, parent.commit, spark, tracker, runs, record, parent.dataset)
+                watch = train_step.TrainingWatch(falls_behind, keeps_checkpoints=False)
+                trained, _ = train_step.train(job, watch=watch)
+                record_scores(tracker, sweep.metric, trained.train)
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
             note_end(runs, record, "interrupted" if stopped else "failed")
             raise
         runs.update(record.folder, status="finished")
         runs.at(record).delete("checkpoints")  # of a trial that has ended nothing goes on
-    return result.train
+    return trained.train
 
 
 def record_scores(tracker: Tracker, metric: str, train: WorkerResult) -> None:

@@ -13,7 +13,7 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.plain_text import code_in_markdown, in_markdown
 from sparkring.conf.tasks import POSITIVE_SHARE
 from sparkring.pipelines.tracking.views import TRAINING, scores_of
-from sparkring.training.worker.result import MODEL, TrainResult
+from sparkring.training.worker.result import MODEL, Evaluated, RunIdentity
 
 VERSION = "<version>"  # in a card: the number that the registry will give
 CARD_BEGINS = "**Data** "
@@ -107,15 +107,12 @@ def registered_note(config: RunConfig) -> str:
     )
 
 
-def model_card(result: TrainResult, manifest: DatasetManifest, raw: Sequence[str]) -> str:
+def model_card(run: RunIdentity, evaluated: Evaluated, manifest: DatasetManifest, raw: Sequence[str]) -> str:
     """The model card of a version: data, scores beside baselines, how to load, limits, where the report is.
 
-    Args:
-        result: scored.
-        manifest: of the dataset.
-        raw: names of the raw columns that the model takes.
+    `raw`: names of the raw columns that the model takes.
     """
-    config = result.run_config()
+    config = run.run_config()
     tracking = config.tracking.named(config.name)
     named = sorted(manifest.splits.items(), key=lambda split: (split[0] != "train", split[0]))
     splits = ", ".join(f"{in_markdown(name)} {info.rows:,}" for name, info in named)
@@ -123,42 +120,42 @@ def model_card(result: TrainResult, manifest: DatasetManifest, raw: Sequence[str
         f'**Load** `mlflow.pyfunc.load_model("models:/{tracking.registered_model}/{VERSION}")`; rows are raw, with '
         f"{', '.join(map(code_in_markdown, raw))}"
     )
-    commit = f", code `{result.commit[:12]}`" if result.commit else ""
-    run, dataset = code_in_markdown(result.run), code_in_markdown(result.dataset)
-    report = f"**Report** `report.html` among the artifacts of the job's run; run folder {run}{commit}"
+    commit = f", code `{run.commit[:12]}`" if run.commit else ""
+    folder, dataset = code_in_markdown(run.run), code_in_markdown(run.dataset)
+    report = f"**Report** `report.html` among the artifacts of the job's run; run folder {folder}{commit}"
     parts = [
-        f"{CARD_BEGINS}rows by split: {splits}; dataset `{result.fingerprint[:12]}` in {dataset}",
-        score_table(result),
+        f"{CARD_BEGINS}rows by split: {splits}; dataset `{run.fingerprint[:12]}` in {dataset}",
+        score_table(evaluated),
         load,
-        "**Limits** " + "; ".join(limits(result)),
+        "**Limits** " + "; ".join(limits(config, evaluated)),
         report,
     ]
     card = "\n\n".join(filter(None, parts))
     return card if len(card) <= LONGEST_CARD else card[: LONGEST_CARD - 3] + "..."
 
 
-def score_table(result: TrainResult) -> str:
+def score_table(evaluated: Evaluated) -> str:
     """Scores of the model beside the baselines' as a Markdown table; empty where there are none."""
-    names = [name for name in result.scores.get(MODEL, {}) if name != POSITIVE_SHARE.name]
+    names = [name for name in evaluated.scores.get(MODEL, {}) if name != POSITIVE_SHARE.name]
     if not names:
         return ""
     rows = [["", *names]]
-    for model, scores in result.scores.items():
+    for model, scores in evaluated.scores.items():
         rows.append([model, *(f"{scores[name]:.4f}" if name in scores else "" for name in names)])
     first, *others = ("| " + " | ".join(map(in_markdown, row)) + " |" for row in rows)
     return "\n".join([first, "| " + " | ".join(["---"] * (len(names) + 1)) + " |", *others])
 
 
-def limits(result: TrainResult) -> list[str]:
+def limits(config: RunConfig, evaluated: Evaluated) -> list[str]:
     """What to know before the model is used, one clause each."""
-    split = result.run_config().train.test_split
+    split = config.train.test_split
     found = [
         f"scored on the rows of {code_in_markdown(split)} only"
         if split
         else "scored on the validation rows, which chose it"
     ]
-    found += [f"no comparison with {in_markdown(name)}: {in_markdown(why)}" for name, why in result.missing.items()]
-    if result.unseen:
-        values = ", ".join(f"{code_in_markdown(name)} {rows:,}" for name, rows in result.unseen.items())
+    found += [f"no comparison with {in_markdown(name)}: {in_markdown(why)}" for name, why in evaluated.missing.items()]
+    if evaluated.unseen:
+        values = ", ".join(f"{code_in_markdown(name)} {rows:,}" for name, rows in evaluated.unseen.items())
         found.append(f"test rows with a value that no training row has: {values}")
     return found

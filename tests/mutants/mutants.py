@@ -171,9 +171,9 @@ COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/t
 NOTIFY_BLOCK, T_NOTIFY_BLOCK = "conf/blocks/notify.py", "tests/conf/blocks/test_notify.py"
 DATES, DATED = "conf/schedule/dates.py", "conf/schedule/dated.py"
 T_DATES, T_DATED = "tests/conf/schedule/test_dates.py", "tests/conf/schedule/test_dated.py"
-SCHEDULE = ("lease", "conditional", "run_date", "hooks", "backfill")
-LEASE, CONDITIONAL, RUN_DATE, HOOKS, BACKFILL = (f"pipelines/schedule/{name}.py" for name in SCHEDULE)
-T_LEASE, T_CONDITIONAL, T_RUN_DATE, T_HOOKS, T_BACKFILL = (
+SCHEDULE = ("lease", "conditional", "run_date", "publication", "backfill")
+LEASE, CONDITIONAL, RUN_DATE, PUBLICATION, BACKFILL = (f"pipelines/schedule/{name}.py" for name in SCHEDULE)
+T_LEASE, T_CONDITIONAL, T_RUN_DATE, T_PUBLICATION, T_BACKFILL = (
     f"tests/pipelines/schedule/test_{name}.py" for name in SCHEDULE
 )
 
@@ -619,7 +619,7 @@ MUTANTS = (
     Mutant(STUDY, "STEPS: left.user_attrs.get(STEPS, [])}", "STEPS: []}", T_STUDY),
     Mutant(STUDY, "            self._study.enqueue_trial(left.params, attributes)\n", "            pass\n", T_STUDY),
     Mutant(STUDY, '"maximize" if mode == "max" else "minimize"', '"minimize"', T_STUDY),
-    Mutant("pipelines/job/train_step.py", "and _falls_behind(job, event):", "and False:", T_SWEEP),
+    Mutant("pipelines/job/train_step.py", "and _falls_behind(watch, event):", "and False:", T_SWEEP),
     Mutant(SWEEP_JOB, '"train.test_split": None,', "", T_SWEEP),
     # What MLflow's lists and pages show of jobs.
     Mutant(DESCRIBE, 'if key.partition(".")[0] not in NOT_COMPARED]', "]", T_DESCRIBE),
@@ -793,9 +793,9 @@ MUTANTS = (
         T_RUN_DATE,
     ),
     Mutant(RUN_DATE, "job.options.in_time and is_late", "is_late", T_RUN_DATE),
-    Mutant(HOOKS, "label < looked_at_from", "label <= looked_at_from", T_HOOKS),
-    Mutant(HOOKS, "and deciding != earlier.parts_digest:", "and False:", T_HOOKS),
-    Mutant(HOOKS, "if record.ds < ds and record.parts", "if record.parts", T_HOOKS),
+    Mutant(PUBLICATION, "label < looked_at_from", "label <= looked_at_from", T_PUBLICATION),
+    Mutant(PUBLICATION, "and deciding != earlier.parts_digest:", "and False:", T_PUBLICATION),
+    Mutant(PUBLICATION, "if record.ds < ds and record.parts", "if record.parts", T_PUBLICATION),
     Mutant(
         BACKFILL,
         'trains = request.train == "each" or (request.train == "last" and is_newest)',
@@ -874,8 +874,8 @@ MUTANTS = (
         "elif False:\n            yield from (f",
         "tests/conf/rules/test_promotion.py",
     ),
-    Mutant(GATE, "if not self.job.hooks.may_promote:", "if False:", f"{T_GATE} -k backfill"),
-    Mutant(GATE, "Seen([*self.lost, *reasons_of(rules)]", "Seen(reasons_of(rules)", f"{T_GATE} -k backfill"),
+    Mutant(GATE, "if not self.job.publication.may_promote:", "if False:", f"{T_GATE} -k backfill"),
+    Mutant(GATE, "Seen([*self.candidate.lost, *reasons_of(rules)]", "Seen(reasons_of(rules)", f"{T_GATE} -k backfill"),
     Mutant(
         GATE,
         'compared, lines_of(drift, "hold"))',

@@ -25,7 +25,6 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.job import job as job_module
-from sparkring.pipelines.job import train_step
 from sparkring.pipelines.launch.preflight import SlotRequest
 from sparkring.pipelines.run import runs as runs_module
 from sparkring.pipelines.run.process_id import start_ticks
@@ -74,7 +73,7 @@ def test_what_a_job_needs_at_its_end_is_imported_while_spark_starts(
     monkeypatch.setattr(job_module, "session_ahead", starting)
     monkeypatch.setattr(job_module, "check_recipe", lambda *_: events.append("the recipe is checked"))
     monkeypatch.setattr(job_module, "import_later_parts", lambda *_: events.append("imports"))
-    monkeypatch.setattr(job_module, "train_and_report", failing)
+    monkeypatch.setattr(job_module, "train_and_publish", failing)
     with pytest.raises(LaunchError):
         job_module.run_job(resolved(tmp_path), etl=False)
     assert events == ["the recipe is checked", "Spark starts", "imports", "Spark is needed"]
@@ -94,14 +93,14 @@ def test_attempt_numbers_survive_an_orderly_end(
     """Used again they would overwrite the audit, and MLflow would take the new attempt's points for a replay."""
     recipe, begun = resolved(tmp_path), []
 
-    def train(job: JobContext) -> None:
+    def train(job: JobContext, *_: object) -> None:
         first = job.record.attempts + 1
         begun.append(first)
         job.count_attempt(first)
         job.count_attempt(first + 1)
         raise end
 
-    monkeypatch.setattr(train_step, "train", train)
+    monkeypatch.setattr(job_module, "train", train)
     for attempts in (2, 4):
         with pytest.raises(type(end)):
             job_module.run_job(recipe, etl=False)

@@ -17,7 +17,7 @@ from sparkring.training.tasks import check_takes_weights
 
 
 @dataclass(frozen=True)
-class PreparedModel:
+class TrainableModel:
     """What a strategy trains."""
 
     initial: InitialModel  # with the weights that training starts from
@@ -34,7 +34,7 @@ def prepare_model(
     continued: bool,
     gather: Callable[[bytes], list[bytes]],
     rank: int,
-) -> PreparedModel:
+) -> TrainableModel:
     """Give a model its starting weights, its columns and its task. Collective.
 
     ValueError or StoredError where the recipe, the dataset and the starting weights do not go together.
@@ -58,4 +58,4 @@ def prepare_model(
     task = recipe_task(config.model, columns, manifest)
     if manifest.weight is not None:
         check_takes_weights(task)
-    return PreparedModel(initial, columns, task, started)
+    return TrainableModel(initial, columns, task, started)

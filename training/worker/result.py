@@ -1,8 +1,8 @@
 """What a training run gave: one object from the ranks to the driver, summary.json, the report and MLflow.
 
 `sparkring.training.worker.train:train` returns a `WorkerResult` on every rank. The driver makes a `TrainResult` around
-rank 0's, completes it step by step (plan, evaluation, timings) and stores it as summary.json of the run folder, field
-by field under the names below. `sparkring report` reads it back. Seconds end in `_s`.
+rank 0's and what the job's other steps gave, each of which has a class below, and stores it as summary.json of the run
+folder, field by field under their names. `sparkring report` reads it back. Seconds end in `_s`.
 """
 
 from __future__ import annotations
@@ -234,12 +234,11 @@ def _has(name: str) -> AfterValidator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """What one run gave. Fields with a default are filled in by the steps after training."""
+class RunIdentity:
+    """What is run: of which recipe, on which dataset, by which code."""
 
     __pydantic_config__ = CLOSED
 
-    # What was run
     name: str  # of the recipe
     run: str  # URI of the run folder
     dataset: str  # URI of its folder
@@ -250,9 +249,19 @@ class TrainResult:
     origins: dict[str, str]  # key of `config` -> where its value came from
     config_digest: str
     commit: str  # of the code that trained; the dataset's own is in its manifest
-    tracking_url: str | None = None  # of the job's run in MLflow
 
-    # Training
+    def run_config(self) -> RunConfig:
+        """The configuration. ManifestError where this version of sparkring does not know it."""
+        with named(f"{self.run}/{SUMMARY}: the run's configuration", ManifestError):
+            return RunConfig.model_validate(self.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What training gave."""
+
+    __pydantic_config__ = CLOSED
+
     train: WorkerResult  # rank 0's
     attempts: Count  # launches, over all commands
     failed_attempts: list[FailedAttempt]  # of this command
@@ -262,8 +271,15 @@ class TrainResult:
     once_s: dict[str, float]  # cause -> seconds rank 0's reader needed once, to begin the last attempt
     predictions: list[RelativePath]  # files of all ranks, below the run folder
     plan: str = ""  # table of predicted and measured memory and bytes
+    start: str = ""  # where training began and why, where the recipe says `warm_start.from` or `model.start`
 
-    # Evaluation on the test split
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What the test rows say of the model."""
+
+    __pydantic_config__ = CLOSED
+
     scores: Annotated[dict[str, Scores], _has(MODEL)] = field(default_factory=dict)  # MODEL first, then baselines
     missing: dict[str, str] = field(default_factory=dict)  # baseline that could not be computed -> why
     labels: dict[str, LabelBalance] = field(default_factory=dict)  # by split, train first; empty: not measured
@@ -272,16 +288,6 @@ class TrainResult:
     ranking: RankedLists | None = None  # by report.ranking
     unseen: dict[str, Count] = field(default_factory=dict)  # categorical feature -> test rows of a value not trained on
     sample: str = ""  # language model: text it wrote
-    start: str = ""  # where training began and why, where the recipe says `warm_start.from` or `model.start`
-    version: str | None = None  # of the registered model; None: the store had not answered when this was written
-    promotion: Promotion | None = None  # None: neither gates nor a date; the alias moves as report.must_beat says
-
-    # Time
-    timings: Annotated[dict[str, float], _has("launch_s")]  # stage of the job -> seconds, in order
-    etl: dict[str, float]  # stage of the dataset's build -> seconds; empty where it was found
-    cost: dict[str, float] = field(default_factory=dict)  # core_hours_etl ..: see pipelines/housekeeping/cost.py
-
-    format: Annotated[int, up_to(1)] = 1
 
     def test_metrics(self) -> Scores:
         """`test/auc` for the model, `test/<baseline>/auc` beside it: the names in MLflow."""
@@ -289,8 +295,7 @@ class TrainResult:
         for name, scores in self.scores.items():
             prefix = "test" if name == MODEL else f"test/{name.split(' (')[0].replace(' ', '_')}"
             flat |= {f"{prefix}/{metric}": value for metric, value in scores.items()}
-        champion = self.promotion.champion_scores if self.promotion else {}
-        return flat | {f"test/champion/{metric}": value for metric, value in champion.items()}
+        return flat
 
     def group_metrics(self) -> Scores:
         """The names in MLflow of the few GROUP_METRICS: `test/by_carrier/UA/auc`; of a label `test/label/red/auc`."""
@@ -303,10 +308,46 @@ class TrainResult:
             if metric in group.scores
         }
 
-    def run_config(self) -> RunConfig:
-        """The configuration. ManifestError where this version of sparkring does not know it."""
-        with named(f"{self.run}/{SUMMARY}: the run's configuration", ManifestError):
-            return RunConfig.model_validate(self.config)
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What MLflow has of the run and its model."""
+
+    __pydantic_config__ = CLOSED
+
+    version: str | None = None  # of the registered model; None: the store had not answered when this was written
+    promotion: Promotion | None = None  # None: neither gates nor a date; the alias moves as report.must_beat says
+    tracking_url: str | None = None  # of the job's run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What the run took."""
+
+    __pydantic_config__ = CLOSED
+
+    timings: Annotated[dict[str, float], _has("launch_s")]  # stage of the job -> seconds, in order
+    etl: dict[str, float]  # stage of the dataset's build -> seconds; empty where it was found
+    cost: dict[str, float] = field(default_factory=dict)  # core_hours_etl ..: see pipelines/housekeeping/cost.py
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult(Spent, Published, Evaluated, Trained, RunIdentity):
+    """What one run gave, of all its steps."""
+
+    __pydantic_config__ = CLOSED
+
+    format: Annotated[int, up_to(1)] = 1
+
+    def test_metrics(self) -> Scores:
+        """With those of the champion, `test/champion/auc`."""
+        champion = self.promotion.champion_scores if self.promotion else {}
+        return super().test_metrics() | {f"test/champion/{metric}": value for metric, value in champion.items()}
+
+    @classmethod
+    def of(cls, *steps: RunIdentity | Trained | Evaluated | Published | Spent) -> TrainResult:
+        """Put the results of a job's steps together."""
+        return cls(**{name: value for step in steps for name, value in vars(step).items()})
 
     def to_json(self) -> bytes:
         """The text of summary.json, redacted; a resolved configuration holds no secrets any more."""

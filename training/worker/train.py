@@ -51,7 +51,7 @@ from sparkring.training.loop.fit import (
 )
 from sparkring.training.model.folder import open_tables, write_tables
 from sparkring.training.model.predictions import Predictions
-from sparkring.training.model.prepare import PreparedModel, prepare_model
+from sparkring.training.model.prepare import TrainableModel, prepare_model
 from sparkring.training.model.recipe_model import start_model
 from sparkring.training.models.task import Task
 from sparkring.training.optim.build import build_optimizer
@@ -86,7 +86,7 @@ class Parts:
     manifest: DatasetManifest
     run: Storage
     strategy: Strategy
-    model: PreparedModel
+    model: TrainableModel
     gather: Callable[[bytes], list[bytes]]  # between all ranks
     hooks: Hooks
     checkpoints: Checkpointer

@@ -31,7 +31,7 @@ from sparkring.training.tables.exchange import Alone
 from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import TableSpec
 from sparkring.training.worker.result import MODEL
-from tests.pipelines.results import rank_result, train_result
+from tests.pipelines.results import rank_result
 from tests.pipelines.served import export, text_folder
 
 
@@ -115,8 +115,7 @@ def test_text_of_a_model_with_a_sparse_table_is_written_with_its_rows(tmp_path: 
     ids = np.arange(258)
     table.table.begin_with(ids, 100 * np.eye(258, dtype=np.float32)[(ids + 1) % 256])  # after each byte comes the next
     write_tables(export(tmp_path / "model", NextByte()), {"rows": table}, lambda block: None)
-    result = train_result(train=rank_result(test={"loss": 1.0}))
-    scored = evaluate_text(config, manifest, open_storage(str(tmp_path)), result)
+    scored = evaluate_text(config, manifest, open_storage(str(tmp_path)), rank_result(test={"loss": 1.0}))
     assert scored.sample is not None and scored.sample.startswith("abc")
 
 

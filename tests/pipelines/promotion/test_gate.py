@@ -8,21 +8,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from sparkring.conf.load import Resolved
 from sparkring.conf.tasks import BINARY
-from sparkring.pipelines.context.context import NO_HOOKS, JobContext, JobHooks
+from sparkring.pipelines.context.context import JobContext, Publication, TrialPublication
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut
-from sparkring.pipelines.job.job import publish_model
+from sparkring.pipelines.job.job import register_model
 from sparkring.pipelines.promotion.drift import DriftStop, NoReference
-from sparkring.pipelines.promotion.gate import Compared, Seen, conclude, open_gate, pending, report_decision
-from sparkring.pipelines.promotion.prepare import Prepared, prepare, previous_result
+from sparkring.pipelines.promotion.gate import Candidate, Compared, Seen, conclude, open_gate, pending, report_decision
+from sparkring.pipelines.promotion.prepare import prepare, previous_result
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.store.registry import Registry
@@ -54,7 +55,9 @@ class World:
         return nights.config(**(own | {"name": self.name, "storage": storage, "promote": PROMOTE} | blocks))
 
     @contextmanager
-    def job(self, ds: str | None, weights: int, hooks: JobHooks = NO_HOOKS, **blocks: Any) -> Iterator[JobContext]:
+    def job(
+        self, ds: str | None, weights: int, publication: type[Publication] = Publication, **blocks: Any
+    ) -> Iterator[JobContext]:
         """A job whose model has the weights drawn by that seed."""
         config = self.config(**blocks)
         runs = Runs(config.storage.runs, config.name)
@@ -62,8 +65,9 @@ class World:
             folder = Path(runs.at(record).root)
             nights.write_model(folder / "model", config, self.dataset.manifest, weights)
             with Tracker(config.tracking.named(self.name), f"{self.name}/{record.folder}", self.name) as tracker:
-                spark: Any = None
-                yield JobContext(Resolved(config, {}), "", spark, tracker, runs, record, self.dataset, ds, hooks)
+                spark, of_date = cast(SparkSession, None), publication()
+                of_date.ds = ds
+                yield JobContext(Resolved(config, {}), "", spark, tracker, runs, record, self.dataset, of_date)
             runs.update(record.folder, status="finished")
 
     def night(
@@ -83,7 +87,7 @@ class World:
             weights: its seed.
             between: what happens meanwhile.
             lost: lines of baselines that are better.
-            blocks: of the recipe, and `hooks`.
+            blocks: of the recipe, and `publication`.
         """
         with self.job(ds, weights, **blocks) as job, job.tracker.part(EVALUATE):
             table = nights.rows_of(nights.SPLITS["test"], ["a", "b", "c"], seed=2)
@@ -93,13 +97,12 @@ class World:
                 run=job.folder.uri, train=rank_result(weights="model"),
                 scores={MODEL: task_scores(BINARY, held_out.labels, held_out.scores)},
             )  # fmt: skip
-            gate = open_gate(job, result, held_out, lost, Prepared())
+            candidate = Candidate(result, result, held_out, [*lost])
+            gate = open_gate(job, candidate, [])
             assert gate is not None
             between()
-            publish_model(job, result, alias=None)
-            promotion = gate.settle().promotion
-        assert promotion is not None
-        return promotion
+            register_model(job, candidate, alias=None)
+            return gate.settle()
 
     def champion(self) -> str | None:
         found = Registry(self.config().tracking.named(self.name)).with_alias("champion")
@@ -167,12 +170,12 @@ def test_without_a_block_a_dated_job_moves_the_alias_forward_only(folder: Path) 
     assert world.night("2024-03-03", 0.8, weights=2, promote=None).decision == "older_date"
     assert world.night("2024-03-05", -0.9, weights=3, promote=None).decision == "promoted"
     with world.job(None, weights=4, promote=None) as job:
-        assert open_gate(job, train_result(), None, [], Prepared()) is None
+        assert open_gate(job, Candidate(train_result(), train_result(), None, []), []) is None
 
 
 def test_a_backfill_moves_no_alias_and_a_better_baseline_none_either(folder: Path) -> None:
     world = World(folder, "unmoved")
-    backfilled = world.night("2024-03-03", 0.8, weights=1, hooks=JobHooks(may_promote=False))
+    backfilled = world.night("2024-03-03", 0.8, weights=1, publication=TrialPublication)
     assert (backfilled.decision, backfilled.reasons) == ("disabled", ["a backfill moves no alias without --promote"])
     rejected = world.night("2024-03-04", 0.8, weights=2, lost=["loss: the logistic regression is better"])
     assert (rejected.decision, rejected.reasons) == ("rejected", ["loss: the logistic regression is better"])

@@ -25,8 +25,8 @@ from sparkring.pipelines.cli.exits import exit_code
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.schedule import run_date as module
 from sparkring.pipelines.schedule.errors import DateTaken, LeaseLost, NotReady
-from sparkring.pipelines.schedule.hooks import hooks_of
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
+from sparkring.pipelines.schedule.publication import DatePublication
 from sparkring.pipelines.schedule.run_date import (
     LEASE,
     DateJob,
@@ -332,7 +332,7 @@ def test_nothing_is_published_under_a_lease_that_was_lost(tmp_path: Path, monkey
     with pytest.raises(SystemExit, match="another has it; the entry of the date is not published"):
         job.update(status="succeeded")
     with pytest.raises(SystemExit, match="another has it; the dataset is not published"):
-        hooks_of(job).before_publish("the dataset")
+        DatePublication(job).check("the dataset")
     assert ledger.read(DS) == before
 
 

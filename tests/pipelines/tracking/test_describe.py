@@ -74,7 +74,7 @@ def test_a_key_that_is_back_at_its_default_is_in_the_name() -> None:
 
 
 def test_a_card_has_rows_scores_beside_baselines_how_to_load_limits_and_the_report() -> None:
-    data, table, load, known, report = model_card(SCORED, manifest(), ["carrier", "x"]).split("\n\n")
+    data, table, load, known, report = model_card(SCORED, SCORED, manifest(), ["carrier", "x"]).split("\n\n")
     assert data == f"{CARD_BEGINS}rows by split: train 32,000, test 400; dataset `aaaaaaaaaaaa` in `/datasets/again`"
     assert table.splitlines() == [
         "|  | loss | auc |", "| --- | --- | --- |", "| this model | 0.2500 | 0.7500 |", "| majority rate | 0.5000 |  |",
@@ -86,7 +86,7 @@ def test_a_card_has_rows_scores_beside_baselines_how_to_load_limits_and_the_repo
     )
     assert "run folder `/runs/again/1`, code `c0ffee`" in report
     long = replace(SCORED, missing={"logistic regression": "x" * 9000})
-    assert len(model_card(long, manifest(), [])) == LONGEST_CARD < 5000
+    assert len(model_card(long, long, manifest(), [])) == LONGEST_CARD < 5000
     assert score_table(replace(SCORED, scores={MODEL: {}})) == ""
 
 
@@ -148,7 +148,7 @@ HOSTILE = "x`](https://evil.example) | <b>\x1b[2J\n\n# y"
 def test_names_and_errors_change_nothing_of_a_card() -> None:
     scores = {MODEL: {"auc": 0.5}, HOSTILE: {"auc": 0.4}}
     result = train_result(missing={HOSTILE: HOSTILE}, unseen={HOSTILE: 3}, scores=scores)
-    card = model_card(result, manifest(), [HOSTILE])
+    card = model_card(result, result, manifest(), [HOSTILE])
     as_code = code_in_markdown(HOSTILE)
     assert as_code in card and "\x1b" not in card and "\n# y" not in card
     rest = card.replace(as_code, "")

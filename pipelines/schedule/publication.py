@@ -1,4 +1,4 @@
-"""What a date's job tells the ledger, and which parts of its window it does not look at again."""
+"""How a date's job publishes, and which parts of its window it does not look at again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkring.conf.schedule.dates import dates_since_begin, moved
 from sparkring.etl.windows.parts import common_digest
 from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, PinnedWindow
 from sparkring.pipelines.context import etl_step
-from sparkring.pipelines.context.context import JobHooks
+from sparkring.pipelines.context.context import Publication
 from sparkring.pipelines.context.etl_step import Dataset, Sources
 from sparkring.pipelines.run.runs import RunRecord
 from sparkring.pipelines.schedule.ledger import DateRecord
@@ -23,10 +23,16 @@ from sparkring.pipelines.schedule.run_date import DateJob
 log = logging.getLogger(__name__)
 
 
-def hooks_of(job: DateJob) -> JobHooks:
-    """The hooks of a date's job."""
+class DatePublication(Publication):
+    """A date's job, which publishes under its lease and tells the ledger what it reads and makes."""
 
-    def pin(config: RunConfig, session: Callable[[], SparkSession]) -> Sources:
+    leased = True
+
+    def __init__(self, job: DateJob) -> None:
+        self.job, self.ds, self.may_promote = job, job.record.ds, job.options.promote
+
+    def pin(self, config: RunConfig, session: Callable[[], SparkSession]) -> Sources:
+        job = self.job
         earlier = known_before(job.ledger.records(), job.schedule, job.record.ds)
         sources, deciding = pin_anew(config, session, earlier, job.schedule, job.record.ds)
         if isinstance(sources, PinnedWindow):
@@ -34,21 +40,14 @@ def hooks_of(job: DateJob) -> JobHooks:
             job.update(parts=parts, parts_digest=deciding)
         return sources
 
-    def on_dataset(dataset: Dataset) -> None:
-        job.update(dataset=dataset.folder.uri, fingerprint=dataset.manifest.fingerprint)
+    def check(self, what: str) -> None:
+        self.job.check(what)
 
-    def on_run(record: RunRecord) -> None:
-        job.update(run=record.folder, mlflow_run_id=record.mlflow_run_id)
+    def on_dataset(self, dataset: Dataset) -> None:
+        self.job.update(dataset=dataset.folder.uri, fingerprint=dataset.manifest.fingerprint)
 
-    return JobHooks(
-        ds=job.record.ds,
-        may_promote=job.options.promote,
-        leased=True,
-        pin=pin,
-        before_publish=job.check,
-        on_dataset=on_dataset,
-        on_run=on_run,
-    )
+    def on_run(self, record: RunRecord) -> None:
+        self.job.update(run=record.folder, mlflow_run_id=record.mlflow_run_id)
 
 
 def pin_anew(

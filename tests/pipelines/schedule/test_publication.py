@@ -13,8 +13,8 @@ from sparkring.conf.schedule.dated import DateRequest
 from sparkring.etl.windows import window as window_module
 from sparkring.etl.windows.window import KnownParts, PinnedWindow
 from sparkring.pipelines.cli.exits import exit_code
-from sparkring.pipelines.schedule.hooks import hooks_of, known_before, known_parts, pin_anew
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
+from sparkring.pipelines.schedule.publication import DatePublication, known_before, known_parts, pin_anew
 from sparkring.pipelines.schedule.run_date import DateJob, DateOptions
 from tests.pipelines.schedule.recipe import write_recipe
 
@@ -107,9 +107,9 @@ def test_a_corrected_file_is_seen_within_the_lookback(lake: Path) -> None:
 def test_the_ledger_learns_which_parts_were_read(lake: Path) -> None:
     recipe, ledger = resolved(lake, DAYS[2]), Ledger(str(lake / "runs"), "sales")
     job = DateJob(recipe, DateOptions(exit_code, promote=False), ledger, DateRecord(ds=DAYS[2], status="running"))
-    hooks = hooks_of(job)
-    assert (hooks.ds, hooks.may_promote, hooks.leased) == (DAYS[2], False, True)
-    hooks.pin(recipe.config, never)
+    publication = DatePublication(job)
+    assert (publication.ds, publication.may_promote, publication.leased) == (DAYS[2], False, True)
+    publication.pin(recipe.config, never)
     record = ledger.read(DAYS[2])
     assert record is not None and sorted(record.parts) == DAYS[:3] and len(record.parts_digest) == 64
 
