@@ -62,14 +62,17 @@ class ReportConfig(Strict):
     baselines: bool = Field(
         True,
         description="also fit a constant guess (binary: the majority rate; multiclass: the classes' rates; multilabel: "
-        "each label's rate; regression: the mean) and, where there are scalar features, a linear model of Spark "
-        "(logistic, multinomial, one logistic per label, linear regression) on the same rows; one that fails is a "
-        "warning",
+        "each label's rate; regression: the mean) and, where there are scalar features, a linear model (logistic, "
+        "multinomial, one logistic per label, linear regression) and gradient-boosted trees on the same rows; one that "
+        "fails is a warning",
     )
     must_beat: list[str] = Field(
         [],
-        description="test metrics in which the model must beat every baseline that has them; else, and where a "
-        "baseline cannot be computed, it is registered without tracking.alias and the job's exit code is 6",
+        description="test metrics in which the model must beat every baseline that has them, but trees; else, and "
+        "where a baseline cannot be computed, it is registered without tracking.alias and the job's exit code is 6",
+    )
+    must_beat_trees: list[str] = Field(
+        [], description="as must_beat, for the baseline of gradient-boosted trees, which is the hardest to beat"
     )
     sample_prompt: str = Field("", description="language_model: text the sample in the report begins with")
     sample_tokens: PositiveInt = 200

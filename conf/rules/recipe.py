@@ -446,16 +446,23 @@ def secret_problems(config: RunConfig) -> list[str]:
 
 
 def must_beat_problems(config: RunConfig) -> list[str]:
-    """Check `report.must_beat`: there must be baselines, and they must have the metrics."""
-    wanted, kind = config.report.must_beat, config.model.kind
-    key = f"report.must_beat = {wanted}"
+    """Check `report.must_beat`: there must be baselines, and they must have the metrics; and so of trees."""
+    ranking = config.report.ranking
+    of_lists = ranking.metrics if ranking is not None and ranking.item is not None else []
+    trees = _must_beat_problems(config, "report.must_beat_trees", config.report.must_beat_trees, [])
+    return _must_beat_problems(config, "report.must_beat", config.report.must_beat, of_lists) + trees
+
+
+def _must_beat_problems(config: RunConfig, name: str, wanted: list[str], of_ranking: list[str]) -> list[str]:
+    key, kind = f"{name} = {wanted}", config.model.kind
     if not wanted:
         return []
+    if kind.is_text and name.endswith("trees"):
+        return [f"{key}: there are no trees for model.task = {kind.name!r}, only for {', '.join(TABLE_TASKS)}"]
     if kind.is_own:
         return [f"{key}: there are no baselines for model.task = {kind.name!r}, only for {sorted(TASKS)}"]
     problems = []
-    ranking = config.report.ranking
-    known = [*kind.baseline_metrics, *(ranking.metrics if ranking is not None and ranking.item is not None else [])]
+    known = [*kind.baseline_metrics, *of_ranking]
     if unknown := [metric for metric in wanted if metric not in known]:
         of_lists = [metric for metric in unknown if metric.startswith(("recall_at_", "ndcg_at_"))]
         remedy = "; name a metric of report.ranking, with its item, for popularity to be beaten" if of_lists else ""

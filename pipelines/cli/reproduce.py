@@ -295,7 +295,7 @@ def scratch_config(result: TrainResult, check: Check, runs: str) -> RunConfig:
         "launch": config.launch.model_copy(update={"world": ranks.world, "min_world": None}),
         "checkpoint": config.checkpoint.model_copy(update={"resume": False}),
         "tracking": config.tracking.model_copy(update={"enabled": False, "openlineage": None}),
-        "report": config.report.model_copy(update={"baselines": False, "must_beat": []}),
+        "report": config.report.model_copy(update={"baselines": False, "must_beat": [], "must_beat_trees": []}),
     }
     return config.model_copy(update=alone | blocks)
 

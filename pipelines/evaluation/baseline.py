@@ -1,7 +1,7 @@
-"""The baselines a model must beat: a constant guess, and a linear model (one-hot codes + numbers).
+"""The baselines beside a model: a constant guess, a linear model (one-hot codes + numbers), gradient-boosted trees.
 
-Both are fitted on the model's features and rows, and scored on the test rows in the task's metrics: by `linear` in the
-driver where the rows fit in its memory, else by `mllib` in Spark.
+All are fitted on the model's features and rows, and scored on the test rows in the task's metrics: by `linear` and
+`trees` in the driver where the rows fit in its memory, else by `mllib` in Spark, and then without trees.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from pyspark.sql import SparkSession
@@ -19,8 +20,11 @@ from sparkring.conf.manifest import Column
 from sparkring.conf.secrets import redact
 from sparkring.conf.tasks import LabelForm, TaskKind
 from sparkring.pipelines.evaluation import linear
+from sparkring.pipelines.evaluation.linear import Design
 from sparkring.pipelines.evaluation.split_rows import SplitRows
+from sparkring.pipelines.evaluation.trees import TREES, Grown, grow
 from sparkring.pipelines.run.spark_jobs import spark_progress
+from sparkring.training.metrics import task_scores
 from sparkring.training.worker.result import Scores
 
 log = logging.getLogger(__name__)
@@ -32,6 +36,7 @@ class Baselines:
 
     scores: dict[str, Scores] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    trees: Grown | None = None
 
 
 def fit_baselines(
@@ -55,11 +60,44 @@ def fit_baselines(
     hashed = train.manifest.hashed
     scalar = [c for c in read if c.layout == "scalar" and c not in labels and c.name not in hashed]
     if in_driver(kind, train, test, scalar, labels):
-        return attempted(linear.linear_fits(kind, train, test, scalar, labels))
+        return fit_in_driver(kind, bool(scalar), lambda: linear.make_designs(train, test, scalar, labels))
     from sparkring.pipelines.evaluation.mllib import mllib_fits  # a second of imports, of use for many rows alone
 
     with spark_progress(spark):
-        return attempted(mllib_fits(spark, kind, (train, test), scalar, labels))
+        found = attempted(mllib_fits(spark, kind, (train, test), scalar, labels))
+    rows = train.most_rows + test.most_rows
+    why = f"{rows:,} rows of {len(scalar)} features are more than the driver holds"
+    return replace(found, missing=found.missing | ({TREES: why} if scalar else {}))
+
+
+def fit_in_driver(kind: TaskKind, has_features: bool, make: Callable[[], tuple[Design, Design]]) -> Baselines:
+    """Fit and score all baselines here: trees in a thread of their own, the others meanwhile.
+
+    `make`: reads the designs of the training and of the test rows; it is called once.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        designs = thread.submit(make).result
+        growing = thread.submit(fit_trees, kind, designs) if has_features else None
+        found = attempted(linear.linear_fits(kind, has_features, designs))
+        if growing is None:
+            return found
+        trees = growing.result()
+    return Baselines(found.scores | trees.scores, found.missing | trees.missing, trees.trees)
+
+
+def fit_trees(kind: TaskKind, designs: Callable[[], tuple[Design, Design]]) -> Baselines:
+    """Fit and score trees."""
+    grown: Grown | None = None
+
+    def fit() -> Scores:
+        nonlocal grown
+        train, test = designs()
+        grown = grow(kind, train, test)
+        labels = test.labels if kind.has_several_labels else test.labels[:, 0]
+        return task_scores(kind, labels, grown.predictions, test.weights, kind.baseline_metrics)
+
+    found = attempted({TREES: fit})
+    return replace(found, trees=grown if found.scores else None)
 
 
 def in_driver(

@@ -14,12 +14,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from sparkring.conf.blocks.report import ReportConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.features import UNSEEN_CODE
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
-from sparkring.conf.tasks import is_better
+from sparkring.conf.tasks import TaskKind, is_better
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines import serving
 from sparkring.pipelines.context.context import JobContext
@@ -31,9 +32,10 @@ from sparkring.pipelines.evaluation.groups import group_scores
 from sparkring.pipelines.evaluation.multilabel import scores_by_label
 from sparkring.pipelines.evaluation.ranking import POPULARITY, make_ranking, popularity
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
+from sparkring.pipelines.evaluation.trees import TREES, Grown
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical
-from sparkring.training.metrics import perplexity, task_scores
+from sparkring.training.metrics import Rows, perplexity, row_values, task_scores
 from sparkring.training.model.folder import attach_tables
 from sparkring.training.model.recipe_model import pick_columns
 from sparkring.training.worker.result import (
@@ -43,6 +45,7 @@ from sparkring.training.worker.result import (
     LabelBalance,
     RankedLists,
     Trained,
+    TreesGap,
     WorkerResult,
 )
 
@@ -75,6 +78,7 @@ def evaluate(job: JobContext, trained: Trained) -> tuple[Evaluated, HeldOut | No
     groups: list[GroupScores] = []
     by_label: list[GroupScores] = []
     ranking: RankedLists | None = None
+    gap: TreesGap | None = None
     if not trained.predictions:
         return Evaluated(scores=scores), None
     rows = scored_rows(config, dataset, trained)
@@ -108,10 +112,13 @@ def evaluate(job: JobContext, trained: Trained) -> tuple[Evaluated, HeldOut | No
                 tensors,
             )
             scores |= baselines.scores | ranked.baselines.scores
+            if baselines.trees is not None:
+                gap = gap_to_trees(config.model.kind, held_out, baselines.trees)
             missing = baselines.missing | ranked.baselines.missing
         ranking = ranked.lists
     evaluated = Evaluated(
         scores=scores,
+        trees_gap=gap,
         missing=missing,
         labels=labels,
         groups=groups,
@@ -202,21 +209,40 @@ def evaluate_text(config: RunConfig, manifest: DatasetManifest, folder: Storage,
 
 
 def lost_to(
-    scores: Mapping[str, Mapping[str, float]], metrics: Iterable[str], missing: Mapping[str, str] | None = None
+    scores: Mapping[str, Mapping[str, float]], report: ReportConfig, missing: Mapping[str, str] | None = None
 ) -> list[str]:
-    """A line for each baseline that the model does not beat in one of `metrics`.
+    """A line for each baseline that the model does not beat in a metric of `report`: must_beat, of trees their own.
 
     A baseline without the metric is passed over. A metric the model lacks, or one that is not a number, beats nothing;
     nor does the model beat a baseline that could not be computed. `scores`, `missing`: as of Evaluated.
     """
-    metrics = list(metrics)
-    lost = [f"{name} could not be computed ({why})" for name, why in (missing or {}).items() if metrics]
-    for metric in metrics:
-        ours = scores[MODEL].get(metric, math.nan)
-        for name, theirs in ((name, s[metric]) for name, s in scores.items() if name != MODEL and metric in s):
-            if not is_better(metric, ours, theirs):
-                lost.append(f"{metric} {ours:.4f} does not beat {theirs:.4f} of {name}")
+
+    def wanted(name: str) -> list[str]:
+        return report.must_beat_trees if name == TREES else report.must_beat
+
+    lost = [f"{name} could not be computed ({why})" for name, why in (missing or {}).items() if wanted(name)]
+    for name, theirs in scores.items():
+        for metric in wanted(name) if name != MODEL else ():
+            ours = scores[MODEL].get(metric, math.nan)
+            if metric in theirs and not is_better(metric, ours, theirs[metric]):
+                lost.append(f"{metric} {ours:.4f} does not beat {theirs[metric]:.4f} of {name}")
     return lost
+
+
+def gap_to_trees(kind: TaskKind, held_out: HeldOut, trees: Grown) -> TreesGap:
+    """Compare the losses of the model and of trees, row by row.
+
+    The interval is that of a mean of paired differences: 1.96 standard errors, of a weighted mean by its rows' weights.
+    """
+    weights = np.ones(len(held_out.labels)) if held_out.weights is None else held_out.weights
+    counts, loss = weights > 0, kind.metric("loss")
+    labels, weights = held_out.labels[counts], weights[counts] / weights[counts].sum()
+    of_rows = [Rows(kind.form, labels, scores) for scores in (held_out.scores[counts], trees.predictions)]
+    ours, theirs = (row_values(loss, rows) for rows in of_rows)
+    error = math.sqrt(np.square(weights) @ np.square(ours - theirs - weights @ (ours - theirs)))
+    return TreesGap(
+        rows=trees.rows, ours=float(weights @ ours), theirs=float(weights @ theirs), half_width=1.96 * error
+    )
 
 
 def scored_rows(config: RunConfig, dataset: Dataset, trained: Trained) -> SplitRows:

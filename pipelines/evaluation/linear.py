@@ -7,7 +7,6 @@ Shapes: N rows, K cells of a row (one for each number, mask and code), F coeffic
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -61,6 +60,7 @@ class Design:
     places: Array  # (N, K) int32
     labels: Array  # (N, L) float64
     weights: Array | None  # (N,) float64, above 0; None: all alike
+    cardinalities: tuple[int, ...]  # codes of each coded feature, in the order of the last cells
     coefficients: int  # F
 
     def matrix(self) -> Any:
@@ -110,7 +110,8 @@ def _read(rows: SplitRows, features: Sequence[Column], labels: Sequence[Column])
     masks = [column.mask for column in features if column.mask is not None]
     weight = rows.manifest.weight["column"] if rows.manifest.weight is not None else None
     targets = [(name, column) for column in labels for name in element_names(column)]
-    firsts = np.cumsum([len(plain) + len(masks), *(int(column.cardinality or 0) for column in coded)])
+    cardinalities = tuple(int(column.cardinality or 0) for column in coded)
+    firsts = np.cumsum([len(plain) + len(masks), *cardinalities])
     names = dict.fromkeys(c.name for c in (*features, *labels))
     parts: list[tuple[Array, Array, Array, Array]] = []
     for batch in rows.doubles([*names, *([weight] if weight is not None else [])]):
@@ -127,7 +128,7 @@ def _read(rows: SplitRows, features: Sequence[Column], labels: Sequence[Column])
         counts = weighs > 0
         parts.append((values[counts], places[counts], wanted[counts], weighs[counts]))
     values, places, found, weighs = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return Design(values, places, found, None if weight is None else weighs, int(firsts[-1]))
+    return Design(values, places, found, None if weight is None else weighs, cardinalities, int(firsts[-1]))
 
 
 def _filled(values: Array, column: Column) -> Array:
@@ -140,18 +141,12 @@ Fit = Callable[[Design, Design], Scores]
 
 
 def linear_fits(
-    kind: TaskKind, train: SplitRows, test: SplitRows, features: Sequence[Column], labels: Sequence[Column]
+    kind: TaskKind, has_features: bool, designs: Callable[[], tuple[Design, Design]]
 ) -> dict[str, Callable[[], Scores]]:
-    """The baselines by name, each a function that fits and scores it; both splits are read once.
+    """The baselines by name, each a function that fits and scores it; without features, the constant guess alone.
 
-    Args:
-        kind: the task.
-        train: rows to fit on.
-        test: rows to score.
-        features: scalar ones; without any there is the constant guess alone.
-        labels: one of 0 or 1, a class number, or a value; several of 0 and 1, or a vector of them.
+    `designs`: gives those of the training and of the test rows.
     """
-    designs = functools.cache(lambda: make_designs(train, test, features, labels))
     known: dict[str, tuple[tuple[str, Fit], tuple[str, Fit]]] = {
         "binary": ((MAJORITY, partial(first_of, label_rates)), (LOGISTIC, partial(first_of, logistic_scores))),
         "multiclass": ((CLASS_RATES, class_rate_scores), (MULTINOMIAL, multinomial_scores)),
@@ -161,7 +156,7 @@ def linear_fits(
     }
     (constant_name, constant), (linear_name, linear) = known[kind.name]
     fits: dict[str, Callable[[], Scores]] = {constant_name: lambda: constant(*designs())}
-    return fits | ({linear_name: lambda: linear(*designs())} if features else {})
+    return fits | ({linear_name: lambda: linear(*designs())} if has_features else {})
 
 
 def first_of(scores: Callable[[Design, Design], list[Scores]], train: Design, test: Design) -> Scores:

@@ -173,7 +173,7 @@ def judge_on_test_rows(job: JobContext, trained: Trained) -> Candidate:
     unseen = {f"test/unseen/{name}": float(rows) for name, rows in evaluated.unseen.items()}
     scores = evaluated.test_metrics() | evaluated.group_metrics()
     job.tracker.metrics(EVALUATE, trained.train.steps, scores | unseen)
-    lost = lost_to(evaluated.scores, job.config.report.must_beat, evaluated.missing)
+    lost = lost_to(evaluated.scores, job.config.report, evaluated.missing)
     return Candidate(trained, evaluated, held_out, lost)
 
 

@@ -55,7 +55,9 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
     config, recipe = resolved.config, shlex.quote(resolved.recipe)
     split = config.train.test_split or config.train.valid_split
     experiment = config.tracking.named(config.name).experiment
+    gap = result.trees_gap
     facts = {
+        "verdict": "" if gap is None else gap.describe(config.model.kind.metric("loss").title),
         "model": model.text,
         "report": f"{result.run}/report.html",
         "browse": result.tracking_url or f"sparkring ui {recipe}   (MLflow experiment {experiment!r})",
@@ -63,9 +65,10 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
         "next": next_command(resolved, model),
         "time": _time_line(result.timings),
     }
-    width = max(map(len, facts))
+    shown = {name: text for name, text in facts.items() if text}
+    width = max(map(len, shown))
     lines = [*score_table(result.scores, f"{split} split"), ""]
-    lines += [f"{name.ljust(width)}  {text}" for name, text in facts.items() if text]
+    lines += [f"{name.ljust(width)}  {text}" for name, text in shown.items()]
     head = f"{config.name}: {ended_line(result.train, config)}"
     return "\n".join([head, "", *(f"  {line}".rstrip() for line in lines)])
 

@@ -113,12 +113,18 @@ class ReportInputs:
         )
 
     @property
+    def beside_trees(self) -> str:
+        """A sentence on the model and trees; empty where no trees were fitted."""
+        gap = self.result.trees_gap
+        return "" if gap is None else f"It is {gap.describe(self.config.model.kind.metric('loss').title)}."
+
+    @property
     def facts(self) -> dict[str, str]:
         """Label -> text or http(s) link."""
         config, result, train = self.config, self.result, self.result.train
         ema = self.config.optim.ema
         averaged = f", its weights averaged over steps (optim.ema = {ema})" if ema is not None else ""
-        lost, alias = lost_to(result.scores, config.report.must_beat, result.missing), config.tracking.alias
+        lost, alias = lost_to(result.scores, config.report, result.missing), config.tracking.alias
         facts = {
             "run": result.run,
             "dataset": result.dataset,
@@ -135,7 +141,9 @@ class ReportInputs:
         if result.start:
             facts["training started"] = result.start
         if len(result.scores) > 1 and "train" in result.labels:
-            facts["baselines"] = f"fitted on {result.labels['train'].rows:,} training rows"
+            rows, trees = result.labels["train"].rows, result.trees_gap
+            some = f", trees on {trees.rows:,} of them" if trees is not None and trees.rows < rows else ""
+            facts["baselines"] = f"fitted on {rows:,} training rows{some}"
         if result.missing:
             facts["baselines without scores"] = "; ".join(f"{name} ({why})" for name, why in result.missing.items())
         if result.tracking_url:
@@ -159,7 +167,7 @@ class ReportInputs:
         """Whether the alias was given to this model."""
         if self.result.promotion is not None:
             return self.result.promotion.decision == "promoted"
-        return not lost_to(self.result.scores, self.config.report.must_beat, self.result.missing)
+        return not lost_to(self.result.scores, self.config.report, self.result.missing)
 
     @property
     def promotion(self) -> dict[str, str]:

@@ -23,6 +23,7 @@ from sparkring.conf.tasks import BINARY, IN_VERDICT, LOWER_IS_BETTER, TITLES, Ta
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.evaluate import read_held_out, scored_rows
 from sparkring.pipelines.evaluation.multilabel import OF_LABEL
+from sparkring.pipelines.evaluation.trees import TREES
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import Drawn, draw
 from sparkring.pipelines.report.inputs import ReportInputs
@@ -96,7 +97,7 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
     page = template.render(
         i=inputs,
         scores=scores,
-        verdict=verdict(scores),
+        verdict=" ".join(filter(None, [verdict({n: s for n, s in scores.items() if n != TREES}), inputs.beside_trees])),
         columns=[(name, _title(name, inputs.config.model.kind)) for name in _score_columns(scores)],
         label_columns=[(name, _title(name, BINARY)) for name in OF_LABEL],
         best=_best(scores),

@@ -30,6 +30,7 @@ def trial_overrides(resolved: Resolved, limit_rows: int) -> list[str]:
         "tracking.registered_model": (tracking.registered_model or config.name) + SUFFIX,
         "tracking.tags": tracking.tags | {TAG: f"{limit_rows} rows"},
         "report.must_beat": [],
+        "report.must_beat_trees": [],
         "promote": None,
         "drift": None,
         "notify.targets": [],

@@ -79,6 +79,7 @@ class Sweep:
             "train.best_mode": self.mode,
             "train.test_split": None,
             "report.must_beat": [],
+            "report.must_beat_trees": [],
             "report.share_by": [],
             "promote": None,
             "drift": None,

@@ -275,12 +275,33 @@ class Trained:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TreesGap:
+    """The loss of the model beside that of gradient-boosted trees, on the same test rows."""
+
+    __pydantic_config__ = CLOSED
+
+    rows: Count  # training rows that the trees were fitted on
+    ours: float
+    theirs: float
+    half_width: float  # of the 95 % interval of ours - theirs, by the variance over rows
+
+    def describe(self, loss: str) -> str:
+        """What the model is beside the trees, in words that follow "it is". `loss`: its title."""
+        gap = self.ours - self.theirs
+        numbers = f"{loss} {self.ours:.5g} against {self.theirs:.5g}, {gap:+.2g} ± {self.half_width:.2g}"
+        if abs(gap) <= self.half_width:
+            return f"as good as gradient-boosted trees ({numbers})"
+        return f"{'better' if gap < 0 else 'worse'} than gradient-boosted trees ({numbers})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluated:
     """What the test rows say of the model."""
 
     __pydantic_config__ = CLOSED
 
     scores: Annotated[dict[str, Scores], _has(MODEL)] = field(default_factory=dict)  # MODEL first, then baselines
+    trees_gap: TreesGap | None = None  # None: no trees were fitted
     missing: dict[str, str] = field(default_factory=dict)  # baseline that could not be computed -> why
     labels: dict[str, LabelBalance] = field(default_factory=dict)  # by split, train first; empty: not measured
     groups: list[GroupScores] = field(default_factory=list)  # by report.groups, column by column

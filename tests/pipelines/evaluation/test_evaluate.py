@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from sparkring.conf.blocks.report import ReportConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError
@@ -63,12 +64,12 @@ BASELINES = {"majority rate": {"loss": 0.6, "auc": 0.5}, "logistic regression": 
 def test_every_baseline_must_be_beaten_in_every_metric(
     ours: dict[str, float], metrics: list[str], lost: list[str]
 ) -> None:
-    assert lost_to({MODEL: ours} | BASELINES, metrics) == lost
+    assert lost_to({MODEL: ours} | BASELINES, ReportConfig(must_beat=metrics)) == lost
 
 
 @pytest.mark.parametrize("ours", [{"loss": math.nan}, {}])
 def test_what_is_not_a_number_beats_nothing(ours: dict[str, float]) -> None:
-    assert len(lost_to({MODEL: ours} | BASELINES, ["loss"])) == 2
+    assert len(lost_to({MODEL: ours} | BASELINES, ReportConfig(must_beat=["loss"]))) == 2
 
 
 def test_test_rows_of_a_value_that_was_not_trained_on_are_counted_by_feature() -> None:
@@ -128,8 +129,9 @@ def test_a_label_that_is_not_finite_is_named() -> None:
 def test_a_baseline_that_could_not_be_computed_is_not_beaten() -> None:
     missing = {"logistic regression": "out of memory"}
     ours = {MODEL: {"loss": 0.4}, "majority rate": {"loss": 0.6}}
-    assert lost_to(ours, ["loss"], missing) == ["logistic regression could not be computed (out of memory)"]
-    assert lost_to(ours, [], missing) == []
+    asked = ReportConfig(must_beat=["loss"])
+    assert lost_to(ours, asked, missing) == ["logistic regression could not be computed (out of memory)"]
+    assert lost_to(ours, ReportConfig(), missing) == []
 
 
 @pytest.mark.parametrize(

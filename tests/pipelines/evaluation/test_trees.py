@@ -1,0 +1,247 @@
+"""The baseline of gradient-boosted trees: beside scikit-learn's own on the same rows, and the gap to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.blocks.report import ReportConfig
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import Column
+from sparkring.conf.rules.recipe import must_beat_problems
+from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, TASKS, TaskKind
+from sparkring.pipelines.evaluation import linear, trees
+from sparkring.pipelines.evaluation.baseline import fit_baselines, fit_in_driver
+from sparkring.pipelines.evaluation.evaluate import HeldOut, gap_to_trees, lost_to
+from sparkring.pipelines.evaluation.linear import Design
+from sparkring.pipelines.evaluation.split_rows import split_rows
+from sparkring.pipelines.evaluation.trees import TREES, Grown, cells, grow, sampled
+from sparkring.pipelines.promotion.scores import resampled
+from sparkring.training.metrics import task_scores
+from sparkring.training.worker.result import MODEL, TreesGap
+from tests.pipelines.evaluation.test_baseline import KIND, PLAIN, kinds, write_table
+
+CODES = 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other turn a busy machine's seconds into minutes."""
+    with threadpool_limits(1):
+        yield
+
+
+def design(rows: int, seed: int, label: Callable[[Any, Any, Any], Any], weighted: bool = False) -> Design:
+    """Two numbers and a code, of which `label` makes the labels."""
+    random = np.random.default_rng(seed)
+    numbers, code = random.normal(size=(rows, 2)), random.integers(0, CODES, rows)
+    values = np.column_stack([numbers, np.ones(rows)])
+    places = np.column_stack([np.zeros(rows), np.ones(rows), 2 + code]).astype(np.int32)
+    labels = np.asarray(label(numbers, code, random), np.float64)
+    weights = random.uniform(0.5, 2.0, rows) if weighted else None
+    return Design(values, places, labels.reshape(rows, -1), weights, (CODES,), 2 + CODES)
+
+
+def either(numbers: Any, code: Any, random: Any) -> Any:
+    """No line parts these."""
+    return (numbers[:, 0] * numbers[:, 1] > 0) != (code == 1)
+
+
+MADE: dict[TaskKind, Callable[[Any, Any, Any], Any]] = {
+    BINARY: either,
+    MULTICLASS: lambda numbers, code, random: np.where(either(numbers, code, random), code, 2),
+    MULTILABEL: lambda numbers, code, random: np.column_stack([either(numbers, code, random), numbers[:, 0] > 1]),
+    REGRESSION: lambda numbers, code, random: numbers[:, 0] * numbers[:, 1] + code % 2,
+    POISSON: lambda numbers, code, random: random.poisson(np.exp(numbers[:, 0] * (code - 1.5))),
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.name)
+def test_predictions_are_those_of_scikit_learn_on_the_same_columns(kind: TaskKind, weighted: bool) -> None:
+    train, test = (design(rows, seed, MADE[kind], weighted) for rows, seed in ((900, 1), (300, 2)))
+    ours = grow(kind, train, test)
+    features = [np.column_stack([d.values[:, :2], d.places[:, 2] - 2]) for d in (train, test)]
+    more: dict[str, Any] = {"categorical_features": [2], "random_state": 0}
+    if kind in (REGRESSION, POISSON):
+        loss: Any = "poisson" if kind is POISSON else "squared_error"
+        model = HistGradientBoostingRegressor(loss=loss, **more)
+        expected = model.fit(features[0], train.labels[:, 0], sample_weight=train.weights).predict(features[1])
+    else:
+        found = [
+            HistGradientBoostingClassifier(**more)
+            .fit(features[0], labels, sample_weight=train.weights)
+            .predict_proba(features[1])
+            for labels in train.labels.T
+        ]
+        expected = {BINARY: lambda: found[0][:, 1], MULTICLASS: lambda: found[0]}.get(
+            kind, lambda: np.column_stack([each[:, 1] for each in found])
+        )()
+    assert ours.rows == 900 and np.allclose(ours.predictions, expected, rtol=1e-12, atol=0)
+    labels = test.labels if kind is MULTILABEL else test.labels[:, 0]
+    constant = (
+        train.labels.mean(axis=0) if kind is not MULTICLASS else np.bincount(train.labels[:, 0].astype(int)) / 900
+    )
+    guess = np.broadcast_to(constant, ours.predictions.shape if ours.predictions.ndim > 1 else (300, 1))
+    guess = guess if ours.predictions.ndim > 1 else guess[:, 0]
+    losses = [task_scores(kind, labels, scores, test.weights)["loss"] for scores in (ours.predictions, guess)]
+    assert losses[0] < 0.8 * losses[1]
+
+
+def test_a_code_without_training_rows_and_a_class_of_the_test_rows_alone_are_no_error() -> None:
+    train, test = (design(400, seed, MADE[MULTICLASS]) for seed in (1, 2))
+    test.values[0, 2] = 0.0  # as a row has it whose code is beyond those of the training rows
+    test.labels[1] = 5
+    assert np.isnan(cells(test)[0, 2]) and np.isfinite(cells(test)[1:]).all()
+    found = grow(MULTICLASS, train, test).predictions
+    assert found.shape == (400, 6) and np.allclose(found.sum(axis=1), 1) and (found[:, 4:] == 0).all()
+
+
+@pytest.mark.parametrize("kind", [BINARY, MULTICLASS, MULTILABEL])
+def test_one_value_of_the_labels_is_always_predicted(kind: TaskKind) -> None:
+    made = np.ones((50, 2)) if kind is MULTILABEL else np.ones(50)
+    one = design(50, 1, lambda *_: made)
+    found = grow(kind, one, one).predictions
+    assert (found == (np.array([0.0, 1.0]) if kind is MULTICLASS else 1.0)).all()
+
+
+def test_of_many_rows_evenly_spaced_ones_are_fitted_with_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = design(9000, 1, MADE[BINARY], weighted=True)
+    monkeypatch.setattr(trees, "MOST_CELLS", 3 * 2000)
+    kept = sampled(train, 1)
+    assert kept.weights is not None and train.weights is not None
+    places = np.searchsorted(train.weights[np.argsort(train.weights)], kept.weights)
+    rows = np.argsort(train.weights)[places]
+    assert len(rows) == 2000 and set(np.diff(rows)) == {4, 5} and rows[0] == 0 and rows[-1] == 8999
+    assert (train.values[rows] == kept.values).all() and (train.labels[rows] == kept.labels).all()
+    assert (train.places[rows] == kept.places).all() and len(sampled(train, 2).labels) == 1000
+    assert grow(BINARY, train, train).rows == 2000
+    monkeypatch.setattr(trees, "MOST_CELLS", 3 * 9000)
+    assert sampled(train, 1) is train
+
+
+def test_trees_for_more_classes_than_are_fitted_in_seconds_are_missing_with_a_reason() -> None:
+    many = design(200, 1, lambda numbers, code, random: np.arange(200) % 21)
+    found = fit_in_driver(MULTICLASS, True, lambda: (many, many))
+    assert found.missing == {TREES: "ValueError: 21 classes or labels, more than 20: trees would be grown for each"}
+    assert found.trees is None and len(found.scores) == 2
+
+
+def test_rows_that_cannot_be_read_leave_every_baseline_without_scores() -> None:
+    def unread() -> tuple[Design, Design]:
+        raise OSError("gone")
+
+    found = fit_in_driver(BINARY, True, unread)
+    assert found.scores == {} and set(found.missing.values()) == {"OSError: gone"} and len(found.missing) == 3
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+def test_trees_stand_beside_the_other_baselines_of_a_dataset(tmp_path: Path, task: str) -> None:
+    label = KIND if task != "binary" else Column(name="late", dtype="int8", role="label")
+
+    def make(seed: int) -> dict[str, Any]:
+        made = kinds(seed)
+        return made | {"late": (made["kind"] == 1).astype(np.int8)}
+
+    dataset = write_table(tmp_path, (*PLAIN, label), make)
+    train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
+    nothing: Any = None
+    found = fit_baselines(nothing, TASKS[task], train, test, [*PLAIN, label], [label])
+    assert found.missing == {} and list(found.scores)[2:] == [TREES] and found.trees is not None
+    assert set(found.scores[TREES]) == set(TASKS[task].baseline_metrics) and found.trees.rows == 240
+    alone = fit_baselines(nothing, TASKS[task], train, test, [label], [label])
+    assert len(alone.scores) == 1 and alone.trees is None and alone.missing == {}, "no features, no trees"
+
+
+def test_rows_that_the_driver_cannot_hold_have_no_trees_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sparkring.pipelines.evaluation.mllib as mllib
+
+    monkeypatch.setattr(linear, "MOST_CELLS", 0)
+    monkeypatch.setattr(mllib, "mllib_fits", lambda *_: {})
+    dataset = write_table(tmp_path, (*PLAIN, KIND), kinds)
+    train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
+    from types import SimpleNamespace
+
+    monkeypatch.setattr("sparkring.pipelines.evaluation.baseline.spark_progress", _nothing_shown)
+    found = fit_baselines(SimpleNamespace(), MULTICLASS, train, test, [*PLAIN, KIND], [KIND])  # type: ignore[arg-type]
+    assert found.missing == {TREES: f"360 rows of {len(PLAIN)} features are more than the driver holds"}
+
+
+class _nothing_shown:
+    def __init__(self, spark: object) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", [BINARY, MULTICLASS, MULTILABEL, REGRESSION, POISSON], ids=lambda kind: kind.name)
+def test_the_gap_and_its_interval_are_those_of_a_bootstrap(kind: TaskKind, weighted: bool) -> None:
+    random = np.random.default_rng(3)
+    test = design(2000, 2, MADE[kind])
+    labels = test.labels if kind is MULTILABEL else test.labels[:, 0]
+    trees_say = grow(kind, design(800, 1, MADE[kind]), test).predictions
+    noisy = trees_say * random.uniform(0.6, 1.0, trees_say.shape) + (0.0 if kind is REGRESSION else 0.05)
+    ours = (
+        noisy / noisy.sum(axis=1, keepdims=True)
+        if kind is MULTICLASS
+        else noisy.clip(max=None if kind is POISSON else 1)
+    )
+    weights = random.integers(0, 3, 2000).astype(float) if weighted else None
+    counts = slice(None) if weights is None else weights > 0
+    gap = gap_to_trees(kind, HeldOut(labels, ours, {}, weights), Grown(trees_say[counts], 800))
+    of_both = [task_scores(kind, labels, scores, weights)["loss"] for scores in (ours, trees_say)]
+    assert [gap.ours, gap.theirs] == pytest.approx(of_both, rel=1e-12) and gap.rows == 800
+    samples = resampled(kind, "loss", labels, (ours, trees_say), weights=weights)
+    assert gap.half_width == pytest.approx(1.96 * (samples[:, 0] - samples[:, 1]).std(), rel=0.1)
+
+
+def test_a_gap_is_said_with_its_interval() -> None:
+    def said(ours: float, half_width: float) -> str:
+        return TreesGap(rows=1, ours=ours, theirs=0.5942, half_width=half_width).describe("log loss (nats)")
+
+    numbers = "(log loss (nats) 0.5991 against 0.5942, +0.0049 ± 0.0008)"
+    assert said(0.5991, 0.0008) == f"worse than gradient-boosted trees {numbers}"
+    assert said(0.5893, 0.0008).startswith(
+        "better than gradient-boosted trees (log loss (nats) 0.5893 against 0.5942, -"
+    )
+    assert said(0.5991, 0.005).startswith("as good as gradient-boosted trees")
+
+
+def test_trees_are_to_be_beaten_where_the_recipe_says_so_and_nowhere_else() -> None:
+    scores = {MODEL: {"loss": 0.5}, "majority rate": {"loss": 0.6}, TREES: {"loss": 0.4}}
+    assert lost_to(scores, ReportConfig(must_beat=["loss"])) == []
+    asked = ReportConfig(must_beat_trees=["loss"])
+    assert lost_to(scores, asked) == [f"loss 0.5000 does not beat 0.4000 of {TREES}"]
+    assert lost_to({MODEL: {"loss": 0.5}}, asked, {TREES: "too many rows"}) == [
+        f"{TREES} could not be computed (too many rows)"
+    ]
+    assert lost_to({MODEL: {"loss": 0.5}}, ReportConfig(must_beat=["loss"]), {TREES: "too many rows"}) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "wanted", "problem"),
+    [
+        ("binary", ["auc"], ""),
+        ("binary", ["rmse"], "report.must_beat_trees = ['rmse']: baselines of model.task = 'binary' have"),
+        ("language_model", ["loss"], "report.must_beat_trees = ['loss']: there are no trees for model.task"),
+        ("own:Task", ["loss"], "report.must_beat_trees = ['loss']: there are no baselines for model.task"),
+    ],
+)
+def test_a_metric_that_trees_cannot_have_is_refused(task: str, wanted: list[str], problem: str) -> None:
+    raw = {"name": "t", "dataset": "d", "model": {"task": task}, "report": {"must_beat_trees": wanted}}
+    found = must_beat_problems(RunConfig.model_validate(raw))
+    assert found == [] if not problem else found[0].startswith(problem)
