@@ -208,6 +208,7 @@ ALIASES, REGISTRY, T_REGISTRY = (
 PREPARE, BY_HAND = f"{PROMOTION}/prepare.py", f"{PROMOTION}/by_hand.py"
 JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/catalog/query_files.py"
 
+TREES, T_TREES = "pipelines/evaluation/trees.py", "tests/pipelines/evaluation/test_trees.py"
 MUTANTS = (
     # Gradients: what is summed, weighted, clipped and stepped.
     Mutant(REDUCE, "view.copy_(local_tensor(grad))", "view.add_(local_tensor(grad))", RING),
@@ -1806,4 +1807,19 @@ MUTANTS = (
     Mutant(GRADIENTS, "and not sparse_embeddings(model)", "and True", T_SPARSE),
     Mutant(f"{XXHASH}.py", "rest % 8 >= 4", "rest % 8 > 4", "tests/training/data/features/test_xxhash64.py"),
     Mutant("conf/rules/strategies.py", "(tp, pp, cp) != (1, 1, 1)", "False", "tests/conf/rules/test_recipe.py"),
+    # The baseline of trees, and the gap to it.
+    Mutant(TREES, "np.linspace(0, rows - 1, most).astype(np.int64)", "np.arange(most)", T_TREES),
+    Mutant(TREES, "if count <= MOST_CODES]", "if False]", T_TREES),
+    Mutant(TREES, "np.where(design.values[:, numbers:] > 0, codes, np.nan)", "codes", T_TREES),
+    Mutant(TREES, "sample_weight=train.weights)", "sample_weight=None)", T_TREES),
+    Mutant(TREES, '"poisson" if kind.metric("loss") == DEVIANCE else "squared_error"', '"squared_error"', T_TREES),
+    Mutant(TREES, "> MOST_OUTPUTS:", "> 9999:", T_TREES),
+    Mutant(TREES, "(max(cells, 1) * max(outputs, 1))", "max(cells, 1)", T_TREES),
+    Mutant("pipelines/evaluation/baseline.py", "({TREES: why} if scalar else {})", "{}", T_TREES),
+    Mutant("pipelines/evaluation/baseline.py", "trees=grown if found.scores else None)", "trees=None)", T_TREES),
+    Mutant(EVALUATE, "report.must_beat_trees if name == TREES else report.must_beat", "report.must_beat", T_TREES),
+    Mutant(EVALUATE, "half_width=1.96 * error", "half_width=error", T_TREES),
+    Mutant(EVALUATE, "weights[counts] / weights[counts].sum()", "np.full(counts.sum(), 1 / counts.sum())", T_TREES),
+    Mutant("training/worker/result.py", "if abs(gap) <= self.half_width:", "if False:", T_TREES),
+    Mutant("conf/rules/recipe.py", 'if kind.is_text and name.endswith("trees"):', "if False:", T_TREES),
 )
