@@ -2,6 +2,8 @@
 
 import codecs
 import datetime as dt
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
@@ -46,17 +48,67 @@ AVRO = (
 
 
 class SourceConfig(Strict):
-    """What every kind of source has."""
+    """A kind of source: its keys, and what the rest of the code asks of every kind.
 
+    How a kind is pinned and read is a class too: see `OPENED` in etl/sources/pin.py.
+    """
+
+    FORMATS: ClassVar[tuple[str, ...]] = ()  # values of `format` that mean this kind
     POINTERS: ClassVar[frozenset[str]]  # keys that say where the table is and which snapshot: not part of its content
     NEEDS_SPARK: ClassVar[bool] = False  # to pin it
+    IS_FILES: ClassVar[bool] = False  # for OpenLineage: the user's own files, not a table of some engine
+    VERSION_KEY: ClassVar[str | None] = None  # the key of the table's version in the snapshot's lineage
     columns: dict[str, str]
+
+    @property
+    def location(self) -> str | None:
+        """Return the path or URI of the source; None if a catalog or database finds the table."""
+        return None
+
+    @property
+    def place(self) -> str:
+        """Name where the source is, for people."""
+        return self.location or "a query"
+
+    @property
+    def lineage_location(self) -> str | None:
+        """Return the path or URI that names the table in OpenLineage; None: see `lineage_name`."""
+        return self.location
+
+    def lineage_name(self, name: str, environment: Mapping[str, str]) -> tuple[str, str]:
+        """Return OpenLineage's namespace and name of a table without a location.
+
+        `name`: of the source in the recipe; `environment`: variables that a database's URL comes from.
+        """
+        raise TypeError(f"{name}: a {type(self).__name__} without a location has no name for OpenLineage")
+
+    def known_columns(self) -> list[str] | None:
+        """List the columns that the table has by this declaration; None if only the table says."""
+        return [*self.columns] or None
+
+    def at_version(self, read: Mapping[str, Any]) -> Self:
+        """Return the declaration of the version that was read (`read`: its lineage); itself without versions."""
+        return self
+
+    def cut_problem(self, name: str, column: str) -> str | None:
+        """Say why one interval's rows cannot be selected by a column of dates; None if they can be."""
+        if "where" in type(self).model_fields:
+            return None
+        kind = (*self.FORMATS, type(self).__name__)[0]
+        return f"interval.sources.{name}: a {kind} source is read whole; leave it out, and it is read for every part"
+
+    def cut(self, condition: str) -> Self:
+        """Return the declaration of those rows that meet an SQL condition too. `cut_problem` must be None."""
+        given: str | None = getattr(self, "where")  # noqa: B009  # every kind that may be cut has it
+        return self.model_copy(update={"where": condition if given is None else f"({given}) AND {condition}"})
 
 
 class FilesSource(SourceConfig):
     """Files in a folder. A file that does not match the declared columns stops the job, named with the column."""
 
+    FORMATS: ClassVar[tuple[str, ...]] = (*FILE_FORMATS, *WHOLE_FILES)
     POINTERS: ClassVar[frozenset[str]] = frozenset({"path", "where", "missing_columns"})
+    IS_FILES: ClassVar[bool] = True
     path: str = Field(
         description="a file, a folder (all files below it named as the format: *.csv, *.csv.gz or *.parquet; text and "
         "binaryFile: all there are) or a glob (`*` stays within a folder, `**` crosses them); local or any storage URI"
@@ -114,6 +166,22 @@ class FilesSource(SourceConfig):
             raise ValueError("where is a condition on partition columns; declare them in partitions")
         return self
 
+    @property
+    def location(self) -> str | None:
+        return self.path
+
+    def known_columns(self) -> list[str] | None:
+        return list(dict.fromkeys([*(self.columns or WHOLE_FILES[self.format]), *self.partitions]))
+
+    def cut_problem(self, name: str, column: str) -> str | None:
+        kind = self.partitions.get(column)
+        if kind == "date":
+            return None
+        return (
+            f"interval.sources.{name} = {column!r}: must be a partition column of type date, and it is "
+            f"{'none' if kind is None else kind}; declare it in etl.sources.{name}.partitions"
+        )
+
 
 def instant(text: str) -> dt.datetime:
     """Parse an ISO 8601 instant; in UTC where it names no offset. Raises ValueError."""
@@ -132,7 +200,9 @@ Instant = Annotated[str, BeforeValidator(as_text), AfterValidator(lambda text: t
 class DeltaSource(SourceConfig):
     """A Delta table, at one version. Neither option: the latest, resolved when the job starts, and recorded."""
 
+    FORMATS: ClassVar[tuple[str, ...]] = ("delta",)
     POINTERS: ClassVar[frozenset[str]] = frozenset({"path", "versionAsOf", "timestampAsOf"})
+    VERSION_KEY: ClassVar[str | None] = "version"
     format: Literal["delta"]
     path: str = Field(description="the table's folder, on any storage")
     versionAsOf: Annotated[int, Field(ge=0)] | None = None
@@ -149,13 +219,25 @@ class DeltaSource(SourceConfig):
         check_case("columns", self.columns)
         return self
 
+    @property
+    def location(self) -> str | None:
+        return self.path
+
+    def at_version(self, read: Mapping[str, Any]) -> Self:
+        return self.model_copy(update={"versionAsOf": read["version"], "timestampAsOf": None})
+
+
+ICEBERG_METADATA = re.compile(r"/metadata(?:/[^/]*\.metadata\.json)?$")  # of a table's folder
+
 
 class IcebergSource(SourceConfig):
     """An Iceberg table, at one snapshot. No option: the current one, resolved when the job starts, and recorded."""
 
+    FORMATS: ClassVar[tuple[str, ...]] = ("iceberg",)
     POINTERS: ClassVar[frozenset[str]] = frozenset(
         {"table", "path", "snapshot_id", "branch", "tag", "as_of_timestamp", "allowed_folders"}
     )
+    VERSION_KEY: ClassVar[str | None] = "snapshot-id"
     SNAPSHOTS: ClassVar[tuple[str, ...]] = ("snapshot_id", "branch", "tag", "as_of_timestamp")
     format: Literal["iceberg"]
     table: str | None = Field(
@@ -220,8 +302,31 @@ class IcebergSource(SourceConfig):
             return None if value is None else int(value)
         return (instant(value) - EPOCH) // dt.timedelta(milliseconds=1)
 
+    @property
+    def location(self) -> str | None:
+        return self.path
+
+    @property
+    def place(self) -> str:
+        return self.path or self.table or ""
+
+    @property
+    def lineage_location(self) -> str | None:
+        return self.path and ICEBERG_METADATA.sub("", self.path)
+
+    def lineage_name(self, name: str, environment: Mapping[str, str]) -> tuple[str, str]:
+        assert self.table is not None
+        catalog, _, table = self.table.partition(".")
+        return f"iceberg://{catalog}", table
+
+    def at_version(self, read: Mapping[str, Any]) -> Self:
+        return self.model_copy(update=dict.fromkeys(self.SNAPSHOTS) | {"snapshot_id": read["snapshot-id"]})
+
 
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+DATABASE = re.compile(r"jdbc:(?P<kind>\w+)://(?:[^/?;@]*@)?(?P<where>[^/?;@]+)/(?P<database>[^/?;@]+)(?=[?;]|$)")
+PORTS = {"postgresql": ("postgres", 5432), "mysql": ("mysql", 3306)}  # and the kind's name in OpenLineage's namespace
+TABLE = re.compile(r"[\w.\"`]+")
 
 
 class JdbcSource(SourceConfig):
@@ -230,6 +335,7 @@ class JdbcSource(SourceConfig):
     Where it is and who reads it come from environment variables alone, so that no file, log or store can hold them.
     """
 
+    FORMATS: ClassVar[tuple[str, ...]] = ("jdbc",)
     NEEDS_SPARK: ClassVar[bool] = True
     POINTERS: ClassVar[frozenset[str]] = frozenset(
         {"url_env", "user_env", "password_env", "driver", "dbtable", "query", "consistency", "fetchsize"}
@@ -271,6 +377,18 @@ class JdbcSource(SourceConfig):
             raise ValueError("lowerBound and upperBound go together, and with partitionColumn; without them: min, max")
         return self
 
+    def lineage_name(self, name: str, environment: Mapping[str, str]) -> tuple[str, str]:
+        """Name the table, or the query by its source's name. Without credentials."""
+        table = self.dbtable if self.dbtable and TABLE.fullmatch(self.dbtable) else None
+        found = DATABASE.match(environment.get(self.url_env, ""))
+        if found is None:
+            return f"jdbc:{self.url_env}", table or name
+        kind, port = PORTS.get(found["kind"], (found["kind"], None))
+        where = found["where"] if ":" in found["where"] or port is None else f"{found['where']}:{port}"
+        if table is not None and "." not in table and kind == "postgres":
+            table = f"public.{table}"
+        return f"{kind}://{where}", f"{found['database']}.{table or name}"
+
 
 class CatalogSource(SourceConfig):
     """A table of files, or a view of such tables, in a catalog that Spark knows: Hive's, Glue, Unity by spark.conf."""
@@ -288,13 +406,17 @@ class CatalogSource(SourceConfig):
         check_case("columns", self.columns)
         return self
 
+    @property
+    def place(self) -> str:
+        return self.table
 
-KINDS: dict[str, type[SourceConfig]] = {
-    **dict.fromkeys((*FILE_FORMATS, *WHOLE_FILES, "avro"), FilesSource),  # avro: refused there
-    "delta": DeltaSource,
-    "iceberg": IcebergSource,
-    "jdbc": JdbcSource,
-}
+    def lineage_name(self, name: str, environment: Mapping[str, str]) -> tuple[str, str]:
+        return "spark_catalog", self.table
+
+
+SOURCES: tuple[type[SourceConfig], ...] = (FilesSource, DeltaSource, IcebergSource, JdbcSource, CatalogSource)
+BY_FORMAT = {name: kind for kind in SOURCES for name in kind.FORMATS}
+VERSION_KEYS = frozenset(kind.VERSION_KEY for kind in SOURCES if kind.VERSION_KEY is not None)
 
 
 def _kind(value: Any) -> str | None:
@@ -305,7 +427,10 @@ def _kind(value: Any) -> str | None:
         return FilesSource.__name__  # its error shows what was given
     if "format" not in value and "table" in value:
         return CatalogSource.__name__
-    found = KINDS.get(value.get("format", "csv")) if isinstance(value.get("format", "csv"), str) else None
+    asked = value.get("format", "csv")
+    if asked == "avro":  # refused there
+        return FilesSource.__name__
+    found = BY_FORMAT.get(asked) if isinstance(asked, str) else None
     return None if found is None else found.__name__
 
 
@@ -318,6 +443,6 @@ Source = Annotated[
     Discriminator(
         _kind,
         custom_error_type="source_format",
-        custom_error_message=f"its format must be one of {sorted(KINDS.keys() - {'avro'})}",
+        custom_error_message=f"its format must be one of {sorted(BY_FORMAT)}",
     ),
 ]

@@ -31,7 +31,7 @@ from sparkring.conf.manifest import (
     SplitInfo,
     WindowPart,
 )
-from sparkring.conf.sources import SourceConfig
+from sparkring.conf.sources import VERSION_KEYS, SourceConfig
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import BuildRequest, Built, find_dataset
 from sparkring.etl.checks import Checked, add, judge
@@ -42,9 +42,8 @@ from sparkring.etl.fit import fit
 from sparkring.etl.flags import fit_flags
 from sparkring.etl.rows import RowsJob
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.catalog.source import CatalogSnapshot
-from sparkring.etl.sources.pin import LakeTables, PinContext, open_source
-from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.sources.pin import OpenTables, open_source
+from sparkring.etl.sources.snapshot import PinContext, SourceSnapshot
 from sparkring.etl.split import UNDIVIDED, check_splits, split_names
 from sparkring.etl.statistics import Statistics, measured_by, merge, nothing
 from sparkring.etl.weights import check_weighted, fit_weight
@@ -64,7 +63,6 @@ from sparkring.etl.windows.parts import (
 
 log = logging.getLogger(__name__)
 
-VERSION_KEYS = {"version", "snapshot-id"}  # in the lineage of tables that have versions
 PARTS_AT_ONCE, BYTES_AT_ONCE = 32, 256 << 20  # that are written in one pass
 
 
@@ -418,7 +416,7 @@ class _SourcePins:
         self._whole: dict[str, SourceSnapshot] | None = None
         self._cut: dict[tuple[str, Interval], SourceSnapshot | None] = {}
         self._opened: dict[str, Callable[[SourceConfig], SourceSnapshot]] = {}
-        self._tables: LakeTables = {}
+        self._tables: OpenTables = {}
 
     def whole(self) -> dict[str, SourceSnapshot]:
         if self._whole is None:
@@ -433,19 +431,18 @@ class _SourcePins:
         return self._cut[name, interval]
 
     def check_together(self) -> None:
-        """Raise EtlError for a table of a catalog that changed while its intervals were pinned, one after the other.
+        """Raise EtlError for a table without versions that changed while its intervals were pinned one by one.
 
-        Rows may have moved from one interval to another, and then they would be in both or in neither. Tables with
-        versions are pinned at one.
+        Rows may have moved from one interval to another, and then they would be in both or in neither.
         """
-        found = [snapshot for snapshot in self._cut.values() if isinstance(snapshot, CatalogSnapshot)]
+        found = [snapshot for snapshot in self._cut.values() if snapshot is not None and snapshot.CHECKED_TOGETHER]
         for snapshot in found if len(found) > 1 else ():
             snapshot.check_unchanged()
 
     def _pin(self, name: str, interval: Interval) -> SourceSnapshot | None:
         source = self._config.sources[name]
         try:
-            snapshot = self._open(name)(cut_source(source, self._interval.sources[name], interval))
+            snapshot = self._open(name)(source.cut(interval.condition(self._interval.sources[name])))
         except NoFiles:
             return None
         return None if snapshot.is_empty else snapshot
@@ -454,10 +451,3 @@ class _SourcePins:
         if name not in self._opened:
             self._opened[name] = open_source(name, self._config.sources[name], self._context, self._tables)
         return self._opened[name]
-
-
-def cut_source(source: SourceConfig, column: str, interval: Interval) -> SourceConfig:
-    """The declaration of a source's rows in one interval, by a column of dates."""
-    given: str | None = getattr(source, "where")  # noqa: B009  # every kind that may be cut has it
-    condition = interval.condition(column)
-    return source.model_copy(update={"where": condition if given is None else f"({given}) AND {condition}"})

@@ -34,8 +34,8 @@ from sparkring.etl.build import BuildRequest, build_dataset, contents_of, find_d
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import dataset_fingerprint, made_of, what_differs
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.pin import PinContext, pin_sources
-from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.sources.pin import pin_sources
+from sparkring.etl.sources.snapshot import PinContext, SourceSnapshot
 from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, PinnedWindow, build_window, pin_window
 from sparkring.etl.windows.window import contents_of as window_contents
 from sparkring.pipelines.display.spark_jobs import spark_progress

@@ -28,7 +28,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context.context import NO_HOOKS, JobHooks
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.job.job import run_job
-from sparkring.pipelines.lineage.show import at_snapshot, run_of, source_states
+from sparkring.pipelines.lineage.show import run_of, source_states
 from sparkring.pipelines.record.compare import (
     GONE,
     Check,
@@ -300,6 +300,6 @@ def with_sources(config: RunConfig, result: TrainResult) -> RunConfig:
     storage = open_storage(result.dataset)
     if etl.interval is None and storage.exists(MANIFEST_NAME):
         read = read_manifest(storage).lineage.sources
-        pinned = {name: at_snapshot(source, read[name]) for name, source in etl.sources.items()}
+        pinned = {name: source.at_version(read[name]) for name, source in etl.sources.items()}
         etl = etl.model_copy(update={"sources": pinned})
     return config.model_copy(update={"dataset": None, "etl": etl})

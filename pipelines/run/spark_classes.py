@@ -21,7 +21,8 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.etl.build import BuildRequest, build_dataset
-from sparkring.etl.sources.pin import PinContext, pin_sources
+from sparkring.etl.sources.pin import pin_sources
+from sparkring.etl.sources.snapshot import PinContext
 from sparkring.pipelines.run.jvm_options import QUIET, SHORT, USERS_OWN, class_archive
 from sparkring.pipelines.run.spark import spark_session
 

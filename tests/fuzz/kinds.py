@@ -34,7 +34,7 @@ from sparkring.conf.sources import IcebergSource
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError, parse, read
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.iceberg.source import pin_iceberg
+from sparkring.etl.sources.iceberg.source import OpenIceberg
 from sparkring.etl.sources.predicate import parse as parse_where
 from sparkring.etl.tokenizer import Codec, train_bpe
 from sparkring.etl.windows.parts import PART_NAME, Part, find_part
@@ -251,7 +251,8 @@ def _iceberg(folder: Path) -> dict[str, Kind]:
         for other, file in first.items():
             file.write_bytes(data if other == name else examples[other][0])
         path = str(first["metadata.json"])
-        found = pin_iceberg("t", IcebergSource(format="iceberg", path=path, allowed_folders=[str(folder)]))
+        config = IcebergSource(format="iceberg", path=path, allowed_folders=[str(folder)])
+        found = OpenIceberg.open("t", config).pin(config)
         json.dumps(found.lineage())
         found.version.schema.highest_field_id  # noqa: B018
 

@@ -17,7 +17,7 @@ from sparkring.conf.manifest import Column, DataFile, Lineage
 from sparkring.conf.sources import FilesSource
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.pin import PinContext
+from sparkring.etl.sources.snapshot import PinContext
 from sparkring.etl.statistics import Measured, nothing
 from sparkring.etl.windows import window
 from sparkring.etl.windows.interval import interval_from, window_of
@@ -27,7 +27,6 @@ from sparkring.etl.windows.window import (
     check_alike,
     check_boundaries,
     check_measured,
-    cut_source,
     list_files,
     pin_window,
     sources_of,
@@ -223,7 +222,7 @@ def test_a_condition_of_the_recipe_holds_beside_that_of_the_interval() -> None:
     interval = config().interval
     assert interval is not None
     source = FilesSource.model_validate(BLOCK["sources"]["a"] | {"where": "day > '2000-01-01' OR day IS NULL"})
-    cut = cut_source(source, "day", interval_from(interval, dt.date(2013, 3, 1)))
+    cut = source.cut(interval_from(interval, dt.date(2013, 3, 1)).condition("day"))
     assert isinstance(cut, FilesSource)
     assert cut.where == "(day > '2000-01-01' OR day IS NULL) AND `day` >= '2013-03-01' AND `day` < '2013-03-02'"
 

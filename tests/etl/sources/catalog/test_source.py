@@ -17,7 +17,8 @@ from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.catalog.source import CatalogSnapshot
-from sparkring.etl.sources.pin import PinContext, pin
+from sparkring.etl.sources.pin import pin
+from sparkring.etl.sources.snapshot import PinContext
 
 pytestmark = pytest.mark.spark
 
