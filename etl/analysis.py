@@ -12,8 +12,7 @@ from sparkring.conf.features import State
 from sparkring.conf.manifest import Column
 from sparkring.conf.storage import Storage
 from sparkring.etl import checks, text
-from sparkring.etl.classes import label_state, text_label
-from sparkring.etl.flags import flags_state, several_labels
+from sparkring.etl.profile import NO_ROWS, unfitted_labels
 from sparkring.etl.rows import RowsJob, rows_of, stored_table
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import kind_of
@@ -57,7 +56,7 @@ def analyze(
             return None
         tables[name] = session.createDataFrame([], schema or pinned[name].read(session).schema)
     # A limit would count the rows there are, by jobs of Spark's, and changes no column.
-    rows = rows_of(RowsJob(config.model_copy(update={"limit_rows": None}), session, storage, ""), tables)
+    rows = rows_of(RowsJob(config.model_copy(update={"limit_rows": None}), session, storage), tables)
     key = config.key or rows.columns
     divided = add_split(rows, config.split, config.key)
     checks.mark(divided, config.checks, tables, key)
@@ -65,8 +64,5 @@ def analyze(
         text.check_column(rows, config.text.column)
         return None
     found = stored_table(rows, config)
-    label = text_label(found.columns)
-    labels: State = {} if label is None else {"labels": [label_state(label, {}, config.classes or [])]}
-    several = several_labels(found.columns)
-    labels |= {"flags": flags_state(several, {}, {})} if several else {}
+    labels = unfitted_labels(found.columns, NO_ROWS, config.classes or [])
     return AnalyzedRows(tuple(found.columns), found.features | labels)

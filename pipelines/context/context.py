@@ -10,8 +10,9 @@ from pyspark.sql import SparkSession
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.storage import Storage
+from sparkring.etl.build import PinnedDataset
 from sparkring.pipelines.context import etl_step
-from sparkring.pipelines.context.etl_step import Dataset, Sources
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.run.runs import RunRecord, Runs
 from sparkring.pipelines.tracking.tracker import Tracker
 
@@ -23,7 +24,7 @@ class JobHooks:
     ds: str | None = None  # as JobContext's
     may_promote: bool = True  # False: the alias stays where it is
     leased: bool = False  # a lease keeps others away: a run that a process still holds has lost it, and is passed over
-    pin: Callable[[RunConfig, Callable[[], SparkSession]], Sources] = etl_step.pin
+    pin: Callable[[RunConfig, Callable[[], SparkSession]], PinnedDataset] = etl_step.pin
     before_publish: Callable[[str], None] = lambda what: None  # given what is to be published; does not return if not
     on_dataset: Callable[[Dataset], None] = lambda dataset: None
     # given the step of an evaluation and its metrics; True: training stops there

@@ -103,7 +103,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
         try:
             tracking = config.tracking.named(config.name)
             with Tracker(tracking, job_id, config.name, tags, continued, run_label(hooks.ds)) as tracker:
-                lineage.begin(tracker, config.name, resolved, etl_step.snapshots_of(sources))
+                lineage.begin(tracker, config.name, resolved, sources.snapshots)
                 spark = session()
                 timings = {"spark_s": time.monotonic() - began}
                 describe_job(tracker, resolved, spark, fingerprint)

@@ -44,6 +44,7 @@ RECORD, REPRODUCE, T_REPRODUCE = "pipelines/record", "pipelines/reproduce", "tes
 VALIDATE, T_MISTAKES = "pipelines/validate", "tests/pipelines/validate/test_mistakes.py"
 T_EXPORT = "tests/pipelines/portable/test_export.py"
 T_VALIDATE_TABLES = "tests/pipelines/validate/test_tables.py"
+T_PROFILE = "tests/etl/test_profile.py"
 T_CLASSES, T_TRACEBACK = "tests/spark/test_etl_classes.py", "tests/training/launch/test_traceback.py"
 T_TABLES = "tests/pipelines/validate/test_tables.py"
 T_COMPARE, T_SOURCES = (f"tests/pipelines/reproduce/test_{name}.py" for name in ("compare", "sources"))
@@ -452,13 +453,13 @@ MUTANTS = (
     Mutant(PARTS, '"numeric": {"fill", "scale"}', '"numeric": {"fill", "scale", "transform"}', T_PARTS),
     Mutant(PARTS, "prints, cut, block", "prints, block", f"{T_PARTS} {T_WINDOW}"),
     Mutant(PARTS, "    storage.delete(folder)\n    return found", "    return found", T_PARTS),
-    Mutant(WINDOW, "offset += sum(f.rows for f in mine)", "pass", T_WINDOW),
+    Mutant("etl/build.py", "offset += sum(file.rows for file in own)", "pass", T_WINDOW),
     Mutant(WINDOW, "if label >= first]", "if label > first]", T_WINDOW),
     Mutant(WINDOW, "if found.measured != wanted:", "if False:", T_WINDOW),
     Mutant(PARTS, "snapshots[-1] for name, snapshots", "snapshots[0] for name, snapshots", T_PARTS),
     Mutant(
         PARTS,
-        "new)\n        for one in new:\n            one.sources.check_unchanged()",
+        "new)\n        for snapshot in snapshots:\n            snapshot.check_unchanged()",
         "new)",
         "tests/spark/test_etl_window_inputs.py -k changes",
     ),
@@ -1508,8 +1509,10 @@ MUTANTS = (
     Mutant(WEIGHTS, "(value < 0) & ~odd", "value < -1e9", T_ETL_WEIGHTS),
     Mutant(WEIGHTS, "counted.filter(pc.is_null(counted[RULE]))\n    found", "counted\n    found", T_WEIGHTS),
     Mutant(WEIGHTS, "if not weighted.get(split)", "if split not in weighted", T_WEIGHTS),
-    Mutant("etl/rows.py", "if len(portions) == 1:  # else a split", "if True:  # else a split", T_ETL_WEIGHTS),
-    Mutant("etl/windows/window.py", "weighted[own or split] += rows", "weighted[split] += rows", T_ETL_WEIGHTS),
+    Mutant(PARTS, "is_whole=False", "is_whole=True", T_ETL_WEIGHTS),
+    Mutant("etl/build.py", "is_whole=True", "is_whole=False", T_ETL_WEIGHTS),
+    Mutant("etl/profile.py", "weighted={split: sum(self.weighted.values())}", "weighted={UNDIVIDED: 1}", T_PROFILE),
+    Mutant("etl/profile.py", "classes=added({split: counts}", "classes=added({UNDIVIDED: counts}", T_PROFILE),
     Mutant("training/data/weights.py", ".double() / self._mean", ".double()", T_WEIGHTED_RUN),
     Mutant("training/data/weights.py", "weight * batch.weight)", "weight)", T_WEIGHTED_RUN),
     Mutant("training/predictions.py", "real = batch.real_rows()", "real = batch.row_weights() > 0", T_WEIGHTED_RUN),

@@ -15,6 +15,7 @@ import pytest
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import Column, DataFile, Lineage
 from sparkring.conf.sources import FilesSource
+from sparkring.etl.build import numbered_files
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.snapshot import PinContext
@@ -23,11 +24,11 @@ from sparkring.etl.windows import window
 from sparkring.etl.windows.interval import interval_from, window_of
 from sparkring.etl.windows.parts import Part
 from sparkring.etl.windows.window import (
+    PartFolder,
     batches,
     check_alike,
     check_boundaries,
     check_measured,
-    list_files,
     pin_window,
     sources_of,
     split_of,
@@ -157,7 +158,8 @@ def part(interval: str, splits: dict[str, list[int]], **changes: Any) -> Part:
 
 def test_files_are_listed_split_by_split_and_numbered_through() -> None:
     parts = [part("1", {"train": [3, 2], "test": [1]}), part("2", {}), part("3", {"train": [4], "test": [5]})]
-    found = list_files(parts, ["p/1", "p/2", "p/3"], [None] * 3, ["train", "test"])
+    files = [PartFolder(one, f"p/{one.interval}", is_new=False).files(None) for one in parts]
+    found = numbered_files(files, ["train", "test"])
     assert [(f.path, f.split, f.row_offset) for f in found] == [
         ("p/1/data/train-00000.parquet", "train", 0),
         ("p/1/data/train-00001.parquet", "train", 0),
@@ -166,7 +168,9 @@ def test_files_are_listed_split_by_split_and_numbered_through() -> None:
         ("p/3/data/test-00000.parquet", "test", 1),
     ]
     undivided = [part(str(i), {"rows": [2]}) for i in range(3)]
-    found = list_files(undivided, ["a", "b", "c"], ["train", "train", "test"], ["train", "test"])
+    decided = zip(undivided, "abc", ["train", "train", "test"], strict=True)
+    files = [PartFolder(one, folder, is_new=False).files(split) for one, folder, split in decided]
+    found = numbered_files(files, ["train", "test"])
     assert [(f.path[0], f.split, f.row_offset) for f in found] == [
         ("a", "train", 0),
         ("b", "train", 2),
