@@ -11,10 +11,10 @@ from sparkring.conf.features import State
 from sparkring.conf.manifest import Column
 from sparkring.etl.checks import Checked, add
 from sparkring.etl.classes import ClassCounts, added, fit_label, label_state, text_label
-from sparkring.etl.fit import fit
+from sparkring.etl.columns.fit import fit
+from sparkring.etl.columns.statistics import Statistics, merge
 from sparkring.etl.flags import fit_flags, flags_state, several_labels
 from sparkring.etl.split import UNDIVIDED
-from sparkring.etl.statistics import Statistics, merge
 from sparkring.etl.weights import fit_weight
 
 

@@ -29,17 +29,19 @@ from sparkring.conf.features import State
 from sparkring.conf.manifest import Column, DataFile, tensor_columns
 from sparkring.conf.schema import same_but_for_case
 from sparkring.conf.storage import Storage
-from sparkring.etl import checks, fit, table, text
+from sparkring.etl import checks
 from sparkring.etl.checks import Checked
 from sparkring.etl.classes import check_listed, count_classes, text_label
-from sparkring.etl.columns import fixed_row_bytes
+from sparkring.etl.columns import fit, table
+from sparkring.etl.columns.statistics import Measured, measured_by
+from sparkring.etl.columns.types import fixed_row_bytes
 from sparkring.etl.errors import EtlError
 from sparkring.etl.flags import check_flags, flag_counts, odd_rows, ones, several_labels
-from sparkring.etl.layout import COUNTED_BITS, Shard
 from sparkring.etl.profile import Profile, unfitted_labels
-from sparkring.etl.quarantine import PORTION, write_quarantine
 from sparkring.etl.session import GONE, batches_to_python, described
-from sparkring.etl.shard import (
+from sparkring.etl.shards.layout import COUNTED_BITS, Shard
+from sparkring.etl.shards.quarantine import PORTION, write_quarantine
+from sparkring.etl.shards.shard import (
     BUCKET,
     ORDER,
     Buckets,
@@ -52,12 +54,12 @@ from sparkring.etl.shard import (
     with_order,
     write_shards,
 )
+from sparkring.etl.shards.write import SHARD
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import SPLIT
-from sparkring.etl.statistics import Measured, measured_by
+from sparkring.etl.text import sequences as text
 from sparkring.etl.views import build_rows
 from sparkring.etl.weights import check_weight_type, check_weighted, check_weights, weight_counts, weighted_rows
-from sparkring.etl.write import SHARD
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from pydantic import (
 )
 
 from sparkring.conf.schema import Name, NonNegativeInt, Strict, TimeZone, check_case
-from sparkring.conf.sources import Source, as_text
+from sparkring.conf.sources import Source
+from sparkring.conf.sources.base import as_text
 
 RESERVED = "sparkring_"  # of columns that shards and batches have beside the declared ones
 Share = Annotated[float, Field(ge=0, le=1)]

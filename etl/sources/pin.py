@@ -9,7 +9,7 @@ from typing import Any
 from sparkring.conf.sources import CatalogSource, DeltaSource, FilesSource, IcebergSource, JdbcSource, SourceConfig
 from sparkring.etl.sources.catalog.source import OpenCatalog
 from sparkring.etl.sources.delta.source import OpenDelta
-from sparkring.etl.sources.file_source import OpenFiles
+from sparkring.etl.sources.files.source import OpenFiles
 from sparkring.etl.sources.iceberg.source import OpenIceberg
 from sparkring.etl.sources.jdbc import OpenJdbc
 from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot

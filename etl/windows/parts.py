@@ -30,7 +30,6 @@ from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256
 from sparkring.etl.checks import Checked
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, deciding_settings, declared
-from sparkring.etl.quarantine import PORTION
 from sparkring.etl.rows import (
     Portion,
     RowsJob,
@@ -42,6 +41,7 @@ from sparkring.etl.rows import (
     rows_of,
     write_rows,
 )
+from sparkring.etl.shards.quarantine import PORTION
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import SPLIT, UNDIVIDED, add_split
 from sparkring.etl.views import own_modules

@@ -22,6 +22,7 @@ from sparkring.conf.sources import VERSION_KEYS, SourceConfig
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import PinnedDataset, StoredRows, pinned_sources
 from sparkring.etl.checks import Checked
+from sparkring.etl.columns.statistics import Statistics, measured_by, nothing
 from sparkring.etl.errors import EtlError, NoFiles
 from sparkring.etl.fingerprint import PACKAGE
 from sparkring.etl.profile import Profile, merged
@@ -29,7 +30,6 @@ from sparkring.etl.rows import RowsJob, Written, new_folder
 from sparkring.etl.sources.pin import OpenTables, open_source, pin_sources
 from sparkring.etl.sources.snapshot import PinContext, SourceSnapshot
 from sparkring.etl.split import split_names
-from sparkring.etl.statistics import Statistics, measured_by, nothing
 from sparkring.etl.windows.independence import prove_independent
 from sparkring.etl.windows.interval import Interval, before, beginning, window_of
 from sparkring.etl.windows.keys import across_parts, count_keys

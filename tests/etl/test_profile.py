@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 
 from sparkring.etl.checks import Checked
+from sparkring.etl.columns.statistics import Measured, measure
 from sparkring.etl.profile import NO_ROWS, Profile, merged
 from sparkring.etl.split import UNDIVIDED
-from sparkring.etl.statistics import Measured, measure
 
 WANTED = Measured((("x", "none"),), {"c": "string"})
 

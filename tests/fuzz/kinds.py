@@ -37,7 +37,7 @@ from sparkring.etl.build import numbered_files
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.iceberg.source import OpenIceberg
 from sparkring.etl.sources.predicate import parse as parse_where
-from sparkring.etl.tokenizer import Codec, train_bpe
+from sparkring.etl.text.tokenizer import Codec, train_bpe
 from sparkring.etl.windows.parts import PART_NAME, Part, find_part
 from sparkring.etl.windows.window import PartFolder
 from sparkring.pipelines import serving

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame
 from sparkring.conf.manifest import MANIFEST_NAME
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, Built, build_dataset
+from sparkring.etl.columns.statistics import Statistics
 from sparkring.etl.errors import EtlError
-from sparkring.etl.statistics import Statistics
 from sparkring.etl.windows import window
 from sparkring.etl.windows.window import pin_window
 from tests.spark.sales import recipe, write_sales

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import ChecksFailed
-from sparkring.etl.quarantine import PORTION
+from sparkring.etl.shards.quarantine import PORTION
 from sparkring.etl.windows.keys import count_keys, write_keys
 from sparkring.etl.windows.window import pin_window
 from tests.spark.sales import recipe, write_sales

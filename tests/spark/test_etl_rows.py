@@ -13,11 +13,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from sparkring.conf.blocks.etl import EtlConfig
-from sparkring.etl import shard
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.rows import is_cheap
 from sparkring.etl.session import BATCH_BYTES, build_session
-from sparkring.etl.sources.read import local_table
+from sparkring.etl.shards import shard
+from sparkring.etl.sources.files.read import local_table
 from sparkring.etl.windows.window import pin_dataset
 
 pytestmark = pytest.mark.spark

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from sparkring.conf.blocks.etl import EtlConfig
-from sparkring.etl import text
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
-from sparkring.etl.shard import with_order
-from sparkring.etl.tokenizer import Codec
+from sparkring.etl.shards.shard import with_order
+from sparkring.etl.text import sequences as text
+from sparkring.etl.text.tokenizer import Codec
 from sparkring.etl.windows.window import pin_dataset
 
 pytestmark = pytest.mark.spark

@@ -18,7 +18,7 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, build_dataset
-from sparkring.etl.shard import ORDER, SHARD, Target, number_rows, plan_files, with_order, write_shards
+from sparkring.etl.shards.shard import ORDER, SHARD, Target, number_rows, plan_files, with_order, write_shards
 from sparkring.etl.split import add_split
 from sparkring.etl.windows.window import pin_dataset
 from sparkring.pipelines.context.etl_step import Dataset

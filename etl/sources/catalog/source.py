@@ -29,7 +29,7 @@ from sparkring.etl.sources.catalog.query_files import (
     query_reads,
 )
 from sparkring.etl.sources.declared import select_declared
-from sparkring.etl.sources.files import LAKE_MARKS
+from sparkring.etl.sources.files.listing import LAKE_MARKS
 from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
 from sparkring.etl.sources.spark_path import HOST
 

@@ -16,10 +16,10 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import Column, DataFile, Lineage
 from sparkring.conf.sources import FilesSource
 from sparkring.etl.build import numbered_files
+from sparkring.etl.columns.statistics import Measured, nothing
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.snapshot import PinContext
-from sparkring.etl.statistics import Measured, nothing
 from sparkring.etl.windows import window
 from sparkring.etl.windows.interval import interval_from, window_of
 from sparkring.etl.windows.parts import Part
@@ -117,7 +117,7 @@ def test_known_parts_are_not_looked_at(lake, monkeypatch) -> None:
 
 
 def test_only_the_files_of_the_window_are_hashed(lake, monkeypatch) -> None:
-    from sparkring.etl.sources import file_source
+    from sparkring.etl.sources.files import source as file_source
 
     hashed = []
     real = file_source._sha256
