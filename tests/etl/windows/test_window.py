@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,10 +30,12 @@ from sparkring.etl.windows.window import (
     check_alike,
     check_boundaries,
     check_measured,
+    pin_dataset,
     pin_window,
     sources_of,
     split_of,
 )
+from tests.ci.test_docs import ROOT
 from tests.etl.sources.iceberg.tables import NAME, catalog_at
 from tests.etl.windows.test_parts import BLOCK, config
 
@@ -371,3 +374,19 @@ def test_a_window_of_a_catalogs_table_that_changes_while_it_is_pinned_is_refused
             pin_window(recipe, "4.3.0", {}, context)
     finally:
         session.sql(f"DROP DATABASE {name} CASCADE")
+
+
+def test_with_intervals_or_without_a_dataset_is_pinned_as_one_kind_of_thing(lake) -> None:
+    """So the builder, the ledger and the commands never ask which it is."""
+    windowed = recipe(lake)
+    plain = windowed.model_copy(update={"interval": None})
+    window, whole = pin_dataset(windowed, "4.3.0", {}), pin_dataset(plain, "4.3.0", {})
+    assert [snapshot.name for snapshot in whole.snapshots] == [*plain.sources]
+    assert [*whole.contents] == [f"etl.sources.{name}" for name in plain.sources]
+    assert (whole.part_fingerprints, whole.missing, whole.shared_digest) == ({}, (), "")
+    assert [*window.contents] == [f"the part {label}" for label in window.part_fingerprints]
+    assert len(window.part_fingerprints) == 3 and len(window.shared_digest) == 64
+    assert pin_window(windowed, "4.3.0", {}) == window
+    assert pin_dataset(plain, "4.3.0", {}).fingerprint == whole.fingerprint != window.fingerprint
+    asked = [p for p in (ROOT / "pipelines").rglob("*.py") if re.search(r"isinstance\([^)]*Pinned", p.read_text())]
+    assert asked == []
