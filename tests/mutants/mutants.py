@@ -938,7 +938,7 @@ MUTANTS = (
     Mutant(OL_DATASETS, 'source.VERSION_KEY or ""', '""', T_OL_DATASETS),
     Mutant(OL_DATASETS, "if source.columns:", "if False:", T_OL_DATASETS),
     Mutant("conf/sources/base.py", 'f"({given}) AND {condition}"', "condition", T_WINDOW),
-    Mutant("conf/sources/iceberg.py", "(self.SNAPSHOTS) | {", "(()) | {", "tests/pipelines/test_lineage.py"),
+    Mutant("conf/sources/iceberg.py", "(self.SNAPSHOTS) | {", "(()) | {", "tests/conf/test_sources.py"),
     Mutant(OL_DATASETS, '.removesuffix(f"-{manifest.fingerprint[:12]}")', "", T_OL_DATASETS),
     Mutant(OL_DATASETS, "urlsplit(without_password(tracking.uri))", "urlsplit(tracking.uri)", T_OL_DATASETS),
     Mutant(OL_RECORD, "len({p.get(key) for p in pieces}) == 1", "True", T_OL_DATASETS),
