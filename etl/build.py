@@ -75,7 +75,7 @@ class StoredRows:
 
 
 class PinnedDataset(ABC):
-    """What a dataset is made of, known before anything is built. `missing`: intervals that the recipe allows to be."""
+    """What a dataset is made of, known before anything is built. `missing`: intervals without files, skipped."""
 
     fingerprint: str
     missing: tuple[str, ...] = ()
