@@ -55,7 +55,7 @@ def analyze(
         schema = kind_of(source).declared_schema(name, source)
         if schema is None and name not in pinned:  # a table of which no part was looked at
             return None
-        tables[name] = session.createDataFrame([], schema or pinned[name].read(session).schema)
+        tables[name] = session.createDataFrame([], pinned[name].read(session).schema if schema is None else schema)
     # A limit would count the rows there are, by jobs of Spark's, and changes no column.
     rows = rows_of(RowsJob(config.model_copy(update={"limit_rows": None}), session, storage), tables)
     key = config.key or rows.columns
