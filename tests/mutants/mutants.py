@@ -1520,7 +1520,7 @@ MUTANTS = (
     Mutant(WEIGHTS, "counted.filter(pc.is_null(counted[RULE]))\n    found", "counted\n    found", T_WEIGHTS),
     Mutant(WEIGHTS, "if not weighted.get(split)", "if split not in weighted", T_WEIGHTS),
     Mutant(PARTS, "is_whole=False", "is_whole=True", T_ETL_WEIGHTS),
-    Mutant("etl/build.py", "is_whole=True", "is_whole=False", T_ETL_WEIGHTS),
+    Mutant("etl/build.py", "is_whole=True", "is_whole=False", T_LABELS),
     Mutant("etl/profile.py", "weighted={split: sum(self.weighted.values())}", "weighted={UNDIVIDED: 1}", T_PROFILE),
     Mutant("etl/profile.py", "classes=added({split: counts}", "classes=added({UNDIVIDED: counts}", T_PROFILE),
     Mutant("training/data/weights.py", ".double() / self._mean", ".double()", T_WEIGHTED_RUN),
