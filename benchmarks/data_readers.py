@@ -35,7 +35,7 @@ from machine import measured_with  # noqa: E402
 from benchmarks.peak_memory import peak_pss  # noqa: E402
 from sparkring.conf.blocks.data import DataConfig  # noqa: E402
 from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo  # noqa: E402
-from sparkring.etl.write import SHARD, WriteTask, write_shard  # noqa: E402
+from sparkring.etl.shards.write import SHARD, WriteTask, write_shard  # noqa: E402
 
 PEERS_PYTHON = str(HERE.parent / "build/peers/bin/python")
 PEERS = ("HF datasets", "HF datasets unshuffled", "LitData", "MosaicML streaming")

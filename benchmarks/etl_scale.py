@@ -48,12 +48,12 @@ from sparkring.conf.manifest import (
 )
 from sparkring.conf.sources import FilesSource
 from sparkring.conf.storage import open_storage
-from sparkring.etl.build import BuildRequest, Built, find_dataset
+from sparkring.etl.build import BuildRequest, Built, build_dataset, find_dataset
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.file_source import file_fingerprint, pin_files
-from sparkring.etl.sources.files import FileList, SourceFile
+from sparkring.etl.sources.files.listing import FileList, SourceFile
+from sparkring.etl.sources.files.source import file_fingerprint, pin_files
 from sparkring.etl.windows.parts import PART_NAME, part_folder
-from sparkring.etl.windows.window import KnownParts, PinnedWindow, build_window, pin_window
+from sparkring.etl.windows.window import KnownParts, PinnedWindow, pin_window
 
 LAST = dt.date(2024, 12, 30)  # of the first window; the night after it is the next day
 
@@ -197,8 +197,8 @@ def measure_window(timer: Timer, spark: SparkSession, folder: Path, size: Window
         config, title = recipe_of_days(lake, last, window), f"window of {window} days to {last}"
         title += ", parts of the night before known" if known.fingerprints else ""
         pinned = timer.time(f"{title}: pinned", lambda: pin_window(config, spark.version, {}, known=known))
-        request = BuildRequest(config, {}, "days", str(root))
-        built: Built = timer.time(f"{title}: built", lambda: build_window(spark, request, pinned))
+        request = BuildRequest(config, pinned, "days", str(root))
+        built: Built = timer.time(f"{title}: built", lambda: build_dataset(spark, request))
         assert built.manifest.accounting.rows_out == window * rows
         timer.lines[-1] = timer.lines[-1].replace("built", f"built, {len(built.written_parts)} parts written", 1)
         return built

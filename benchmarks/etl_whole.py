@@ -31,7 +31,7 @@ from spark_events import Work, event_settings, read_events
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.etl.build import BuildRequest, build_dataset
-from sparkring.etl.sources.pin import pin_sources
+from sparkring.etl.windows.window import pin_dataset
 from sparkring.pipelines.run.spark import DEFAULTS
 
 TARGET = 1.5  # ours over the shuffle
@@ -122,7 +122,7 @@ def recipe(source: Path) -> EtlConfig:
 
 def run_etl(spark: SparkSession, source: Path, target: Path) -> None:
     config = recipe(source)
-    request = BuildRequest(config, pin_sources(config.sources), "whole", str(target))
+    request = BuildRequest(config, pin_dataset(config, spark.version, {}), "whole", str(target))
     built = build_dataset(spark, request)
     print({name: round(seconds, 1) for name, seconds in built.seconds.items()}, file=sys.stderr)
 

@@ -30,10 +30,10 @@ from machine import measured_with
 from sparkring.conf.blocks.etl import ShardConfig
 from sparkring.conf.manifest import Column
 from sparkring.conf.storage import open_storage
-from sparkring.etl.columns import manifest_column
-from sparkring.etl.shard import ORDER, Target, number_rows, plan_files, with_order, write_shards
+from sparkring.etl.columns.types import manifest_column
+from sparkring.etl.shards.shard import ORDER, Target, number_rows, plan_files, with_order, write_shards
+from sparkring.etl.shards.write import SHARD
 from sparkring.etl.split import SPLIT
-from sparkring.etl.write import SHARD
 
 FLOATS, CODES = 10, 4
 TARGET = 1.3  # ours over plain

@@ -188,7 +188,7 @@ class PassthroughState(_Feature):
 
 @OPEN
 class FeatureState(TypedDict):
-    """What etl/fit.py fits and training/data/features/transform.py applies. `inputs`: raw column -> Spark type.
+    """What etl/columns/fit.py fits and training/data/features/transform.py applies. `inputs`: raw column -> Spark type.
 
     `labels`: of texts; no model sees them. `flags`: of several label columns. `weight`: of rows.
     """
@@ -252,7 +252,7 @@ class TextSplit(TypedDict):
 
 @OPEN
 class TextState(TypedDict):
-    """State of packed text, by etl/text.py. `size`: ids of the tokenizer without end and padding."""
+    """State of packed text, by etl/text/sequences.py. `size`: ids of the tokenizer without end and padding."""
 
     tokenizer_json: str
     size: Count

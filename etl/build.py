@@ -1,21 +1,20 @@
 """The ETL job: raw tables -> one dataset, built once per fingerprint and published by its manifest, last.
 
-A dataset is the folder `<root>/<name>-<fingerprint[:12]>/`. Each build writes to its own `data-<build id>/` below it,
-so a crash leaves the dataset that was there before, or none, and files no manifest lists.
+A dataset is the folder `<root>/<name>-<fingerprint[:12]>/`. One without `etl.interval` has its files there: each build
+writes to its own `data-<build id>/`, so a crash leaves the dataset that was there before, or none, and files no
+manifest lists. One with intervals is a manifest over parts (`etl/windows/`).
 """
 
 from __future__ import annotations
 
 import logging
-import uuid
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.etl import EtlConfig
@@ -25,39 +24,155 @@ from sparkring.conf.manifest import (
     MANIFEST_NAME,
     Accounting,
     Column,
+    DataFile,
     DatasetManifest,
     Lineage,
     ManifestError,
     SplitInfo,
+    WindowPart,
     read_manifest,
 )
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.checks import Checked, judge
-from sparkring.etl.classes import fit_label
 from sparkring.etl.fingerprint import PACKAGE, dataset_fingerprint, made_of
-from sparkring.etl.fit import fit
-from sparkring.etl.flags import fit_flags
-from sparkring.etl.rows import Portion, RowsJob, check_one_per, delete_dead_builds, plan_text, rows_of, write_rows
+from sparkring.etl.profile import Profile, fit_state
+from sparkring.etl.rows import (
+    Portion,
+    RowsJob,
+    Written,
+    check_one_per,
+    delete_dead_builds,
+    deleted_on_failure,
+    new_folder,
+    plan_text,
+    rows_of,
+    write_rows,
+)
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import add_split, check_splits
-from sparkring.etl.weights import fit_weight
+from sparkring.etl.weights import check_weighted
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """All rows of a dataset in files that no manifest lists yet.
+
+    `parts`: oldest first, with file paths as the manifest lists them; one without intervals is one part. `profile`: of
+    all rows. `sources`, `logical_plan` and `application_id` are recorded in the lineage. `listed`: the parts as the
+    manifest names them; `new`: intervals whose parts were written, not found.
+    """
+
+    parts: Sequence[Written]
+    profile: Profile
+    sources: dict[str, Any]
+    logical_plan: str
+    application_id: str
+    listed: tuple[WindowPart, ...] = ()
+    new: tuple[str, ...] = ()
+
+
+class PinnedDataset(ABC):
+    """What a dataset is made of, known before anything is built. `missing`: intervals without files, skipped."""
+
+    fingerprint: str
+    missing: tuple[str, ...] = ()
+    shared_digest: str = ""  # of what decides all parts alike; "" without parts, or if no part was looked at
+
+    @property
+    @abstractmethod
+    def snapshots(self) -> list[SourceSnapshot]:
+        """The snapshots that were taken."""
+
+    @property
+    @abstractmethod
+    def contents(self) -> dict[str, str]:
+        """The fingerprint of each thing that is read, as `made_of` names it."""
+
+    @property
+    def part_fingerprints(self) -> dict[str, str]:
+        """The fingerprint of each part by its interval; {} without intervals."""
+        return {}
+
+    @abstractmethod
+    def stored(self, job: RowsJob, name: str) -> AbstractContextManager[StoredRows]:
+        """Write the rows of the recipe `name`, or find them written, for a manifest that is published within.
+
+        EtlError for whatever the user must correct.
+        """
+
+
+@dataclass(frozen=True)
+class PinnedSources(PinnedDataset):
+    """A dataset without intervals: its sources, each read whole."""
+
+    sources: Mapping[str, SourceSnapshot]
+    fingerprint: str
+
+    @property
+    def snapshots(self) -> list[SourceSnapshot]:
+        return [*self.sources.values()]
+
+    @property
+    def contents(self) -> dict[str, str]:
+        return {source.key: source.fingerprint for source in self.snapshots}
+
+    @contextmanager
+    def stored(self, job: RowsJob, name: str) -> Iterator[StoredRows]:
+        at, folder, config = dataset_folder(name, self.fingerprint), new_folder(), job.config
+        with deleted_on_failure(job.storage, [f"{at}/{folder}"], self.snapshots):
+            with job.timed("read"):
+                tables = {name: source.read(job.spark) for name, source in self.sources.items()}
+                rows = rows_of(job, tables)
+                divided = add_split(rows, config.split, config.key)
+
+            def on_counted(checked: Checked) -> dict[str, int]:
+                judge(checked, config.checks)
+                if config.one_per is not None:
+                    check_one_per(config.one_per, tables[config.one_per].count(), checked.rows_in)
+                return check_splits(checked.splits, config.split)
+
+            (written,) = write_rows(job, [Portion(divided, tables, on_counted, at, folder, is_whole=True)])
+            for source in self.snapshots:  # the fingerprint, taken before they were read, must still be theirs
+                source.check_unchanged()
+            yield StoredRows(
+                [written],
+                written.profile,
+                {name: source.lineage() for name, source in self.sources.items()},
+                plan_text(rows),
+                job.spark.sparkContext.applicationId,
+            )
+        delete_dead_builds(job.storage.at(at), {folder})
+
+
+def pinned_sources(
+    config: EtlConfig, sources: Mapping[str, SourceSnapshot], spark_version: str, settings: Mapping[str, str]
+) -> PinnedSources:
+    """Say which dataset would be made of these sources.
+
+    Args:
+        config: the etl block.
+        sources: pinned, by name.
+        spark_version: of the session that would build.
+        settings: the recipe's `spark.conf`.
+    """
+    return PinnedSources(sources, dataset_fingerprint(config, sources, spark_version, settings))
 
 
 @dataclass(frozen=True)
 class BuildRequest:
     """What to build, and where.
 
-    `sources` are pinned; with the fingerprint, `name` is the dataset's folder below `root_uri`; `settings` are the
+    With the fingerprint of what is `pinned`, `name` is the dataset's folder below `root_uri`; `settings` are the
     recipe's `spark.conf`. `code_commit` (of the user's checkout) and `config_digest` (of the resolved recipe) are
     recorded in the lineage. `before_publish` is called right before the manifest is written, `on_label` with the
-    columns and what is known of the label's classes, tags or values before a row is; both may raise.
+    columns and what is known of the label's classes, tags or values before a row is, but for windows; both may raise.
     """
 
     config: EtlConfig
-    sources: Mapping[str, SourceSnapshot]
+    pinned: PinnedDataset
     name: str
     root_uri: str
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -83,30 +198,25 @@ class Built:
 
 def build_dataset(spark: SparkSession, request: BuildRequest) -> Built:
     """Build the dataset, or find it built. Raises EtlError (ChecksFailed) for whatever the user must correct."""
-    fingerprint = dataset_fingerprint(request.config, request.sources, spark.version, request.settings)
-    storage = open_storage(request.root_uri).at(f"{request.name}-{fingerprint[:12]}")
+    root, fingerprint = open_storage(request.root_uri), request.pinned.fingerprint
+    storage = root.at(dataset_folder(request.name, fingerprint))
     if (manifest := find_dataset(storage, fingerprint)) is not None:
         log.info("dataset %s is built already: %s", request.name, storage.uri)
         return Built(manifest, storage.uri, rebuilt=False)
-    session = build_session(spark, request.settings)
-    folder = f"data-{uuid.uuid4().hex[:12]}"
-    job = RowsJob(request.config, session, storage, folder, on_label=request.on_label)
-    try:
-        manifest = _build(job, request, fingerprint)
-        for source in request.sources.values():  # the fingerprint, taken before they were read, must still be theirs
-            source.check_unchanged()
+    job = RowsJob(request.config, build_session(spark, request.settings), root, on_label=request.on_label)
+    with request.pinned.stored(job, request.name) as stored:
+        manifest = assemble(job, request, stored)
         request.before_publish("the dataset")
         storage.put_atomic(MANIFEST_NAME, manifest.to_json().encode())
-    except BaseException as error:
-        storage.delete(job.folder)
-        if isinstance(error, (PySparkException, Py4JJavaError, OSError)):
-            for source in request.sources.values():  # a file that has gone is why it could not be read
-                source.check_unchanged()
-        raise
-    delete_dead_builds(storage, {f.path.split("/")[0] for f in manifest.files})
     rows, files = manifest.accounting.rows_out, len(manifest.files)
-    log.info("dataset %s: %d rows in %d files: %s", request.name, rows, files, storage.uri)
-    return Built(manifest, storage.uri, rebuilt=True, seconds=job.seconds)
+    parts = f" of {len(manifest.parts)} parts, {len(stored.new)} of them new" if manifest.parts else ""
+    log.info("dataset %s: %d rows in %d files%s: %s", request.name, rows, files, parts, storage.uri)
+    return Built(manifest, storage.uri, rebuilt=True, seconds=job.seconds, written_parts=stored.new)
+
+
+def dataset_folder(name: str, fingerprint: str) -> str:
+    """Where a dataset is, below the root of datasets; `name` is the recipe's."""
+    return f"{name}-{fingerprint[:12]}"
 
 
 def find_dataset(storage: Storage, fingerprint: str) -> DatasetManifest | None:
@@ -128,54 +238,58 @@ def find_dataset(storage: Storage, fingerprint: str) -> DatasetManifest | None:
     return manifest
 
 
-def contents_of(sources: Mapping[str, SourceSnapshot]) -> dict[str, str]:
-    """The fingerprint of each source, as `made_of` names it."""
-    return {source.key: source.fingerprint for source in sources.values()}
-
-
-def _build(job: RowsJob, request: BuildRequest, fingerprint: str) -> DatasetManifest:
-    """Write the files of a dataset; returns the manifest that makes them one."""
-    config, report = job.config, list[dict[str, Any]]()
-    with job.timed("read"):
-        tables = {name: source.read(job.spark) for name, source in request.sources.items()}
-        rows = rows_of(job, tables)
-        divided = add_split(rows, config.split, config.key)
-
-    def on_counted(checked: Checked) -> dict[str, int]:
-        report.extend(judge(checked, config.checks))
-        if config.one_per is not None:
-            check_one_per(config.one_per, tables[config.one_per].count(), checked.rows_in)
-        return check_splits(checked.splits, config.split)
-
-    ((checked, written),) = write_rows(job, [Portion(divided, tables, on_counted, job.folder)])
-    features: State = {}
-    if written.statistics is not None:
-        with job.timed("fit"):
-            features = fit(written.statistics, config.features, written.inputs)
-            features |= fit_label(written.columns, written.classes, config.classes, written.rows_by_split)
-            features |= fit_flags(written.columns, written.classes, written.odd, written.rows_by_split)
-            features |= fit_weight(config.weight, written.statistics)
-    files_by_split = Counter(file.split for file in written.files)
+def assemble(job: RowsJob, request: BuildRequest, stored: StoredRows) -> DatasetManifest:
+    """Make the manifest of the stored rows. ChecksFailed or EtlError where they must not become a dataset."""
+    config, checked, first = request.config, stored.profile.checked, stored.parts[0]
+    report = judge(checked, config.checks)
+    splits = check_splits(checked.splits, config.split)
+    check_weighted(config.weight, stored.profile.weighted, splits)
+    files = numbered_files([part.files for part in stored.parts], list(splits))
+    with job.timed("fit"):
+        features = fit_state(stored.profile, first.columns, first.inputs, config, splits)
+    rows_by_file = [(file.split, file.rows) for file in files]
     return DatasetManifest(
         name=request.name,
-        fingerprint=fingerprint,
+        fingerprint=request.pinned.fingerprint,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        columns=tuple(written.columns),
-        files=tuple(written.files),
-        splits={s: SplitInfo(rows=n, files=files_by_split[s]) for s, n in written.rows_by_split.items()},
+        columns=tuple(first.columns),
+        files=tuple(files),
+        splits={split: _split_info([rows for own, rows in rows_by_file if own == split]) for split in splits},
         accounting=Accounting(
             rows_in=checked.rows_in, rows_out=sum(checked.splits.values()), quarantined=checked.quarantined
         ),
         features=features,
         checks=report,
-        text=written.text,
+        text=first.text,
         lineage=Lineage(
-            sources={name: source.lineage() for name, source in request.sources.items()},
-            logical_plan=plan_text(rows),
+            sources=stored.sources,
+            logical_plan=stored.logical_plan,
             code_commit=request.code_commit,
             code_digest=code_digest(PACKAGE),
             config_digest=request.config_digest,
-            application_id=job.spark.sparkContext.applicationId,
-            made_of=made_of(config, contents_of(request.sources), job.spark.version, request.settings),
+            application_id=stored.application_id,
+            made_of=made_of(config, request.pinned.contents, job.spark.version, request.settings),
         ),
+        parts=stored.listed,
+        missing=request.pinned.missing,
     )
+
+
+def _split_info(rows: Sequence[int]) -> SplitInfo:
+    """`rows`: of each file of a split."""
+    return SplitInfo(rows=sum(rows), files=len(rows))
+
+
+def numbered_files(parts: Sequence[Sequence[DataFile]], splits: Sequence[str]) -> list[DataFile]:
+    """List the files of each split, part after part, with rows numbered through.
+
+    `parts`: the files of each, oldest first. `splits`: in the order of storing.
+    """
+    found = []
+    for split in splits:
+        offset = 0
+        for files in parts:
+            own = [file for file in files if file.split == split]
+            found += [file.model_copy(update={"row_offset": offset}) for file in own]
+            offset += sum(file.rows for file in own)
+    return found

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from sparkring.conf.features import State
 from sparkring.conf.manifest import Column
 from sparkring.etl.errors import EtlError
-from sparkring.etl.quarantine import PORTION
+from sparkring.etl.shards.quarantine import PORTION
 from sparkring.etl.split import SPLIT
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ ClassCounts = Mapping[str, Mapping[str, int]]
 
 
 def text_label(columns: Iterable[Column]) -> Column | None:
-    """The label whose values are texts, or arrays of them, its tags; None where there is none."""
+    """Return the string label column (classes or tags), or None."""
     return next((column for column in columns if column.role == "label" and column.dtype == "string"), None)
 
 
@@ -72,7 +72,7 @@ def added(counts: Iterable[ClassCounts]) -> ClassCounts:
 def fit_label(
     columns: Iterable[Column], counts: ClassCounts, declared: Sequence[str] | None, rows: Mapping[str, int]
 ) -> State:
-    """The part of a feature state that is about a label of texts; {} where there is none. `rows`: by split.
+    """Fit the state of a string label; {} without one. `rows`: by split.
 
     EtlError where no row has a tag.
     """

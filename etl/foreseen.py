@@ -14,7 +14,6 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from sparkring.conf.blocks.etl import EtlConfig
-from sparkring.conf.sources import WHOLE_FILES, FilesSource
 
 
 class _NotCertain(ValueError):
@@ -58,11 +57,9 @@ def row_columns(etl: EtlConfig) -> list[str] | None:
 def _columns(name: str, etl: EtlConfig) -> list[str]:
     """The columns of a source or view."""
     if name in etl.sources:
-        source = etl.sources[name]
-        if isinstance(source, FilesSource):
-            return list(dict.fromkeys([*(source.columns or WHOLE_FILES[source.format]), *source.partitions]))
-        if source.columns:
-            return [*source.columns]
+        known = etl.sources[name].known_columns()
+        if known is not None:
+            return known
     if name not in etl.views:
         raise _NotCertain(name)
     earlier = etl.model_copy(update={"views": dict([*etl.views.items()][: [*etl.views].index(name)])})

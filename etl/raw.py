@@ -177,8 +177,8 @@ def _call(command: list[str], why: str, folder: str | None = None) -> None:
     except FileNotFoundError:
         raise FileNotFoundError(f"{why}; there is no command {command[0]}") from None
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise FileNotFoundError(f"{why}; {' '.join(command[:4])} failed: {said[-1] if said else done.returncode}")
+        output = (done.stderr or done.stdout).strip().splitlines()
+        raise FileNotFoundError(f"{why}; {' '.join(command[:4])} failed: {output[-1] if output else done.returncode}")
 
 
 def _read_atomic(lines: bytes, columns: dict[str, pa.DataType]) -> pa.Table:

@@ -7,6 +7,7 @@ import math
 import operator
 import re
 import time
+import uuid
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
+from py4j.protocol import Py4JJavaError
 from pyspark import StorageLevel
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -26,16 +29,19 @@ from sparkring.conf.features import State
 from sparkring.conf.manifest import Column, DataFile, tensor_columns
 from sparkring.conf.schema import same_but_for_case
 from sparkring.conf.storage import Storage
-from sparkring.etl import checks, fit, table, text
+from sparkring.etl import checks
 from sparkring.etl.checks import Checked
-from sparkring.etl.classes import ClassCounts, check_listed, count_classes, label_state, text_label
-from sparkring.etl.columns import fixed_row_bytes
+from sparkring.etl.classes import check_listed, count_classes, text_label
+from sparkring.etl.columns import fit, table
+from sparkring.etl.columns.statistics import Measured, measured_by
+from sparkring.etl.columns.types import fixed_row_bytes
 from sparkring.etl.errors import EtlError
-from sparkring.etl.flags import check_flags, flag_counts, flags_state, odd_rows, ones, several_labels
-from sparkring.etl.layout import COUNTED_BITS, Shard
-from sparkring.etl.quarantine import PORTION, write_quarantine
+from sparkring.etl.flags import check_flags, flag_counts, odd_rows, ones, several_labels
+from sparkring.etl.profile import Profile, unfitted_labels
 from sparkring.etl.session import GONE, batches_to_python, described
-from sparkring.etl.shard import (
+from sparkring.etl.shards.layout import COUNTED_BITS, Shard
+from sparkring.etl.shards.quarantine import PORTION, write_quarantine
+from sparkring.etl.shards.shard import (
     BUCKET,
     ORDER,
     Buckets,
@@ -48,11 +54,12 @@ from sparkring.etl.shard import (
     with_order,
     write_shards,
 )
+from sparkring.etl.shards.write import SHARD
+from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import SPLIT
-from sparkring.etl.statistics import Measured, Statistics, measured_by
+from sparkring.etl.text import sequences as text
 from sparkring.etl.views import build_rows
 from sparkring.etl.weights import check_weight_type, check_weighted, check_weights, weight_counts, weighted_rows
-from sparkring.etl.write import SHARD
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +74,11 @@ COLUMNAR, ROW_BY_ROW = {"Parquet", "ORC"}, {"Project", "Filter", "Union"}  # Spa
 
 @dataclass(frozen=True)
 class RowsJob:
-    """Rows on their way to shards: the session, the folder below `storage` that is written to, seconds by stage."""
+    """Rows on their way to shards: the session, the root of all datasets, seconds by stage."""
 
     config: EtlConfig
     spark: SparkSession
     storage: Storage
-    folder: str
     seconds: dict[str, float] = field(default_factory=dict)
     on_label: Callable[[Sequence[Column], State], None] = lambda columns, state: None  # as BuildRequest's
 
@@ -87,21 +93,17 @@ class RowsJob:
 
 @dataclass(frozen=True)
 class Written:
-    """The stored rows. `statistics` and `inputs` (Spark type by column) are of a table, `text` is of packed text.
+    """Rows in files, and what is known of them.
 
-    `classes`: of a label of texts, or of several labels, with their `odd` rows. `weighted`: rows of a weight above 0 by
-    split, where rows have weights.
+    The paths of `files` are relative to the folder that the portion is `at`. `inputs`: Spark type by the column of a
+    feature; `text`: of packed text.
     """
 
-    columns: list[Column]
-    files: list[DataFile]
-    rows_by_split: dict[str, int]
-    statistics: Statistics | None = None
+    columns: Sequence[Column]
+    files: Sequence[DataFile]
+    profile: Profile
     inputs: dict[str, str] = field(default_factory=dict)
     text: dict[str, Any] = field(default_factory=dict)
-    classes: ClassCounts = field(default_factory=dict)
-    odd: dict[str, int] = field(default_factory=dict)
-    weighted: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,19 +112,40 @@ class Portion:
 
     Files go to `folder`, which is in the folder `at` below the job's storage; `tables` are what checks refer to.
     `on_counted`, given the counts, raises EtlError where the rows must not become shards, else gives the rows by split,
-    in the order of storing.
+    in the order of storing. `is_whole`: these are all rows of the dataset, so that what is wrong with a split or a
+    label is known before anything is written; of a part of a window only the window knows.
     """
 
     rows: DataFrame
     tables: dict[str, DataFrame]
     on_counted: Callable[[Checked], dict[str, int]]
+    at: str
     folder: str
-    at: str = ""
+    is_whole: bool
 
     @property
     def path(self) -> str:
         """Of the folder, below the job's storage."""
-        return f"{self.at}/{self.folder}" if self.at else self.folder
+        return f"{self.at}/{self.folder}"
+
+
+def new_folder() -> str:
+    """Name the folder of a build, below its dataset or part."""
+    return f"data-{uuid.uuid4().hex[:12]}"
+
+
+@contextmanager
+def deleted_on_failure(storage: Storage, paths: Sequence[str], sources: Iterable[SourceSnapshot]) -> Iterator[None]:
+    """Delete folders if what is done within fails. If Spark or a file failed, EtlError names a source that changed."""
+    try:
+        yield
+    except BaseException as error:
+        for path in paths:
+            storage.delete(path)
+        if isinstance(error, (PySparkException, Py4JJavaError, OSError)):
+            for source in sources:  # a file that has gone is why it could not be read
+                source.check_unchanged()
+        raise
 
 
 def rows_of(job: RowsJob, tables: dict[str, DataFrame]) -> DataFrame:
@@ -146,7 +169,7 @@ def limited(rows: DataFrame, key: list[str], limit: int) -> DataFrame:
 
 def write_rows(
     job: RowsJob, portions: Sequence[Portion], on_counted: Callable[[DataFrame], None] = lambda rows: None
-) -> list[tuple[Checked, Written]]:
+) -> list[Written]:
     """Count the rows by the recipe's checks, quarantine the bad ones and write the others, all portions in one pass.
 
     The portions' rows must have equal columns. With `text` there is one portion. `on_counted` is called with the rows
@@ -164,44 +187,67 @@ def write_rows(
     try:
         with job.timed("check"):
             found = _counted(with_order(marked, key, config.shard.seed), config, stored)
-            of_portion = [found.filter(pc.equal(found[PORTION], n)) for n in range(len(portions))]
-            checked = [checks.checked_of(table, config.checks) for table in of_portion]
-            splits = [p.on_counted(counts) for p, counts in zip(portions, checked, strict=True)]
-            weighted: list[dict[str, int]] = [{} for _ in portions]
+            several = [] if stored is None else several_labels(stored.columns)
+            counted = [
+                _count_portion(p, found.filter(pc.equal(found[PORTION], n)), config, several)
+                for n, p in enumerate(portions)
+            ]
             if config.weight is not None:
                 check_weights(config.weight, found)
-                weighted = [weighted_rows(table) for table in of_portion]
-                if len(portions) == 1:  # else a split may be of several
-                    check_weighted(config.weight, weighted[0], splits[0])
-            several = [] if stored is None else several_labels(stored.columns)
+                for one in counted:
+                    if one.portion.is_whole:
+                        check_weighted(config.weight, one.profile.weighted, one.splits)
             check_flags(several, found)
             on_counted(judged)
-            if any(counts.quarantined for counts in checked):
+            if any(one.profile.checked.quarantined for one in counted):
                 folders = [f"{p.path}/quarantine" for p in portions]
                 quarantined = write_quarantine(checks.bad(judged), job.storage, folders)
-                assert quarantined == [counts.quarantined for counts in checked], (quarantined, checked)
+                assert quarantined == [one.profile.checked.quarantined for one in counted], (quarantined, counted)
         good = checks.good(with_order(judged, key, config.shard.seed))
         if stored is None:
-            return [(checked[0], _write_text(job, good.drop(PORTION), splits[0]))]
-        classes: list[ClassCounts] = [ones(several, table) if several else {} for table in of_portion]
-        odd = [odd_rows(several, table) for table in of_portion]
+            return [_write_text(job, good.drop(PORTION), counted[0])]
         if (label := text_label(stored.columns)) is not None:
             with job.timed("check"):
                 classes = count_classes(good, label, len(portions))
             check_listed(label.name, classes, config.classes)
-        if len(portions) == 1:  # else each has a part of the classes
-            state = {} if label is None else {"labels": [label_state(label, classes[0], config.classes)]}
-            job.on_label(stored.columns, state | ({"flags": flags_state(several, {}, odd[0])} if several else {}))
-        written = _write_table(job, portions, good, stored, splits, found)
-        written = [
-            replace(one, classes=counts, odd=other, weighted=rows)
-            for one, counts, other, rows in zip(written, classes, odd, weighted, strict=True)
-        ]
-        return list(zip(checked, written, strict=True))
+            counted = [one.knowing(classes=counts) for one, counts in zip(counted, classes, strict=True)]
+        for one in counted:
+            if one.portion.is_whole:
+                job.on_label(stored.columns, unfitted_labels(stored.columns, one.profile, config.classes))
+        return _write_table(job, counted, good, stored, found)
     finally:
         if is_kept:
             with suppress(*GONE):
                 marked.unpersist()
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A portion, and what was counted of its rows."""
+
+    portion: Portion
+    profile: Profile
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """Rows by split, in the order of storing."""
+        return self.profile.checked.splits
+
+    def knowing(self, **more: Any) -> _Counted:
+        """Return it with more of its profile known."""
+        return replace(self, profile=replace(self.profile, **more))
+
+
+def _count_portion(portion: Portion, found: pa.Table, config: EtlConfig, several: Sequence[str]) -> _Counted:
+    """Sum what was counted of a portion. EtlError where its rows must not become shards."""
+    checked = checks.checked_of(found, config.checks)
+    profile = Profile(
+        replace(checked, splits=portion.on_counted(checked)),
+        classes=ones(several, found) if several else {},
+        odd=odd_rows(several, found),
+        weighted=weighted_rows(found) if config.weight is not None else {},
+    )
+    return _Counted(portion, profile)
 
 
 def _together(frames: Sequence[DataFrame]) -> DataFrame:
@@ -277,12 +323,7 @@ def is_cheap(rows: DataFrame) -> bool:
 
 
 def _write_table(
-    job: RowsJob,
-    portions: Sequence[Portion],
-    good: DataFrame,
-    stored: StoredTable,
-    splits: Sequence[dict[str, int]],
-    counted: pa.Table,
+    job: RowsJob, portions: Sequence[_Counted], good: DataFrame, stored: StoredTable, counted: pa.Table
 ) -> list[Written]:
     """Write the good rows of all portions.
 
@@ -291,18 +332,17 @@ def _write_table(
         portions: where their rows go.
         good: their rows, which have PORTION and ORDER.
         stored: what is stored of them.
-        splits: rows by split of each portion.
         counted: what was counted of the rows.
     """
     config, columns, features = job.config, stored.columns, stored.features
     tensors = list(tensor_columns(columns, features))
     with job.timed("write"):
         targets, numbered_shards = [], list[Shard]()
-        for number, (portion, rows_by_split) in enumerate(zip(portions, splits, strict=True)):
+        for number, one in enumerate(portions):
             # Sized by what a reader holds of a row, so that another encoding of files does not move rows between them.
             own = table.to_stored(good.where(F.col(PORTION) == number), config, features, columns)
-            plan = plan_files(own, rows_by_split, tensors, config.shard)
-            targets.append(Target(portion.at, portion.folder, plan))
+            plan = plan_files(own, one.splits, tensors, config.shard)
+            targets.append(Target(one.portion.at, one.portion.folder, plan))
             numbered_shards += [replace(s, split=_label(len(portions), number, s.split)) for s in plan.shards]
         files: list[list[DataFile]] = [[] for _ in portions]
         if numbered_shards:
@@ -319,14 +359,20 @@ def _write_table(
             rows = table.to_stored(numbered, config, features, columns, carry=[ORDER, SHARD])
             with batches_to_python(job.spark, stored.row_bytes(pc.max(of_good[TEXT_BYTES]).as_py())):
                 files = write_shards(rows, columns, targets, job.storage, stored.measured)
-        statistics = [
-            take_statistics(target.storage_of(job.storage), target.folder, own, stored.measured)
-            for target, own in zip(targets, files, strict=True)
+        return [
+            Written(
+                columns,
+                own,
+                replace(
+                    one.profile,
+                    statistics=take_statistics(
+                        job.storage.at(one.portion.at), one.portion.folder, own, stored.measured
+                    ),
+                ),
+                stored.inputs,
+            )
+            for one, own in zip(portions, files, strict=True)
         ]
-    return [
-        Written(columns, own, rows_by_split, measured, stored.inputs)
-        for own, rows_by_split, measured in zip(files, splits, statistics, strict=True)
-    ]
 
 
 def _label(portions: int, number: int, split: str) -> str:
@@ -334,22 +380,23 @@ def _label(portions: int, number: int, split: str) -> str:
     return f"{number}/{split}" if portions > 1 else split
 
 
-def _write_text(job: RowsJob, good: DataFrame, splits: dict[str, int]) -> Written:
-    config = job.config
+def _write_text(job: RowsJob, good: DataFrame, counted: _Counted) -> Written:
+    config, portion = job.config, counted.portion
     assert config.text is not None
     with job.timed("fit"):
-        packed = text.pack(good, config.text, splits)
+        packed = text.pack(good, config.text, counted.splits)
     rows = packed.rows.persist(StorageLevel.DISK_ONLY)
     try:
         with job.timed("write"):
             plan = plan_files(rows, packed.rows_by_split, packed.columns, config.shard)
             numbered = number_rows(with_order(rows, ["sequence"], config.shard.seed), plan.shards)
-            (files,) = write_shards(numbered, packed.columns, [Target("", job.folder, plan)], job.storage)
+            target = Target(portion.at, portion.folder, plan)
+            (files,) = write_shards(numbered, packed.columns, [target], job.storage)
     finally:
         with suppress(*GONE):
             rows.unpersist()
             packed.held.unpersist()
-    return Written(packed.columns, files, packed.rows_by_split, text=packed.info)
+    return Written(packed.columns, files, counted.profile, text=packed.info)
 
 
 def _check_names(rows: DataFrame) -> None:

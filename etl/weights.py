@@ -15,9 +15,9 @@ from pyspark.sql.types import NumericType
 
 from sparkring.conf.features import State
 from sparkring.etl.checks import RULE
+from sparkring.etl.columns.statistics import Statistics
 from sparkring.etl.errors import EtlError
 from sparkring.etl.split import SPLIT
-from sparkring.etl.statistics import Statistics
 
 WEIGHTED = "__weighted"  # rows of a weight above 0
 UNUSABLE = {"__null": "null", "__negative": "negative", "__nan": "NaN or infinite"}

@@ -309,7 +309,7 @@ class Writer:
     """
 
     def __init__(self, config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]):
-        from sparkring.etl.tokenizer import Codec  # here: a model of tables needs no tokenizer
+        from sparkring.etl.text.tokenizer import Codec  # here: a model of tables needs no tokenizer
 
         self.codec = Codec(manifest.text["tokenizer_json"], manifest.text["size"])
         self.context: int = manifest.text["seq_len"] - 1

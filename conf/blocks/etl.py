@@ -14,7 +14,8 @@ from pydantic import (
 )
 
 from sparkring.conf.schema import Name, NonNegativeInt, Strict, TimeZone, check_case
-from sparkring.conf.sources import FilesSource, Source, as_text
+from sparkring.conf.sources import Source
+from sparkring.conf.sources.base import as_text
 
 RESERVED = "sparkring_"  # of columns that shards and batches have beside the declared ones
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -377,15 +378,8 @@ def parts_problem(etl: EtlConfig, interval: IntervalConfig) -> str | None:
     if unknown := sorted(interval.sources.keys() - etl.sources.keys()):
         return f"interval.sources: {unknown[0]!r} is no source; there are {sorted(etl.sources)}"
     for name, column in interval.sources.items():
-        source = etl.sources[name]
-        if "where" not in type(source).model_fields:
-            return f"interval.sources.{name}: a jdbc source is read whole; leave it out, and it is read for every part"
-        kind = source.partitions.get(column) if isinstance(source, FilesSource) else "date"
-        if kind != "date":
-            return (
-                f"interval.sources.{name} = {column!r}: must be a partition column of type date, and it is "
-                f"{'none' if kind is None else kind}; declare it in etl.sources.{name}.partitions"
-            )
+        if problem := etl.sources[name].cut_problem(name, column):
+            return problem
     if etl.one_per is not None and etl.one_per not in interval.sources:
         return f"one_per = {etl.one_per!r}: must be one of interval.sources, as its rows are counted in every interval"
     if interval.look_back and etl.one_per is None:

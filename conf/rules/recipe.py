@@ -12,7 +12,6 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.promotion import nearest, promotion_problems
 from sparkring.conf.rules.strategies import table_problem
 from sparkring.conf.secrets import HIDDEN, redact, redacted
-from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
 from sparkring.conf.tasks import TABLE_TASKS, TASKS, LabelForm
 from sparkring.conf.uris import NO_SECRETS, check_uri
 
@@ -400,11 +399,7 @@ def uri_problems(config: RunConfig) -> list[str]:
     """List storage URIs that cannot be right on any machine."""
     uris = {"storage.datasets": config.storage.datasets, "storage.runs": config.storage.runs, "dataset": config.dataset}
     if config.etl is not None:
-        uris |= {
-            f"etl.sources.{name}.path": source.path
-            for name, source in config.etl.sources.items()
-            if isinstance(source, (FilesSource, DeltaSource, IcebergSource))
-        }
+        uris |= {f"etl.sources.{name}.path": source.location for name, source in config.etl.sources.items()}
     if config.predict is not None:
         uris["predict.to"] = config.predict.to
         uris["predict.model"] = config.predict.folder

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, field_
 
 from sparkring.conf.calendar import Unit, begin_of, number_of
 from sparkring.conf.schema import Strict, TimeZone
-from sparkring.conf.sources import as_text
+from sparkring.conf.sources.base import as_text
 from sparkring.conf.uris import check_uri
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}

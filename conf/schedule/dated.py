@@ -23,7 +23,7 @@ from sparkring.conf.schedule.dates import (
     parse_date,
     render,
 )
-from sparkring.conf.sources import as_text
+from sparkring.conf.sources.base import as_text
 
 TEMPLATED = ("etl", "predict")  # blocks, beside schedule.wait_for
 ORIGIN = "schedule"  # of the values that a schedule sets

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from sparkring.conf.schema import same_but_for_case
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.read import declared_schema, quoted
+from sparkring.etl.sources.files.read import declared_schema, quoted
 
 
 def select_declared(key: str, table: DataFrame, columns: Mapping[str, str]) -> DataFrame:

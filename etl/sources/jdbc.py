@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import floor
-from typing import Any
+from typing import Any, Self
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -25,7 +25,7 @@ from sparkring.conf.sources import JdbcSource
 from sparkring.etl.errors import EtlError, innermost
 from sparkring.etl.sources.declared import select_declared
 from sparkring.etl.sources.landing import Landing, land
-from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -98,27 +98,38 @@ class Database:
         return hide_values(text, self.names)
 
 
-def pin_query(name: str, config: JdbcSource, session: Callable[[], SparkSession], datasets_uri: str) -> JdbcSnapshot:
-    """Read the table of a database and land it. Raises EtlError, without a secret, if that fails."""
-    key = f"etl.sources.{name}"
-    database = find_database(key, config, os.environ)
-    spark = session()
-    is_snapshot = config.consistency == "snapshot"
-    if not is_snapshot:
-        log.warning("%s: consistency: none: rows written while it is read may come twice, in part or never", key)
-    with database_errors(key, database), connected(spark, key, database) as connection:
-        if is_snapshot:
-            begin(connection)
-        check_types(key, connection, config)
-        options = {**database.options, "fetchsize": str(config.fetchsize), "preferTimestampNTZ": "true"}
-        first = [IMPORT.format(snapshot=export_snapshot(connection))] if is_snapshot else []
-        if database.kind == "postgresql":
-            first.append(IN_UTC)
-        options |= {"sessionInitStatement": "; ".join(first)} if first else {}
-        rows = select_declared(key, read_rows(spark, key, config, options), config.columns)
-        check_zones(key, rows)
-        landing = land(rows, datasets_uri)
-    return JdbcSnapshot(name, config, landing.fingerprint, landing)
+@dataclass(frozen=True)
+class OpenJdbc(OpenSource[JdbcSource]):
+    """A table of a database; what is landed of it is what is pinned."""
+
+    context: PinContext
+
+    @classmethod
+    def open(cls, name: str, config: JdbcSource, context: PinContext | None) -> Self:
+        assert context is not None
+        return cls(name, context)
+
+    def pin(self, config: JdbcSource) -> JdbcSnapshot:
+        """Read the table and land it. Raises EtlError, without a secret, if that fails."""
+        key = f"etl.sources.{self.name}"
+        database = find_database(key, config, os.environ)
+        spark = self.context.session()
+        is_snapshot = config.consistency == "snapshot"
+        if not is_snapshot:
+            log.warning("%s: consistency: none: rows written while it is read may come twice, in part or never", key)
+        with database_errors(key, database), connected(spark, key, database) as connection:
+            if is_snapshot:
+                begin(connection)
+            check_types(key, connection, config)
+            options = {**database.options, "fetchsize": str(config.fetchsize), "preferTimestampNTZ": "true"}
+            first = [IMPORT.format(snapshot=export_snapshot(connection))] if is_snapshot else []
+            if database.kind == "postgresql":
+                first.append(IN_UTC)
+            options |= {"sessionInitStatement": "; ".join(first)} if first else {}
+            rows = select_declared(key, read_rows(spark, key, config, options), config.columns)
+            check_zones(key, rows)
+            landing = land(rows, self.context.datasets_uri)
+        return JdbcSnapshot(self.name, config, landing.fingerprint, landing)
 
 
 def find_database(key: str, config: JdbcSource, environment: Mapping[str, str]) -> Database:

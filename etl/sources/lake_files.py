@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, MapTyp
 from sparkring.conf.storage import Storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import BY_FIELD_ID
-from sparkring.etl.sources.read import declared_schema, local_table, quoted
+from sparkring.etl.sources.files.read import declared_schema, local_table, quoted
 from sparkring.etl.sources.spark_path import HOST, as_glob
 
 LIST_THREADS = 16

@@ -1,19 +1,91 @@
-"""A source at one moment: what every kind of source is pinned to before anything is read."""
+"""What every kind of source has beside its configuration: how it is opened, and what it is pinned to."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from sparkring.conf.sources import SourceConfig
+
+Config = TypeVar("Config", bound=SourceConfig)
+
+
+@dataclass(frozen=True)
+class PinContext:
+    """What sources that need Spark are pinned with. `session` opens the job's at its first call; rows that must be
+    copied to stay as they are land below `datasets_uri`."""
+
+    session: Callable[[], SparkSession]
+    datasets_uri: str
+
+
+@dataclass(frozen=True)
+class ExaminedTable:
+    """What was found in a table without Spark: problems, and sizes as far as they are known."""
+
+    problems: list[str] = field(default_factory=list)
+    files: int | None = None
+    bytes: int | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class OpenSource(ABC, Generic[Config]):
+    """A table at the version that a recipe asks for: `pin` selects rows and columns of that version.
+
+    Tables of files and of catalogs have no versions: there each call of `pin` pins what is there at that moment.
+    """
+
+    name: str
+
+    @classmethod
+    @abstractmethod
+    def open(cls, name: str, config: Config, context: PinContext | None) -> Self:
+        """Resolve the version. Raises EtlError if there is no such table.
+
+        `context` is given where config.NEEDS_SPARK.
+        """
+
+    @abstractmethod
+    def pin(self, config: Config) -> SourceSnapshot:
+        """Pin the rows and columns that `config` asks for."""
+
+    @staticmethod
+    def version_asked(config: Config) -> str | None:
+        """Name the table and the version that is asked for: sources that name one alike share what is opened.
+
+        None: nothing is shared.
+        """
+        return None
+
+    @classmethod
+    def examine(cls, name: str, config: Config, pinned_soon: bool) -> ExaminedTable:
+        """Look for problems without Spark. Raises EtlError if there is no such table.
+
+        `pinned_soon`: leave it alone if the pin of a job, which is about to come, costs no more than this.
+        """
+        if not (config.NEEDS_SPARK or pinned_soon):
+            cls.open(name, config, None).pin(config)
+        return ExaminedTable()
+
+    @staticmethod
+    def declared_schema(name: str, config: Config) -> StructType | None:
+        """Return the columns that `read` will give, by the declaration alone; None if the table decides them."""
+        return None
 
 
 @dataclass(frozen=True)
 class SourceSnapshot(ABC):
     """A declared table at one moment. Equal fingerprints mean equal rows, columns and types, wherever the table is."""
+
+    # Whether each interval of a window is checked again once all are pinned: tables without versions, in which one
+    # command may move rows from an interval that was pinned to one that was not.
+    CHECKED_TOGETHER: ClassVar[bool] = False
 
     name: str
     config: SourceConfig

@@ -11,7 +11,7 @@ GLOB = re.compile(r"[]\[{}*?\\]")  # what makes Spark take a path for a pattern
 
 
 def as_glob(path: str) -> str:
-    """The glob that matches this path alone. Raises EtlError where there is none: Hadoop's globs know no colon."""
+    """Return the glob that matches this path alone. Raises EtlError for a colon, which Hadoop's globs cannot have."""
     if not GLOB.search(path):
         return path
     if ":" in HOST.sub("", path):

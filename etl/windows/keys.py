@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.etl.quarantine import PORTION
-from sparkring.etl.write import worker_uri
+from sparkring.etl.shards.quarantine import PORTION
+from sparkring.etl.shards.write import worker_uri
 
 # 128 bits together: two of a billion keys have equal hashes with a probability of 2e-21.
 HASHES = pa.schema({"first": pa.int64(), "second": pa.int64()})

@@ -16,8 +16,6 @@ from functools import partial, reduce
 from itertools import groupby
 from typing import Annotated
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import Column as Value
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -32,17 +30,18 @@ from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256
 from sparkring.etl.checks import Checked
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, deciding_settings, declared
-from sparkring.etl.quarantine import PORTION
 from sparkring.etl.rows import (
     Portion,
     RowsJob,
     Written,
     check_one_per,
     delete_dead_builds,
+    deleted_on_failure,
     plan_text,
     rows_of,
     write_rows,
 )
+from sparkring.etl.shards.quarantine import PORTION
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import SPLIT, UNDIVIDED, add_split
 from sparkring.etl.views import own_modules
@@ -128,10 +127,6 @@ class PartSources:
         paths = [f"{name}: {path}" for name, snapshot in own.items() if snapshot for path in snapshot.paths]
         return ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
 
-    def check_unchanged(self) -> None:
-        for snapshot in self.snapshots:
-            snapshot.check_unchanged()
-
 
 def part_fingerprint(config: EtlConfig, sources: PartSources, spark_version: str, settings: Mapping[str, str]) -> str:
     """sha256 over all that decides a part's files and statistics; the window and what is only fitted do not."""
@@ -208,17 +203,11 @@ def write_parts(job: RowsJob, new: Sequence[NewPart]) -> list[Part]:
 
     job: of the root of all datasets.
     """
-    try:
+    snapshots = [snapshot for one in new for snapshot in one.sources.snapshots]
+    with deleted_on_failure(job.storage, [f"{one.at}/{one.folder}" for one in new], snapshots):
         parts = _write(job, new)
-        for one in new:
-            one.sources.check_unchanged()
-    except BaseException as error:
-        for one in new:
-            job.storage.at(one.at).delete(one.folder)
-        if isinstance(error, (PySparkException, Py4JJavaError, OSError)):
-            for one in new:
-                one.sources.check_unchanged()  # a file that has gone is why it could not be read
-        raise
+        for snapshot in snapshots:
+            snapshot.check_unchanged()
     return [_publish(job.storage.at(one.at), one.folder, part) for one, part in zip(new, parts, strict=True)]
 
 
@@ -290,13 +279,11 @@ def _write_alike(job: RowsJob, made: Sequence[_PartRows]) -> list[Part]:
     with job.timed("check"):
         own_rows = _own_rows(made, config)
     portions = [
-        Portion(one.rows, one.tables, partial(one.count, config, rows), one.part.folder, one.part.at)
+        Portion(one.rows, one.tables, partial(one.count, config, rows), one.part.at, one.part.folder, is_whole=False)
         for one, rows in zip(made, own_rows, strict=True)
     ]
     written = write_rows(job, portions, write_all_keys)
-    return [
-        _part(job, one, checked, stored, own) for one, (checked, stored), own in zip(made, written, keys, strict=True)
-    ]
+    return [_part(job, one, stored, own) for one, stored, own in zip(made, written, keys, strict=True)]
 
 
 def _own_rows(made: Sequence[_PartRows], config: EtlConfig) -> list[int | None]:
@@ -310,19 +297,12 @@ def _own_rows(made: Sequence[_PartRows], config: EtlConfig) -> list[int | None]:
     return [found[number] for number in range(len(made))]
 
 
-def _part(job: RowsJob, one: _PartRows, checked: Checked, written: Written, keys: dict[str, PartKeys]) -> Part:
-    """Store what was measured of a part, and describe the part.
-
-    Args:
-        job: what is built.
-        one: the part's rows.
-        checked: what the checks found in them.
-        written: the files that were made.
-        keys: of checks for equal keys, by check.
-    """
-    assert written.statistics is not None
-    sources = one.part.sources
-    statistics, path = written.statistics.to_bytes(), f"{one.part.folder}/statistics.arrow"
+def _part(job: RowsJob, one: _PartRows, written: Written, keys: dict[str, PartKeys]) -> Part:
+    """Store what was measured of a part, and describe the part. `keys`: of checks for equal keys, by check."""
+    profile, sources = written.profile, one.part.sources
+    assert profile.statistics is not None
+    checked = profile.checked
+    statistics, path = profile.statistics.to_bytes(), f"{one.part.folder}/statistics.arrow"
     job.storage.at(one.part.at).put_atomic(path, statistics)
     return Part(
         interval=sources.interval.label,
@@ -331,7 +311,7 @@ def _part(job: RowsJob, one: _PartRows, checked: Checked, written: Written, keys
         columns=tuple(written.columns),
         inputs=written.inputs,
         files=tuple(written.files),
-        splits=written.rows_by_split,
+        splits=checked.splits,
         statistics=path,
         statistics_sha256=hashlib.sha256(statistics).hexdigest(),
         keys=keys,
@@ -339,9 +319,9 @@ def _part(job: RowsJob, one: _PartRows, checked: Checked, written: Written, keys
             rows_in=checked.rows_in, rows_out=sum(checked.splits.values()), quarantined=checked.quarantined
         ),
         failing=checked.failing,
-        classes={split: dict(counts) for split, counts in written.classes.items()},
-        odd=written.odd,
-        weighted=written.weighted,
+        classes={split: dict(counts) for split, counts in profile.classes.items()},
+        odd=dict(profile.odd),
+        weighted=dict(profile.weighted),
         lineage=Lineage(
             sources={name: source.lineage() for name, source in sources.whole.items()}
             | {name: [s and s.lineage() for s in each] for name, each in sources.cut.items()},

@@ -8,46 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
-
-from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.etl import EtlConfig, IntervalConfig
 from sparkring.conf.code import code_digest
 from sparkring.conf.digest import digest
-from sparkring.conf.manifest import (
-    FORMAT_VERSION,
-    MANIFEST_NAME,
-    Accounting,
-    DataFile,
-    DatasetManifest,
-    Lineage,
-    SplitInfo,
-    WindowPart,
-)
-from sparkring.conf.sources import SourceConfig
+from sparkring.conf.manifest import FORMAT_VERSION, DataFile, WindowPart
+from sparkring.conf.sources import VERSION_KEYS, SourceConfig
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.etl.build import BuildRequest, Built, find_dataset
-from sparkring.etl.checks import Checked, add, judge
-from sparkring.etl.classes import added, fit_label
+from sparkring.etl.build import PinnedDataset, StoredRows, pinned_sources
+from sparkring.etl.checks import Checked
+from sparkring.etl.columns.statistics import Statistics, measured_by, nothing
 from sparkring.etl.errors import EtlError, NoFiles
-from sparkring.etl.fingerprint import PACKAGE, made_of
-from sparkring.etl.fit import fit
-from sparkring.etl.flags import fit_flags
-from sparkring.etl.rows import RowsJob
-from sparkring.etl.session import build_session
-from sparkring.etl.sources.catalog.source import CatalogSnapshot
-from sparkring.etl.sources.pin import LakeTables, PinContext, open_source
-from sparkring.etl.sources.snapshot import SourceSnapshot
-from sparkring.etl.split import UNDIVIDED, check_splits, split_names
-from sparkring.etl.statistics import Statistics, measured_by, merge, nothing
-from sparkring.etl.weights import check_weighted, fit_weight
+from sparkring.etl.fingerprint import PACKAGE
+from sparkring.etl.profile import Profile, merged
+from sparkring.etl.rows import RowsJob, Written, new_folder
+from sparkring.etl.sources.pin import OpenTables, open_source, pin_sources
+from sparkring.etl.sources.snapshot import PinContext, SourceSnapshot
+from sparkring.etl.split import split_names
 from sparkring.etl.windows.independence import prove_independent
 from sparkring.etl.windows.interval import Interval, before, beginning, window_of
 from sparkring.etl.windows.keys import across_parts, count_keys
@@ -56,6 +38,7 @@ from sparkring.etl.windows.parts import (
     NewPart,
     Part,
     PartSources,
+    common_digest,
     find_part,
     part_fingerprint,
     part_folder,
@@ -64,7 +47,6 @@ from sparkring.etl.windows.parts import (
 
 log = logging.getLogger(__name__)
 
-VERSION_KEYS = {"version", "snapshot-id"}  # in the lineage of tables that have versions
 PARTS_AT_ONCE, BYTES_AT_ONCE = 32, 256 << 20  # that are written in one pass
 
 
@@ -78,12 +60,83 @@ class PinnedPart:
 
 
 @dataclass(frozen=True)
-class PinnedWindow:
-    """The parts of a window, known before anything is built, and the intervals that the recipe allows to be missing."""
+class PinnedWindow(PinnedDataset):
+    """The parts of a window."""
 
     parts: tuple[PinnedPart, ...]
-    missing: tuple[str, ...]
     fingerprint: str
+    missing: tuple[str, ...] = ()
+    shared_digest: str = ""
+
+    @property
+    def snapshots(self) -> list[SourceSnapshot]:
+        """Those of the parts that were looked at."""
+        return [source for part in self.parts if part.sources is not None for source in part.sources.snapshots]
+
+    @property
+    def part_fingerprints(self) -> dict[str, str]:
+        return {part.interval.label: part.fingerprint for part in self.parts}
+
+    @property
+    def contents(self) -> dict[str, str]:
+        return {f"the part {label}": fingerprint for label, fingerprint in self.part_fingerprints.items()}
+
+    @contextmanager
+    def stored(self, job: RowsJob, name: str) -> Iterator[StoredRows]:
+        prove_independent(job, name, [part.sources for part in self.parts if part.sources is not None])
+        found = _find_or_write(job, name, self.parts)
+        parts = [one.part for one in found]
+        check_alike(parts)
+        written = [one.written(job) for one in found]
+        profile = merged([one.profile for one in written])
+        checked = replace(profile.checked, failing=_failing(job, profile.checked.failing, found))
+        yield StoredRows(
+            written,
+            replace(profile, checked=checked),
+            sources_of(parts),
+            parts[-1].lineage.logical_plan,
+            parts[-1].lineage.application_id,
+            listed=tuple(one.listed() for one in found),
+            new=tuple(one.part.interval for one in found if one.is_new),
+        )
+
+
+@dataclass(frozen=True)
+class PartFolder:
+    """A part in its folder, below the root of datasets."""
+
+    part: Part
+    folder: str
+    is_new: bool
+
+    def listed(self) -> WindowPart:
+        """Name the part as the window's manifest does."""
+        part = self.part
+        return WindowPart(
+            interval=part.interval, fingerprint=part.fingerprint, folder=self.folder, rows=part.accounting.rows_out
+        )
+
+    def written(self, job: RowsJob) -> Written:
+        """Return its rows as the window lists them: paths from the root, in the split that the window decides.
+
+        EtlError for statistics that are damaged, or not what the features are fitted on.
+        """
+        part, config = self.part, job.config
+        split = split_of(config, part.interval)
+        statistics = None
+        if split in (None, "train"):
+            statistics = read_statistics(job.storage.at(self.folder), part)
+            check_measured(part, statistics, config)
+        checked = Checked(part.accounting.rows_in, part.accounting.quarantined, part.splits, part.failing)
+        profile = Profile(checked, statistics, part.classes, part.odd, part.weighted).in_split(split)
+        return Written(part.columns, self.files(split), profile, part.inputs)
+
+    def files(self, split: str | None) -> list[DataFile]:
+        """List its files by paths from the root. `split`: that the window decides; None: each file has its own."""
+        return [
+            file.model_copy(update={"path": f"{self.folder}/{file.path}", "split": split or file.split})
+            for file in self.part.files
+        ]
 
 
 @dataclass(frozen=True)
@@ -104,6 +157,27 @@ class KnownParts:
 
 
 NONE_KNOWN = KnownParts()
+
+
+def pin_dataset(
+    config: EtlConfig,
+    spark_version: str,
+    settings: Mapping[str, str],
+    context: PinContext | None = None,
+    known: KnownParts = NONE_KNOWN,
+) -> PinnedDataset:
+    """Pin the sources of a dataset, of one with intervals those of each interval. Nothing is written for that.
+
+    Args:
+        config: the etl block.
+        spark_version: of the session that would build.
+        settings: the recipe's `spark.conf`.
+        context: for sources that need Spark.
+        known: parts whose sources are not looked at again, where they are whole.
+    """
+    if config.interval is not None:
+        return pin_window(config, spark_version, settings, context, known)
+    return pinned_sources(config, pin_sources(config.sources, context), spark_version, settings)
 
 
 def pin_window(
@@ -143,48 +217,30 @@ def pin_window(
         parts.append(PinnedPart(interval, part_fingerprint(config, part, spark_version, settings), part))
     sources.check_together()
     _check_missing(interval_config, missing, len(intervals))
-    return PinnedWindow(tuple(parts), tuple(missing), _window_fingerprint(config, parts, list(missing)))
+    fingerprint = _window_fingerprint(config, parts, list(missing))
+    looked_at = [part.sources for part in parts if part.sources is not None]
+    shared = common_digest(config, looked_at[-1].whole, spark_version, settings) if looked_at else ""
+    return PinnedWindow(tuple(parts), fingerprint, tuple(missing), shared)
 
 
-def build_window(spark: SparkSession, request: BuildRequest, pinned: PinnedWindow) -> Built:
-    """Write the parts that are not there, and publish the manifest over all of them; or find it."""
-    root = open_storage(request.root_uri)
-    storage = root.at(f"{request.name}-{pinned.fingerprint[:12]}")
-    if (manifest := find_dataset(storage, pinned.fingerprint)) is not None:
-        log.info("dataset %s is built already: %s", request.name, storage.uri)
-        return Built(manifest, storage.uri, rebuilt=False)
-    job = RowsJob(request.config, build_session(spark, request.settings), root, "")
-    looked_at = [part.sources for part in pinned.parts if part.sources is not None]
-    prove_independent(job, request.name, looked_at)
-    parts, written = _find_or_write(job, request.name, pinned.parts)
-    manifest = assemble(job, request, pinned, parts)
-    request.before_publish("the dataset")
-    storage.put_atomic(MANIFEST_NAME, manifest.to_json().encode())
-    rows, new, all_parts = manifest.accounting.rows_out, len(written), len(parts)
-    log.info("dataset %s: %d rows in %d parts, %d of them new: %s", request.name, rows, all_parts, new, storage.uri)
-    return Built(manifest, storage.uri, rebuilt=True, seconds=job.seconds, written_parts=written)
-
-
-def _find_or_write(job: RowsJob, name: str, pinned: Sequence[PinnedPart]) -> tuple[list[Part], tuple[str, ...]]:
-    """Find the parts of the recipe `name`, and write those that are not there: the parts, and the intervals written.
-
-    job: of the root of all datasets.
-    """
-    found, new = dict[str, Part](), list[NewPart]()
+def _find_or_write(job: RowsJob, name: str, pinned: Sequence[PinnedPart]) -> list[PartFolder]:
+    """Find the parts of the recipe `name`, and write those that are not there; oldest first."""
+    found, new = dict[str, PartFolder](), list[NewPart]()
     for one in pinned:
         at = part_folder(name, one.interval.label, one.fingerprint)
         storage = job.storage.at(at)
         if (part := find_part(storage, one.fingerprint)) is not None:
-            found[one.interval.label] = part
+            found[part.interval] = PartFolder(part, at, is_new=False)
         elif one.sources is None:
             raise EtlError(f"{storage.uri}: the part was whole when the window was pinned, and is not now; run again")
         else:
-            new.append(NewPart(at, f"data-{uuid.uuid4().hex[:12]}", one.fingerprint, one.sources))
+            new.append(NewPart(at, new_folder(), one.fingerprint, one.sources))
     for batch in batches([one.sources.own_bytes for one in new]):
-        for part in write_parts(job, [new[number] for number in batch]):
+        together = [new[number] for number in batch]
+        for one_new, part in zip(together, write_parts(job, together), strict=True):
             log.info("part %s: %d rows", part.interval, part.accounting.rows_out)
-            found[part.interval] = part
-    return [found[one.interval.label] for one in pinned], tuple(one.sources.interval.label for one in new)
+            found[part.interval] = PartFolder(part, one_new.at, is_new=True)
+    return [found[one.interval.label] for one in pinned]
 
 
 def batches(sizes: Sequence[int]) -> list[range]:
@@ -200,106 +256,15 @@ def batches(sizes: Sequence[int]) -> list[range]:
     return found
 
 
-def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: Sequence[Part]) -> DatasetManifest:
-    """Make the manifest over the parts. EtlError for parts that do not fit together; ChecksFailed as for a dataset."""
-    config, root = request.config, job.storage
-    check_alike(parts)
-    folders = [part_folder(request.name, part.interval, part.fingerprint) for part in parts]
-    assigned = [split_of(config, part.interval) for part in parts]
-    checked = add(_as_checked(part, split) for part, split in zip(parts, assigned, strict=True))
-    checked = replace(checked, failing=_failing(job, checked.failing, parts, folders))
-    report = judge(checked, config.checks)
-    splits = check_splits(checked.splits, config.split)
-    files = list_files(parts, folders, assigned, list(splits))
-    trained = [part for part, split in zip(parts, assigned, strict=True) if split in (None, "train")]
-    fitted = [read_statistics(root.at(part_folder(request.name, p.interval, p.fingerprint)), p) for p in trained]
-    for part, found in zip(trained, fitted, strict=True):
-        check_measured(part, found, config)
-    classes = added(
-        {own or split: counts for split, counts in part.classes.items()}
-        for part, own in zip(parts, assigned, strict=True)
-    )
-    odd = Counter[str]()
-    for part in parts:
-        odd.update(part.odd)
-    weighted = Counter[str]()
-    for part, own in zip(parts, assigned, strict=True):
-        for split, rows in part.weighted.items():
-            weighted[own or split] += rows
-    check_weighted(config.weight, weighted, splits)
-    train = merge(fitted)
-    last = parts[-1].lineage
-    return DatasetManifest(
-        name=request.name,
-        fingerprint=pinned.fingerprint,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        columns=parts[0].columns,
-        files=tuple(files),
-        splits={s: SplitInfo(rows=n, files=sum(f.split == s for f in files)) for s, n in splits.items()},
-        accounting=Accounting(
-            rows_in=checked.rows_in, rows_out=sum(checked.splits.values()), quarantined=checked.quarantined
-        ),
-        features=fit(train, config.features, parts[0].inputs)
-        | fit_label(parts[0].columns, classes, config.classes, splits)
-        | fit_flags(parts[0].columns, classes, odd, splits)
-        | fit_weight(config.weight, train),
-        checks=report,
-        lineage=Lineage(
-            sources=sources_of(parts),
-            logical_plan=last.logical_plan,
-            code_commit=request.code_commit,
-            code_digest=code_digest(PACKAGE),
-            config_digest=request.config_digest,
-            application_id=last.application_id,
-            made_of=made_of(config, contents_of(pinned), job.spark.version, request.settings),
-        ),
-        parts=tuple(
-            WindowPart(interval=p.interval, fingerprint=p.fingerprint, folder=folder, rows=p.accounting.rows_out)
-            for p, folder in zip(parts, folders, strict=True)
-        ),
-        missing=pinned.missing,
-    )
-
-
-def contents_of(pinned: PinnedWindow) -> dict[str, str]:
-    """The fingerprint of each part, as `made_of` names it."""
-    return {f"the part {part.interval.label}": part.fingerprint for part in pinned.parts}
-
-
-def _failing(job: RowsJob, failing: Mapping[str, int], parts: Sequence[Part], folders: Sequence[str]) -> dict[str, int]:
+def _failing(job: RowsJob, failing: Mapping[str, int], found: Sequence[PartFolder]) -> dict[str, int]:
     """Rows by check that fail within parts, or for a row of an earlier part."""
     distinct, together = dict[str, int](), dict[str, int]()
-    for name in parts[0].keys:
-        of_file = {
-            f"{folder}/{part.keys[name].path}": part.keys[name].distinct
-            for part, folder in zip(parts, folders, strict=True)
-        }
+    for name in found[0].part.keys:
+        keys = [(one.folder, one.part.keys[name]) for one in found]
+        of_file = {f"{folder}/{own.path}": own.distinct for folder, own in keys}
         distinct[name] = sum(of_file.values())
         together[name] = count_keys(job.spark, job.storage, of_file)
     return across_parts(failing, distinct, together)
-
-
-def list_files(
-    parts: Sequence[Part], folders: Sequence[str], assigned: Sequence[str | None], splits: Iterable[str]
-) -> list[DataFile]:
-    """List the files of each split, part after part, with paths from the root and rows numbered through.
-
-    Args:
-        parts: oldest first.
-        folders: of the parts, below the root.
-        assigned: the split of a part that its window decides; None where the part has its own.
-        splits: in the order of storing.
-    """
-    files = []
-    for split in splits:
-        offset = 0
-        for part, folder, own in zip(parts, folders, assigned, strict=True):
-            mine = [f for f in part.files if (own or f.split) == split]
-            files += [
-                f.model_copy(update={"path": f"{folder}/{f.path}", "split": split, "row_offset": offset}) for f in mine
-            ]
-            offset += sum(f.rows for f in mine)
-    return files
 
 
 def sources_of(parts: Sequence[Part]) -> dict[str, Any]:
@@ -376,11 +341,6 @@ def _interval_of(config: EtlConfig) -> IntervalConfig:
     return config.interval
 
 
-def _as_checked(part: Part, split: str | None) -> Checked:
-    counts = part.splits if split is None or not part.splits else {split: part.splits[UNDIVIDED]}
-    return Checked(part.accounting.rows_in, dict(part.accounting.quarantined), dict(counts), dict(part.failing))
-
-
 def read_statistics(storage: Storage, part: Part) -> Statistics:
     """Read a part's statistics. `storage`: its folder. StoredError where they are not what was written."""
     data, where = storage.read_bytes(part.statistics), f"{storage.uri}/{part.statistics}"
@@ -418,7 +378,7 @@ class _SourcePins:
         self._whole: dict[str, SourceSnapshot] | None = None
         self._cut: dict[tuple[str, Interval], SourceSnapshot | None] = {}
         self._opened: dict[str, Callable[[SourceConfig], SourceSnapshot]] = {}
-        self._tables: LakeTables = {}
+        self._tables: OpenTables = {}
 
     def whole(self) -> dict[str, SourceSnapshot]:
         if self._whole is None:
@@ -433,19 +393,18 @@ class _SourcePins:
         return self._cut[name, interval]
 
     def check_together(self) -> None:
-        """Raise EtlError for a table of a catalog that changed while its intervals were pinned, one after the other.
+        """Raise EtlError for a table without versions that changed while its intervals were pinned one by one.
 
-        Rows may have moved from one interval to another, and then they would be in both or in neither. Tables with
-        versions are pinned at one.
+        Rows may have moved from one interval to another, and then they would be in both or in neither.
         """
-        found = [snapshot for snapshot in self._cut.values() if isinstance(snapshot, CatalogSnapshot)]
+        found = [snapshot for snapshot in self._cut.values() if snapshot is not None and snapshot.CHECKED_TOGETHER]
         for snapshot in found if len(found) > 1 else ():
             snapshot.check_unchanged()
 
     def _pin(self, name: str, interval: Interval) -> SourceSnapshot | None:
         source = self._config.sources[name]
         try:
-            snapshot = self._open(name)(cut_source(source, self._interval.sources[name], interval))
+            snapshot = self._open(name)(source.cut(interval.condition(self._interval.sources[name])))
         except NoFiles:
             return None
         return None if snapshot.is_empty else snapshot
@@ -454,10 +413,3 @@ class _SourcePins:
         if name not in self._opened:
             self._opened[name] = open_source(name, self._config.sources[name], self._context, self._tables)
         return self._opened[name]
-
-
-def cut_source(source: SourceConfig, column: str, interval: Interval) -> SourceConfig:
-    """The declaration of a source's rows in one interval, by a column of dates."""
-    given: str | None = getattr(source, "where")  # noqa: B009  # every kind that may be cut has it
-    condition = interval.condition(column)
-    return source.model_copy(update={"where": condition if given is None else f"({given}) AND {condition}"})

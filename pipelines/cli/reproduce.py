@@ -41,7 +41,7 @@ from sparkring.pipelines.lineage.compare import (
 from sparkring.pipelines.lineage.environment import content_digest, environment
 from sparkring.pipelines.lineage.keep import start_files
 from sparkring.pipelines.lineage.reproduce_record import Record, read_record
-from sparkring.pipelines.lineage.show import at_snapshot, run_of, source_states
+from sparkring.pipelines.lineage.show import run_of, source_states
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.client import client_limits
@@ -307,6 +307,6 @@ def with_sources(config: RunConfig, result: TrainResult) -> RunConfig:
     storage = open_storage(result.dataset)
     if etl.interval is None and storage.exists(MANIFEST_NAME):
         read = read_manifest(storage).lineage.sources
-        pinned = {name: at_snapshot(source, read[name]) for name, source in etl.sources.items()}
+        pinned = {name: source.at_version(read[name]) for name, source in etl.sources.items()}
         etl = etl.model_copy(update={"sources": pinned})
     return config.model_copy(update={"dataset": None, "etl": etl})

@@ -11,8 +11,9 @@ from pyspark.sql import SparkSession
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.storage import Storage
+from sparkring.etl.build import PinnedDataset
 from sparkring.pipelines.context import etl_step
-from sparkring.pipelines.context.etl_step import Dataset, Sources
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.run.runs import RunRecord, Runs
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.worker.result import WorkerResult
@@ -25,7 +26,7 @@ class Publication:
     may_promote = True  # False: the alias stays where it is
     leased = False  # a lease keeps others away: a run that a process still holds has lost it, and is passed over
 
-    def pin(self, config: RunConfig, session: Callable[[], SparkSession]) -> Sources:
+    def pin(self, config: RunConfig, session: Callable[[], SparkSession]) -> PinnedDataset:
         """Pin the sources of the dataset. `session`: opens Spark, for sources that need it."""
         return etl_step.pin(config, session)
 

@@ -30,14 +30,12 @@ from sparkring.conf.manifest import (
 from sparkring.conf.rules.dataset import label_problems
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.analysis import analyze
-from sparkring.etl.build import BuildRequest, build_dataset, contents_of, find_dataset
+from sparkring.etl.build import BuildRequest, PinnedDataset, PinnedSources, build_dataset, dataset_folder, find_dataset
 from sparkring.etl.errors import EtlError
-from sparkring.etl.fingerprint import dataset_fingerprint, made_of, what_differs
+from sparkring.etl.fingerprint import made_of, what_differs
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.pin import PinContext, pin_sources
-from sparkring.etl.sources.snapshot import SourceSnapshot
-from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, PinnedWindow, build_window, pin_window
-from sparkring.etl.windows.window import contents_of as window_contents
+from sparkring.etl.sources.snapshot import PinContext
+from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, pin_dataset
 from sparkring.pipelines.run.spark_jobs import spark_progress
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import Tracker
@@ -59,31 +57,21 @@ class Dataset:
     written_parts: tuple[str, ...] = ()  # intervals of a window whose parts were written for it
 
 
-Sources = dict[str, SourceSnapshot] | PinnedWindow
-"""What a dataset is made of: a snapshot of each source or, of a recipe with intervals, the parts of its window."""
+NOTHING_PINNED = PinnedSources({}, "")
 
 
-def pin(config: RunConfig, session: Callable[[], SparkSession], known: KnownParts = NONE_KNOWN) -> Sources:
-    """Pin the sources, which reads each of their files once; {} where the dataset is given.
+def pin(config: RunConfig, session: Callable[[], SparkSession], known: KnownParts = NONE_KNOWN) -> PinnedDataset:
+    """Pin the sources, which reads each of their files once; NOTHING_PINNED where the dataset is given.
 
     `session` opens Spark, and is called for sources that only Spark can pin. The sources of `known` parts are not
     looked at.
     """
     if config.etl is None:
-        return {}
+        return NOTHING_PINNED
     settings = config.spark.settings()
     own_session = functools.cache(lambda: build_session(session(), settings))
     context = PinContext(own_session, config.storage.datasets)
-    if config.etl.interval is not None:
-        return pin_window(config.etl, pyspark.__version__, settings, context, known)
-    return pin_sources(config.etl.sources, context)
-
-
-def snapshots_of(sources: Sources) -> list[SourceSnapshot]:
-    """The snapshots that were taken; of a window those of its parts that were looked at."""
-    if isinstance(sources, PinnedWindow):
-        return [source for part in sources.parts if part.sources is not None for source in part.sources.snapshots]
-    return [*sources.values()]
+    return pin_dataset(config.etl, pyspark.__version__, settings, context, known)
 
 
 def pins_without_spark(config: RunConfig) -> bool:
@@ -91,17 +79,14 @@ def pins_without_spark(config: RunConfig) -> bool:
     return config.etl is None or not any(source.NEEDS_SPARK for source in config.etl.sources.values())
 
 
-def wanted_fingerprint(config: RunConfig, sources: Sources) -> str:
+def wanted_fingerprint(config: RunConfig, sources: PinnedDataset) -> str:
     """The fingerprint of the dataset that this configuration makes of its pinned sources. Needs no Spark."""
     if config.dataset is not None:
         return read_manifest(open_storage(config.dataset)).fingerprint
-    if isinstance(sources, PinnedWindow):
-        return sources.fingerprint
-    assert config.etl is not None
-    return dataset_fingerprint(config.etl, sources, pyspark.__version__, config.spark.settings())
+    return sources.fingerprint
 
 
-def why_built(config: RunConfig, sources: Sources) -> str:
+def why_built(config: RunConfig, sources: PinnedDataset) -> str:
     """Say what of the newest dataset of this name is another than of the one that would be built; '' of the first."""
     newest = newest_dataset(config)
     if newest is None:
@@ -109,8 +94,7 @@ def why_built(config: RunConfig, sources: Sources) -> str:
     if not newest.lineage.made_of:
         return "what the newest of this name was made of was not recorded"
     assert config.etl is not None
-    contents = window_contents(sources) if isinstance(sources, PinnedWindow) else contents_of(sources)
-    now = made_of(config.etl, contents, pyspark.__version__, config.spark.settings())
+    now = made_of(config.etl, sources.contents, pyspark.__version__, config.spark.settings())
     found = what_differs(newest.lineage.made_of, now)
     if not found:
         return f"that of {newest.created_at} was made of the same, and is not whole"
@@ -135,7 +119,7 @@ def find(config: RunConfig, fingerprint: str) -> Dataset | None:
     if config.dataset is not None:
         folder = open_storage(config.dataset)
         return Dataset(read_manifest(folder), folder)
-    folder = open_storage(config.storage.datasets).at(f"{config.name}-{fingerprint[:12]}")
+    folder = open_storage(config.storage.datasets).at(dataset_folder(config.name, fingerprint))
     manifest = find_dataset(folder, fingerprint)
     return None if manifest is None else Dataset(manifest, folder)
 
@@ -144,19 +128,19 @@ def require(config: RunConfig, fingerprint: str) -> Dataset:
     """As `find`; ManifestError names the command to run where the dataset must be built."""
     found = find(config, fingerprint)
     if found is None:
-        where = open_storage(config.storage.datasets).at(f"{config.name}-{fingerprint[:12]}").uri
+        where = open_storage(config.storage.datasets).at(dataset_folder(config.name, fingerprint)).uri
         raise ManifestError(f"{where}: no dataset of these sources and this configuration; run `sparkring etl` first")
     return found
 
 
-def foresee(spark: SparkSession, config: RunConfig, sources: Sources) -> DatasetManifest | None:
+def foresee(spark: SparkSession, config: RunConfig, sources: PinnedDataset) -> DatasetManifest | None:
     """Let Spark analyze what would be built: the manifest it would have, without rows; None where rows decide it.
 
     EtlError where the views, checks or features do not fit the tables. Nothing is read or written.
     """
     assert config.etl is not None
     storage = open_storage(config.storage.datasets)
-    found = analyze(spark, config.etl, snapshots_of(sources), config.spark.settings(), storage)
+    found = analyze(spark, config.etl, sources.snapshots, config.spark.settings(), storage)
     if found is None:
         return None
     return DatasetManifest(
@@ -175,7 +159,7 @@ def foresee(spark: SparkSession, config: RunConfig, sources: Sources) -> Dataset
 def build(
     spark: SparkSession,
     resolved: Resolved,
-    sources: Sources,
+    sources: PinnedDataset,
     commit: str,
     tracker: Tracker,
     before_publish: Callable[[str], None] = lambda what: None,
@@ -196,10 +180,9 @@ def build(
     assert config.etl is not None
     began = time.monotonic()
     with tracker.part(ETL):
-        window = sources if isinstance(sources, PinnedWindow) else None
         request = BuildRequest(
             config.etl,
-            {} if isinstance(sources, PinnedWindow) else sources,
+            sources,
             name=config.name,
             root_uri=config.storage.datasets,
             settings=config.spark.settings(),
@@ -209,7 +192,7 @@ def build(
             on_label=(lambda columns, state: _check_label(config, columns, state)) if trained else _any_label,
         )
         with spark_progress(spark), data_errors_named():
-            built = build_dataset(spark, request) if window is None else build_window(spark, request, window)
+            built = build_dataset(spark, request)
         seconds = {**built.seconds, "total_s": time.monotonic() - began} if built.rebuilt else {}
         dataset = Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds, built.written_parts)
         record_build(tracker, dataset)

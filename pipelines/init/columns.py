@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
 from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, REGRESSION, TASKS, LabelForm
-from sparkring.etl.sources.read import quoted
+from sparkring.etl.sources.files.read import quoted
 from sparkring.etl.sources.values import DECIMAL, convert
 from sparkring.pipelines.init.sample import TableSample
 from sparkring.pipelines.init.written import DECIMAL_COMMAS, written_otherwise

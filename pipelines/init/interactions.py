@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
 from sparkring.conf.tasks import BINARY
-from sparkring.etl.sources.read import quoted
+from sparkring.etl.sources.files.read import quoted
 from sparkring.etl.sources.values import DECIMAL
 from sparkring.pipelines.init.columns import (
     DATES,

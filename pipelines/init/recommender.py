@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkring.conf.tasks import BINARY
-from sparkring.etl.sources.read import quoted
+from sparkring.etl.sources.files.read import quoted
 from sparkring.pipelines.init.columns import counts, in_sql
 from sparkring.pipelines.init.folder import PREDICTIONS, Project, example_rows, python_use, run_name
 from sparkring.pipelines.init.interactions import PERIOD, Interactions, Roles, decide_interactions

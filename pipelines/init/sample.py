@@ -21,11 +21,11 @@ import pyarrow.parquet as pq
 
 from sparkring.conf.errors import first_line
 from sparkring.conf.load import ConfigError
-from sparkring.conf.sources import CsvOptions
-from sparkring.etl.sources import csv_file
-from sparkring.etl.sources.files import WILDCARDS
-from sparkring.etl.sources.footers import parquet_schema, spark_type
-from sparkring.etl.sources.partitions import NULL_NAME
+from sparkring.conf.sources.files import CsvOptions
+from sparkring.etl.sources.files import csv_file
+from sparkring.etl.sources.files.footers import parquet_schema, spark_type
+from sparkring.etl.sources.files.listing import WILDCARDS
+from sparkring.etl.sources.files.partitions import NULL_NAME
 from sparkring.etl.sources.values import convert
 
 MOST_ROWS = 1_000_000  # looked at

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sparkring.conf.blocks.predict import OURS
 from sparkring.conf.tasks import TASKS, LabelForm
-from sparkring.etl.sources.read import quoted
+from sparkring.etl.sources.files.read import quoted
 from sparkring.pipelines.init.columns import DATES, Columns, counts, decide_columns, in_sql
 from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, example_rows, python_use, run_name
 from sparkring.pipelines.init.sample import TableSample, read_sample

@@ -67,7 +67,7 @@ def run_etl(
         job_id, commit = digest([resolved.digest, fingerprint])[:16], git_commit(Path(__file__).parent) or ""
         tags = job_tags(config.name, commit, publication.ds)
         with Tracker(tracking, job_id, config.name, tags, label=run_label(publication.ds)) as tracker:
-            lineage.begin(tracker, f"{config.name}.etl", resolved, etl_step.snapshots_of(sources))
+            lineage.begin(tracker, f"{config.name}.etl", resolved, sources.snapshots)
             spark = session()
             describe_job(tracker, resolved, spark, fingerprint)
             built = etl_step.build(spark, resolved, sources, commit, tracker, publication.check)

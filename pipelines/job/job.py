@@ -104,7 +104,7 @@ def run_parts(
         try:
             tracking = config.tracking.named(config.name)
             with Tracker(tracking, job_id, config.name, tags, continued, run_label(publication.ds)) as tracker:
-                lineage.begin(tracker, config.name, resolved, etl_step.snapshots_of(sources))
+                lineage.begin(tracker, config.name, resolved, sources.snapshots)
                 spark = session()
                 timings = {"spark_s": time.monotonic() - began}
                 describe_job(tracker, resolved, spark, fingerprint)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
+from sparkring.conf.sources import VERSION_KEYS
 from sparkring.pipelines.tracking.openlineage.datasets import (
     built_dataset,
     predictions_dataset,
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from sparkring.etl.sources.snapshot import SourceSnapshot
     from sparkring.pipelines.context.etl_step import Dataset
     from sparkring.pipelines.tracking.tracker import Tracker
-
-VERSIONS = ("version", "snapshot-id")  # of a whole table, which the intervals of it that are read have in common
 
 
 def begin(tracker: Tracker, name: str, resolved: Resolved, snapshots: Iterable[SourceSnapshot]) -> None:
@@ -47,8 +46,8 @@ def reads_of(snapshots: Iterable[SourceSnapshot]) -> dict[str, dict[str, Any]]:
 
 
 def in_common(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The version of pieces that are all of the same one."""
-    return {key: pieces[0][key] for key in VERSIONS if key in pieces[0] and len({p.get(key) for p in pieces}) == 1}
+    """The version of pieces that are all of the same one: of the whole table, whatever interval of it is read."""
+    return {key: pieces[0][key] for key in VERSION_KEYS if key in pieces[0] and len({p.get(key) for p in pieces}) == 1}
 
 
 def source_datasets(config: RunConfig, reads: Mapping[str, Mapping[str, Any]]) -> list[LineageDataset]:

@@ -12,14 +12,13 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest, read_manifest
-from sparkring.conf.sources import DeltaSource, IcebergSource, SourceConfig
+from sparkring.conf.sources import VERSION_KEYS, SourceConfig
 from sparkring.conf.storage import Storage, check_stored, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.pin import pin
 from sparkring.etl.windows.interval import interval_from
 from sparkring.etl.windows.parts import PART_NAME, Part
-from sparkring.etl.windows.window import cut_source
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.client import client_limits
 from sparkring.training.worker.result import MODEL, SUMMARY, TrainResult, read_result
@@ -154,7 +153,7 @@ def source_states(manifest: DatasetManifest, storage: Storage, etl: EtlConfig | 
 def _elsewhere(config: SourceConfig, dataset: Storage) -> str:
     """Why a source is not looked at: its server is named by the stored configuration alone; "" where it is not."""
     try:
-        check_stored(getattr(config, "path", None) or "", dataset.uri)
+        check_stored(config.location or "", dataset.uri)
     except ValueError as error:
         return str(error)
     return ""
@@ -166,22 +165,12 @@ def source_state(name: str, read: Mapping[str, Any], config: SourceConfig) -> So
     if config.NEEDS_SPARK:
         return SourceState(name, shown, "not looked at", "only Spark reads it")
     try:
-        found = pin(name, at_snapshot(config, read))
+        found = pin(name, config.at_version(read))
     except (EtlError, OSError, ValueError) as error:
         return SourceState(name, shown, "gone", str(error))
     if found.fingerprint != read["fingerprint"]:
         return SourceState(name, shown, "changed", "what is there now is not what was read")
     return SourceState(name, shown, "same")
-
-
-def at_snapshot(config: SourceConfig, read: Mapping[str, Any]) -> SourceConfig:
-    """The declaration of the version that was read, where the kind of table keeps versions."""
-    if isinstance(config, DeltaSource):
-        return config.model_copy(update={"versionAsOf": read["version"], "timestampAsOf": None})
-    if isinstance(config, IcebergSource):
-        none = dict.fromkeys(config.SNAPSHOTS)
-        return config.model_copy(update=none | {"snapshot_id": read["snapshot-id"]})
-    return config
 
 
 def _states_of_parts(
@@ -204,7 +193,7 @@ def _states_of_parts(
             return SourceState(name, dict(read), "not looked at", f"{where} is gone")
         part = Part.model_validate_json(root.read_bytes(f"{known.folder}/{PART_NAME}"))
         interval = interval_from(etl.interval, dt.date.fromisoformat(known.interval))
-        cut = cut_source(etl.sources[name], etl.interval.sources[name], interval)
+        cut = etl.sources[name].cut(interval.condition(etl.interval.sources[name]))
         found = source_state(name, part.lineage.sources[name][-1], cut)
         if found.state != "same":
             return SourceState(name, dict(read), found.state, f"interval {known.interval}: {found.why}")
@@ -260,5 +249,5 @@ def _dataset_lines(dataset: Mapping[str, Any]) -> list[str]:
 
 def _read_words(read: Mapping[str, Any]) -> str:
     where = read.get("path") or read.get("table") or read.get("dbtable") or ""
-    shown = [f"{key} {read[key]}" for key in ("version", "snapshot-id", "intervals", "files", "bytes") if read.get(key)]
+    shown = [f"{key} {read[key]}" for key in (*sorted(VERSION_KEYS), "intervals", "files", "bytes") if read.get(key)]
     return f"{where} ({', '.join(shown)})".strip()

@@ -16,8 +16,8 @@ from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest, ManifestError, read_manifest
 from sparkring.conf.rules.strategies import strategy_notes
 from sparkring.conf.storage import open_storage
+from sparkring.etl.build import PinnedDataset
 from sparkring.pipelines.context import etl_step
-from sparkring.pipelines.context.etl_step import Sources
 from sparkring.pipelines.run.spark import session_settings, submitted
 from sparkring.training.data.batch import SAMPLE
 from sparkring.training.data.decoding.columns import is_fixed
@@ -229,7 +229,7 @@ def known_manifest(config: RunConfig) -> DatasetManifest | None:
     return found.manifest if found is not None else None
 
 
-def pinned_without_spark(config: RunConfig) -> Sources | None:
+def pinned_without_spark(config: RunConfig) -> PinnedDataset | None:
     """The pinned sources of a recipe whose sources need no Spark; None where they are not there."""
     try:
         return etl_step.pin(config, _no_session)

@@ -23,7 +23,7 @@ from sparkring.conf.references import module_of
 OURS = "sparkring"
 INSTALLED = {"site-packages", "dist-packages"}  # folders of pip's packages
 LOADER = "sparkring.pipelines.serving"
-TOKENIZER, DECODE = "sparkring.etl.tokenizer", "sparkring.training.data.decoding.cells"
+TOKENIZER, DECODE = "sparkring.etl.text.tokenizer", "sparkring.training.data.decoding.cells"
 LOOK_ON = """
 # Added where this file was copied into a model: what it does not carry is taken from an installed sparkring.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)

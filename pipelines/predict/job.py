@@ -23,7 +23,7 @@ from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import BATCH_ROWS, batches_to_python, build_session
-from sparkring.etl.write import worker_uri
+from sparkring.etl.shards.write import worker_uri
 from sparkring.pipelines.lineage import record as lineage
 from sparkring.pipelines.predict.model import ScoringModel, get_model, load, pack
 from sparkring.pipelines.predict.publish import PredictionFile, PublishedPredictions, check_own, publish, staged

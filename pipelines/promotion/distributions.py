@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sparkring.etl.statistics import Numbers, Statistics
+from sparkring.etl.columns.statistics import Numbers, Statistics
 
 Array = NDArray[Any]
 RANGES = 10  # a number is cut at the reference's deciles, as the population stability index usually is

@@ -19,8 +19,8 @@ from sparkring.conf.manifest import DatasetManifest, WindowPart, read_manifest
 from sparkring.conf.rules.promotion import measured_columns
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError, read
+from sparkring.etl.columns.statistics import Statistics, merge
 from sparkring.etl.errors import EtlError
-from sparkring.etl.statistics import Statistics, merge
 from sparkring.etl.windows.parts import PART_NAME, Part
 from sparkring.etl.windows.window import read_statistics
 from sparkring.pipelines.context.etl_step import Dataset

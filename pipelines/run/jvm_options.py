@@ -17,7 +17,6 @@ from pathlib import Path
 import pyspark
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
 from sparkring.conf.storage import open_storage
 
 log = logging.getLogger(__name__)
@@ -65,11 +64,10 @@ def data_bytes(config: RunConfig) -> int | None:
         return None
     paths: list[str] = []
     for source in config.etl.sources.values():
-        if not isinstance(source, FilesSource | DeltaSource | IcebergSource) or source.path is None:
+        location = source.location
+        if location is None or ("://" in location and not location.startswith("file:")):
             return None
-        if "://" in source.path and not source.path.startswith("file:"):
-            return None
-        paths.append(open_storage(source.path).root)
+        paths.append(open_storage(location).root)
     return bytes_below(paths)
 
 

@@ -21,7 +21,8 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.etl.build import BuildRequest, build_dataset
-from sparkring.etl.sources.pin import PinContext, pin_sources
+from sparkring.etl.sources.snapshot import PinContext
+from sparkring.etl.windows.window import pin_dataset
 from sparkring.pipelines.run.jvm_options import QUIET, SHORT, USERS_OWN, class_archive
 from sparkring.pipelines.run.spark import spark_session
 
@@ -91,8 +92,8 @@ def _use(spark: SparkSession, folder: str) -> None:
             "shard": {"shards": {"train": 3}},
         }
     )
-    sources = pin_sources(config.sources, PinContext(lambda: spark, folder))
-    build_dataset(spark, BuildRequest(config, sources, "archive", f"{folder}/datasets"))
+    pinned = pin_dataset(config, spark.version, {}, PinContext(lambda: spark, folder))
+    build_dataset(spark, BuildRequest(config, pinned, "archive", f"{folder}/datasets"))
 
 
 def _end_jvm() -> None:

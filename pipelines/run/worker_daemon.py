@@ -15,9 +15,9 @@ PRELOAD = (
     "pyarrow.parquet",
     "pyspark.worker",
     "pyspark.sql.pandas.serializers",
-    "sparkring.etl.sources.file_task",
-    "sparkring.etl.quarantine",
-    "sparkring.etl.write",
+    "sparkring.etl.sources.files.task",
+    "sparkring.etl.shards.quarantine",
+    "sparkring.etl.shards.write",
     "pandas",  # whatever a worker returns to Spark SQL
     "sparkring.pipelines.launch.barrier",
 )

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-import pyspark
 from pyspark.sql import SparkSession
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import dates_since_begin, moved
-from sparkring.etl.windows.parts import common_digest
-from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, PinnedWindow
+from sparkring.etl.build import PinnedDataset
+from sparkring.etl.windows.window import NONE_KNOWN, KnownParts
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.context import Publication
-from sparkring.pipelines.context.etl_step import Dataset, Sources
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.run.runs import RunRecord
 from sparkring.pipelines.schedule.ledger import DateRecord
 from sparkring.pipelines.schedule.run_date import DateJob
@@ -31,12 +30,11 @@ class DatePublication(Publication):
     def __init__(self, job: DateJob) -> None:
         self.job, self.ds, self.may_promote = job, job.record.ds, job.options.promote
 
-    def pin(self, config: RunConfig, session: Callable[[], SparkSession]) -> Sources:
+    def pin(self, config: RunConfig, session: Callable[[], SparkSession]) -> PinnedDataset:
         job = self.job
         earlier = known_before(job.ledger.records(), job.schedule, job.record.ds)
         sources, deciding = pin_anew(config, session, earlier, job.schedule, job.record.ds)
-        if isinstance(sources, PinnedWindow):
-            parts = {part.interval.label: part.fingerprint for part in sources.parts}
+        if parts := sources.part_fingerprints:
             job.update(parts=parts, parts_digest=deciding)
         return sources
 
@@ -56,7 +54,7 @@ def pin_anew(
     earlier: DateRecord | None,
     schedule: ScheduleConfig,
     ds: str,
-) -> tuple[Sources, str]:
+) -> tuple[PinnedDataset, str]:
     """Pin a date's sources, but for parts that an earlier date's job looked at: (sources, digest of what parts share).
 
     Where a source that is read whole, the recipe or the code has changed since, every part is looked at.
@@ -72,9 +70,7 @@ def pin_anew(
     if earlier is not None and config.etl is not None and config.etl.interval is not None:
         known = known_parts(config, earlier, looked_at_from=moved(schedule, ds, -schedule.lookback))
     sources = etl_step.pin(config, session, known)
-    if not isinstance(sources, PinnedWindow):
-        return sources, ""
-    deciding = shared_by_parts(config, sources)
+    deciding = sources.shared_digest
     if known is not NONE_KNOWN and earlier is not None and deciding != earlier.parts_digest:
         log.info("a source that is read whole, the recipe or the code has changed: all parts are looked at")
         sources = etl_step.pin(config, session)
@@ -92,12 +88,3 @@ def known_parts(config: RunConfig, earlier: DateRecord, looked_at_from: str) -> 
     """The parts of an earlier date that are of intervals before `looked_at_from`."""
     fingerprints = {label: found for label, found in earlier.parts.items() if label < looked_at_from}
     return KnownParts(config.storage.datasets, config.name, fingerprints)
-
-
-def shared_by_parts(config: RunConfig, window: PinnedWindow) -> str:
-    """A digest of all that decides parts, but for what sources hold of one interval; "": no part was looked at."""
-    assert config.etl is not None
-    looked_at = [part.sources for part in window.parts if part.sources is not None]
-    if not looked_at:
-        return ""
-    return common_digest(config.etl, looked_at[-1].whole, pyspark.__version__, config.spark.settings())

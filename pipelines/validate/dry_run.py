@@ -25,7 +25,7 @@ def describe_run(config: RunConfig, examined: Examined) -> Iterator[str]:
 
 def _read(config: RunConfig, examined: Examined) -> Iterator[str]:
     for name, source in config.etl.sources.items() if config.etl else ():
-        where = getattr(source, "path", None) or getattr(source, "table", None) or "a query"
+        where = source.place
         size = ""
         if name in examined.files:
             rows = f", {examined.rows[name]:,} rows" if name in examined.rows else ""

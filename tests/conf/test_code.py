@@ -31,11 +31,11 @@ def test_all_four_packages_and_their_subfolders_count() -> None:
     assert {
         "sparkring/__init__.py",
         "sparkring/conf/config.py",
-        "sparkring/etl/sources/csv_file.py",
+        "sparkring/etl/sources/files/csv_file.py",
         "sparkring/training/launch/host/agent.py",
         "sparkring/pipelines/tracking/tracker.py",
     } <= set(names)
-    assert "csv" in names["sparkring/etl/sources/csv_file.py"].read_text()
+    assert "csv" in names["sparkring/etl/sources/files/csv_file.py"].read_text()
 
 
 def test_the_digest_is_the_same_from_a_folder_and_from_an_archive(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkring.conf.load import ConfigError, json_schema, load_config, parse_override
-from sparkring.conf.sources import IcebergSource
+from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
 
 
 def iceberg(**values):
@@ -89,3 +89,13 @@ def test_where_and_columns_are_content_and_which_snapshot_is_not():
 def test_a_date_without_quotes_which_yaml_makes_one_is_an_instant(tmp_path):
     problems = problem(tmp_path, ", as-of-timestamp: 2024-01-31 12:00:00, tag: 5")
     assert "as-of-timestamp" not in problems and "weather.tag = 5" in problems
+
+
+def test_the_version_that_was_read_replaces_whatever_was_asked_for() -> None:
+    for asked in ({"branch": "audit"}, {"tag": "v1"}, {"as-of-timestamp": 5}, {"snapshot-id": 6}, {}):
+        assert iceberg(**asked).at_version({"snapshot-id": 7, "files": 1}) == iceberg(**{"snapshot-id": 7})
+    for asked in ({"versionAsOf": 3}, {"timestampAsOf": "2026-11-21"}, {}):
+        delta = DeltaSource.model_validate({"format": "delta", "path": "t"} | asked)
+        assert delta.at_version({"version": 4}) == DeltaSource(format="delta", path="t", versionAsOf=4)
+    files = FilesSource(path="t.csv", columns={"a": "int"})
+    assert files.at_version({"files": 1}) is files

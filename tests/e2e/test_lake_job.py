@@ -26,7 +26,8 @@ import json, sys
 from sparkring.conf.load import load_config
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.pin import PinContext, pin
+from sparkring.etl.sources.pin import pin
+from sparkring.etl.sources.snapshot import PinContext
 from sparkring.conf.sources import CatalogSource
 from sparkring.pipelines.run import spark as spark_module
 from sparkring.pipelines.cli import main

@@ -9,9 +9,9 @@ import pytest
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.etl.checks import RULE
+from sparkring.etl.columns.statistics import Measured, measure
 from sparkring.etl.errors import EtlError
 from sparkring.etl.split import SPLIT
-from sparkring.etl.statistics import Measured, measure
 from sparkring.etl.weights import WEIGHTED, check_weighted, check_weights, fit_weight, weighted_rows
 
 

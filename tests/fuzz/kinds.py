@@ -33,12 +33,13 @@ from sparkring.conf.schedule.dates import interval_of, parse_date
 from sparkring.conf.sources import IcebergSource
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError, parse, read
+from sparkring.etl.build import numbered_files
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.iceberg.source import pin_iceberg
+from sparkring.etl.sources.iceberg.source import OpenIceberg
 from sparkring.etl.sources.predicate import parse as parse_where
-from sparkring.etl.tokenizer import Codec, train_bpe
+from sparkring.etl.text.tokenizer import Codec, train_bpe
 from sparkring.etl.windows.parts import PART_NAME, Part, find_part
-from sparkring.etl.windows.window import list_files
+from sparkring.etl.windows.window import PartFolder
 from sparkring.pipelines import serving
 from sparkring.pipelines.evaluation.evaluate import read_predictions
 from sparkring.pipelines.model.check import data_folder
@@ -176,7 +177,7 @@ def _part(folder: Path) -> Kind:
     def check(data: bytes) -> None:
         storage.put_atomic(PART_NAME, data)
         find_part(storage, SHA)
-        list_files([read(Part, storage, PART_NAME)], ["p"], [None], ["rows"])
+        numbered_files([PartFolder(read(Part, storage, PART_NAME), "p", is_new=False).files(None)], ["rows"])
 
     return Kind([json.dumps(part).encode()], check, (StoredError,))
 
@@ -251,7 +252,8 @@ def _iceberg(folder: Path) -> dict[str, Kind]:
         for other, file in first.items():
             file.write_bytes(data if other == name else examples[other][0])
         path = str(first["metadata.json"])
-        found = pin_iceberg("t", IcebergSource(format="iceberg", path=path, allowed_folders=[str(folder)]))
+        config = IcebergSource(format="iceberg", path=path, allowed_folders=[str(folder)])
+        found = OpenIceberg.open("t", config).pin(config)
         json.dumps(found.lineage())
         found.version.schema.highest_field_id  # noqa: B018
 

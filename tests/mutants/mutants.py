@@ -48,11 +48,12 @@ REPRODUCING, REPRODUCE, T_REPRODUCE = (
 VALIDATE, T_MISTAKES = "pipelines/validate", "tests/pipelines/validate/test_mistakes.py"
 T_EXPORT = "tests/pipelines/portable/test_export.py"
 T_VALIDATE_TABLES = "tests/pipelines/validate/test_tables.py"
+T_PROFILE = "tests/etl/test_profile.py"
 T_CLASSES, T_TRACEBACK = "tests/spark/test_etl_classes.py", "tests/training/launch/test_traceback.py"
 T_TABLES = "tests/pipelines/validate/test_tables.py"
 T_COMPARE, T_SOURCES = (f"tests/pipelines/reproduce/test_{name}.py" for name in ("compare", "sources"))
 T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
-STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test_etl_rows.py"
+STATISTICS, ROWS, T_ROWS = "etl/columns/statistics.py", "etl/rows.py", "tests/spark/test_etl_rows.py"
 WEIGHTS, T_WEIGHTS, T_ETL_WEIGHTS = "etl/weights.py", "tests/etl/test_weights.py", "tests/spark/test_etl_weights.py"
 FLAGS, T_FLAGS, T_LABELS = "etl/flags.py", "tests/etl/test_flags.py", "tests/spark/test_etl_labels.py"
 KINDS, T_KINDS = "conf/tasks.py", "tests/conf/test_tasks.py"
@@ -127,17 +128,17 @@ RECIPE_FILE, T_RECIPE_FILE = "conf/recipe_file.py", "tests/conf/test_recipe_file
 INIT, T_INIT = "pipelines/init", "tests/pipelines/init/test_init.py"
 CLI, T_CLI = "pipelines/cli/entry.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
-CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
+CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/files/footers.py"
 T_CONVERT = (
     "tests/training/data/petastorm_adapter/test_petastorm_reader.py"
     "::test_dates_and_timestamps_are_what_the_native_reader_makes_of_them"
 )
-STATE, MANIFEST, EVALUATE = "etl/features.py", "conf/manifest.py", "pipelines/evaluation/evaluate.py"
+STATE, MANIFEST, EVALUATE = "etl/columns/features.py", "conf/manifest.py", "pipelines/evaluation/evaluate.py"
 PREDICATE, T_PREDICATE = "etl/sources/predicate.py", "tests/etl/sources/test_predicate.py"
-PARTITIONS, T_PARTITIONS = "etl/sources/partitions.py", "tests/etl/sources/test_partitions.py"
-JSON_FILE, T_JSON_FILE = "etl/sources/json_file.py", "tests/etl/sources/test_json_file.py"
-FILE_TASK, T_FILES = "etl/sources/file_task.py", "tests/spark/test_etl_files.py"
-CSV_FILE, T_CSV_FILE = "etl/sources/csv_file.py", "tests/etl/sources/test_csv_file.py"
+PARTITIONS, T_PARTITIONS = "etl/sources/files/partitions.py", "tests/etl/sources/files/test_partitions.py"
+JSON_FILE, T_JSON_FILE = "etl/sources/files/json_file.py", "tests/etl/sources/files/test_json_file.py"
+FILE_TASK, T_FILES = "etl/sources/files/task.py", "tests/spark/test_etl_files.py"
+CSV_FILE, T_CSV_FILE = "etl/sources/files/csv_file.py", "tests/etl/sources/files/test_csv_file.py"
 DELTA, DELTA_LOG, LAKE_FILES = (f"etl/sources/{name}.py" for name in ("delta/source", "delta/log", "lake_files"))
 T_DELTA, T_DELTA_LOG = (f"tests/etl/sources/delta/test_{name}.py" for name in ("source", "log"))
 T_LAKE_ROWS = "tests/spark/test_etl_lake_files.py"
@@ -190,7 +191,7 @@ T_SCHEDULES, T_GRADIENTS = "tests/training/parallel/test_schedules.py", "tests/t
 T_NUMPY, T_FEATURES = "tests/training/data/features/test_transform.py", "tests/spark/test_etl_features.py"
 T_STATISTICS, T_INTERVAL, T_PARTS, T_WINDOW = (
     f"tests/etl/{name}.py"
-    for name in ("test_statistics", "windows/test_interval", "windows/test_parts", "windows/test_window")
+    for name in ("columns/test_statistics", "windows/test_interval", "windows/test_parts", "windows/test_window")
 )
 T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_split.py"
 T_JDBC, T_CATALOG = "tests/etl/sources/test_jdbc.py", "tests/etl/sources/catalog/test_source.py"
@@ -432,8 +433,8 @@ MUTANTS = (
     Mutant(FEATURES, "self._mean, dtype=np.float64)", "self._mean, dtype=np.float32)", T_NUMPY),
     Mutant(FEATURES, 'dtype=np.int64), mode="clip"', 'dtype=np.int64), mode="wrap"', T_NUMPY),
     Mutant(CONVERT, "if np.isnat(moments).any():", "if False:", T_CONVERT),
-    Mutant(FOOTERS, 'physical_type == "INT96"', 'physical_type == "INT64"', "tests/etl/sources/test_footers.py"),
-    Mutant(MANIFEST, 'c.role != "input" and c.dtype', "c.dtype", "tests/etl/test_table.py"),
+    Mutant(FOOTERS, 'physical_type == "INT96"', 'physical_type == "INT64"', "tests/etl/sources/files/test_footers.py"),
+    Mutant(MANIFEST, 'c.role != "input" and c.dtype', "c.dtype", "tests/etl/columns/test_table.py"),
     Mutant(EVALUATE, "fill_null(len(coded.dictionary))", "fill_null(0)", "tests/pipelines/evaluation/test_evaluate.py"),
     Mutant(MANIFEST, 'is_date == (stored.logical == "date") and ', "", "tests/conf/test_stored.py"),
     Mutant(
@@ -453,13 +454,13 @@ MUTANTS = (
     Mutant(PARTS, '"numeric": {"fill", "scale"}', '"numeric": {"fill", "scale", "transform"}', T_PARTS),
     Mutant(PARTS, "prints, cut, block", "prints, block", f"{T_PARTS} {T_WINDOW}"),
     Mutant(PARTS, "    storage.delete(folder)\n    return found", "    return found", T_PARTS),
-    Mutant(WINDOW, "offset += sum(f.rows for f in mine)", "pass", T_WINDOW),
+    Mutant("etl/build.py", "offset += sum(file.rows for file in own)", "pass", T_WINDOW),
     Mutant(WINDOW, "if label >= first]", "if label > first]", T_WINDOW),
     Mutant(WINDOW, "if found.measured != wanted:", "if False:", T_WINDOW),
     Mutant(PARTS, "snapshots[-1] for name, snapshots", "snapshots[0] for name, snapshots", T_PARTS),
     Mutant(
         PARTS,
-        "new)\n        for one in new:\n            one.sources.check_unchanged()",
+        "new)\n        for snapshot in snapshots:\n            snapshot.check_unchanged()",
         "new)",
         "tests/spark/test_etl_window_inputs.py -k changes",
     ),
@@ -493,17 +494,27 @@ MUTANTS = (
     Mutant("conf/storage.py", "os.link(part, target)", "os.replace(part, target)", "tests/conf/test_storage.py"),
     Mutant("conf/storage.py", "start + LOOK_UP_AT_ONCE]", "start + 1]", "tests/conf/test_storage.py"),
     Mutant("conf/stored.py", "min_length=64, max_length=64", "max_length=64", "tests/conf/test_stored.py"),
-    Mutant("etl/layout.py", "cut.below or -1 for", "cut.below for", "tests/etl/test_layout.py"),
-    Mutant("etl/layout.py", "{value} > {at} OR", "{value} >= {at} OR", "tests/spark/test_etl_shard.py -k cuts"),
+    Mutant("etl/shards/layout.py", "cut.below or -1 for", "cut.below for", "tests/etl/shards/test_layout.py"),
+    Mutant("etl/shards/layout.py", "{value} > {at} OR", "{value} >= {at} OR", "tests/spark/test_etl_shard.py -k cuts"),
     Mutant(ROWS, 'key, levels=["row"])', "key)", f"{T_ROWS} -k later_passes"),
     Mutant(ROWS, "if len(below) == len(sides):", "if not sides:", f"{T_ROWS} -k columns_of_files"),
     Mutant(ROWS, 'F.concat_ws("/", PORTION, SPLIT)', 'F.concat_ws("/", F.lit(0), SPLIT)', T_AT_ONCE),
     Mutant("etl/session.py", "not 0 < rows * row_bytes <= MOST_BATCH_BYTES:", "not rows > 0:", f"{T_ROWS} -k batches"),
-    Mutant("etl/sources/read.py", "map(quoted, dict.from", "list(dict.from", f"{T_FILES} -k any_name"),
-    Mutant("etl/sources/read.py", "(quoted(name) for name in scan", "(name for name in scan", f"{T_FILES} -k any_name"),
-    Mutant("etl/sources/read.py", "if len(folders) > 1 or", "if len(folders) > 9 or", f"{T_ROWS} -k later_passes"),
+    Mutant("etl/sources/files/read.py", "map(quoted, dict.from", "list(dict.from", f"{T_FILES} -k any_name"),
     Mutant(
-        "etl/shard.py", "opened = {split: {0: 0} for", "opened = {split: {0: 1} for", "tests/spark/test_etl_shard.py"
+        "etl/sources/files/read.py",
+        "(quoted(name) for name in scan",
+        "(name for name in scan",
+        f"{T_FILES} -k any_name",
+    ),
+    Mutant(
+        "etl/sources/files/read.py", "if len(folders) > 1 or", "if len(folders) > 9 or", f"{T_ROWS} -k later_passes"
+    ),
+    Mutant(
+        "etl/shards/shard.py",
+        "opened = {split: {0: 0} for",
+        "opened = {split: {0: 1} for",
+        "tests/spark/test_etl_shard.py",
     ),
     Mutant(PARTS, "key=lambda one: [(f.name, f.dataType)", "key=lambda one: [(f.name, 0)", T_AT_ONCE),
     Mutant(WINDOW, "+ size <= BYTES_AT_ONCE:", "<= BYTES_AT_ONCE:", f"{T_WINDOW} -k at_once"),
@@ -925,13 +936,10 @@ MUTANTS = (
     Mutant(REGISTRY, "None if current is None or same else current.version", "None", T_REGISTRY),
     Mutant(OL_DATASETS, '"s3a": "s3", ', "", T_OL_DATASETS),
     Mutant(OL_DATASETS, 'path.lstrip("/") if scheme in IN_BUCKETS else path', "path", T_OL_DATASETS),
-    Mutant(
-        OL_DATASETS,
-        'VERSIONS = ("version", "snapshot-id", "fingerprint")',
-        'VERSIONS = ("fingerprint",)',
-        T_OL_DATASETS,
-    ),
-    Mutant(OL_DATASETS, 'getattr(source, "columns", {})', "{}", T_OL_DATASETS),
+    Mutant(OL_DATASETS, 'source.VERSION_KEY or ""', '""', T_OL_DATASETS),
+    Mutant(OL_DATASETS, "if source.columns:", "if False:", T_OL_DATASETS),
+    Mutant("conf/sources/base.py", 'f"({given}) AND {condition}"', "condition", T_WINDOW),
+    Mutant("conf/sources/iceberg.py", "(self.SNAPSHOTS) | {", "(()) | {", "tests/conf/test_sources.py"),
     Mutant(OL_DATASETS, '.removesuffix(f"-{manifest.fingerprint[:12]}")', "", T_OL_DATASETS),
     Mutant(OL_DATASETS, "urlsplit(without_password(tracking.uri))", "urlsplit(tracking.uri)", T_OL_DATASETS),
     Mutant(OL_RECORD, "len({p.get(key) for p in pieces}) == 1", "True", T_OL_DATASETS),
@@ -1508,8 +1516,10 @@ MUTANTS = (
     Mutant(WEIGHTS, "(value < 0) & ~odd", "value < -1e9", T_ETL_WEIGHTS),
     Mutant(WEIGHTS, "counted.filter(pc.is_null(counted[RULE]))\n    found", "counted\n    found", T_WEIGHTS),
     Mutant(WEIGHTS, "if not weighted.get(split)", "if split not in weighted", T_WEIGHTS),
-    Mutant("etl/rows.py", "if len(portions) == 1:  # else a split", "if True:  # else a split", T_ETL_WEIGHTS),
-    Mutant("etl/windows/window.py", "weighted[own or split] += rows", "weighted[split] += rows", T_ETL_WEIGHTS),
+    Mutant(PARTS, "is_whole=False", "is_whole=True", T_ETL_WEIGHTS),
+    Mutant("etl/build.py", "is_whole=True", "is_whole=False", T_LABELS),
+    Mutant("etl/profile.py", "weighted={split: sum(self.weighted.values())}", "weighted={UNDIVIDED: 1}", T_PROFILE),
+    Mutant("etl/profile.py", "classes=added({split: counts}", "classes=added({UNDIVIDED: counts}", T_PROFILE),
     Mutant("training/data/weights.py", ".double() / self._mean", ".double()", T_WEIGHTED_RUN),
     Mutant("training/data/weights.py", "weight * batch.weight)", "weight)", T_WEIGHTED_RUN),
     Mutant(
@@ -1530,7 +1540,9 @@ MUTANTS = (
     Mutant(JVM, "total > SHORT_BYTES", "False", f"{T_JVM} -k counting"),
     Mutant("pipelines/run/spark.py", "if not is_refused(str(error)):", "if True:", f"{T_JVM} -k java_is"),
     Mutant("etl/analysis.py", '{"limit_rows": None}', "{}", "tests/etl/test_foreseen.py -k trial"),
-    Mutant("etl/sources/read.py", "if listed.bytes <= CHECKED_HERE_BYTES:", "if False:", f"{T_FILES} -k small_files"),
+    Mutant(
+        "etl/sources/files/read.py", "if listed.bytes <= CHECKED_HERE_BYTES:", "if False:", f"{T_FILES} -k small_files"
+    ),
     Mutant(LINEAR, "rows * max(cells, classes)", "rows * cells", f"{T_BASELINE} -k fit_in_the_driver"),
     Mutant(LINEAR, "sum(1 + (column.mask is not None)", "sum(1", f"{T_BASELINE} -k fit_in_the_driver"),
     Mutant(LINEAR, "if len(classes) == 1:", "if False:", f"{T_BASELINE} -k one_class"),

@@ -32,10 +32,10 @@ from sparkring.conf.manifest import (
 )
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
-from sparkring.etl.windows.window import PinnedWindow
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.etl_step import (
+    NOTHING_PINNED,
     Dataset,
     data_errors_named,
     dataset_info,
@@ -66,10 +66,10 @@ def config(folder: Path) -> RunConfig:
 
 def test_a_dataset_named_by_its_folder_is_found_there(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=str(tmp_path)):
-        wanted_fingerprint(config(tmp_path), {})
+        wanted_fingerprint(config(tmp_path), NOTHING_PINNED)
     (tmp_path / MANIFEST_NAME).write_text(MANIFEST.to_json())
     (tmp_path / "a.parquet").write_bytes(bytes(9))
-    assert wanted_fingerprint(config(tmp_path), {}) == "a" * 64
+    assert wanted_fingerprint(config(tmp_path), NOTHING_PINNED) == "a" * 64
     found = require(config(tmp_path), "a" * 64)
     assert found.manifest == MANIFEST and not found.rebuilt and found.seconds == {}
 
@@ -147,9 +147,7 @@ def test_one_job_hashes_every_source_file_once(tmp_path: Path, monkeypatch: pyte
     fingerprints = []
 
     def build(spark: Any, request: Any) -> Any:
-        fingerprints.append(
-            etl_step.dataset_fingerprint(request.config, request.sources, etl_step.pyspark.__version__, {})
-        )
+        fingerprints.append(request.pinned.fingerprint)
         return SimpleNamespace(
             manifest=MANIFEST, uri=str(tmp_path / "datasets"), rebuilt=True, seconds={}, written_parts=()
         )
@@ -232,14 +230,14 @@ def test_a_recipe_with_intervals_is_pinned_and_built_as_a_window(
     (tmp_path / "small.yaml").write_text(text)
     requests = []
 
-    def build_window(spark: Any, request: Any, pinned: Any) -> Any:
-        requests.append((request, pinned))
+    def build_dataset(spark: Any, request: Any) -> Any:
+        requests.append(request)
         part = WindowPart(interval="2024-03-02", fingerprint="b" * 64, folder="parts/small/2024-03-02/b", rows=3)
         manifest = MANIFEST.model_copy(update={"parts": (part,)})
         uri = str(tmp_path / "datasets")
         return SimpleNamespace(manifest=manifest, uri=uri, rebuilt=True, seconds={}, written_parts=("2024-03-02",))
 
-    monkeypatch.setattr(etl_step, "build_window", build_window)
+    monkeypatch.setattr(etl_step, "build_dataset", build_dataset)
     points: dict[str, float] = {}
     tracker: Any = SimpleNamespace(
         part=lambda key: nullcontext(), dataset=lambda *_: None, artifact_json=lambda *_: None,
@@ -249,13 +247,14 @@ def test_a_recipe_with_intervals_is_pinned_and_built_as_a_window(
     sources = etl_step.pin(resolved.config, never)
     wanted = etl_step.wanted_fingerprint(resolved.config, sources)
     dataset = etl_step.build(None, resolved, sources, "commit", tracker)  # type: ignore[arg-type]
-    ((request, pinned),) = requests
+    (request,) = requests
+    pinned = request.pinned
     assert pinned is sources and pinned.fingerprint == wanted and request.name == "small"
     assert [part.interval.label for part in pinned.parts] == ["2024-03-01", "2024-03-02"]
     assert dataset.written_parts == ("2024-03-02",) and points["parts/all"] == points["parts/written"] == 1.0
     night = load_config(str(tmp_path / "small.yaml"), ["etl.interval.last=2024-03-03"])
     after = etl_step.pin(night.config, never)
-    assert isinstance(after, PinnedWindow) and after.parts[0].fingerprint == pinned.parts[1].fingerprint
+    assert after.part_fingerprints["2024-03-02"] == pinned.part_fingerprints["2024-03-02"]
     assert etl_step.wanted_fingerprint(night.config, after) != wanted
 
 

@@ -24,7 +24,6 @@ from sparkring.conf.stored import StoredError
 from sparkring.etl.sources.pin import pin
 from sparkring.etl.windows.interval import window_of
 from sparkring.etl.windows.parts import PART_NAME, Part
-from sparkring.etl.windows.window import cut_source
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.cli.replay_log import replay_log
 from sparkring.pipelines.cli.reproduce import find_run
@@ -127,7 +126,7 @@ def test_a_source_read_by_interval_is_as_its_first_interval_that_changed(tmp_pat
     assert etl.interval is not None
     parts = []
     for number, interval in enumerate(window_of(etl.interval)):
-        read = read_of("sales", cut_source(etl.sources["sales"], "day", interval))
+        read = read_of("sales", etl.sources["sales"].cut(interval.condition("day")))
         print_of = f"{number:064x}"
         part = Part(
             interval=interval.label, fingerprint=print_of, created_at="", columns=(), inputs={}, files=(), splits={},

@@ -12,11 +12,11 @@ from pyspark.sql import DataFrame
 
 from sparkring.conf.manifest import MANIFEST_NAME
 from sparkring.conf.storage import open_storage
-from sparkring.etl.build import BuildRequest, Built
+from sparkring.etl.build import BuildRequest, Built, build_dataset
+from sparkring.etl.columns.statistics import Statistics
 from sparkring.etl.errors import EtlError
-from sparkring.etl.statistics import Statistics
 from sparkring.etl.windows import window
-from sparkring.etl.windows.window import build_window, pin_window
+from sparkring.etl.windows.window import pin_window
 from tests.spark.sales import recipe, write_sales
 
 pytestmark = pytest.mark.spark
@@ -45,8 +45,7 @@ VIEW = "SELECT *, amount / 3 AS other FROM sales"
 def build(spark: Any, sales: Path, root: Path, view: str = VIEW, **changes: Any) -> Built:
     split = {"kind": "hash", "shares": {"train": 0.7, "test": 0.3}, "key": ["amount"]}
     config = recipe(sales, view, {"checks": CHECKS, "split": split, "shard": {"row_group": 4}} | changes)
-    request = BuildRequest(config, {}, "sales", str(root))
-    return build_window(spark, request, pin_window(config, spark.version, {}))
+    return build_dataset(spark, BuildRequest(config, pin_window(config, spark.version, {}), "sales", str(root)))
 
 
 def content(built: Built) -> dict[str, Any]:

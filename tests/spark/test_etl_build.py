@@ -20,7 +20,7 @@ from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
 from sparkring.etl.errors import ChecksFailed, EtlError
 from sparkring.etl.raw import unpack_flights
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.pin import pin_sources
+from sparkring.etl.windows.window import pin_dataset
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,8 @@ def plain(raw, **changes) -> EtlConfig:
 
 
 def build(spark, config, root, **keys):
-    return build_dataset(spark, BuildRequest(config, pin_sources(config.sources), "flights", str(root), **keys))
+    pinned = pin_dataset(config, spark.version, keys.get("settings", {}))
+    return build_dataset(spark, BuildRequest(config, pinned, "flights", str(root), **keys))
 
 
 def rows_of(built, split):
@@ -206,6 +207,7 @@ from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.storage import Storage
 from sparkring.pipelines.run.spark import spark_session
+from sparkring.etl.windows.window import pin_dataset
 from tests.spark.test_etl_build import build, plain
 if {when!r} == "manifest":
     def stop(self, relative, data):

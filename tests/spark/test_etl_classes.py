@@ -15,7 +15,7 @@ from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.pin import pin_sources
+from sparkring.etl.windows.window import pin_dataset, pin_window
 from sparkring.training.data.decoding.columns import DataError
 from sparkring.training.data.features.tensors import TensorSource
 
@@ -51,7 +51,7 @@ def block(table: Path, **keys: Any) -> EtlConfig:
 
 
 def build(spark: Any, config: EtlConfig, folder: Path) -> DatasetManifest:
-    request = BuildRequest(config, pin_sources(config.sources), "animals", str(folder))
+    request = BuildRequest(config, pin_dataset(config, spark.version, {}), "animals", str(folder))
     return build_dataset(spark, request).manifest
 
 
@@ -119,11 +119,9 @@ def test_a_class_that_a_model_does_not_know_is_no_place(spark: Any, table: Path,
 
 
 def test_the_parts_of_a_window_add_up_to_its_classes(spark: Any, table: Path, tmp_path: Path) -> None:
-    from sparkring.etl.windows.window import build_window, pin_window
-
     config = block(table, interval={"column": "day", "last": "2026-01-02", "window": 2})
-    request = BuildRequest(config, {}, "animals", str(tmp_path))
-    window = build_window(spark, request, pin_window(config, spark.version, {})).manifest
+    pinned = pin_window(config, spark.version, {})
+    window = build_dataset(spark, BuildRequest(config, pinned, "animals", str(tmp_path))).manifest
     whole = build(spark, block(table), tmp_path / "whole")
     assert (window.classes, window.class_counts) == (whole.classes, whole.class_counts)
 

@@ -19,7 +19,8 @@ from sparkring.conf.sources import DeltaSource
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.pin import pin, pin_sources
+from sparkring.etl.sources.pin import pin
+from sparkring.etl.windows.window import pin_dataset
 from tests.etl.sources.delta.tables import add_mapped_column, adds, change_schema, commit, delete_rows, rename_column
 
 pytestmark = pytest.mark.spark
@@ -266,7 +267,7 @@ def test_a_dataset_of_a_delta_table_is_found_again_after_an_empty_commit(spark, 
     config = EtlConfig.model_validate(block | {"features": {"x": {"kind": "numeric"}}})
 
     def build():
-        request = BuildRequest(config, pin_sources(config.sources), "delta", str(tmp_path / "datasets"))
+        request = BuildRequest(config, pin_dataset(config, spark.version, {}), "delta", str(tmp_path / "datasets"))
         return build_dataset(spark, request)
 
     first = build()

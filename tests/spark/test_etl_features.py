@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 from pyspark.sql import functions as F
 
 from sparkring.conf.blocks.etl import Feature
+from sparkring.etl.columns.fit import check_inputs, fit
+from sparkring.etl.columns.statistics import measure, measured_by, merge
 from sparkring.etl.errors import EtlError
-from sparkring.etl.fit import check_inputs, fit
-from sparkring.etl.statistics import measure, measured_by, merge
 from sparkring.training.data.features.transform import apply_numpy
 from tests.spark.feature_oracle import feature_frame
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from sparkring.conf.sources import FilesSource
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.partitions import NULL_NAME
+from sparkring.etl.sources.files.partitions import NULL_NAME
 from sparkring.etl.sources.pin import pin
 
 pytestmark = pytest.mark.spark
@@ -287,7 +287,7 @@ def test_small_files_are_checked_without_a_job_and_large_ones_in_tasks_with_the_
         (tmp_path / f"{file}.{kind}").write_text(lines[name])
     said = {}
     for limit in (1 << 20, 0):
-        monkeypatch.setattr("sparkring.etl.sources.read.CHECKED_HERE_BYTES", limit)
+        monkeypatch.setattr("sparkring.etl.sources.files.read.CHECKED_HERE_BYTES", limit)
         context.setLocalProperty("spark.jobGroup.id", f"checked {kind} {limit}")
         try:
             with pytest.raises(EtlError) as caught:
@@ -301,6 +301,6 @@ def test_small_files_are_checked_without_a_job_and_large_ones_in_tasks_with_the_
     for file in "bc":
         (tmp_path / f"{file}.{kind}").write_text(lines["good"])
     for limit in (1 << 20, 0):
-        monkeypatch.setattr("sparkring.etl.sources.read.CHECKED_HERE_BYTES", limit)
+        monkeypatch.setattr("sparkring.etl.sources.files.read.CHECKED_HERE_BYTES", limit)
         assert [row.v for row in source(tmp_path, kind, {"v": "int"}, {}).read(session).collect()] == [1, 1, 1]
     assert caplog.text.count("'u' (in 3 records)") == (2 if kind == "json" else 0)

@@ -18,6 +18,7 @@ import yaml
 from sparkring.conf.load import load_config
 from sparkring.etl.build import BuildRequest, Built, build_dataset
 from sparkring.etl.sources.pin import pin_sources
+from sparkring.etl.windows.window import pin_dataset
 from tests.etl.sources.iceberg.tables import NAME, catalog_at
 
 pytestmark = pytest.mark.spark
@@ -43,8 +44,8 @@ class Job:
         """As the command does, in this session."""
         config = load_config(str(self.recipe)).config
         assert config.etl is not None
-        sources = pin_sources(config.etl.sources)
-        request = BuildRequest(config.etl, sources, "found", config.storage.datasets, config.spark.settings())
+        pinned = pin_dataset(config.etl, spark.version, config.spark.settings())
+        request = BuildRequest(config.etl, pinned, "found", config.storage.datasets, config.spark.settings())
         return build_dataset(spark, request)
 
     def fingerprint(self) -> str:

@@ -10,12 +10,12 @@ import pytest
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.storage import open_storage
-from sparkring.etl.build import BuildRequest
+from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
 from sparkring.etl.rows import RowsJob
 from sparkring.etl.session import build_session
 from sparkring.etl.windows.independence import prove_independent, row_digest
-from sparkring.etl.windows.window import build_window, pin_window
+from sparkring.etl.windows.window import pin_window
 from tests.spark.sales import recipe, write_sales
 
 pytestmark = pytest.mark.spark
@@ -31,7 +31,7 @@ def sales(tmp_path_factory) -> Path:
 
 def prove(spark, config: EtlConfig, root: Path) -> None:
     pinned = pin_window(config, spark.version, {})
-    job = RowsJob(config, build_session(spark, {}), open_storage(str(root)), "")
+    job = RowsJob(config, build_session(spark, {}), open_storage(str(root)))
     prove_independent(job, "sales", [p.sources for p in pinned.parts if p.sources is not None])
 
 
@@ -73,7 +73,8 @@ def test_a_view_that_looks_further_than_declared_is_warned_of(
 
 def test_a_declared_look_back_is_read_so_far_and_no_further(spark, sales, tmp_path) -> None:
     config = recipe(sales, BACK, look_back=1, window=2)
-    built = build_window(spark, BuildRequest(config, {}, "sales", str(tmp_path)), pin_window(config, spark.version, {}))
+    pinned = pin_window(config, spark.version, {})
+    built = build_dataset(spark, BuildRequest(config, pinned, "sales", str(tmp_path)))
     folder = built.manifest.files_folder(open_storage(built.uri))
     rows = pa.concat_tables([pq.read_table(folder.path(f.path)) for f in built.manifest.files]).to_pylist()
     found = {(row["shop"], row["day"].day): row["other"] for row in rows}

@@ -8,11 +8,11 @@ import pytest
 from pyspark.sql import functions as F
 
 from sparkring.conf.storage import open_storage
-from sparkring.etl.build import BuildRequest
+from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import ChecksFailed
-from sparkring.etl.quarantine import PORTION
+from sparkring.etl.shards.quarantine import PORTION
 from sparkring.etl.windows.keys import count_keys, write_keys
-from sparkring.etl.windows.window import build_window, pin_window
+from sparkring.etl.windows.window import pin_window
 from tests.spark.sales import recipe, write_sales
 
 pytestmark = pytest.mark.spark
@@ -54,7 +54,7 @@ def test_equal_keys_of_two_parts_are_counted_over_the_window(spark, tmp_path: Pa
         check = {"name": "shop_once", "kind": "unique", "columns": ["shop"], "max_share": max_share}
         config = recipe(sales, VIEW, {"checks": [check]}, window=window)
         pinned = pin_window(config, spark.version, {})
-        return build_window(spark, BuildRequest(config, {}, "sales", str(root)), pinned)
+        return build_dataset(spark, BuildRequest(config, pinned, "sales", str(root)))
 
     (alone,) = build(0.0, 1).manifest.checks
     assert (alone["failing"], alone["rows"]) == (0, 3)

@@ -18,8 +18,7 @@ from sparkring.conf.rules.dataset import label_problems
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.pin import pin_sources
-from sparkring.etl.windows.window import build_window, pin_window
+from sparkring.etl.windows.window import pin_dataset, pin_window
 from sparkring.training.data.decoding.columns import DataError
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.files import FileOpener
@@ -58,7 +57,7 @@ def build(spark: Any, config: EtlConfig, folder: Path, trained: RunConfig | None
         if trained is not None and (problems := label_problems(trained, columns, state)):
             raise ConfigError("t", problems)
 
-    request = BuildRequest(config, pin_sources(config.sources), "t", str(folder), on_label=check)
+    request = BuildRequest(config, pin_dataset(config, spark.version, {}), "t", str(folder), on_label=check)
     return build_dataset(spark, request).manifest
 
 
@@ -83,8 +82,8 @@ def test_several_columns_are_labels_by_name_and_in_parts_as_in_one_build(
     again = read_manifest(open_storage(str(next(tmp_path.glob("t-*")))))
     assert again.label_names == manifest.label_names and again.class_counts == manifest.class_counts
     config = block(table, interval={"column": "day", "last": "2026-01-02", "window": 2})
-    window = build_window(
-        spark, BuildRequest(config, {}, "t", str(tmp_path / "parts")), pin_window(config, spark.version, {})
+    window = build_dataset(
+        spark, BuildRequest(config, pin_window(config, spark.version, {}), "t", str(tmp_path / "parts"))
     ).manifest
     assert window.features["flags"] == manifest.features["flags"]
 

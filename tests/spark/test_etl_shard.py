@@ -16,11 +16,11 @@ from pyspark.sql import functions as F
 from sparkring.conf.blocks.etl import ShardConfig
 from sparkring.conf.manifest import Accounting, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
-from sparkring.etl import layout, shard
-from sparkring.etl.columns import ColumnOptions, manifest_column, stored_expression
+from sparkring.etl.columns.types import ColumnOptions, manifest_column, stored_expression
 from sparkring.etl.errors import EtlError
-from sparkring.etl.layout import Cut, cut_table
-from sparkring.etl.shard import Buckets, ShardPlan, Target, number_rows, plan_files, with_order, write_shards
+from sparkring.etl.shards import layout, shard
+from sparkring.etl.shards.layout import Cut, cut_table
+from sparkring.etl.shards.shard import Buckets, ShardPlan, Target, number_rows, plan_files, with_order, write_shards
 from sparkring.etl.split import SPLIT
 from sparkring.training.data.batch import Ragged
 from sparkring.training.data.reader import ParquetReader

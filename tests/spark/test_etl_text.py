@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from sparkring.conf.blocks.etl import EtlConfig
-from sparkring.etl import text
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
-from sparkring.etl.shard import with_order
-from sparkring.etl.sources.pin import pin_sources
-from sparkring.etl.tokenizer import Codec
+from sparkring.etl.shards.shard import with_order
+from sparkring.etl.text import sequences as text
+from sparkring.etl.text.tokenizer import Codec
+from sparkring.etl.windows.window import pin_dataset
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ def build(spark, documents, root, shard=None, **block):
     base["sources"]["python"]["path"] = str(documents)
     base["split"] = {"kind": "hash", "shares": {"train": 0.7, "test": 0.3}}
     config = EtlConfig.model_validate(base | {"shard": shard or {}, "text": block})
-    return build_dataset(spark, BuildRequest(config, pin_sources(config.sources), "t", str(root)))
+    return build_dataset(spark, BuildRequest(config, pin_dataset(config, spark.version, {}), "t", str(root)))
 
 
 def codec_of(built):

@@ -18,9 +18,9 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, build_dataset
-from sparkring.etl.shard import ORDER, SHARD, Target, number_rows, plan_files, with_order, write_shards
-from sparkring.etl.sources.pin import pin_sources
+from sparkring.etl.shards.shard import ORDER, SHARD, Target, number_rows, plan_files, with_order, write_shards
 from sparkring.etl.split import add_split
+from sparkring.etl.windows.window import pin_dataset
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.evaluate import group_values
 from sparkring.pipelines.evaluation.split_rows import split_rows
@@ -112,7 +112,9 @@ def built(request, spark, tmp_path_factory):
         "keep": ["id", "where_to"], "features": FEATURES,
         "shard": {"shards": {"train": 3, "valid": 2}, "row_group": 256},
     })  # fmt: skip
-    made = build_dataset(spark, BuildRequest(config, pin_sources(config.sources), "v", str(folder / "datasets")))
+    made = build_dataset(
+        spark, BuildRequest(config, pin_dataset(config, spark.version, {}), "v", str(folder / "datasets"))
+    )
     view = session.read.parquet(str(folder / "raw")).selectExpr(
         "*", f"IF(id <= {2 * ROWS // 3}, 'train', 'valid') AS part"
     )

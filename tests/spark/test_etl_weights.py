@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.pin import pin_sources
-from sparkring.etl.windows.window import KnownParts, build_window, pin_window
+from sparkring.etl.windows.window import KnownParts, pin_dataset, pin_window
 
 pytestmark = pytest.mark.spark
 ROWS = 200
@@ -52,12 +52,12 @@ def block(table: Path, **keys: Any) -> EtlConfig:
 
 
 def build(spark: Any, config: EtlConfig, folder: Path) -> DatasetManifest:
-    return build_dataset(spark, BuildRequest(config, pin_sources(config.sources), "t", str(folder))).manifest
+    return build_dataset(spark, BuildRequest(config, pin_dataset(config, spark.version, {}), "t", str(folder))).manifest
 
 
 def build_parts(spark: Any, config: EtlConfig, folder: Path) -> DatasetManifest:
     pinned = pin_window(config, spark.version, {}, known=KnownParts())
-    return build_window(spark, BuildRequest(config, {}, "t", str(folder)), pinned).manifest
+    return build_dataset(spark, BuildRequest(config, pinned, "t", str(folder))).manifest
 
 
 def test_weights_are_stored_as_they_are_and_their_training_mean_is_known(
@@ -110,3 +110,16 @@ def test_a_window_has_the_mean_of_one_build_and_its_parts_may_hold_weights_of_0(
     empty = EtlConfig.model_validate(window.model_dump() | {"views": {"some": "SELECT *, w * 0 AS weight FROM t"}})
     with pytest.raises(EtlError, match="every row of the split 'train' has the weight 0"):
         build_parts(spark, empty, tmp_path / "empty")
+
+
+def test_a_part_that_is_written_alone_may_hold_weights_of_0_alone(spark: Any, table: Path, tmp_path: Path) -> None:
+    """Whether a split has any weight is the window's to say, however many of its parts are new."""
+    views = {"some": "SELECT *, if(at < '2026-01-02', w, 0) AS weight FROM t"}
+    whole = block(table, views=views, rows="some", weight="weight", split={"kind": "hash", "shares": {"train": 1.0}})
+    interval = {"column": "at", "sources": {"t": "at"}, "last": "2026-01-02", "window": 2}
+    window = EtlConfig.model_validate(whole.model_dump() | {"interval": interval})
+    together = build_parts(spark, window, tmp_path)
+    (dataset,) = tmp_path.glob("t-*")
+    shutil.rmtree(dataset)
+    shutil.rmtree(tmp_path / "parts/t/2026-01-02")
+    assert build_parts(spark, window, tmp_path).weight == together.weight

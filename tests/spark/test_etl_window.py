@@ -21,10 +21,10 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import MANIFEST_NAME
 from sparkring.conf.storage import open_storage
-from sparkring.etl.build import BuildRequest
+from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import ChecksFailed, EtlError
 from sparkring.etl.raw import unpack_flights
-from sparkring.etl.windows.window import KnownParts, build_window, pin_window
+from sparkring.etl.windows.window import KnownParts, pin_dataset, pin_window
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.training.data.build import make_reader
@@ -106,7 +106,7 @@ def timetable(lake: Path, last: str, window: int, **interval) -> EtlConfig:
 
 def build(spark, config: EtlConfig, root: Path, known: KnownParts | None = None):
     pinned = pin_window(config, spark.version, {}, known=known or KnownParts())
-    return build_window(spark, BuildRequest(config, {}, "flights", str(root)), pinned)
+    return build_dataset(spark, BuildRequest(config, pinned, "flights", str(root)))
 
 
 def of_part(manifest, label: str) -> dict[str, str]:
@@ -179,14 +179,11 @@ def test_a_night_writes_its_own_part_and_the_window_is_that_built_from_scratch(s
 
 def test_the_rows_are_those_of_one_build_over_the_same_days(spark, lake, rows_of, nights, tmp_path):
     """Against the dataset without parts: the same rows, each in the same split, and the same fitted state."""
-    from sparkring.etl.build import build_dataset
-    from sparkring.etl.sources.pin import pin_sources
-
     window = nights[1][1][0]
     config = rows_of(lake, "2013-03-10", 2)
     source = config.sources["flights"].model_copy(update={"where": "date BETWEEN '2013-03-09' AND '2013-03-10'"})
     whole = config.model_copy(update={"interval": None, "sources": {**config.sources, "flights": source}})
-    built = build_dataset(spark, BuildRequest(whole, pin_sources(whole.sources), "flights", str(tmp_path)))
+    built = build_dataset(spark, BuildRequest(whole, pin_dataset(whole, spark.version, {}), "flights", str(tmp_path)))
     assert built.manifest.features == window.manifest.features
     assert built.manifest.accounting == window.manifest.accounting
     assert built.manifest.checks == window.manifest.checks

@@ -16,9 +16,9 @@ from pyiceberg.transforms import IdentityTransform
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.storage import open_storage
-from sparkring.etl.build import BuildRequest, Built
+from sparkring.etl.build import BuildRequest, Built, build_dataset
 from sparkring.etl.errors import EtlError
-from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, build_window, pin_window
+from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, pin_window
 from tests.etl.sources.iceberg.tables import NAME, catalog_at
 from tests.spark.sales import recipe, write_sales
 
@@ -29,7 +29,7 @@ Night = tuple[Path, Path, Built]  # tables, datasets, what was built of them
 
 def build(spark: Any, config: EtlConfig, root: Path, known: KnownParts = NONE_KNOWN) -> Built:
     pinned = pin_window(config, spark.version, {}, known=known)
-    return build_window(spark, BuildRequest(config, {}, "sales", str(root)), pinned)
+    return build_dataset(spark, BuildRequest(config, pinned, "sales", str(root)))
 
 
 def stored(built: Built) -> pa.Table:
@@ -134,7 +134,7 @@ def test_a_file_that_changes_between_pin_and_write_leaves_no_part(spark: Any, tm
         pq.write_table(content.slice(1), file if what == "corrected" else file.with_name("y.parquet"))
     words = {"deleted": "day=2024-03-01/x.parquet: not a readable"}.get(what, "its files changed while they were read")
     with pytest.raises(EtlError, match=words):
-        build_window(spark, BuildRequest(config, {}, "sales", str(root)), pinned)
+        build_dataset(spark, BuildRequest(config, pinned, "sales", str(root)))
     assert days_of_parts(root) == [] and not list(root.glob("**/*.parquet"))
 
 

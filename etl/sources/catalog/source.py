@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -29,8 +29,8 @@ from sparkring.etl.sources.catalog.query_files import (
     query_reads,
 )
 from sparkring.etl.sources.declared import select_declared
-from sparkring.etl.sources.files import LAKE_MARKS
-from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.sources.files.listing import LAKE_MARKS
+from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
 from sparkring.etl.sources.spark_path import HOST
 
 SHOWN = 5  # names in a message
@@ -48,6 +48,7 @@ INSTEAD = {
 class CatalogSnapshot(SourceSnapshot):
     """The files of a table, or of all tables of a view, at one moment."""
 
+    CHECKED_TOGETHER: ClassVar[bool] = True
     config: CatalogSource
     session: Callable[[], SparkSession]
     found: QueryReads
@@ -87,10 +88,21 @@ class CatalogSnapshot(SourceSnapshot):
         }
 
 
-def pin_table(name: str, config: CatalogSource, session: Callable[[], SparkSession]) -> CatalogSnapshot:
-    """Pin a table or view. Raises EtlError if it is missing, has no files, or is not made of files alone."""
-    table, found = look_up(session(), f"etl.sources.{name}", config)
-    return CatalogSnapshot(name, config, _fingerprint(table, found, config.where), session, found)
+@dataclass(frozen=True)
+class OpenCatalog(OpenSource[CatalogSource]):
+    """A table or view, which has no versions: pinned as it is at that moment."""
+
+    session: Callable[[], SparkSession]
+
+    @classmethod
+    def open(cls, name: str, config: CatalogSource, context: PinContext | None) -> Self:
+        assert context is not None
+        return cls(name, context.session)
+
+    def pin(self, config: CatalogSource) -> CatalogSnapshot:
+        """Pin a table or view. Raises EtlError if it is missing, has no files, or is not made of files alone."""
+        table, found = look_up(self.session(), f"etl.sources.{self.name}", config)
+        return CatalogSnapshot(self.name, config, _fingerprint(table, found, config.where), self.session, found)
 
 
 def look_up(spark: SparkSession, key: str, config: CatalogSource) -> tuple[DataFrame, QueryReads]:

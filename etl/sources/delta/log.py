@@ -24,7 +24,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from sparkring.conf.errors import first_line
-from sparkring.conf.sources import DeltaSource, instant
+from sparkring.conf.sources import DeltaSource
+from sparkring.conf.sources.base import instant
 from sparkring.conf.storage import Storage
 from sparkring.conf.uris import check_below
 from sparkring.etl.errors import EtlError

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, DataType, StructField, StructType
@@ -28,7 +29,7 @@ from sparkring.etl.sources.lake_files import (
     select_columns,
 )
 from sparkring.etl.sources.predicate import parse
-from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -97,19 +98,31 @@ class DeltaSnapshot(SourceSnapshot):
         for version in found.versions[-TRIED:] if found else []:
             config = DeltaSource(format="delta", path=self.config.path, versionAsOf=version)
             with contextlib.suppress(EtlError):
-                if not open_delta(self.name, config).select(config).gone():
+                if not OpenDelta.open(self.name, config).select(config).gone():
                     whole.append(version)
         return whole
 
 
 @dataclass(frozen=True)
-class OpenDelta:
+class OpenDelta(OpenSource[DeltaSource]):
     """A table at the version that a recipe asks for, with its log read: `pin` reads nothing more of it."""
 
-    name: str
     storage: Storage
     version: DeltaVersion
     listed: tuple[DeltaFile, ...]
+
+    @classmethod
+    def open(cls, name: str, config: DeltaSource, context: PinContext | None = None) -> Self:
+        """Resolve the version. Raises EtlError if there is no such version, or it cannot be read here."""
+        storage = open_storage(config.path)
+        found = open_version(f"etl.sources.{name}", config, storage)
+        log.info("etl.sources.%s: version %d of %s", name, found.version, config.path)
+        return cls(name, storage, found, tuple(found.files()))
+
+    @staticmethod
+    def version_asked(config: DeltaSource) -> str:
+        asked = {"path": open_storage(config.path).uri.rstrip("/")}
+        return json.dumps(asked | config.model_dump(include={"versionAsOf", "timestampAsOf"}))
 
     def pin(self, config: DeltaSource) -> DeltaSnapshot:
         """Pin the columns and files that `config` asks for. Raises EtlError for those that are not there."""
@@ -136,14 +149,6 @@ class OpenDelta:
         values = [tuple(file.partition[name] for name in schema.partitions) for file in listed]
         files = [LakeFile(f.path, f.bytes, value, f.deleted) for f, value in zip(listed, values, strict=True)]
         return LakeFiles(self.storage, schema, tuple(files))
-
-
-def open_delta(name: str, config: DeltaSource) -> OpenDelta:
-    """Resolve the version that a recipe asks for. Raises EtlError if there is none such, or it is not read here."""
-    storage = open_storage(config.path)
-    found = open_version(f"etl.sources.{name}", config, storage)
-    log.info("etl.sources.%s: version %d of %s", name, found.version, config.path)
-    return OpenDelta(name, storage, found, tuple(found.files()))
 
 
 def uses_connector(extensions: str, loadable: Callable[[str], bool]) -> bool:

@@ -65,7 +65,7 @@ def _plan(key: str, version: TableVersion, row_filter: BooleanExpression | None)
     # Not `DataScan.plan_files`: of pyiceberg 0.12 it fails where a condition meets a partition of nulls.
     planner = ManifestGroupPlanner(version.metadata, version.metadata_io, row_filter or AlwaysTrue())
     version.check_place(key, version.snapshot.manifest_list)
-    # Not `snapshot.manifests`: its cache, by path and for the whole process, believes what another table said.
+    # Not `snapshot.manifests`: its cache is by path and lasts as long as the process, so another table could fill it.
     manifests = list(read_manifest_list(version.metadata_io.new_input(version.snapshot.manifest_list)))
     if len({manifest.manifest_path for manifest in manifests}) < len(manifests):
         raise ValueError(f"{version.snapshot.manifest_list} names a manifest twice")  # each is as large as it may be

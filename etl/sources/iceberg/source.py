@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,7 @@ from sparkring.etl.sources.lake_files import (
     quoted,
 )
 from sparkring.etl.sources.predicate import parse
-from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
 
 CONNECTOR = "org.apache.iceberg.spark.source.IcebergSource"
 
@@ -136,11 +137,20 @@ class IcebergSnapshot(SourceSnapshot):
 
 
 @dataclass(frozen=True)
-class OpenIceberg:
+class OpenIceberg(OpenSource[IcebergSource]):
     """A table at the snapshot that a recipe asks for: `pin` plans files of this one, whatever is committed since."""
 
-    name: str
     version: TableVersion
+
+    @classmethod
+    def open(cls, name: str, config: IcebergSource, context: PinContext | None = None) -> Self:
+        """Resolve the snapshot. Raises EtlError if it, or the table, is not there."""
+        return cls(name, open_version(f"etl.sources.{name}", config))
+
+    @staticmethod
+    def version_asked(config: IcebergSource) -> str:
+        asked = {"path": (config.path or "").rstrip("/")}
+        return json.dumps(asked | config.model_dump(include={"table", *config.SNAPSHOTS}))
 
     def pin(self, config: IcebergSource) -> IcebergSnapshot:
         """Pin the columns and files that `config` asks for. Raises EtlError for those that are missing or not read."""
@@ -152,16 +162,6 @@ class OpenIceberg:
         columns = spark_fields(key, version.schema, dict.fromkeys(names))
         files = plan(key, version, None if where is None else file_filter(where.test, version.schema))
         return IcebergSnapshot(self.name, config, fingerprint(version, columns, files), version, files, columns)
-
-
-def open_iceberg(name: str, config: IcebergSource) -> OpenIceberg:
-    """Resolve the snapshot that a recipe asks for. Raises EtlError if it, or the table, is not there."""
-    return OpenIceberg(name, open_version(f"etl.sources.{name}", config))
-
-
-def pin_iceberg(name: str, config: IcebergSource) -> IcebergSnapshot:
-    """Pin one table, as `OpenIceberg.pin` does."""
-    return open_iceberg(name, config).pin(config)
 
 
 def asked_names(config: IcebergSource, version: TableVersion) -> list[str]:

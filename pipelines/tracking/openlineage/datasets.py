@@ -8,7 +8,6 @@ place only a catalog knows, Spark's (`spark_catalog`) or Iceberg's (`iceberg://<
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,17 +16,12 @@ from urllib.parse import quote, urlsplit
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.secrets import redact
-from sparkring.conf.sources import CatalogSource, DeltaSource, FilesSource, IcebergSource, JdbcSource, SourceConfig
+from sparkring.conf.sources import SourceConfig
 from sparkring.pipelines.tracking.client import without_password
 from sparkring.pipelines.tracking.ops import LineageDataset
 
 SCHEMES = {"s3a": "s3", "s3n": "s3"}  # names of one store, by which client reads it
 IN_BUCKETS = {"s3", "gs", "abfs", "abfss", "wasb", "wasbs"}  # a name there has no slash in front
-VERSIONS = ("version", "snapshot-id", "fingerprint")  # what says best which state of a source was read
-METADATA = re.compile(r"/metadata(?:/[^/]*\.metadata\.json)?$")  # of an Iceberg table's folder
-DATABASE = re.compile(r"jdbc:(?P<kind>\w+)://(?:[^/?;@]*@)?(?P<where>[^/?;@]+)/(?P<database>[^/?;@]+)(?=[?;]|$)")
-PORTS = {"postgresql": ("postgres", 5432), "mysql": ("mysql", 3306)}  # and the name of the kind in a namespace
-TABLE = re.compile(r"[\w.\"`]+")
 Kind = Literal["FILE", "TABLE", "MODEL"]
 
 
@@ -60,52 +54,21 @@ def source_dataset(
         read: what of it was read: the manifest's lineage of it; {} where that is not known yet.
         environment: variables that a database's URL comes from.
     """
-    kind: Kind = "FILE" if isinstance(source, FilesSource) else "TABLE"
-    if (path := path_of(source)) is not None:
+    kind: Kind = "FILE" if source.IS_FILES else "TABLE"
+    if (path := source.lineage_location) is not None:
         found = at_place(path, kind)
     else:
-        namespace, label = table_name(name, source, environment)
+        namespace, label = source.lineage_name(name, environment)
         found = LineageDataset(namespace=namespace, name=label, kind=kind)
-    if columns := getattr(source, "columns", {}):
-        found["schema"] = [{"name": column, "type": declared} for column, declared in columns.items()]
-    version = next((read[key] for key in VERSIONS if read.get(key) is not None), None)
+    if source.columns:
+        found["schema"] = [{"name": column, "type": declared} for column, declared in source.columns.items()]
+    version = next((read[key] for key in (source.VERSION_KEY or "", "fingerprint") if read.get(key) is not None), None)
     if version is not None:
         found["version"] = str(version)
     for key in ("rows", "files", "bytes"):
         if isinstance(read.get(key), int):
             found[key] = read[key]
     return found
-
-
-def path_of(source: SourceConfig) -> str | None:
-    """Path or URI of a source's table; None of one that a catalog or a database finds."""
-    if isinstance(source, IcebergSource):
-        return source.path and METADATA.sub("", source.path)
-    return source.path if isinstance(source, FilesSource | DeltaSource) else None
-
-
-def table_name(name: str, source: SourceConfig, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Namespace and name of a source without a path. `name`: in the recipe; `environment`: as in `source_dataset`."""
-    if isinstance(source, JdbcSource):
-        return database_table(name, source, environment)
-    if isinstance(source, CatalogSource):
-        return "spark_catalog", source.table
-    assert isinstance(source, IcebergSource) and source.table is not None
-    catalog, _, table = source.table.partition(".")
-    return f"iceberg://{catalog}", table
-
-
-def database_table(name: str, source: JdbcSource, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Namespace and name of a table behind JDBC, or of the query under its source's name. Without credentials."""
-    table = source.dbtable if source.dbtable and TABLE.fullmatch(source.dbtable) else None
-    found = DATABASE.match(environment.get(source.url_env, ""))
-    if found is None:
-        return f"jdbc:{source.url_env}", table or name
-    kind, port = PORTS.get(found["kind"], (found["kind"], None))
-    where = found["where"] if ":" in found["where"] or port is None else f"{found['where']}:{port}"
-    if table is not None and "." not in table and kind == "postgres":
-        table = f"public.{table}"
-    return f"{kind}://{where}", f"{found['database']}.{table or name}"
 
 
 def built_dataset(uri: str, manifest: DatasetManifest) -> LineageDataset:

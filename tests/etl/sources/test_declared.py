@@ -8,7 +8,7 @@ import pytest
 
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.declared import select_declared
-from sparkring.etl.sources.read import quoted
+from sparkring.etl.sources.files.read import quoted
 
 pytestmark = pytest.mark.spark
 

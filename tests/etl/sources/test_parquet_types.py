@@ -14,8 +14,8 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkring.conf.sources import FilesSource
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.files import list_files
-from sparkring.etl.sources.footers import check_footers, parquet_schema, spark_type
+from sparkring.etl.sources.files.footers import check_footers, parquet_schema, spark_type
+from sparkring.etl.sources.files.listing import list_files
 from sparkring.etl.sources.pin import pin
 
 pytestmark = pytest.mark.spark

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import deltalake
 import pyarrow as pa
 import pytest
 
-from sparkring.conf.sources import KINDS, CatalogSource, DeltaSource, FilesSource, IcebergSource, JdbcSource
+from sparkring.conf.sources import (
+    BY_FORMAT,
+    SOURCES,
+    CatalogSource,
+    DeltaSource,
+    FilesSource,
+    IcebergSource,
+    JdbcSource,
+    Source,
+)
 from sparkring.etl.sources.iceberg.source import IcebergSnapshot
-from sparkring.etl.sources.pin import PinContext, pin, pin_sources
+from sparkring.etl.sources.pin import OPENED, pin, pin_sources
+from sparkring.etl.sources.snapshot import OpenSource, PinContext
+from tests.ci.test_docs import ROOT
+from tests.ci.test_strings import CORE
 from tests.etl.sources.iceberg.tables import NAME, catalog_at
 
 
@@ -38,7 +51,7 @@ def test_files_leave_spark_alone_and_tables_of_a_catalog_or_database_do_not(
             pin("t", source, context)
         with pytest.raises(AssertionError, match=r"etl\.sources\.t is pinned with Spark"):
             pin("t", source)
-    assert {name for name, kind in KINDS.items() if kind.NEEDS_SPARK} == {"jdbc"}
+    assert {name for name, kind in BY_FORMAT.items() if kind.NEEDS_SPARK} == {"jdbc"}
 
 
 class Written(dict[str, Any]):
@@ -81,3 +94,20 @@ def test_sources_that_name_one_iceberg_table_read_it_at_one_snapshot(tmp_path: P
         assert {found[name].lineage()["snapshot-id"] for name in "abc"} == {first.snapshot_id}
         folders = [snapshot.version.folders[1:] for snapshot in found.values() if isinstance(snapshot, IcebergSnapshot)]
         assert folders == [(), (), (f"{tmp_path}/elsewhere",)]
+
+
+def test_a_kind_of_source_is_its_configuration_and_the_class_that_opens_it() -> None:
+    """No other code asks of which kind a source is: it calls what every kind has."""
+    names = "|".join(kind.__name__ for kind in SOURCES)
+    asks = [
+        str(path.relative_to(ROOT))
+        for package in CORE
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if not path.relative_to(ROOT).as_posix().startswith(("conf/sources/", "etl/sources/"))
+        and re.search(rf"\b({names})\b", path.read_text())
+    ]
+    assert asks == []
+    union, _ = get_args(Source)
+    assert [get_args(member)[0] for member in get_args(union)] == [*SOURCES]
+    assert OPENED.keys() == {*SOURCES}
+    assert all(issubclass(kind, OpenSource) for kind in OPENED.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,24 +16,26 @@ import pytest
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import Column, DataFile, Lineage
 from sparkring.conf.sources import FilesSource
+from sparkring.etl.build import numbered_files
+from sparkring.etl.columns.statistics import Measured, nothing
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.pin import PinContext
-from sparkring.etl.statistics import Measured, nothing
+from sparkring.etl.sources.snapshot import PinContext
 from sparkring.etl.windows import window
 from sparkring.etl.windows.interval import interval_from, window_of
 from sparkring.etl.windows.parts import Part
 from sparkring.etl.windows.window import (
+    PartFolder,
     batches,
     check_alike,
     check_boundaries,
     check_measured,
-    cut_source,
-    list_files,
+    pin_dataset,
     pin_window,
     sources_of,
     split_of,
 )
+from tests.ci.test_docs import ROOT
 from tests.etl.sources.iceberg.tables import NAME, catalog_at
 from tests.etl.windows.test_parts import BLOCK, config
 
@@ -117,7 +120,7 @@ def test_known_parts_are_not_looked_at(lake, monkeypatch) -> None:
 
 
 def test_only_the_files_of_the_window_are_hashed(lake, monkeypatch) -> None:
-    from sparkring.etl.sources import file_source
+    from sparkring.etl.sources.files import source as file_source
 
     hashed = []
     real = file_source._sha256
@@ -158,7 +161,8 @@ def part(interval: str, splits: dict[str, list[int]], **changes: Any) -> Part:
 
 def test_files_are_listed_split_by_split_and_numbered_through() -> None:
     parts = [part("1", {"train": [3, 2], "test": [1]}), part("2", {}), part("3", {"train": [4], "test": [5]})]
-    found = list_files(parts, ["p/1", "p/2", "p/3"], [None] * 3, ["train", "test"])
+    files = [PartFolder(one, f"p/{one.interval}", is_new=False).files(None) for one in parts]
+    found = numbered_files(files, ["train", "test"])
     assert [(f.path, f.split, f.row_offset) for f in found] == [
         ("p/1/data/train-00000.parquet", "train", 0),
         ("p/1/data/train-00001.parquet", "train", 0),
@@ -167,7 +171,9 @@ def test_files_are_listed_split_by_split_and_numbered_through() -> None:
         ("p/3/data/test-00000.parquet", "test", 1),
     ]
     undivided = [part(str(i), {"rows": [2]}) for i in range(3)]
-    found = list_files(undivided, ["a", "b", "c"], ["train", "train", "test"], ["train", "test"])
+    decided = zip(undivided, "abc", ["train", "train", "test"], strict=True)
+    files = [PartFolder(one, folder, is_new=False).files(split) for one, folder, split in decided]
+    found = numbered_files(files, ["train", "test"])
     assert [(f.path[0], f.split, f.row_offset) for f in found] == [
         ("a", "train", 0),
         ("b", "train", 2),
@@ -223,7 +229,7 @@ def test_a_condition_of_the_recipe_holds_beside_that_of_the_interval() -> None:
     interval = config().interval
     assert interval is not None
     source = FilesSource.model_validate(BLOCK["sources"]["a"] | {"where": "day > '2000-01-01' OR day IS NULL"})
-    cut = cut_source(source, "day", interval_from(interval, dt.date(2013, 3, 1)))
+    cut = source.cut(interval_from(interval, dt.date(2013, 3, 1)).condition("day"))
     assert isinstance(cut, FilesSource)
     assert cut.where == "(day > '2000-01-01' OR day IS NULL) AND `day` >= '2013-03-01' AND `day` < '2013-03-02'"
 
@@ -368,3 +374,19 @@ def test_a_window_of_a_catalogs_table_that_changes_while_it_is_pinned_is_refused
             pin_window(recipe, "4.3.0", {}, context)
     finally:
         session.sql(f"DROP DATABASE {name} CASCADE")
+
+
+def test_with_intervals_or_without_a_dataset_is_pinned_as_one_kind_of_thing(lake) -> None:
+    """So the builder, the ledger and the commands never ask which it is."""
+    windowed = recipe(lake)
+    plain = windowed.model_copy(update={"interval": None})
+    window, whole = pin_dataset(windowed, "4.3.0", {}), pin_dataset(plain, "4.3.0", {})
+    assert [snapshot.name for snapshot in whole.snapshots] == [*plain.sources]
+    assert [*whole.contents] == [f"etl.sources.{name}" for name in plain.sources]
+    assert (whole.part_fingerprints, whole.missing, whole.shared_digest) == ({}, (), "")
+    assert [*window.contents] == [f"the part {label}" for label in window.part_fingerprints]
+    assert len(window.part_fingerprints) == 3 and len(window.shared_digest) == 64
+    assert pin_window(windowed, "4.3.0", {}) == window
+    assert pin_dataset(plain, "4.3.0", {}).fingerprint == whole.fingerprint != window.fingerprint
+    asked = [p for p in (ROOT / "pipelines").rglob("*.py") if re.search(r"isinstance\([^)]*Pinned", p.read_text())]
+    assert asked == []

@@ -11,8 +11,8 @@ import torch
 
 from sparkring.conf.load import load_config
 from sparkring.conf.storage import Storage
-from sparkring.etl.build import BuildRequest
-from sparkring.etl.windows.window import build_window, pin_window
+from sparkring.etl.build import BuildRequest, build_dataset
+from sparkring.etl.windows.window import pin_window
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
@@ -59,8 +59,7 @@ def build(spark: Any, folder: Path) -> House:
     for number, night in enumerate(NIGHTS):
         etl = recipe_of_sales(sales, VIEW, last=night, window=2)
         pinned = pin_window(etl, spark.version, {})
-        request = BuildRequest(etl, {}, name="sales", root_uri=str(home / "datasets"))
-        built = build_window(spark, request, pinned)
+        built = build_dataset(spark, BuildRequest(etl, pinned, name="sales", root_uri=str(home / "datasets")))
         datasets.append(Path(built.uri))
         fingerprints.append(built.manifest.fingerprint)
         alias = "champion" if number == 0 else None

@@ -24,7 +24,7 @@ from sparkring.conf.manifest import (
     WindowPart,
 )
 from sparkring.conf.storage import open_storage
-from sparkring.etl.statistics import Measured, measure
+from sparkring.etl.columns.statistics import Measured, measure
 from sparkring.etl.windows.parts import PART_NAME, Part
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.training.checkpoint.weights import write_weights

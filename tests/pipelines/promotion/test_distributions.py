@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 
-from sparkring.etl.statistics import Measured, Statistics, bucket_of, measure, merge
+from sparkring.etl.columns.statistics import Measured, Statistics, bucket_of, measure, merge
 from sparkring.pipelines.promotion.distributions import column_counts, distance, prediction_counts, range_counts
 
 WANTED = Measured((("x", "none"),), {"c": "string"})

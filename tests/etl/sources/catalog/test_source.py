@@ -13,11 +13,12 @@ import pytest
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.sources import CatalogSource
-from sparkring.etl.build import BuildRequest, build_dataset
+from sparkring.etl.build import BuildRequest, build_dataset, pinned_sources
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.catalog.source import CatalogSnapshot
-from sparkring.etl.sources.pin import PinContext, pin
+from sparkring.etl.sources.pin import pin
+from sparkring.etl.sources.snapshot import PinContext
 
 pytestmark = pytest.mark.spark
 
@@ -168,7 +169,9 @@ def test_a_table_dropped_while_it_is_read_is_named(
     monkeypatch.setenv("TABLE_TO_DROP", f"{catalog.name}.events")
     block = {"sources": {"t": {"table": f"{catalog.name}.events"}}, "rows": f"{__name__}:drop_while_it_is_read"}
     config = EtlConfig.model_validate(block | {"features": {"id": {"kind": "numeric"}}})
-    request = BuildRequest(config, {"t": catalog.pin("events")}, "d", str(tmp_path / "datasets"))
+    request = BuildRequest(
+        config, pinned_sources(config, {"t": catalog.pin("events")}, "4", {}), "d", str(tmp_path / "datasets")
+    )
     with pytest.raises(EtlError, match=rf"etl\.sources\.t\.table = '{catalog.name}\.events': no such table"):
         build_dataset(catalog.session, request)
     assert not list(tmp_path.glob("datasets/*/data-*"))

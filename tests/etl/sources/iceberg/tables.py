@@ -23,7 +23,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.utils.config import Config
 
 from sparkring.conf.sources import IcebergSource
-from sparkring.etl.sources.iceberg.source import IcebergSnapshot, pin_iceberg
+from sparkring.etl.sources.iceberg.source import IcebergSnapshot, OpenIceberg
 
 NAME = "prod.db.t"
 
@@ -48,7 +48,8 @@ def source(**options: Any) -> IcebergSource:
 
 
 def pinned(**options: Any) -> IcebergSnapshot:
-    return pin_iceberg("t", source(**options))
+    config = source(**options)
+    return OpenIceberg.open("t", config).pin(config)
 
 
 def partitioned(catalog: Catalog, days: int = 365) -> Table:

@@ -23,7 +23,7 @@ from sparkring.conf.blocks.etl import (
     PassthroughFeature,
 )
 from sparkring.conf.features import FIRST_CODE, cardinality, output_names
-from sparkring.etl.features import Moments, categorical_state, numeric_state, plain_state
+from sparkring.etl.columns.features import Moments, categorical_state, numeric_state, plain_state
 from sparkring.training.data.features.raw import as_text, is_null
 from sparkring.training.data.features.transform import TABLE_SPAN, WholeCodes, apply_numpy, make_transforms
 
