@@ -48,6 +48,7 @@ from sparkring.training.launch.messages import (  # noqa: E402
     RankRunning,
     StartRank,
     ToAgent,
+    WindowTiming,
 )
 from sparkring.training.launch.topology import AgentInfo, assign_ranks, choose_agents, reach_plan  # noqa: E402
 
@@ -90,8 +91,8 @@ class FakeRank:
             step += 1
             send(Heartbeat(rank, attempt, step, "step"))
             if step % 50 == 0:
-                values = {"perf/step_s": 0.2, "perf/wait_s": 0.1, "train/loss": 1.0}
-                send(RankMetrics(rank, attempt, step, values))
+                timing = WindowTiming(0.2, 0.1, 0.0, 0.0, {}, {}, {})
+                send(RankMetrics(rank, attempt, step, {"train/loss": 1.0}, timing))
             await asyncio.wait([over, command], timeout=1 / self._steps_per_s, return_when=asyncio.FIRST_COMPLETED)
         if over.done() and rank == KILLED:
             await asyncio.sleep(0.3)  # its victims are heard first
@@ -214,8 +215,8 @@ def pure_parts(ranks: int) -> dict[str, float]:
     clock("running", lambda: [attempt._take(s.agent, RankRunning(s.rank, 1)) for s in states])
     clock("check", attempt._check)
     watch = StragglerDetector(ranks)
-    values = {"perf/step_s": 1.0, "perf/wait_s": 0.5}
-    clock("a window of timings", lambda: [watch.add(i, 1, values) for i in range(ranks)])
+    timing = WindowTiming(1.0, 0.5, 0.0, 0.0, {}, {}, {})
+    clock("a window of timings", lambda: [watch.add(i, 1, timing) for i in range(ranks)])
     clock("all fail: errors", lambda: [attempt._take(s.agent, broken(s.rank, 1)) for s in states])
     clock("all fail: check", attempt._check)
     clock(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
@@ -32,7 +32,6 @@ from sparkring.pipelines.run.stragglers import save_step_times
 from sparkring.pipelines.tracking.params import run_params
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.checkpoint.catalog import committed
-from sparkring.training.data.batch import ONCE
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.job import PRELOAD, JobResult, JobSpec
 from sparkring.training.launch.messages import (
@@ -196,18 +195,23 @@ def _falls_behind(job: JobContext, event: RankMetrics) -> bool:
 
 def per_step_s(result: JobResult) -> dict[str, float]:
     """Mean seconds per step of rank 0 by cause, over the logging windows of the last attempt."""
-    windows = [m.values for m in result.metrics if "perf/step_s" in m.values]
-    names = {
-        name for values in windows for name in values if name.startswith(("perf/", "data/")) and name.endswith("_s")
-    }
-    names -= {"perf/rows_per_s", "perf/busy_sd_s"} | {f"data/{name}" for name in ONCE}
-    return {n.split("/")[1]: sum(v.get(n, 0.0) for v in windows) / len(windows) for n in sorted(names)}
+    windows = [m.timing for m in result.metrics if m.timing is not None]
+    sums_s = summed(window.reader_s for window in windows) | summed(window.loop_s for window in windows)
+    return {cause: total_s / len(windows) for cause, total_s in sums_s.items()}
 
 
 def once_s(result: JobResult) -> dict[str, float]:
     """Seconds that rank 0's reader needed to begin the last attempt, by cause."""
-    every = [m.values for m in result.metrics]
-    return {n: sum(v.get(f"data/{n}", 0.0) for v in every) for n in ONCE if any(f"data/{n}" in v for v in every)}
+    return summed(m.timing.once_s for m in result.metrics if m.timing is not None)
+
+
+def summed(seconds: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add up seconds by cause, sorted by cause."""
+    total_s: dict[str, float] = {}
+    for by_cause in seconds:
+        for cause, spent_s in by_cause.items():
+            total_s[cause] = total_s.get(cause, 0.0) + spent_s
+    return dict(sorted(total_s.items()))
 
 
 def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,7 +18,7 @@ import torch
 
 from sparkring.conf.blocks.checkpoint import CheckpointConfig
 from sparkring.conf.blocks.train import TrainConfig
-from sparkring.training.data.batch import Batch
+from sparkring.training.data.batch import Batch, Meter
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
@@ -43,7 +42,7 @@ def attempt(counter: list[int] = [0]) -> int:  # noqa: B006
 class Apart:
     """A strategy that never meets other ranks, and its reader; each rank has its own pace."""
 
-    waited_s, steps_per_epoch, lookahead, meter = 0.0, ENDLESS, 1, SimpleNamespace(take=dict)
+    waited_s, steps_per_epoch, lookahead, meter = 0.0, ENDLESS, 1, Meter()
 
     def __init__(self, step_s: float) -> None:
         self.step_s = step_s

@@ -415,7 +415,9 @@ class Attempt:
     def _metrics(self, state: RankState, message: RankMetrics) -> None:
         if state.step is None or message.step > state.step:  # else a heartbeat has overtaken it
             state.on_progress(message.step, state.phase)
-        for slow, busy_s, others_wait_s in self._stragglers.add(state.rank, message.step, message.values):
+        timing = message.timing
+        new = [] if timing is None else self._stragglers.add(state.rank, message.step, timing)
+        for slow, busy_s, others_wait_s in new:
             host = self._states[slow].host
             log.warning("straggler: rank %d on %s is busy for %.3f s a step", slow, host, busy_s)
             self._emit(Straggler(slow, self._attempt, host, message.step, busy_s, others_wait_s))

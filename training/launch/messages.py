@@ -285,14 +285,41 @@ class MeanPart:
 
 
 @dataclass(frozen=True)
+class WindowTiming:
+    """Seconds of one rank in one logging window, as means per step unless they say otherwise."""
+
+    step_s: float  # forward, backward and update, with the waits for other ranks
+    wait_s: float  # for other ranks, in step_s
+    data_stall_s: float  # for the step's batch, before step_s
+    busy_sd_s: float  # standard deviation, over the window's steps, of each one's busy_s
+    between_s: dict[str, float]  # between steps, by cause: `evaluate_s`, `checkpoint_stall_s`
+    reader_s: dict[str, float]  # in the reader and its threads, by cause: `decode_s`, ...
+    once_s: dict[str, float]  # the reader's first seconds, by cause, in all: `first_batch_s`, ...
+
+    @property
+    def busy_s(self) -> float:
+        """Data and computation of the rank's own."""
+        return max(0.0, self.step_s - self.wait_s) + self.data_stall_s
+
+    @property
+    def loop_s(self) -> dict[str, float]:
+        """Seconds of the training loop, by cause."""
+        own = {"step_s": self.step_s, "wait_s": self.wait_s, "data_stall_s": self.data_stall_s}
+        return own | self.between_s
+
+
+@dataclass(frozen=True)
 class RankMetrics(FromRank):
     """Rank to agent to driver, and an event.
 
-    `means`: parts of means over all ranks, which the driver makes and adds to rank 0's `values`, in the event.
+    `timing`: of the logging window that ends here; None: none does. It has no default, so that no window's report can
+    leave it out: stragglers are found by it. `means`: parts of means over all ranks, which the driver makes and adds to
+    rank 0's `values`, in the event.
     """
 
     step: int
     values: dict[str, float]
+    timing: WindowTiming | None
     means: dict[str, MeanPart] = field(default_factory=dict)
 
 

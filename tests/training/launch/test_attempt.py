@@ -100,7 +100,7 @@ def test_a_message_makes_the_driver_check_no_other_rank(monkeypatch: pytest.Monk
     world, each = 300, 20
     script: list[FromRank] = [running(rank) for rank in range(world)]
     for step in range(each):
-        script += [RankMetrics(rank, 1, step, {}) for rank in range(world)]
+        script += [RankMetrics(rank, 1, step, {}, None) for rank in range(world)]
     for rank in range(world):
         script += [pack(rank, "f", None, rank), ended(rank)]
     group = Scripted(*script)

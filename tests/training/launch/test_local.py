@@ -72,7 +72,7 @@ def test_horovod_and_torch_rings_on_one_crew_the_second_launch_warm(group: Worke
     parents = [group.run(JobSpec(fork_server_of_rank), 2, quiet, attempt=n).results for n in (3, 4)]
     assert parents[0] == parents[1], "what was imported once is not imported again"
     assert first.results == [[3.0] * 3] * 2
-    assert first.metrics == [RankMetrics(0, 1, 1, {"sum": 3.0})]
+    assert first.metrics == [RankMetrics(0, 1, 1, {"sum": 3.0}, None)]
     assert second.results == [3.0, 3.0]
     assert {e.rank for e in events if isinstance(e, RankMetrics)} == {0, 1}
 

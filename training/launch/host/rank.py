@@ -44,6 +44,7 @@ from sparkring.training.launch.messages import (
     StartRank,
     StopTraining,
     ToRank,
+    WindowTiming,
     WriteCheckpoint,
 )
 from sparkring.training.launch.results import pack
@@ -88,19 +89,24 @@ class WorkerContext:
         return self.rank_info.local_size
 
     def metrics(
-        self, step: int, values: dict[str, float], means: Mapping[str, tuple[float, float]] | None = None
+        self,
+        step: int,
+        values: dict[str, float],
+        timing: WindowTiming | None = None,
+        means: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         """Report values; rank 0's are the run's.
 
         Args:
             step: the same on every rank.
             values: of this rank.
+            timing: seconds of the logging window that ends at this step; None: no window ends.
             means: (total, count) of this rank; the driver adds those of all ranks up, divides, and gives the quotients
                 to rank 0's values. Every rank must report the same names at the same steps.
         """
         values = {name: float(value) for name, value in values.items()}
         parts = {name: MeanPart(float(total), float(count)) for name, (total, count) in (means or {}).items()}
-        self.send(RankMetrics(self.rank, self.attempt, int(step), values, parts))
+        self.send(RankMetrics(self.rank, self.attempt, int(step), values, timing, parts))
 
     def heartbeat(self, step: int, phase: str) -> None:
         """Report progress.

@@ -55,7 +55,7 @@ def cut(thread: LoopThread, client: ControlClient) -> None:
 def test_clients_deliver_in_order_and_survive_a_cut(server: ControlServer, thread: LoopThread) -> None:
     client = thread.call(opened(endpoint_of(server), "a"))
     for i in range(300):
-        client.send(RankMetrics(0, 1, i, {}))
+        client.send(RankMetrics(0, 1, i, {}, None))
         if i in (50, 51, 200):
             cut(thread, client)
     assert [taken(server)[1].step for _ in range(300)] == list(range(300))
@@ -83,7 +83,7 @@ def test_what_nobody_takes_stays_with_its_agent_and_no_agent_looks_silent(
     """A full inbox had blocked the threads that read, and healthy ranks were named lost."""
     client = thread.call(opened(endpoint_of(server), "a"))
     for i in range(20_000):
-        client.send(RankMetrics(0, 1, i, {"x" * 100: 0.0}))
+        client.send(RankMetrics(0, 1, i, {"x" * 100: 0.0}, None))
     client.send(Heartbeat(0, 1, 7, "step"))
     wait_for(lambda: server._inbox.qsize() > 0 and server.silent_s("a") < 4 * HEARTBEAT_S)
     time.sleep(1.0)

@@ -188,10 +188,10 @@ def test_idle_connections_floods_and_garbage_disturb_no_agent(
     for i in range(60):
         with socket.create_connection(("127.0.0.1", server.port)) as sock:
             sock.sendall(os.urandom(200) if i % 2 else b"GET / HTTP/1.1\r\n\r\n")
-        client.send(RankMetrics(0, 1, i, {}))
+        client.send(RankMetrics(0, 1, i, {}, None))
     wait_for(server._unauthenticated.locked)  # as many unauthenticated connections as are allowed
     late = thread.call(opened(endpoint_of(server), "late", patience_s=30.0))  # an agent gets in through the crowd
-    late.send(RankMetrics(0, 1, -1, {}))
+    late.send(RankMetrics(0, 1, -1, {}, None))
     got: dict[str, list[int]] = {"honest": [], "late": []}
     while len(got["honest"]) < 60 or not got["late"]:
         agent, message = taken(server)
