@@ -37,15 +37,16 @@ from sparkring.training.launch.job import PRELOAD, JobResult, JobSpec
 from sparkring.training.launch.messages import (
     AttemptEnded,
     AttemptStarted,
+    ChildEvent,
     Event,
     LateLogLines,
-    RankEvent,
     RankMetrics,
     Recovered,
     Stacks,
     Straggler,
 )
 from sparkring.training.launch.restart import RestartPolicy
+from sparkring.training.launch.topology import Child
 from sparkring.training.planner import format_rows
 from sparkring.training.worker.payload import TrainPayload
 from sparkring.training.worker.result import FailedAttempt, History, TrainResult, WorkerResult
@@ -285,7 +286,7 @@ class Events:
                 for name, value in event.values.items():
                     if name == "train/loss" or name.startswith("valid/"):
                         self.history.setdefault(name, {})[event.step] = value
-            case RankEvent(rank=0):
+            case ChildEvent(child=Child("rank", 0)):
                 self._rank_event(event.name, event.data)
             case AttemptStarted():
                 values = {"launch/start_s": event.start_s, "launch/world": float(event.world)}

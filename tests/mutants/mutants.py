@@ -1451,7 +1451,7 @@ MUTANTS = (
     # --- servers, and ranks that are replaced
     Mutant(SERVERS, "for agent in reversed(agents)}", "for agent in agents}", f"{T_SERVERS} -k numbered"),
     Mutant(SERVERS, "if not (self._killed or message.was_killed):", "if False:", f"{T_SERVERS} -k killed_server"),
-    Mutant(SERVERS, "self._group.server.send(agent, KillServers())", "pass", f"{T_SERVERS} -k find_the_servers"),
+    Mutant(SERVERS, "self._group.server.send(agent, Kill", "print(agent, Kill", f"{T_SERVERS} -k find_the_servers"),
     Mutant(
         ATTEMPT, 'failure.cause in ("signal", "memory", "lost")', "failure.cause", f"{T_SERVERS} -k raises_or_exits"
     ),

@@ -29,8 +29,8 @@ from sparkring.training.launch.job import JobResult
 from sparkring.training.launch.messages import (
     AttemptEnded,
     AttemptStarted,
+    ChildEvent,
     LateLogLines,
-    RankEvent,
     RankMetrics,
     Recovered,
     Stacks,
@@ -38,6 +38,7 @@ from sparkring.training.launch.messages import (
     WindowTiming,
 )
 from sparkring.training.launch.restart import best_world
+from sparkring.training.launch.topology import Child
 from sparkring.training.worker.result import FailedAttempt, IdUses
 from tests.pipelines.results import rank_result
 from tests.pipelines.tracking.test_tracker import away, journaled
@@ -120,7 +121,7 @@ def test_every_attempt_and_the_slow_host_are_in_the_run() -> None:
 @pytest.mark.parametrize("is_first", [True, False])
 def test_where_a_command_went_on_is_known_and_not_where_its_later_attempts_did(is_first: bool, tmp_path: Path) -> None:
     events = Events(Recorder(), ProgressDisplay(interactive=False), open_storage(str(tmp_path)))  # type: ignore[arg-type]
-    resumed = RankEvent(0, 1, "resumed", {"step": 40, "uri": "", "skipped": []})
+    resumed = ChildEvent(Child("rank", 0), 1, "resumed", {"step": 40, "uri": "", "skipped": []})
     measured = RankMetrics(0, 1, 50, {"train/loss": 0.5}, None)
     for event in (resumed, measured) if is_first else (measured, resumed):
         events.on_event(event)
@@ -134,13 +135,13 @@ def test_a_run_keeps_its_curves_over_commands_up_to_the_checkpoint(tmp_path: Pat
     def measured(step: int, loss: float) -> RankMetrics:
         return RankMetrics(0, 1, step, {"train/loss": loss}, None)
 
-    resumed = RankEvent(0, 1, "resumed", {"step": 40, "uri": "", "skipped": []})
+    resumed = ChildEvent(Child("rank", 0), 1, "resumed", {"step": 40, "uri": "", "skipped": []})
     first = command()
     first.on_event(RankMetrics(0, 1, 30, {"valid/auc": 0.7}, None))
     for step, loss in ((30, 0.9), (40, float("nan"))):
         first.on_event(measured(step, loss))
     written = {"step": 40, "uri": "c", "bytes": 1, "world": 1, "metric": ""}
-    first.on_event(RankEvent(0, 1, "checkpoint", written))
+    first.on_event(ChildEvent(Child("rank", 0), 1, "checkpoint", written))
     first.on_event(measured(50, 0.7))  # and here the driver is killed, without its end
     command().close()  # one that ends before it begins
     second = command()
@@ -148,7 +149,7 @@ def test_a_run_keeps_its_curves_over_commands_up_to_the_checkpoint(tmp_path: Pat
     second.on_event(measured(50, 0.75))
     second.close()
     third = command()
-    third.on_event(RankEvent(0, 1, "resumed", {"step": 45, "uri": "", "skipped": []}))
+    third.on_event(ChildEvent(Child("rank", 0), 1, "resumed", {"step": 45, "uri": "", "skipped": []}))
     assert list(third.history["train/loss"]) == [30, 40] and third.history["valid/auc"] == {30: 0.7}
     assert math.isnan(third.history["train/loss"][40]) and second.history["train/loss"][50] == 0.75
 

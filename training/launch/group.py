@@ -26,15 +26,15 @@ from sparkring.training.launch.messages import (
     MAX_PEERS,
     AgentReady,
     Bye,
+    ChildFailed,
     Event,
     LogLines,
     Peer,
     PeerFailure,
     PeersReached,
-    RankFailed,
+    RankStart,
     ReachPeers,
-    ServerLines,
-    StartRank,
+    StartChild,
     StoreReply,
     StoreRequest,
     ToDriver,
@@ -42,6 +42,7 @@ from sparkring.training.launch.messages import (
 from sparkring.training.launch.servers import Servers
 from sparkring.training.launch.topology import (
     AgentInfo,
+    Child,
     Rendezvous,
     assign_ranks,
     choose_agents,
@@ -58,12 +59,9 @@ def log_event(event: Event) -> None:
     """Log rank output with a prefix (default event callback)."""
     if isinstance(event, LogLines):
         for line in event.lines:
-            log.info("[rank %d] %s", event.rank, line)
-    elif isinstance(event, ServerLines):
-        for line in event.lines:
-            log.info("[server %d] %s", event.server, line)
-    elif isinstance(event, RankFailed):
-        log.error("%s on %s %s", event.failure.who, event.failure.host, event.failure.words)
+            log.info("[%s] %s", event.child, line)
+    elif isinstance(event, ChildFailed):
+        log.error("%s on %s %s", event.child, event.failure.host, event.failure.words)
 
 
 class WorkerGroup:
@@ -198,7 +196,7 @@ class WorkerGroup:
         for agent in agents:
             by_host.setdefault(agent.host_key, []).append(agent)
         infos = assign_ranks([agent.host_key for agent in agents])
-        states = [RankState(i.rank, a.name, self.name_of(a)) for i, a in zip(infos, agents, strict=True)]
+        states = [RankState(Child("rank", i.rank), a.name, self.name_of(a)) for i, a in zip(infos, agents, strict=True)]
         rendezvous = Rendezvous(self._run_id, attempt, agents[0], job.collective_timeout_s)
         self._stores = {attempt: Store()}
         servers = Servers(self, job, agents, attempt, on_event)
@@ -207,8 +205,9 @@ class WorkerGroup:
             info, agent = infos[rank], agents[rank]
             devices = visible_devices(agent, by_host[agent.host_key], job.devices)
             env = rank_environment(info, agent, rendezvous, devices) | dict(job.env)
-            start = StartRank(
-                attempt, info, entry, payload, env, job.results, servers.addresses, servers.secret, replacement
+            of_rank = RankStart(info, job.results, servers.addresses, replacement)
+            start = StartChild(
+                states[rank].child, attempt, entry, payload, env, rank=of_rank, server_secret=servers.secret
             )
             self.server.send(agent.name, start)
 

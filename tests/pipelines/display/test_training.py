@@ -8,19 +8,20 @@ import pytest
 
 from sparkring.pipelines.job import progress as training
 from sparkring.pipelines.job.progress import ProgressDisplay, time_left
-from sparkring.training.launch.messages import AttemptStarted, Event, Heartbeat, LogLines, RankEvent, RankMetrics
+from sparkring.training.launch.messages import AttemptStarted, ChildEvent, Event, Heartbeat, LogLines, RankMetrics
+from sparkring.training.launch.topology import Child
 
 EVENTS: list[Event] = [
     AttemptStarted(1, 2, 1.25),
-    RankEvent(0, 1, "ring", {"world": 2, "engine": "torch-gloo"}),
-    RankEvent(1, 1, "ring", {"world": 2, "engine": "torch-gloo"}),
-    RankEvent(0, 1, "training", {"steps": 20, "from_step": 10, "per_epoch": 5}),
-    LogLines(1, 1, ("hello",)),
+    ChildEvent(Child("rank", 0), 1, "ring", {"world": 2, "engine": "torch-gloo"}),
+    ChildEvent(Child("rank", 1), 1, "ring", {"world": 2, "engine": "torch-gloo"}),
+    ChildEvent(Child("rank", 0), 1, "training", {"steps": 20, "from_step": 10, "per_epoch": 5}),
+    LogLines(Child("rank", 1), 1, ("hello",)),
     RankMetrics(0, 1, 11, {"train/loss": 0.5, "perf/rows_per_s": 1000.0}, None),
     RankMetrics(1, 1, 11, {"train/loss": 0.9}, None),
     RankMetrics(0, 1, 12, {"train/loss": 0.4}, None),
     RankMetrics(0, 1, 12, {"valid/loss": 0.25}, None),
-    RankEvent(0, 1, "resumed", {"step": 10, "skipped": ["step-12: no marker"]}),
+    ChildEvent(Child("rank", 0), 1, "resumed", {"step": 10, "skipped": ["step-12: no marker"]}),
 ]
 
 

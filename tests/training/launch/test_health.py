@@ -242,7 +242,7 @@ def test_a_rank_that_sleeps_is_named_and_all_stacks_are_shown(group: WorkerGroup
             dist.all_reduce(torch.ones(1))
 
     error, events = run_until_hang(group, entry)
-    assert (error.rank, error.failure.cause, error.failure.step) == (1, "hang", 3)
+    assert (error.child.index, error.failure.cause, error.failure.step) == (1, "hang", 3)
     assert "stuck_in_my_code" in error.failure.words
     assert "rank 0 waits in all_reduce" in error.failure.words
     assert "stuck_in_my_code" in error.stacks[1] and "all_reduce" in error.stacks[0]
@@ -264,7 +264,7 @@ def test_a_stopped_process_is_named_though_it_cannot_speak(group: WorkerGroup) -
             dist.all_reduce(torch.ones(1))
 
     error, _ = run_until_hang(group, entry)
-    assert error.rank == 0
+    assert error.child.index == 0
     assert "T (stopped)" in error.failure.words
 
 

@@ -22,6 +22,7 @@ from sparkring.training.launch.messages import (
     ToRank,
     WindowTiming,
 )
+from sparkring.training.launch.topology import Child
 from tests.training.launch.examples import EVENTS, MESSAGES, example
 
 EVERY = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
@@ -58,8 +59,8 @@ def test_an_unknown_a_missing_and_a_wrong_field_are_refused(kind: type) -> None:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (LogLines(0, 1, ("x",) * (MAX_LOG_LINES + 1)), "LogLines: lines: at most 1,000 long, not 1,001"),
-        (LogLines(0, 1, ("x" * 10_000,)), "LogLines: lines: at most 4,160 long, not 10,000"),
+        (LogLines(Child("rank", 0), 1, ("x",) * (MAX_LOG_LINES + 1)), "LogLines: lines: at most 1,000 long, not 1,001"),
+        (LogLines(Child("rank", 0), 1, ("x" * 10_000,)), "LogLines: lines: at most 4,160 long, not 10,000"),
         (Stacks(0, 1, "x" * 300_000), "Stacks: text: at most 200,000 long"),
         (RankMetrics(0, 1, 2, {"a": 10**400}, None), "RankMetrics: values: a number that fits into 64 bits"),
         (RankMetrics(0, 1, True, {}, None), "RankMetrics: step: int, not bool"),

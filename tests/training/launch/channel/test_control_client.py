@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from sparkring.conf.rank_info import RankInfo
 from sparkring.training.launch.channel import control_client
 from sparkring.training.launch.channel.connection import LoopThread
 from sparkring.training.launch.channel.control_client import (
@@ -26,15 +25,16 @@ from sparkring.training.launch.channel.control_server import ControlServer
 from sparkring.training.launch.channel.frames import encode, new_secret
 from sparkring.training.launch.channel.tls import new_certificate
 from sparkring.training.launch.messages import (
+    ChildEnded,
     Entry,
     Heartbeat,
     KeepAlive,
-    RankEnded,
     RankMetrics,
     RankResult,
-    StartRank,
+    StartChild,
     ToAgent,
 )
+from sparkring.training.launch.topology import Child
 from tests.training.launch.channel.control import endpoint_of, opened, server, taken, thread
 from tests.waits import wait_for
 
@@ -69,7 +69,7 @@ def test_both_directions_carry_what_is_larger_than_all_buffers(server: ControlSe
     got: queue.Queue[ToAgent | None] = queue.Queue()
     client = thread.call(opened(endpoint_of(server), "a", got.put))
     for n in range(3):
-        assert server.send("a", StartRank(n, RankInfo(), Entry("name", "a:b"), {"text": "x" * (5 << 20)}, {}))
+        assert server.send("a", StartChild(Child("rank", 0), n, Entry("name", "a:b"), {"text": "x" * (5 << 20)}, {}))
         client.send(RankResult(0, n, "json", "y" * (5 << 20)))
     assert [got.get(timeout=30).attempt for _ in range(3)] == [0, 1, 2]  # type: ignore[union-attr]
     assert [taken(server, 30)[1].attempt for _ in range(3)] == [0, 1, 2]
@@ -116,8 +116,8 @@ def test_heartbeats_are_merged_and_the_last_one_is_ahead_of_an_end(server: Contr
     for step in range(500):
         client.send(Heartbeat(0, 1, step, "step"))
         time.sleep(0.002)
-    client.send(RankEnded(0, 1, 0, "exited with code 0"))
-    assert isinstance(taken(server)[1], RankEnded)
+    client.send(ChildEnded(Child("rank", 0), 1, 0, "exited with code 0"))
+    assert isinstance(taken(server)[1], ChildEnded)
     assert server.heartbeat_of("a") == Heartbeat(0, 1, 499, "step")
     assert server.heartbeat_of("a") is None
     assert len(received) < 250, "most of them are merged"
