@@ -461,14 +461,16 @@ class Attempt:
         self._send_all(KillChildren("rank"))
 
     def _wait_for_killed(self) -> None:
-        deadline = time.monotonic() + END_S
+        def on_message(agent: str, message: ToDriver | None) -> None:
+            state = self._by_agent.get(agent)
+            is_end = isinstance(message, ChildEnded) and state is not None and message.child == state.child
+            if state is not None and (message is None or is_end):
+                self._over(state)
+
         for state in self._states:
             if not self._server.is_connected(state.agent):
                 self._over(state)
-        while self._alive and time.monotonic() < deadline:
-            agent, message = self._server.take(0.1) or ("", None)
-            if agent in self._by_agent and (message is None or isinstance(message, ChildEnded)):
-                self._over(self._by_agent[agent])
+        self._group.wait(lambda: not self._alive, END_S, on_message)
 
     def _emit(self, event: Event) -> None:
         emit(self._on_event, event)

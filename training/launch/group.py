@@ -52,6 +52,7 @@ from sparkring.training.launch.topology import (
 )
 
 log = logging.getLogger(__name__)
+POLL_S = 0.1  # between looks at what is waited for, where no message comes
 SPARE_DESCRIPTORS = 512  # for unauthenticated connections, and whatever else the driver opens
 
 
@@ -148,19 +149,40 @@ class WorkerGroup:
         Cancelled where an end is asked for.
         """
         allow_descriptors(count)
-        deadline = time.monotonic() + timeout_s
-        while len(self.agents) < count:
+
+        def is_done() -> bool:
+            if len(self.agents) >= count:
+                return True
             if control is not None:
                 control.raise_if_ending(f"{count - len(self.agents)} of {count} agents were waited for")
             if why := self.trouble():
                 raise LaunchError(f"the agents could not be started: {why}")
+            return False
+
+        if not self.wait(is_done, timeout_s):
+            raise LaunchError(f"{len(self.agents)} of {count} agents have reported within {timeout_s:g} s")
+
+    def wait(
+        self,
+        is_done: Callable[[], bool],
+        limit_s: float,
+        on_message: Callable[[str, ToDriver | None], object] = lambda agent, message: None,
+    ) -> bool:
+        """Hand over what agents send until `is_done`; False when `limit_s` have passed before.
+
+        `on_message` takes (agent, message), None for a lost connection. Both functions may raise.
+        """
+        deadline = time.monotonic() + limit_s
+        while not is_done():
             if time.monotonic() > deadline:
-                raise LaunchError(f"{len(self.agents)} of {count} agents have reported within {timeout_s:g} s")
-            if received := self.server.take(0.1):
+                return False
+            if received := self.server.take(POLL_S):
                 self.note(*received)
+                on_message(*received)
+        return True
 
     def note(self, agent: str, message: ToDriver | None) -> None:
-        """Take a message that is not of the running attempt."""
+        """Take note of an agent that is ready."""
         if isinstance(message, AgentReady):
             self._agents[agent] = message
             self._skews_s[agent] = message.host.time_s - time.time()
@@ -236,14 +258,13 @@ class WorkerGroup:
             peers = tuple(Peer(agents[other].address, agents[other].store_port) for other in others)
             self.server.send(agent.name, ReachPeers(peers))
         found: dict[str, tuple[PeerFailure, ...]] = {}
-        deadline = time.monotonic() + timeout_s
-        while waiting and time.monotonic() < deadline:
-            name, message = self.server.take(0.1) or ("", None)
+
+        def on_message(agent: str, message: ToDriver | None) -> None:
             if isinstance(message, PeersReached):
-                waiting.discard(name)
-                found[name] = message.failed
-            else:
-                self.note(name, message)
+                waiting.discard(agent)
+                found[agent] = message.failed
+
+        self.wait(lambda: not waiting, timeout_s, on_message)
         return found | {name: (PeerFailure("its peers", 0, f"no answer within {timeout_s:g} s"),) for name in waiting}
 
     def is_lost(self, agent: str, limit_s: float | None = None) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from sparkring.training.launch.child import ChildState
 from sparkring.training.launch.events import OnEvent, emit
@@ -85,7 +84,6 @@ class Servers:
 
         Raises WorkerFailed where one ends before, LaunchError where one is not ready in time, and Cancelled.
         """
-        deadline = time.monotonic() + limit_s
         payload = self._job.checked_payload() if self._states else {}
         for state in self._states:
             start = StartChild(
@@ -98,23 +96,31 @@ class Servers:
                 server_secret=self.secret,
             )
             self._group.server.send(state.agent, start)
-        while late := [state for state in self._states if state.ready is None]:
-            control.raise_if_ending(f"{len(late)} of {len(self._states)} servers were waited for")
-            if time.monotonic() > deadline:
-                raise LaunchError(
-                    f"{late[0].child} on {late[0].host} was not ready within {limit_s:g} s; its function calls "
-                    "ctx.ready(port) when it listens"
-                )
-            agent, message = self._group.server.take(0.1) or ("", None)
-            failure = self.on_message(message) if self._is_ours(message) else self.lost()
-            if failure is not None:
-                emit(self._on_event, ChildFailed(failure.child, self._attempt, failure))
-                raise WorkerFailed(failure)
-            if agent and not self._is_ours(message):
-                self._group.note(agent, message)
 
-    def on_message(self, message: FromChild) -> Failure | None:
-        """Take a message of a server; a failure where one has ended that ranks need."""
+        def late() -> list[ServerState]:
+            return [state for state in self._states if state.ready is None]
+
+        def is_done() -> bool:
+            if late():
+                control.raise_if_ending(f"{len(late())} of {len(self._states)} servers were waited for")
+                self._raise(self.lost())
+            return not late()
+
+        if not self._group.wait(is_done, limit_s, lambda _, message: self._raise(self.on_message(message))):
+            raise LaunchError(
+                f"{late()[0].child} on {late()[0].host} was not ready within {limit_s:g} s; its function calls "
+                "ctx.ready(port) when it listens"
+            )
+
+    def _raise(self, failure: Failure | None) -> None:
+        if failure is not None:
+            emit(self._on_event, ChildFailed(failure.child, self._attempt, failure))
+            raise WorkerFailed(failure)
+
+    def on_message(self, message: ToDriver | None) -> Failure | None:
+        """Take a message, if it is of a server; a failure where one has ended that ranks need."""
+        if not isinstance(message, FromChild) or message.child.role != "server":
+            return None
         if message.attempt != self._attempt or not 0 <= message.child.index < len(self._states):
             return None
         state = self._states[message.child.index]
@@ -148,17 +154,7 @@ class Servers:
         self._killed = True
         for agent in {state.agent for state in running}:
             self._group.server.send(agent, KillChildren("server"))
-        deadline = time.monotonic() + END_S
-        while not all(self._is_over(state) for state in running) and time.monotonic() < deadline:
-            agent, message = self._group.server.take(0.05) or ("", None)
-            if self._is_ours(message):
-                self.on_message(message)
-            elif agent:
-                self._group.note(agent, message)
+        self._group.wait(lambda: all(map(self._is_over, running)), END_S, lambda _, message: self.on_message(message))
 
     def _is_over(self, state: ServerState) -> bool:
         return state.has_ended or not self._group.server.is_connected(state.agent)
-
-    @staticmethod
-    def _is_ours(message: ToDriver | None) -> TypeGuard[FromChild]:
-        return isinstance(message, FromChild) and message.child.role == "server"

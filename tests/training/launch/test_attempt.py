@@ -13,7 +13,7 @@ import pytest
 
 from sparkring.training.launch import attempt as attempt_module
 from sparkring.training.launch.attempt import Attempt, Control, Limits, RankState
-from sparkring.training.launch.failure import WorkerFailed
+from sparkring.training.launch.failure import Cancelled, WorkerFailed
 from sparkring.training.launch.messages import (
     AttemptStarted,
     ChildEnded,
@@ -109,6 +109,35 @@ def test_a_message_makes_the_driver_check_no_other_rank(monkeypatch: pytest.Monk
     monkeypatch.setattr(attempt_module, "CHECK_S", 3600.0)
     assert attempt_of(group, world).follow().results == list(range(world))
     assert group.checks <= world * 2
+
+
+def test_what_a_server_sends_is_not_taken_for_the_rank_with_its_number() -> None:
+    server = Child("server", 0)
+    last = [
+        ChildError(server, 1, "ValueError", "no such shard", "", True),
+        ChildEnded(server, 1, 1, "exited with code 1"),
+    ]
+    group = Scripted(running(0), *last, pack("result", "f", None, 0), ended(0))
+    assert attempt_of(group, 1).follow().results == ["result"]
+
+
+def test_a_cancelled_rank_has_ended_when_its_own_process_has() -> None:
+    """The end of a server that the same agent runs says nothing of the rank."""
+
+    class Cancelling(Scripted):
+        def wait(self, is_done: Any, limit_s: float, on_message: Any) -> bool:
+            on_message("a0", ChildEnded(Child("server", 0), 1, -9, "killed by SIGKILL", True))
+            self.was_done = [is_done()]
+            on_message("a0", ended(0, -9, was_killed=True))
+            self.was_done.append(is_done())
+            return True
+
+    group, control = Cancelling(running(0)), Control()
+    control.cancel()
+    states = [RankState(Child("rank", 0), "a0", "h0")]
+    with pytest.raises(Cancelled):
+        Attempt(group, states, 1, lambda event: None, control, Limits(60, 60)).follow()  # type: ignore[arg-type]
+    assert group.was_done == [False, True]
 
 
 def test_the_step_at_which_a_rank_ends_is_its_last_though_heartbeats_do_not_queue() -> None:
