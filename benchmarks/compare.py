@@ -95,8 +95,8 @@ def trained(group: WorkerGroup, dataset: str, words: list[str], steps: int, slow
     def on_event(event: Event) -> None:
         if not isinstance(event, RankMetrics):
             return
-        if "perf/step_s" in event.values:
-            per_step_s = event.values["perf/step_s"] + event.values.get("perf/data_stall_s", 0.0)
+        if event.timing is not None:
+            per_step_s = event.timing.step_s + event.timing.data_stall_s
             spent[event.rank] = spent.get(event.rank, 0.0) + LOGGED * per_step_s
             at[event.step] = max(spent.values())
         if event.rank == 0 and "valid/loss" in event.values:

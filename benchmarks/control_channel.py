@@ -38,25 +38,26 @@ from sparkring.training.launch.messages import (  # noqa: E402
     AgentReady,
     AttemptStarted,
     Bye,
+    ChildEnded,
+    ChildError,
+    ChildFailed,
     Event,
     Heartbeat,
-    KillRank,
-    RankEnded,
-    RankError,
-    RankFailed,
+    KillChildren,
     RankMetrics,
     RankRunning,
-    StartRank,
+    StartChild,
     ToAgent,
+    WindowTiming,
 )
-from sparkring.training.launch.topology import AgentInfo, assign_ranks, choose_agents, reach_plan  # noqa: E402
+from sparkring.training.launch.topology import AgentInfo, Child, assign_ranks, choose_agents, reach_plan  # noqa: E402
 
 TARGETS = {"driver_cpu": 0.20, "connected_s": 10.0, "named_s": 2.0, "check_s": 0.05, "pure_s": 1.0}
 
 
-def broken(rank: int, attempt: int) -> RankError:
+def broken(rank: int, attempt: int) -> ChildError:
     message = "[gloo/pair.cc:1] Connection closed by peer"
-    return RankError(rank, attempt, "RuntimeError", message, "  ...\n" * 40, is_value_error=False)
+    return ChildError(Child("rank", rank), attempt, "RuntimeError", message, "  ...\n" * 40, is_value_error=False)
 
 
 class FakeRank:
@@ -77,8 +78,8 @@ class FakeRank:
         agent = AgentInfo(f"agent-{i}", i, f"host-{i // 8}", f"10.0.{i >> 8}.{i & 255}", "eth0", 4000, 5000)
         self.client.send(AgentReady(agent, f"h{i // 8}", self._host))
         while (message := await self._inbox.get()) is not None and not isinstance(message, Bye):
-            if isinstance(message, StartRank):
-                await self._run(message.rank_info.rank, message.attempt)
+            if isinstance(message, StartChild):
+                await self._run(message.child.index, message.attempt)
         await self.client.close()
 
     async def _run(self, rank: int, attempt: int) -> None:
@@ -90,19 +91,19 @@ class FakeRank:
             step += 1
             send(Heartbeat(rank, attempt, step, "step"))
             if step % 50 == 0:
-                values = {"perf/step_s": 0.2, "perf/wait_s": 0.1, "train/loss": 1.0}
-                send(RankMetrics(rank, attempt, step, values))
+                timing = WindowTiming(0.2, 0.1, 0.0, 0.0, {}, {}, {})
+                send(RankMetrics(rank, attempt, step, {"train/loss": 1.0}, timing))
             await asyncio.wait([over, command], timeout=1 / self._steps_per_s, return_when=asyncio.FIRST_COMPLETED)
         if over.done() and rank == KILLED:
             await asyncio.sleep(0.3)  # its victims are heard first
             command.cancel()
-            return send(RankEnded(rank, attempt, -9, "killed by SIGKILL"))
+            return send(ChildEnded(Child("rank", rank), attempt, -9, "killed by SIGKILL"))
         if over.done():
             send(broken(rank, attempt))
-        while not command.done() or not isinstance(command.result(), KillRank):
+        while not command.done() or not isinstance(command.result(), KillChildren):
             command = command if not command.done() else asyncio.create_task(self._inbox.get())
             await command
-        return send(RankEnded(rank, attempt, -9, "killed by SIGKILL", was_killed=True))
+        return send(ChildEnded(Child("rank", rank), attempt, -9, "killed by SIGKILL", was_killed=True))
 
 
 KILLED = 3
@@ -159,13 +160,13 @@ def simulate(ranks: int, steps_per_s: float, seconds: float, at_once: int = 10_0
                 marks["killed"] = now
                 agents.stdin.write("kill\n")
                 agents.stdin.flush()
-            elif isinstance(event, RankFailed):
+            elif isinstance(event, ChildFailed):
                 found["named_s"] = now - marks["killed"]
 
         try:
             group.run(JobSpec("os:getpid", preload=()), ranks, on_event, limits=Limits(300, 60))
         except WorkerFailed as error:
-            assert (error.rank, error.failure.words) == (KILLED, "killed by SIGKILL"), str(error)[:500]
+            assert (error.child.index, error.failure.words) == (KILLED, "killed by SIGKILL"), str(error)[:500]
             assert len(error.others) == ranks - 1
         else:
             raise AssertionError("no rank was killed")
@@ -209,18 +210,18 @@ def pure_parts(ranks: int) -> dict[str, float]:
     clock("reach_plan", lambda: reach_plan(ranks, MAX_PEERS))
     host, names = collect_host_info(), [f"h{i}" for i in range(ranks)]
     clock("problems", lambda: problems(host, dict.fromkeys(names, host), dict.fromkeys(names, 0.0)))
-    states = [RankState(i, f"a{i}", f"h{i // 8}") for i in range(ranks)]
+    states = [RankState(Child("rank", i), f"a{i}", f"h{i // 8}") for i in range(ranks)]
     attempt = Attempt(Quiet(), states, 1, lambda event: None, Control(), Limits(300, 60))  # type: ignore[arg-type]
     clock("running", lambda: [attempt._take(s.agent, RankRunning(s.rank, 1)) for s in states])
     clock("check", attempt._check)
     watch = StragglerDetector(ranks)
-    values = {"perf/step_s": 1.0, "perf/wait_s": 0.5}
-    clock("a window of timings", lambda: [watch.add(i, 1, values) for i in range(ranks)])
+    timing = WindowTiming(1.0, 0.5, 0.0, 0.0, {}, {}, {})
+    clock("a window of timings", lambda: [watch.add(i, 1, timing) for i in range(ranks)])
     clock("all fail: errors", lambda: [attempt._take(s.agent, broken(s.rank, 1)) for s in states])
     clock("all fail: check", attempt._check)
     clock(
         "all fail: ends",
-        lambda: [attempt._take(s.agent, RankEnded(s.rank, 1, 1, "exited with code 1")) for s in states],
+        lambda: [attempt._take(s.agent, ChildEnded(s.child, 1, 1, "exited with code 1")) for s in states],
     )
     return seconds
 

@@ -31,8 +31,8 @@ from torch import nn
 from sparkring.training.servers.backup import StepOutcome
 from sparkring.training.servers.client import Client, Gradient, cut_gradient, global_squares, statuses
 from sparkring.training.servers.definition import Definition
+from sparkring.training.servers.messages import ShardStatus
 from sparkring.training.servers.server import Server, ServerPlace
-from sparkring.training.servers.shard import ShardStatus
 from sparkring.training.tables.table import TableSpec
 
 SECRET = b"s" * 32

@@ -120,7 +120,7 @@ def _run_command(arguments: argparse.Namespace) -> int:
         if arguments.verbose or failure is Exit.BUG:
             print(for_terminal(redact(traceback.format_exc())), file=sys.stderr, end="")
             if isinstance(error, WorkerFailed):
-                print(f"in rank {error.rank}:\n{for_terminal(redact(error.failure.traceback))}", file=sys.stderr)
+                print(f"in {error.child}:\n{for_terminal(redact(error.failure.traceback))}", file=sys.stderr)
         print(f"sparkring: {for_terminal(redact(message(error)))}", file=sys.stderr)
         return failure
 

@@ -12,14 +12,14 @@ from tqdm import tqdm
 from sparkring.pipelines.job.outcome import score_text
 from sparkring.training.launch.messages import (
     AttemptStarted,
+    ChildEvent,
     Event,
     Heartbeat,
     LogLines,
-    RankEvent,
     RankMetrics,
     RankReplaced,
-    ServerLines,
 )
+from sparkring.training.launch.topology import Child
 
 log = logging.getLogger("train")
 LINE_EVERY_S, EVALUATION_EVERY_S = 5.0, 1.0
@@ -42,15 +42,12 @@ class ProgressDisplay:
         match event:
             case LogLines():
                 for line in event.lines:
-                    self._print(f"[rank {event.rank}] {line}")
-            case ServerLines():
-                for line in event.lines:
-                    self._print(f"[server {event.server}] {line}")
+                    self._print(f"[{event.child}] {line}")
             case RankReplaced():
                 self._print(f"rank {event.rank} runs again after {event.took_s:.1f} s; the others went on")
             case AttemptStarted():
                 self._print(f"{event.world} ranks started in {event.start_s:.1f} s")
-            case RankEvent(rank=0):
+            case ChildEvent(child=Child("rank", 0)):
                 self._rank_event(event.name, event.data)
             case RankMetrics(rank=0):
                 self._metrics(event.step, event.values)

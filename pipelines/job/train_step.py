@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -32,21 +32,21 @@ from sparkring.pipelines.run.stragglers import save_step_times
 from sparkring.pipelines.tracking.params import run_params
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.checkpoint.catalog import committed
-from sparkring.training.data.batch import ONCE
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.job import PRELOAD, JobResult, JobSpec
 from sparkring.training.launch.messages import (
     AttemptEnded,
     AttemptStarted,
+    ChildEvent,
     Event,
     LateLogLines,
-    RankEvent,
     RankMetrics,
     Recovered,
     Stacks,
     Straggler,
 )
 from sparkring.training.launch.restart import RestartPolicy
+from sparkring.training.launch.topology import Child
 from sparkring.training.planner import format_rows
 from sparkring.training.worker.payload import TrainPayload
 from sparkring.training.worker.result import FailedAttempt, History, RunIdentity, Trained, WorkerResult
@@ -220,18 +220,23 @@ def _falls_behind(watch: TrainingWatch, event: RankMetrics) -> bool:
 
 def per_step_s(result: JobResult) -> dict[str, float]:
     """Mean seconds per step of rank 0 by cause, over the logging windows of the last attempt."""
-    windows = [m.values for m in result.metrics if "perf/step_s" in m.values]
-    names = {
-        name for values in windows for name in values if name.startswith(("perf/", "data/")) and name.endswith("_s")
-    }
-    names -= {"perf/rows_per_s", "perf/busy_sd_s"} | {f"data/{name}" for name in ONCE}
-    return {n.split("/")[1]: sum(v.get(n, 0.0) for v in windows) / len(windows) for n in sorted(names)}
+    windows = [m.timing for m in result.metrics if m.timing is not None]
+    sums_s = summed(window.reader_s for window in windows) | summed(window.loop_s for window in windows)
+    return {cause: total_s / len(windows) for cause, total_s in sums_s.items()}
 
 
 def once_s(result: JobResult) -> dict[str, float]:
     """Seconds that rank 0's reader needed to begin the last attempt, by cause."""
-    every = [m.values for m in result.metrics]
-    return {n: sum(v.get(f"data/{n}", 0.0) for v in every) for n in ONCE if any(f"data/{n}" in v for v in every)}
+    return summed(m.timing.once_s for m in result.metrics if m.timing is not None)
+
+
+def summed(seconds: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add up seconds by cause, sorted by cause."""
+    total_s: dict[str, float] = {}
+    for by_cause in seconds:
+        for cause, spent_s in by_cause.items():
+            total_s[cause] = total_s.get(cause, 0.0) + spent_s
+    return dict(sorted(total_s.items()))
 
 
 def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:
@@ -305,7 +310,7 @@ class Events:
                 for name, value in event.values.items():
                     if name == "train/loss" or name.startswith("valid/"):
                         self.history.setdefault(name, {})[event.step] = value
-            case RankEvent(rank=0):
+            case ChildEvent(child=Child("rank", 0)):
                 self._rank_event(event.name, event.data)
             case AttemptStarted():
                 values = {"launch/start_s": event.start_s, "launch/world": float(event.world)}

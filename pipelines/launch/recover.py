@@ -28,10 +28,10 @@ from sparkring.training.launch.group import WorkerGroup, log_event
 from sparkring.training.launch.job import JobResult, JobSpec
 from sparkring.training.launch.messages import (
     AttemptEnded,
+    ChildEvent,
     Event,
     Heartbeat,
-    KillRank,
-    RankEvent,
+    KillChildren,
     Recovered,
     StopTraining,
 )
@@ -298,7 +298,7 @@ class Recovery:
                     self._end_for("decommission")
         if self._planned == "decommission" and not over.wait(self._policy.grace_s):
             log.warning("decommission: the ranks have not ended within %g s (launch.grace_s)", self._policy.grace_s)
-            self._control.ask(KillRank())
+            self._control.ask(KillChildren("rank"))
 
     def _end_for(self, reason: str) -> None:
         log.warning("%s: asking the ranks for a checkpoint and their end", reason)
@@ -311,7 +311,7 @@ class Recovery:
             if self._broken_since is not None and event.step > self._history[-1].from_step:
                 recover_s, self._broken_since = self._stepped_at - self._broken_since, None
                 self._on_event(Recovered(event.attempt, recover_s))
-        if isinstance(event, RankEvent) and event.name == "checkpoint" and self._should_grow():
+        if isinstance(event, ChildEvent) and event.name == "checkpoint" and self._should_grow():
             self._end_for("grow")
         self._on_event(event)
 

@@ -82,7 +82,7 @@ def show(event: Event) -> None:
     """Print the ranks' output; other events have been logged."""
     if isinstance(event, LogLines):
         for line in event.lines:
-            print(f"[rank {event.rank}] {line}", flush=True)
+            print(f"[{event.child}] {line}", flush=True)
     elif isinstance(event, AttemptStarted):
         log.info("%d ranks started in %.1f s", event.world, event.start_s)
 

@@ -14,7 +14,7 @@ from sparkring.training.data.audit.check import Expected, check_run
 from sparkring.training.data.audit.log import read_run
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import run_local
-from sparkring.training.launch.messages import Event, RankEvent
+from sparkring.training.launch.messages import ChildEvent, Event
 
 if TYPE_CHECKING:
     from inject import Run
@@ -97,7 +97,7 @@ def undisturbed_run(steps: int, world: int) -> Weights:
     found: Weights = {}
 
     def on_event(event: Event) -> None:
-        if isinstance(event, RankEvent) and event.name == "checkpoint":
+        if isinstance(event, ChildEvent) and event.name == "checkpoint":
             found[event.data["step"]] = event.data["w"]
 
     with tempfile.TemporaryDirectory() as folder:

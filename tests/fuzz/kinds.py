@@ -66,6 +66,7 @@ from sparkring.training.loop.fit import LoopRecord, TrainerState
 from sparkring.training.model.folder import TABLES, attach_tables, model_files, write_tables
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.parallel.state import TensorInfo
+from sparkring.training.servers.codec import pack, unpack
 from sparkring.training.servers.definition import Definition, decoded
 from sparkring.training.servers.partition import cut_parameters
 from sparkring.training.tables.exchange import Alone
@@ -77,6 +78,7 @@ from tests.etl.sources.iceberg.tables import delete_by_position
 from tests.etl.sources.iceberg.tables import paths as table_paths
 from tests.pipelines.results import train_result
 from tests.training.launch.examples import MESSAGES, example
+from tests.training.servers.examples import SERVER_MESSAGES, server_message
 
 CONF = Path(__file__).parents[2] / "conf/recipes"
 SHA = "ab" * 32
@@ -115,6 +117,15 @@ def kinds(folder: Path) -> dict[str, Kind]:
     made["audit"] = Kind([audit], lambda data: read_records(data, "a.ids"), (ValueError,), 2.0)
     for message in MESSAGES:
         made[message.__name__] = Kind([encode(example(message))[4:]], decode, (ProtocolError,), 2.0 / len(MESSAGES))
+    return made | _server_messages()
+
+
+def _server_messages() -> dict[str, Kind]:
+    """Requests to parameter servers, and their replies."""
+    made = {}
+    for kind in SERVER_MESSAGES:
+        data = pack(server_message(kind))
+        made[kind.__name__] = Kind([data], partial(unpack, kind), (ValueError,), 1.0 / len(SERVER_MESSAGES))
     return made
 
 

@@ -71,6 +71,7 @@ HOST_CUTS, T_HOST_CUTS = "training/launch/host/cuts.py", "tests/training/launch/
 LOOP_TIMING = "training/loop/timing.py"
 SERVERS, T_SERVERS = "training/launch/servers.py", "tests/training/launch/test_servers.py"
 ATTEMPT, FORK_SERVER = "training/launch/attempt.py", "training/launch/host/fork_server.py"
+T_ATTEMPT = "tests/training/launch/test_attempt.py"
 MEANS, T_MEANS = "training/launch/means.py", "tests/training/launch/test_means.py"
 T_RECOMMENDER, T_DRAWN = "tests/pipelines/init/test_recommender.py", "tests/spark/test_recommender_views.py"
 RANKING, T_RANKING = "pipelines/evaluation/ranking.py", "tests/pipelines/evaluation/test_ranking.py"
@@ -107,6 +108,7 @@ T_BACKED, T_FEWER, T_MEETS, T_CHANGED_BOUND = (
 )
 SERVERS_FOLDER = "training/servers"
 SERVER = f"{SERVERS_FOLDER}/server.py"
+SERVER_CODEC, T_SERVER_CODEC = f"{SERVERS_FOLDER}/codec.py", "tests/training/servers/test_codec.py"
 SHARD, T_SHARD, T_SERVER, T_SERVERS_REPLAY = (
     f"{SERVERS_FOLDER}/shard.py",
     *(f"tests/{SERVERS_FOLDER}/test_{name}.py" for name in ("shard", "server", "replay")),
@@ -1432,7 +1434,12 @@ MUTANTS = (
     ),
     Mutant(LOOP, "last if cut is None else cut", "last", T_LOOP),
     Mutant(SERVER, "raise  # what the shard holds may be half changed", "pass", T_SERVER),
-    Mutant(SERVER, "clock = self._backup.restart(*frame.numbers)", "pass", T_SERVER),
+    Mutant(SERVER, "clock = self._backup.restart(request.worker)", "pass", T_SERVER),
+    Mutant(SERVER_CODEC, "if count * least_bytes > len(data) - at:", "if False:", T_SERVER_CODEC),
+    Mutant(SERVER_CODEC, "if end != len(data):", "if False:", T_SERVER_CODEC),
+    Mutant(f"{SERVERS_FOLDER}/protocol.py", " or length > MAX_MESSAGE_BYTES", "", f"{T_SERVER} -k too_large"),
+    Mutant(f"{SERVERS_FOLDER}/client.py", "if not isinstance(reply, kind):", "if False:", f"{T_SERVER} -k says_why"),
+    Mutant(SERVER, "if len(request.ids) != len(specs):", "if False:", f"{T_SERVER} -k says_why"),
     Mutant(AUDIT, "if header.servers and step < expected.steps", "if step < expected.steps", T_AUDIT),
     Mutant(AUDIT, "if header.servers and step < expected.steps", "if header.servers", T_AUDIT),
     Mutant("pipelines/cli/audit.py", "if step not in logged", "if False", f"tests/{SERVERS_FOLDER}/test_segments.py"),
@@ -1460,7 +1467,7 @@ MUTANTS = (
     # --- servers, and ranks that are replaced
     Mutant(SERVERS, "for agent in reversed(agents)}", "for agent in agents}", f"{T_SERVERS} -k numbered"),
     Mutant(SERVERS, "if not (self._killed or message.was_killed):", "if False:", f"{T_SERVERS} -k killed_server"),
-    Mutant(SERVERS, "self._group.server.send(agent, KillServers())", "pass", f"{T_SERVERS} -k find_the_servers"),
+    Mutant(SERVERS, "self._group.server.send(agent, Kill", "print(agent, Kill", f"{T_SERVERS} -k find_the_servers"),
     Mutant(
         ATTEMPT, 'failure.cause in ("signal", "memory", "lost")', "failure.cause", f"{T_SERVERS} -k raises_or_exits"
     ),
@@ -1471,6 +1478,8 @@ MUTANTS = (
         f"{T_SERVERS} -k told_of_it_again",
     ),
     Mutant(ATTEMPT, "self._unstarted | self._dead.keys()", "self._unstarted", f"{T_SERVERS} -k slow_to_come_back"),
+    Mutant(ATTEMPT, " and message.child == state.child", "", f"{T_ATTEMPT} -k its_own_process"),
+    Mutant(LOOP, "shown, seconds, loss", "shown, None, loss", f"{T_LOOP} -k first_batch"),
     Mutant(ELASTIC, "if reached > before else", "if reached >= before else", f"{T_SERVERS} -k may_die_often"),
     Mutant("training/launch/failure.py", "[*servers, *failures]", "failures", f"{T_SERVERS} -k is_the_cause"),
     Mutant(FORK_SERVER, "end_descendants(keep=self.servers)", "end_descendants()", f"{T_SERVERS} -k first_agents_rank"),

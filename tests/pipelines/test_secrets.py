@@ -32,6 +32,7 @@ from sparkring.pipelines.tracking.params import flat_params
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.launch.failure import Failure, WorkerFailed
 from sparkring.training.launch.messages import AttemptEnded
+from sparkring.training.launch.topology import Child
 from sparkring.training.model.folder import describe_model
 from tests.pipelines.results import train_result
 
@@ -309,7 +310,9 @@ def test_no_log_line_and_no_error_shows_a_secret(
     handler.setFormatter(RedactingFormatter("%(message)s"))
     log = logging.Logger("secrets")
     log.addHandler(handler)
-    failure = WorkerFailed(Failure(0, "h", "exception", text, traceback=text, last_lines=(text,)), (), {1: text})
+    failure = WorkerFailed(
+        Failure(Child("rank", 0), "h", "exception", text, traceback=text, last_lines=(text,)), (), {1: text}
+    )
     log.info("[rank %d] before %s after", 0, text)
     try:
         raise failure

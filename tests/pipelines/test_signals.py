@@ -17,7 +17,7 @@ import pytest
 from sparkring.pipelines.run.signals import obeying_signals
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import Cancelled
-from sparkring.training.launch.messages import KillRank, StopTraining, WriteCheckpoint
+from sparkring.training.launch.messages import KillChildren, StopTraining, WriteCheckpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +42,7 @@ def test_the_first_signal_asks_for_an_end_and_the_second_makes_it(
         os.kill(os.getpid(), number)
         assert control.pending() == [StopTraining()] and control.stopping
         os.kill(os.getpid(), number)
-        assert control.pending() == [KillRank()]
+        assert control.pending() == [KillChildren("rank")]
         raise Cancelled("as the attempt does")
 
 

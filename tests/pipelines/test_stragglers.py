@@ -16,6 +16,7 @@ from sparkring.pipelines.cli import main
 from sparkring.pipelines.run import stragglers
 from sparkring.pipelines.run.stragglers import advice, read_windows, save_step_times, straggler_advice
 from sparkring.training.launch.health import StragglerDetector
+from sparkring.training.launch.messages import WindowTiming
 from sparkring.training.planner.stragglers import Window
 
 
@@ -64,9 +65,8 @@ def columns(steps: int, ranks: int = 2) -> dict[str, list[Any]]:
     detector = StragglerDetector(ranks)
     for step in range(10, 10 * steps + 1, 10):
         for rank in range(ranks):
-            values = {"perf/step_s": 0.3, "perf/wait_s": 0.1 * rank, "perf/data_stall_s": 0.05, "perf/busy_sd_s": 0.02}
-            values["perf/step_s"] += step == 10  # memory is allocated
-            detector.add(rank, step, values)
+            step_s = 0.3 + (step == 10)  # memory is allocated
+            detector.add(rank, step, WindowTiming(step_s, 0.1 * rank, 0.05, 0.02, {}, {}, {}))
     return detector.figure()
 
 

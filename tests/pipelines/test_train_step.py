@@ -25,17 +25,20 @@ from sparkring.pipelines.job.train_step import (
 )
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.checkpoint.catalog import MARKER, encode_marker
+from sparkring.training.launch.job import JobResult
 from sparkring.training.launch.messages import (
     AttemptEnded,
     AttemptStarted,
+    ChildEvent,
     LateLogLines,
-    RankEvent,
     RankMetrics,
     Recovered,
     Stacks,
     Straggler,
+    WindowTiming,
 )
 from sparkring.training.launch.restart import best_world
+from sparkring.training.launch.topology import Child
 from sparkring.training.worker.result import FailedAttempt, IdUses
 from tests.pipelines.results import rank_result
 from tests.pipelines.tracking.test_tracker import away, journaled
@@ -118,8 +121,8 @@ def test_every_attempt_and_the_slow_host_are_in_the_run() -> None:
 @pytest.mark.parametrize("is_first", [True, False])
 def test_where_a_command_went_on_is_known_and_not_where_its_later_attempts_did(is_first: bool, tmp_path: Path) -> None:
     events = Events(Recorder(), ProgressDisplay(interactive=False), open_storage(str(tmp_path)))  # type: ignore[arg-type]
-    resumed = RankEvent(0, 1, "resumed", {"step": 40, "uri": "", "skipped": []})
-    measured = RankMetrics(0, 1, 50, {"train/loss": 0.5})
+    resumed = ChildEvent(Child("rank", 0), 1, "resumed", {"step": 40, "uri": "", "skipped": []})
+    measured = RankMetrics(0, 1, 50, {"train/loss": 0.5}, None)
     for event in (resumed, measured) if is_first else (measured, resumed):
         events.on_event(event)
     assert events.resumed_from == (40 if is_first else None) and events.history == {"train/loss": {50: 0.5}}
@@ -130,15 +133,15 @@ def test_a_run_keeps_its_curves_over_commands_up_to_the_checkpoint(tmp_path: Pat
         return Events(Recorder(), ProgressDisplay(interactive=False), open_storage(str(tmp_path)))  # type: ignore[arg-type]
 
     def measured(step: int, loss: float) -> RankMetrics:
-        return RankMetrics(0, 1, step, {"train/loss": loss, "perf/step_s": 0.1})
+        return RankMetrics(0, 1, step, {"train/loss": loss}, None)
 
-    resumed = RankEvent(0, 1, "resumed", {"step": 40, "uri": "", "skipped": []})
+    resumed = ChildEvent(Child("rank", 0), 1, "resumed", {"step": 40, "uri": "", "skipped": []})
     first = command()
-    first.on_event(RankMetrics(0, 1, 30, {"valid/auc": 0.7}))
+    first.on_event(RankMetrics(0, 1, 30, {"valid/auc": 0.7}, None))
     for step, loss in ((30, 0.9), (40, float("nan"))):
         first.on_event(measured(step, loss))
     written = {"step": 40, "uri": "c", "bytes": 1, "world": 1, "metric": ""}
-    first.on_event(RankEvent(0, 1, "checkpoint", written))
+    first.on_event(ChildEvent(Child("rank", 0), 1, "checkpoint", written))
     first.on_event(measured(50, 0.7))  # and here the driver is killed, without its end
     command().close()  # one that ends before it begins
     second = command()
@@ -146,7 +149,7 @@ def test_a_run_keeps_its_curves_over_commands_up_to_the_checkpoint(tmp_path: Pat
     second.on_event(measured(50, 0.75))
     second.close()
     third = command()
-    third.on_event(RankEvent(0, 1, "resumed", {"step": 45, "uri": "", "skipped": []}))
+    third.on_event(ChildEvent(Child("rank", 0), 1, "resumed", {"step": 45, "uri": "", "skipped": []}))
     assert list(third.history["train/loss"]) == [30, 40] and third.history["valid/auc"] == {30: 0.7}
     assert math.isnan(third.history["train/loss"][40]) and second.history["train/loss"][50] == 0.75
 
@@ -164,13 +167,16 @@ def test_the_figure_shows_the_slowest_ranks() -> None:
 
 def test_what_a_reader_needed_once_is_no_mean_of_steps() -> None:
     windows = [
-        {"perf/step_s": 0.4, "perf/rows_per_s": 9.0, "data/decode_s": 0.1, "data/first_batch_s": 2.0},
-        {"perf/step_s": 0.2, "perf/rows_per_s": 9.0, "data/decode_s": 0.3},
-        {"valid/loss": 1.0},
+        WindowTiming(0.4, 0.1, 0.0, 0.0, {}, {"decode_s": 0.1}, {"first_batch_s": 2.0}),
+        None,
+        WindowTiming(0.2, 0.0, 0.2, 0.0, {"evaluate_s": 1.0}, {"decode_s": 0.3}, {}),
     ]
-    result: Any = SimpleNamespace(metrics=[SimpleNamespace(values=values) for values in windows])
-    assert per_step_s(result) == pytest.approx({"step_s": 0.3, "decode_s": 0.2})
+    result = JobResult([None], 1, 1, [RankMetrics(0, 1, 10, {"x": 1.0}, timing) for timing in windows])
+    assert per_step_s(result) == pytest.approx(
+        {"decode_s": 0.2, "data_stall_s": 0.1, "evaluate_s": 0.5, "step_s": 0.3, "wait_s": 0.05}
+    )
     assert once_s(result) == {"first_batch_s": 2.0}
+    assert per_step_s(JobResult([None], 1, 1)) == once_s(JobResult([None], 1, 1)) == {}
 
 
 def test_a_checkpoint_that_the_driver_did_not_hear_of_gets_its_pointer(tmp_path: Path) -> None:

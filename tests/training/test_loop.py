@@ -18,10 +18,11 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.blocks.train import EarlyStopping, TrainConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
-from sparkring.training.data.batch import Batch
+from sparkring.training.data.batch import Batch, Meter
 from sparkring.training.data.order import epoch_ids
 from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import ReadRequest
+from sparkring.training.launch.messages import WindowTiming
 from sparkring.training.loop.fit import (
     Callbacks,
     LoopRecord,
@@ -127,7 +128,7 @@ class Still:
         return values
 
     def heartbeat(self, *_: Any) -> None: ...
-    def metrics(self, *_: Any) -> None: ...
+    def metrics(self, *_: Any, **__: Any) -> None: ...
     def begin_steps(self, step: int, last: int, lookahead: int = 1) -> None: ...
     def ask_checkpoint(self) -> None: ...
     def cut_after(self, step: int) -> tuple[bool, bool]:
@@ -137,7 +138,7 @@ class Still:
 class Clocked(Still):
     """Steps of `step_s` by the loop's own clock, whose time `now` is; and their reader."""
 
-    meter = SimpleNamespace(take=dict)
+    meter = Meter()
 
     def __init__(self, step_s: float, steps_per_epoch: int):
         self.step_s, self.steps_per_epoch, self.now = step_s, steps_per_epoch, 0.0
@@ -214,7 +215,7 @@ class Parts(Clocked):
     def forward_backward(self, batch: Any) -> torch.Tensor:
         return torch.tensor(float(batch.consumed_samples) * (10 if self.rank else 1), dtype=torch.float64)
 
-    def metrics(self, step: int, values: dict[str, float], means: Any = None) -> None:
+    def metrics(self, step: int, values: dict[str, float], timing: Any, means: Any = None) -> None:
         if means:
             assert "train/loss" not in values
             self.parts[step] = means["train/loss"]
@@ -337,11 +338,14 @@ class Metered(World):
     def __init__(self) -> None:
         super().__init__()
         self.taken = iter([{"first_batch_s": 2.0}])
-        self.meter = SimpleNamespace(take=lambda: {"decode_s": 3.0, **next(self.taken, {})})
+        self.meter = SimpleNamespace(take_seconds=lambda: {"decode_s": 3.0, **next(self.taken, {})}, take_counts=dict)
         self.logged = dict[int, dict[str, float]]()
+        self.timed, self.reported = set[int](), set[int]()  # steps
 
-    def metrics(self, step: int, values: dict[str, float], means: Any = None) -> None:
+    def metrics(self, step: int, values: dict[str, float], timing: Any, means: Any = None) -> None:
         self.logged[step] = {name: value for name, value in values.items() if name.startswith("data/")}
+        self.reported |= {step} if means else set()
+        self.timed |= {step} if isinstance(timing, WindowTiming) else set()
 
 
 def test_the_time_to_the_first_batch_is_not_divided_by_steps() -> None:
@@ -350,6 +354,7 @@ def test_the_time_to_the_first_batch_is_not_divided_by_steps() -> None:
     fit(world, world, callbacks, world, SHORT, NO_CHECKPOINTS, TrainerState())
     assert world.logged.pop(3) == {"data/first_batch_s": 2.0, "data/decode_s": 1.0}
     assert all(said in ({}, {"data/decode_s": 1.0}) for said in world.logged.values()) and 24 in world.logged
+    assert world.timed == world.reported and 24 in world.timed, "stragglers are found by these"
 
 
 class Late(Parts):

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,11 +18,11 @@ import torch
 
 from sparkring.conf.blocks.checkpoint import CheckpointConfig
 from sparkring.conf.blocks.train import TrainConfig
-from sparkring.training.data.batch import Batch
+from sparkring.training.data.batch import Batch, Meter
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
-from sparkring.training.launch.messages import Event, Heartbeat, RankEvent, RankMetrics
+from sparkring.training.launch.messages import ChildEvent, Event, Heartbeat, RankMetrics
 from sparkring.training.loop.fit import Callbacks, TrainerState, fit
 from sparkring.training.parallel.strategy import StepInfo
 from tests.ranks.cases_replicas import Dense
@@ -43,7 +42,7 @@ def attempt(counter: list[int] = [0]) -> int:  # noqa: B006
 class Apart:
     """A strategy that never meets other ranks, and its reader; each rank has its own pace."""
 
-    waited_s, steps_per_epoch, lookahead, meter = 0.0, ENDLESS, 1, SimpleNamespace(take=dict)
+    waited_s, steps_per_epoch, lookahead, meter = 0.0, ENDLESS, 1, Meter()
 
     def __init__(self, step_s: float) -> None:
         self.step_s = step_s
@@ -101,8 +100,8 @@ def test_a_checkpoint_and_then_a_stop_come_at_one_same_step_of_all_ranks(
         if isinstance(event, Heartbeat) and event.step and not saved:
             control.checkpoint()
             saved.add(-1)
-        elif isinstance(event, RankEvent) and event.name == "saved":
-            saved.add(event.rank)
+        elif isinstance(event, ChildEvent) and event.name == "saved":
+            saved.add(event.child.index)
             if len(saved) == world + 1:
                 control.stop()
 
@@ -130,7 +129,7 @@ def test_a_stop_asked_for_just_before_the_last_step_is_the_same_on_all_ranks(gro
     control = Control()
 
     def on_event(event: Event) -> None:
-        if isinstance(event, RankEvent) and event.name == "near the end":
+        if isinstance(event, ChildEvent) and event.name == "near the end":
             control.stop()
 
     ranks = group.run(JobSpec(train_apart, args=(0.05, 9)), 3, on_event, attempt, control).results
@@ -179,7 +178,7 @@ def test_a_stop_while_a_long_evaluation_runs_comes_when_it_ends(group: WorkerGro
         return train_apart(ctx, 0.6, ENDLESS, evaluate, eval_every=2)
 
     def on_event(event: Event) -> None:
-        if isinstance(event, RankEvent) and event.name == "evaluates" and event.rank == 0:
+        if isinstance(event, ChildEvent) and event.name == "evaluates" and event.child.index == 0:
             control.stop()
 
     ranks = group.run(JobSpec(train), 2, on_event, attempt, control).results
@@ -232,7 +231,7 @@ def test_a_replica_that_is_ahead_is_held_by_no_log_line_and_both_stop_at_one_ste
     control, logged = Control(), dict[int, float]()
 
     def on_event(event: Event) -> None:
-        if isinstance(event, RankEvent) and event.name == "far ahead":
+        if isinstance(event, ChildEvent) and event.name == "far ahead":
             control.stop()
         elif isinstance(event, RankMetrics) and event.rank == 0:
             logged[event.step] = event.values["train/loss"]

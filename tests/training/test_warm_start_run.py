@@ -32,7 +32,7 @@ from sparkring.training.checkpoint.weights import read_weights, write_weights
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
-from sparkring.training.launch.messages import Event, RankEvent, RankMetrics
+from sparkring.training.launch.messages import ChildEvent, Event, RankMetrics
 from sparkring.training.model.folder import describe_model, read_model_folder
 from sparkring.training.model.start_match import StartMatch
 from sparkring.training.parallel.state import TensorInfo
@@ -113,7 +113,7 @@ def train(group: WorkerGroup, world: int, run: Path, dataset: Path, *words: str)
     def on_event(event: Event) -> None:
         if isinstance(event, RankMetrics) and event.rank == 0 and "train/loss" in event.values:
             losses[event.step] = event.values["train/loss"]
-        if isinstance(event, RankEvent) and event.name == "training":
+        if isinstance(event, ChildEvent) and event.name == "training":
             first.append(event.data["from_step"])
 
     payload = {"config": resolved.as_dict(), "dataset": str(dataset), "run": str(run)}

@@ -40,12 +40,11 @@ from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.messages import (
+    ChildEvent,
     Event,
     Heartbeat,
-    RankEvent,
     RankMetrics,
     RankReplaced,
-    ServerEvent,
 )
 from sparkring.training.metrics import task_scores
 from sparkring.training.worker.agreement import agree_threads
@@ -183,9 +182,9 @@ class Job:
                     on_step(event.step)
             elif isinstance(event, RankMetrics) and event.rank == 0 and "valid/loss" in event.values:
                 self.valid[event.step] = event.values
-            elif isinstance(event, RankEvent) and event.name == "training":
+            elif isinstance(event, ChildEvent) and event.name == "training":
                 self.from_step = event.data["from_step"]
-            elif isinstance(event, ServerEvent):
+            elif isinstance(event, ChildEvent) and event.child.role == "server":
                 self.servers.append(event.data["pid"])
             elif isinstance(event, RankReplaced):
                 self.replaced.append(event)

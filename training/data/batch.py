@@ -109,11 +109,19 @@ class Meter:
             self.count(name, amount)
         other.take()
 
+    def take_seconds(self) -> dict[str, float]:
+        """`{<name>_s: seconds}` since the last call."""
+        taken, self.seconds = self.seconds, {}
+        return {f"{name}_s": spent_s for name, spent_s in taken.items()}
+
+    def take_counts(self) -> dict[str, int]:
+        """`{<name>: count}` since the last call."""
+        taken, self.counts = self.counts, {}
+        return taken
+
     def take(self) -> dict[str, float]:
         """`{<name>_s: seconds, <name>: count}` since the last call."""
-        taken: dict[str, float] = {f"{k}_s": v for k, v in self.seconds.items()} | dict(self.counts)
-        self.seconds, self.counts = {}, {}
-        return taken
+        return self.take_seconds() | self.take_counts()
 
 
 class Reader(Protocol):

@@ -8,14 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from sparkring.conf.errors import first_line
+from sparkring.training.launch.child import ChildState
 from sparkring.training.launch.cuts import Cuts, Orders
 from sparkring.training.launch.events import OnEvent, emit
 from sparkring.training.launch.failure import (
     Cancelled,
-    Cause,
     Failure,
     WorkerFailed,
     because_of_death,
@@ -28,19 +27,19 @@ from sparkring.training.launch.means import MeanMerger
 from sparkring.training.launch.messages import (
     AttemptStarted,
     CheckpointWanted,
+    ChildEnded,
+    ChildError,
+    ChildEvent,
+    ChildFailed,
     CutOffered,
     DumpStacks,
     Event,
+    FromChild,
     FromRank,
-    FromServer,
     Heartbeat,
-    KillRank,
+    KillChildren,
     LateLogLines,
     LogLines,
-    RankEnded,
-    RankError,
-    RankEvent,
-    RankFailed,
     RankMetrics,
     RankReplaced,
     RankResult,
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
     from sparkring.training.launch.servers import Servers
 
 log = logging.getLogger(__name__)
-Request: TypeAlias = StopTraining | WriteCheckpoint | DumpStacks | KillRank
+Request: TypeAlias = StopTraining | WriteCheckpoint | DumpStacks | KillChildren
 SETTLE_S = 0.5  # after a first failure: time for the one that caused it to arrive
 END_S = 10.0  # for killed ranks to be gone
 NO_ANSWER_S = 5.0  # without anything from an agent that must kill its rank: then it is lost, and likely the cause
@@ -116,7 +115,7 @@ class Control:
     def cancel(self) -> None:
         """Kill the ranks; the attempt raises Cancelled."""
         self.cancelled = True
-        self.ask(KillRank())
+        self.ask(KillChildren("rank"))
 
     def ask(self, request: Request) -> None:
         """Pass a request to the running attempt, without the meaning that no further attempt is wanted."""
@@ -130,7 +129,7 @@ class Control:
     def forget_planned(self) -> None:
         """Drop requests to end that are not the user's: the attempt they were meant for has ended."""
         for request in self.pending():
-            if self.stopping or self.cancelled or not isinstance(request, StopTraining | KillRank):
+            if self.stopping or self.cancelled or not isinstance(request, StopTraining | KillChildren):
                 self.ask(request)
 
     def pending(self) -> list[Request]:
@@ -144,40 +143,25 @@ class Control:
 
 
 @dataclass
-class RankState:
+class RankState(ChildState):
     """What the driver knows of one rank of the running attempt."""
 
-    rank: int
-    agent: str
-    host: str
     result: RankResult | None = None
-    error: RankError | None = None
-    step: int | None = None
-    phase: str = ""
     progress_at: float = 0.0  # monotonic time of the last change of step or phase
+
+    @property
+    def rank(self) -> int:
+        return self.child.index
 
     def on_progress(self, step: int, phase: str) -> None:
         if (step, phase) != (self.step, self.phase):
             self.step, self.phase, self.progress_at = step, phase, time.monotonic()
 
-    def failed(self, cause: Cause, words: str, **details: Any) -> Failure:
-        """Make the failure of this rank. `details`: further fields of Failure."""
-        return Failure(self.rank, self.host, cause, words, step=self.step, phase=self.phase, **details)
-
-    def failure(self, ended: RankEnded) -> Failure | None:
+    def failure(self, ended: ChildEnded) -> Failure | None:
         """Make the failure that its end is; None where it has returned."""
         status, words, lines = ended.status, ended.words, ended.last_lines
         if self.error is not None:
-            kind, message = self.error.error_type, self.error.message
-            return self.failed(
-                cause_of(kind, message),
-                f"raised {kind}: {first_line(message) if message else ''}".rstrip(": "),
-                error_type=kind,
-                message=message,
-                traceback=self.error.traceback,
-                last_lines=lines,
-                is_value_error=self.error.is_value_error,
-            )
+            return self.raised(ended, cause_of(self.error.error_type, self.error.message))
         if status == 0 and self.result is not None:
             return None
         if status == 0:
@@ -266,17 +250,18 @@ class Attempt:
 
     def _raise_failure(self) -> None:
         first = first_failure(self._failures)
-        self._emit(RankFailed(first.rank, self._attempt, first))
+        self._emit(ChildFailed(first.child, self._attempt, first))
         for rank, lines in self._held.items():
-            kind = LogLines if rank == first.rank else LateLogLines
-            self._emit(kind(rank, self._attempt, tuple(lines)))
+            child, text = self._states[rank].child, tuple(lines)
+            is_first = child == first.child
+            self._emit(LogLines(child, self._attempt, text) if is_first else LateLogLines(rank, self._attempt, text))
         stacks = self._hangs.stacks if first.cause == "hang" else None
         raise WorkerFailed(first, [f for f in self._failures if f is not first], stacks)
 
     def _obey(self) -> None:
         """Pass on what was asked for meanwhile, by the callback above all."""
         for request in self._control.pending():
-            if isinstance(request, KillRank):
+            if isinstance(request, KillChildren):
                 raise Cancelled(f"attempt {self._attempt} was cancelled by the driver")
             self._send_all(request)
             if isinstance(request, StopTraining | WriteCheckpoint):
@@ -296,7 +281,7 @@ class Attempt:
             if self._unstarted and now > self._deadline:
                 late = self._states[min(self._unstarted)]
                 words = f"did not start within {self._limits.start_s:g} s"
-                self._fail(late, Failure(late.rank, late.host, "start", words), ended=False)
+                self._fail(late, Failure(late.child, late.host, "start", words), ended=False)
             for rank, dead in self._dead.items():
                 if now > dead.since + self._limits.start_s:
                     words = f"died, and its next process did not start within {self._limits.start_s:g} s"
@@ -351,15 +336,15 @@ class Attempt:
         return None
 
     def _take(self, agent: str, message: ToDriver | None) -> None:
-        if self._servers is not None and isinstance(message, FromServer):
-            if failure := self._servers.take(message):
+        if not isinstance(message, FromChild | FromRank) or message.attempt != self._attempt:
+            return self._group.note(agent, message)
+        if isinstance(message, FromChild) and message.child.role == "server":
+            if self._servers is not None and (failure := self._servers.on_message(message)):
                 self._note_failure(failure)
             return None
         state = self._by_agent.get(agent)
-        ours = isinstance(message, FromRank) and state is not None
-        if not ours or (message.rank, message.attempt) != (state.rank, self._attempt):  # type: ignore[union-attr]
-            return self._group.note(agent, message)
-        assert state is not None
+        if state is None or state.child != message.child:
+            return None
         if heartbeat := self._server.heartbeat_of(agent):  # sent before: the step at which a rank ends must be its last
             self._heartbeat(agent, heartbeat)
         match message:
@@ -367,10 +352,10 @@ class Attempt:
                 self._running(state)
             case RankResult():
                 state.result = message
-            case RankError():
+            case ChildError():
                 state.error = message
                 self._first_failed_at = self._first_failed_at or time.monotonic()
-            case RankEnded():
+            case ChildEnded():
                 self._end(state, message)
             case Stacks():
                 self._hangs.stacks[state.rank] = message.text
@@ -383,7 +368,7 @@ class Attempt:
                 self._send_each(self._cuts.offered(state.rank, message.number, message.step))
             case CheckpointWanted():
                 self._send_each(self._cuts.ask(stop=False, checkpoint=True))
-            case RankEvent():
+            case ChildEvent():
                 self._emit(message)
         return None
 
@@ -415,7 +400,9 @@ class Attempt:
     def _metrics(self, state: RankState, message: RankMetrics) -> None:
         if state.step is None or message.step > state.step:  # else a heartbeat has overtaken it
             state.on_progress(message.step, state.phase)
-        for slow, busy_s, others_wait_s in self._stragglers.add(state.rank, message.step, message.values):
+        timing = message.timing
+        new = [] if timing is None else self._stragglers.add(state.rank, message.step, timing)
+        for slow, busy_s, others_wait_s in new:
             host = self._states[slow].host
             log.warning("straggler: rank %d on %s is busy for %.3f s a step", slow, host, busy_s)
             self._emit(Straggler(slow, self._attempt, host, message.step, busy_s, others_wait_s))
@@ -424,7 +411,7 @@ class Attempt:
                 self._result.metrics.append(shown)
             self._emit(shown)
 
-    def _end(self, state: RankState, ended: RankEnded) -> None:
+    def _end(self, state: RankState, ended: ChildEnded) -> None:
         failure = state.failure(ended)
         if failure is None or (ended.was_killed and state.error is None):
             self._over(state)  # that a rank was ended by us is no failure of its own
@@ -471,17 +458,19 @@ class Attempt:
 
     def _kill(self) -> None:
         self._killed = True
-        self._send_all(KillRank())
+        self._send_all(KillChildren("rank"))
 
     def _wait_for_killed(self) -> None:
-        deadline = time.monotonic() + END_S
+        def on_message(agent: str, message: ToDriver | None) -> None:
+            state = self._by_agent.get(agent)
+            is_end = isinstance(message, ChildEnded) and state is not None and message.child == state.child
+            if state is not None and (message is None or is_end):
+                self._over(state)
+
         for state in self._states:
             if not self._server.is_connected(state.agent):
                 self._over(state)
-        while self._alive and time.monotonic() < deadline:
-            agent, message = self._server.take(0.1) or ("", None)
-            if agent in self._by_agent and (message is None or isinstance(message, RankEnded)):
-                self._over(self._by_agent[agent])
+        self._group.wait(lambda: not self._alive, END_S, on_message)
 
     def _emit(self, event: Event) -> None:
         emit(self._on_event, event)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sparkring.training.launch.topology import Child
+
 Cause = Literal[
     "exception", "exit", "signal", "memory", "gpu memory", "gpu error", "disk", "lost", "hang", "start", "server"
 ]
@@ -57,7 +59,7 @@ REMEDIES: dict[str, str] = {
 class Failure:
     """How one rank, or server, ended that should not have."""
 
-    rank: int  # -1 of a server
+    child: Child
     host: str
     cause: Cause
     words: str  # "raised ValueError: ...", "killed by SIGKILL", ...
@@ -68,17 +70,12 @@ class Failure:
     step: int | None = None  # last one reported
     phase: str = ""
     is_value_error: bool = False
-    server: int | None = None  # index, where it is no rank
-
-    @property
-    def who(self) -> str:
-        return f"rank {self.rank}" if self.server is None else f"server {self.server}"
 
     @property
     def headline(self) -> str:
         """Who, where, what, when."""
         at = "" if self.step is None else f" at step {self.step}{f' ({self.phase})' if self.phase else ''}"
-        return f"{self.who} on {self.host} {self.words}{at}"
+        return f"{self.child} on {self.host} {self.words}{at}"
 
 
 def is_secondary(failure: Failure) -> bool:
@@ -94,7 +91,7 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
 
     A server comes before the ranks: it notices nothing of them, and they fail without it, each in its own words.
     """
-    servers = [f for f in failures if f.server is not None]
+    servers = [f for f in failures if f.child.role == "server"]
     return next((f for f in [*servers, *failures] if not is_secondary(f)), failures[0])
 
 
@@ -171,8 +168,8 @@ class WorkerFailed(RuntimeError):
         super().__init__(failure, self.others, self.stacks)
 
     @property
-    def rank(self) -> int:
-        return self.failure.rank
+    def child(self) -> Child:
+        return self.failure.child
 
     @property
     def host(self) -> str:
@@ -182,14 +179,14 @@ class WorkerFailed(RuntimeError):
         f = self.failure
         parts = [f.headline]
         if self.others:
-            parts.append("then: " + "; ".join(f"{o.who} {o.words[:120]}" for o in self.others[:8]))
+            parts.append("then: " + "; ".join(f"{o.child} {o.words[:120]}" for o in self.others[:8]))
         if f.cause in REMEDIES:
             parts.append(f"what to do: {REMEDIES[f.cause]}")
         if f.traceback:
-            parts.append(f"traceback of {f.who}:\n{fold_traceback(f.traceback).rstrip()}")
+            parts.append(f"traceback of {f.child}:\n{fold_traceback(f.traceback).rstrip()}")
         if f.last_lines:
             lines = "\n".join(f"  {line}" for line in f.last_lines)
-            parts.append(f"last {len(f.last_lines)} lines of {f.who}:\n{lines}")
+            parts.append(f"last {len(f.last_lines)} lines of {f.child}:\n{lines}")
         parts += [f"stacks of rank {rank}:\n{text.rstrip()}" for rank, text in sorted(self.stacks.items())]
         return "\n".join(parts)
 

@@ -26,15 +26,15 @@ from sparkring.training.launch.messages import (
     MAX_PEERS,
     AgentReady,
     Bye,
+    ChildFailed,
     Event,
     LogLines,
     Peer,
     PeerFailure,
     PeersReached,
-    RankFailed,
+    RankStart,
     ReachPeers,
-    ServerLines,
-    StartRank,
+    StartChild,
     StoreReply,
     StoreRequest,
     ToDriver,
@@ -42,6 +42,7 @@ from sparkring.training.launch.messages import (
 from sparkring.training.launch.servers import Servers
 from sparkring.training.launch.topology import (
     AgentInfo,
+    Child,
     Rendezvous,
     assign_ranks,
     choose_agents,
@@ -51,6 +52,7 @@ from sparkring.training.launch.topology import (
 )
 
 log = logging.getLogger(__name__)
+POLL_S = 0.1  # between looks at what is waited for, where no message comes
 SPARE_DESCRIPTORS = 512  # for unauthenticated connections, and whatever else the driver opens
 
 
@@ -58,12 +60,9 @@ def log_event(event: Event) -> None:
     """Log rank output with a prefix (default event callback)."""
     if isinstance(event, LogLines):
         for line in event.lines:
-            log.info("[rank %d] %s", event.rank, line)
-    elif isinstance(event, ServerLines):
-        for line in event.lines:
-            log.info("[server %d] %s", event.server, line)
-    elif isinstance(event, RankFailed):
-        log.error("%s on %s %s", event.failure.who, event.failure.host, event.failure.words)
+            log.info("[%s] %s", event.child, line)
+    elif isinstance(event, ChildFailed):
+        log.error("%s on %s %s", event.child, event.failure.host, event.failure.words)
 
 
 class WorkerGroup:
@@ -150,19 +149,40 @@ class WorkerGroup:
         Cancelled where an end is asked for.
         """
         allow_descriptors(count)
-        deadline = time.monotonic() + timeout_s
-        while len(self.agents) < count:
+
+        def is_done() -> bool:
+            if len(self.agents) >= count:
+                return True
             if control is not None:
                 control.raise_if_ending(f"{count - len(self.agents)} of {count} agents were waited for")
             if why := self.trouble():
                 raise LaunchError(f"the agents could not be started: {why}")
+            return False
+
+        if not self.wait(is_done, timeout_s):
+            raise LaunchError(f"{len(self.agents)} of {count} agents have reported within {timeout_s:g} s")
+
+    def wait(
+        self,
+        is_done: Callable[[], bool],
+        limit_s: float,
+        on_message: Callable[[str, ToDriver | None], object] = lambda agent, message: None,
+    ) -> bool:
+        """Hand over what agents send until `is_done`; False when `limit_s` have passed before.
+
+        `on_message` takes (agent, message), None for a lost connection. Both functions may raise.
+        """
+        deadline = time.monotonic() + limit_s
+        while not is_done():
             if time.monotonic() > deadline:
-                raise LaunchError(f"{len(self.agents)} of {count} agents have reported within {timeout_s:g} s")
-            if received := self.server.take(0.1):
+                return False
+            if received := self.server.take(POLL_S):
                 self.note(*received)
+                on_message(*received)
+        return True
 
     def note(self, agent: str, message: ToDriver | None) -> None:
-        """Take a message that is not of the running attempt."""
+        """Take note of an agent that is ready."""
         if isinstance(message, AgentReady):
             self._agents[agent] = message
             self._skews_s[agent] = message.host.time_s - time.time()
@@ -198,7 +218,7 @@ class WorkerGroup:
         for agent in agents:
             by_host.setdefault(agent.host_key, []).append(agent)
         infos = assign_ranks([agent.host_key for agent in agents])
-        states = [RankState(i.rank, a.name, self.name_of(a)) for i, a in zip(infos, agents, strict=True)]
+        states = [RankState(Child("rank", i.rank), a.name, self.name_of(a)) for i, a in zip(infos, agents, strict=True)]
         rendezvous = Rendezvous(self._run_id, attempt, agents[0], job.collective_timeout_s)
         self._stores = {attempt: Store()}
         servers = Servers(self, job, agents, attempt, on_event)
@@ -207,8 +227,9 @@ class WorkerGroup:
             info, agent = infos[rank], agents[rank]
             devices = visible_devices(agent, by_host[agent.host_key], job.devices)
             env = rank_environment(info, agent, rendezvous, devices) | dict(job.env)
-            start = StartRank(
-                attempt, info, entry, payload, env, job.results, servers.addresses, servers.secret, replacement
+            of_rank = RankStart(info, job.results, servers.addresses, replacement)
+            start = StartChild(
+                states[rank].child, attempt, entry, payload, env, rank=of_rank, server_secret=servers.secret
             )
             self.server.send(agent.name, start)
 
@@ -237,14 +258,13 @@ class WorkerGroup:
             peers = tuple(Peer(agents[other].address, agents[other].store_port) for other in others)
             self.server.send(agent.name, ReachPeers(peers))
         found: dict[str, tuple[PeerFailure, ...]] = {}
-        deadline = time.monotonic() + timeout_s
-        while waiting and time.monotonic() < deadline:
-            name, message = self.server.take(0.1) or ("", None)
+
+        def on_message(agent: str, message: ToDriver | None) -> None:
             if isinstance(message, PeersReached):
-                waiting.discard(name)
-                found[name] = message.failed
-            else:
-                self.note(name, message)
+                waiting.discard(agent)
+                found[agent] = message.failed
+
+        self.wait(lambda: not waiting, timeout_s, on_message)
         return found | {name: (PeerFailure("its peers", 0, f"no answer within {timeout_s:g} s"),) for name in waiting}
 
     def is_lost(self, agent: str, limit_s: float | None = None) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkring.conf.errors import first_line
+from sparkring.training.launch.messages import WindowTiming
 from sparkring.training.waiting import FRAME
 
 # Frames of libraries in which a rank waits for the others: Horovod, torch.distributed, NCCL through torch. Our own
@@ -146,28 +147,7 @@ class HangDetector:
         return name_culprit(ranks, self.stacks)
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Mean seconds per step of one rank over one logging window."""
-
-    busy_s: float  # of its own: compute, data
-    wait_s: float  # for the others
-    busy_sd_s: float = 0.0  # standard deviation of busy_s over the window's steps
-
-
-def timing_of(values: Mapping[str, float]) -> Timing | None:
-    """Read a rank's metrics `perf/step_s`, `perf/wait_s`, `perf/data_stall_s` and `perf/busy_sd_s`.
-
-    None where it measures no waiting.
-    """
-    if "perf/wait_s" not in values or "perf/step_s" not in values:
-        return None
-    wait_s = values["perf/wait_s"]
-    busy_s = max(0.0, values["perf/step_s"] - wait_s) + values.get("perf/data_stall_s", 0.0)
-    return Timing(busy_s, wait_s, values.get("perf/busy_sd_s", 0.0))
-
-
-def stragglers(timings: Mapping[int, Timing], factor: float = 1.5, least_s: float = 0.005) -> list[int]:
+def stragglers(timings: Mapping[int, WindowTiming], factor: float = 1.5, least_s: float = 0.005) -> list[int]:
     """Find ranks busy for `factor` times the median rank, slowest first.
 
     And for `least_s` longer than it, among two ranks at least.
@@ -199,20 +179,17 @@ class StragglerDetector:
 
     def __init__(self, world: int, windows: int = 3, lasting_s: float = 10.0):
         self._world, self._windows, self._lasting_s = world, windows, lasting_s
-        self._open: dict[int, dict[int, Timing]] = {}  # step -> rank -> timing
+        self._open: dict[int, dict[int, WindowTiming]] = {}  # step -> rank -> timing
         self._slow: dict[int, Slow] = {}  # rank -> how long it has been slow until now
         self._named: set[int] = set()
         self._last_step: int | None = None  # of the windows that are whole
-        self.history: deque[tuple[int, dict[int, Timing]]] = deque(maxlen=max(10, MAX_TIMINGS // world))
+        self.history: deque[tuple[int, dict[int, WindowTiming]]] = deque(maxlen=max(10, MAX_TIMINGS // world))
 
-    def add(self, rank: int, step: int, values: Mapping[str, float]) -> list[tuple[int, float, float]]:
-        """Add a rank's metrics and return the stragglers that are new; each is named once.
+    def add(self, rank: int, step: int, timing: WindowTiming) -> list[tuple[int, float, float]]:
+        """Add a rank's logging window and return the stragglers that are new; each is named once.
 
         Of each: (rank, its busy s a step, the others' mean wait s a step).
         """
-        timing = timing_of(values)
-        if timing is None:
-            return []
         window = self._open.setdefault(step, {})
         window[rank] = timing
         if len(window) < self._world:

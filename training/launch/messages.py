@@ -15,7 +15,7 @@ from sparkring.conf.rank_info import RankInfo
 from sparkring.training.launch.channel.codec import AtMost, OneLine
 from sparkring.training.launch.failure import Failure
 from sparkring.training.launch.host.info import HostInfo
-from sparkring.training.launch.topology import AgentInfo
+from sparkring.training.launch.topology import AgentInfo, Child, Role
 
 MAX_TRACEBACK_CHARS = 20_000
 MAX_STACKS_CHARS = 200_000
@@ -129,7 +129,7 @@ class StoreReply:
     value: Base64 | None
 
 
-# ---- a rank's life
+# ---- a rank's life, and a server's
 
 
 @dataclass(frozen=True)
@@ -154,43 +154,43 @@ class ServerAddress:
 
 
 @dataclass(frozen=True)
-class StartRank:
-    """Driver to agent, agent to fork server (with file descriptors): start a rank."""
+class RankStart:
+    """What a rank is started with, and a server is not."""
 
-    attempt: int
     rank_info: RankInfo
-    entry: Entry
-    payload: dict[str, Any]
-    env: dict[str, str]
     results: str | None = None  # folder (URI) for large results
     servers: tuple[ServerAddress, ...] = ()  # by index
-    server_secret: str = field(default="", repr=False)  # hexadecimal
     replacement: int = 0  # processes that this rank has had before in this attempt
 
 
 @dataclass(frozen=True)
-class StartServer:
-    """Driver to agent, agent to fork server (with file descriptors): start a server process."""
+class ServerStart:
+    """What a server is started with, and a rank is not."""
 
-    attempt: int
-    server: int  # index
     servers: int  # of all hosts
     world_size: int
     address: str  # of the interface to listen on
-    entry: str  # "module:function"
-    secret: str = field(repr=False)  # hexadecimal
+
+
+@dataclass(frozen=True)
+class StartChild:
+    """Driver to agent, agent to fork server (with file descriptors): start a process, with `rank` or `server`."""
+
+    child: Child
+    attempt: int
+    entry: Entry
     payload: dict[str, Any]
     env: dict[str, str]
+    rank: RankStart | None = None
+    server: ServerStart | None = None
+    server_secret: str = field(default="", repr=False)  # hexadecimal; by which ranks and servers know each other
 
 
 @dataclass(frozen=True)
-class KillRank:
-    """Driver to agent, agent to fork server: SIGKILL the rank and all it has started."""
+class KillChildren:
+    """Driver to agent, agent to fork server: SIGKILL the processes of this role and all they have started."""
 
-
-@dataclass(frozen=True)
-class KillServers:
-    """Driver to agent, agent to fork server: SIGKILL the server processes and all they have started."""
+    role: Role
 
 
 @dataclass(frozen=True)
@@ -226,41 +226,39 @@ class CutAt:
 
 
 @dataclass(frozen=True)
-class RankForked:
-    """Fork server to agent: the rank's process exists."""
+class ChildForked:
+    """Fork server to agent: the process exists."""
 
+    child: Child
     pid: int
 
 
 @dataclass(frozen=True)
-class RankExited:
-    """Fork server to agent: the rank's process has ended. `status`: exit code, or minus the signal."""
+class ChildExited:
+    """Fork server to agent: the process has ended. `status`: exit code, or minus the signal."""
 
+    child: Child
     status: int
 
 
 @dataclass(frozen=True)
-class ServerForked:
-    """Fork server to agent: the process of the server with this index exists."""
+class FromChild:
+    """The base of what concerns a rank or a server of one attempt."""
 
-    server: int
-    pid: int
-
-
-@dataclass(frozen=True)
-class ServerExited:
-    """Fork server to agent: the process of the server with this index has ended. `status`: as of RankExited."""
-
-    server: int
-    status: int
+    child: Child
+    attempt: int
 
 
 @dataclass(frozen=True)
 class FromRank:
-    """The base of what concerns one rank of one attempt."""
+    """The base of what concerns a rank, and never a server, of one attempt."""
 
     rank: int
     attempt: int
+
+    @property
+    def child(self) -> Child:
+        return Child("rank", self.rank)
 
 
 @dataclass(frozen=True)
@@ -285,14 +283,41 @@ class MeanPart:
 
 
 @dataclass(frozen=True)
+class WindowTiming:
+    """Seconds of one rank in one logging window, as means per step unless they say otherwise."""
+
+    step_s: float  # forward, backward and update, with the waits for other ranks
+    wait_s: float  # for other ranks, in step_s
+    data_stall_s: float  # for the step's batch, before step_s
+    busy_sd_s: float  # standard deviation, over the window's steps, of each one's busy_s
+    between_s: dict[str, float]  # between steps, by cause: `evaluate_s`, `checkpoint_stall_s`
+    reader_s: dict[str, float]  # in the reader and its threads, by cause: `decode_s`, ...
+    once_s: dict[str, float]  # the reader's first seconds, by cause, in all: `first_batch_s`, ...
+
+    @property
+    def busy_s(self) -> float:
+        """Data and computation of the rank's own."""
+        return max(0.0, self.step_s - self.wait_s) + self.data_stall_s
+
+    @property
+    def loop_s(self) -> dict[str, float]:
+        """Seconds of the training loop, by cause."""
+        own = {"step_s": self.step_s, "wait_s": self.wait_s, "data_stall_s": self.data_stall_s}
+        return own | self.between_s
+
+
+@dataclass(frozen=True)
 class RankMetrics(FromRank):
     """Rank to agent to driver, and an event.
 
-    `means`: parts of means over all ranks, which the driver makes and adds to rank 0's `values`, in the event.
+    `timing`: of the logging window that ends here; None: none does. It has no default, so that no window's report can
+    leave it out: stragglers are found by it. `means`: parts of means over all ranks, which the driver makes and adds to
+    rank 0's `values`, in the event.
     """
 
     step: int
     values: dict[str, float]
+    timing: WindowTiming | None
     means: dict[str, MeanPart] = field(default_factory=dict)
 
 
@@ -310,8 +335,8 @@ class CheckpointWanted(FromRank):
 
 
 @dataclass(frozen=True)
-class RankEvent(FromRank):
-    """Rank to agent to driver, and an event: what the program wants the driver to know."""
+class ChildEvent(FromChild):
+    """Process to agent to driver, and an event: what the program wants the driver to know."""
 
     name: str
     data: dict[str, Any]
@@ -334,8 +359,8 @@ class StoredResult:
 
 
 @dataclass(frozen=True)
-class RankError(FromRank):
-    """Rank to agent to driver: its entry has raised an exception."""
+class ChildError(FromChild):
+    """Process to agent to driver: its entry has raised an exception."""
 
     error_type: str
     message: Annotated[str, AtMost(MAX_TRACEBACK_CHARS)]
@@ -344,8 +369,8 @@ class RankError(FromRank):
 
 
 @dataclass(frozen=True)
-class LogLines(FromRank):
-    """Agent to driver, and an event: output of the rank. No lines: it has printed, and not yet to the end of a line."""
+class LogLines(FromChild):
+    """Agent to driver, and an event: output. No lines: it has printed, and not yet to the end of a line."""
 
     lines: Lines
 
@@ -358,8 +383,8 @@ class Stacks(FromRank):
 
 
 @dataclass(frozen=True)
-class RankEnded(FromRank):
-    """Agent to driver, and an event: the rank's process and all it has started are gone."""
+class ChildEnded(FromChild):
+    """Agent to driver, and an event: the process and all it has started are gone."""
 
     status: int | None  # exit code, or minus the signal; None: lost with its fork server
     words: str  # "exited with code 1", "killed by SIGKILL", ...
@@ -367,58 +392,12 @@ class RankEnded(FromRank):
     last_lines: Annotated[tuple[Line, ...], AtMost(MAX_LAST_LINES)] = ()
 
 
-# ---- a server's life
-
-
 @dataclass(frozen=True)
-class FromServer:
-    """The base of what concerns one server process of one attempt."""
-
-    server: int
-    attempt: int
-
-
-@dataclass(frozen=True)
-class ServerReady(FromServer):
+class ServerReady(FromChild):
     """Server to agent to driver: it listens there."""
 
     address: str
     port: int
-
-
-@dataclass(frozen=True)
-class ServerEvent(FromServer):
-    """Server to agent to driver, and an event: what the program wants the driver to know."""
-
-    name: str
-    data: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class ServerError(FromServer):
-    """Server to agent to driver: its function has raised an exception."""
-
-    error_type: str
-    message: Annotated[str, AtMost(MAX_TRACEBACK_CHARS)]
-    traceback: Annotated[str, AtMost(MAX_TRACEBACK_CHARS)]
-    is_value_error: bool
-
-
-@dataclass(frozen=True)
-class ServerLines(FromServer):
-    """Agent to driver, and an event: output of the server."""
-
-    lines: Lines
-
-
-@dataclass(frozen=True)
-class ServerEnded(FromServer):
-    """Agent to driver, and an event: the server's process is gone. The fields are those of RankEnded."""
-
-    status: int | None
-    words: str
-    was_killed: bool = False
-    last_lines: Annotated[tuple[Line, ...], AtMost(MAX_LAST_LINES)] = ()
 
 
 # ---- events that no agent sends
@@ -459,8 +438,8 @@ class Straggler(FromRank):
 
 
 @dataclass(frozen=True)
-class RankFailed(FromRank):
-    """The rank (-1: the server) whose failure has ended the attempt."""
+class ChildFailed(FromChild):
+    """The rank or server whose failure has ended the attempt."""
 
     failure: Failure
 
@@ -491,12 +470,12 @@ class Recovered:
 # ---- who accepts what
 
 FromRankToAgent: TypeAlias = (
-    RankRunning | Heartbeat | RankMetrics | RankEvent | RankResult | RankError | CutOffered | CheckpointWanted
+    RankRunning | Heartbeat | RankMetrics | ChildEvent | RankResult | ChildError | CutOffered | CheckpointWanted
 )
-FromServerToAgent: TypeAlias = ServerReady | ServerEvent | ServerError
+FromServerToAgent: TypeAlias = ServerReady | ChildEvent | ChildError
 ToDriver: TypeAlias = (
     FromRankToAgent
-    | FromServerToAgent
+    | ServerReady
     | Hello
     | KeepAlive
     | AgentReady
@@ -504,30 +483,25 @@ ToDriver: TypeAlias = (
     | StoreRequest
     | LogLines
     | Stacks
-    | RankEnded
-    | ServerLines
-    | ServerEnded
+    | ChildEnded
 )
 ToRank: TypeAlias = StopTraining | WriteCheckpoint | OfferCut | CutAt
-ToForkServer: TypeAlias = StartRank | KillRank | StartServer | KillServers
-FromForkServer: TypeAlias = RankForked | RankExited | ServerForked | ServerExited
+ToForkServer: TypeAlias = StartChild | KillChildren
+FromForkServer: TypeAlias = ChildForked | ChildExited
 ToAgent: TypeAlias = ToRank | ToForkServer | Welcome | Received | Bye | ReachPeers | StoreReply | DumpStacks
 Message: TypeAlias = ToDriver | ToAgent | FromForkServer
 Event: TypeAlias = (
     AttemptStarted
     | Heartbeat
     | RankMetrics
-    | RankEvent
+    | ChildEvent
     | LogLines
     | LateLogLines
     | Stacks
     | Straggler
-    | RankEnded
+    | ChildEnded
     | RankReplaced
-    | RankFailed
-    | ServerEvent
-    | ServerLines
-    | ServerEnded
+    | ChildFailed
     | AttemptEnded
     | Recovered
 )

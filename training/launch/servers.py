@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkring.conf.errors import first_line
+from sparkring.training.launch.child import ChildState
 from sparkring.training.launch.events import OnEvent, emit
-from sparkring.training.launch.failure import Cause, Failure, LaunchError, WorkerFailed
+from sparkring.training.launch.failure import Failure, LaunchError, WorkerFailed
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.messages import (
-    FromServer,
-    KillServers,
-    RankFailed,
+    ChildEnded,
+    ChildError,
+    ChildEvent,
+    ChildFailed,
+    Entry,
+    FromChild,
+    KillChildren,
+    LogLines,
     ServerAddress,
-    ServerEnded,
-    ServerError,
-    ServerEvent,
-    ServerLines,
     ServerReady,
-    StartServer,
+    ServerStart,
+    StartChild,
+    ToDriver,
 )
-from sparkring.training.launch.topology import AgentInfo
+from sparkring.training.launch.topology import AgentInfo, Child
 
 if TYPE_CHECKING:
     from sparkring.training.launch.attempt import Control
@@ -33,33 +35,18 @@ END_S = 10.0  # for killed servers to be gone
 
 
 @dataclass
-class ServerState:
+class ServerState(ChildState):
     """What the driver knows of one server."""
 
-    server: int
-    agent: AgentInfo
-    host: str
+    address: str = ""  # of its agent
     ready: ServerReady | None = None
-    error: ServerError | None = None
     has_ended: bool = False
 
-    def failure(self, words: str, last_lines: tuple[str, ...] = ()) -> Failure:
+    def failure(self, ended: ChildEnded) -> Failure:
         """Make the failure that its end is while ranks need it."""
-        if self.error is None:
-            return self._failed("server", words, last_lines=last_lines)
-        kind, message = self.error.error_type, self.error.message
-        return self._failed(
-            "exception",
-            f"raised {kind}: {first_line(message) if message else ''}".rstrip(": "),
-            error_type=kind,
-            message=message,
-            traceback=self.error.traceback,
-            last_lines=last_lines,
-            is_value_error=self.error.is_value_error,
-        )
-
-    def _failed(self, cause: Cause, words: str, **details: object) -> Failure:
-        return Failure(-1, self.host, cause, words, server=self.server, **details)  # type: ignore[arg-type]
+        words = "returned before the ranks had ended" if ended.status == 0 else ended.words
+        raised = self.raised(ended, "exception")
+        return raised or self.failed("server", words, last_lines=ended.last_lines)
 
 
 class Servers:
@@ -80,7 +67,10 @@ class Servers:
         firsts = {agent.host_key: agent for agent in reversed(agents)}
         places = [agent for agent in agents if agent is firsts[agent.host_key]] * job.servers_per_host
         places.sort(key=agents.index)
-        self._states = [ServerState(i, agent, group.name_of(agent)) for i, agent in enumerate(places)]
+        self._states = [
+            ServerState(Child("server", i), agent.name, group.name_of(agent), address=agent.address)
+            for i, agent in enumerate(places)
+        ]
         self._killed = False
         self.secret = secrets.token_hex(32) if places else ""
 
@@ -94,79 +84,77 @@ class Servers:
 
         Raises WorkerFailed where one ends before, LaunchError where one is not ready in time, and Cancelled.
         """
-        deadline = time.monotonic() + limit_s
         payload = self._job.checked_payload() if self._states else {}
         for state in self._states:
-            start = StartServer(
+            start = StartChild(
+                child=state.child,
                 attempt=self._attempt,
-                server=state.server,
-                servers=len(self._states),
-                world_size=self._world,
-                address=state.agent.address,
-                entry=self._job.server_entry,
-                secret=self.secret,
+                entry=Entry("name", self._job.server_entry),
                 payload=payload,
                 env=dict(self._job.env),
+                server=ServerStart(len(self._states), self._world, state.address),
+                server_secret=self.secret,
             )
-            self._group.server.send(state.agent.name, start)
-        while late := [state for state in self._states if state.ready is None]:
-            control.raise_if_ending(f"{len(late)} of {len(self._states)} servers were waited for")
-            if time.monotonic() > deadline:
-                raise LaunchError(
-                    f"server {late[0].server} on {late[0].host} was not ready within {limit_s:g} s; its function calls "
-                    "ctx.ready(port) when it listens"
-                )
-            agent, message = self._group.server.take(0.1) or ("", None)
-            failure = self.take(message) if isinstance(message, FromServer) else self.lost()
-            if failure is not None:
-                emit(self._on_event, RankFailed(failure.rank, self._attempt, failure))
-                raise WorkerFailed(failure)
-            if agent and not isinstance(message, FromServer):
-                self._group.note(agent, message)
+            self._group.server.send(state.agent, start)
 
-    def take(self, message: FromServer) -> Failure | None:
-        """Take a message of a server; a failure where one has ended that ranks need."""
-        if message.attempt != self._attempt or not 0 <= message.server < len(self._states):
+        def late() -> list[ServerState]:
+            return [state for state in self._states if state.ready is None]
+
+        def is_done() -> bool:
+            if late():
+                control.raise_if_ending(f"{len(late())} of {len(self._states)} servers were waited for")
+                self._raise(self.lost())
+            return not late()
+
+        if not self._group.wait(is_done, limit_s, lambda _, message: self._raise(self.on_message(message))):
+            raise LaunchError(
+                f"{late()[0].child} on {late()[0].host} was not ready within {limit_s:g} s; its function calls "
+                "ctx.ready(port) when it listens"
+            )
+
+    def _raise(self, failure: Failure | None) -> None:
+        if failure is not None:
+            emit(self._on_event, ChildFailed(failure.child, self._attempt, failure))
+            raise WorkerFailed(failure)
+
+    def on_message(self, message: ToDriver | None) -> Failure | None:
+        """Take a message, if it is of a server; a failure where one has ended that ranks need."""
+        if not isinstance(message, FromChild) or message.child.role != "server":
             return None
-        state = self._states[message.server]
+        if message.attempt != self._attempt or not 0 <= message.child.index < len(self._states):
+            return None
+        state = self._states[message.child.index]
         match message:
             case ServerReady():
                 state.ready = message
-            case ServerError():
+            case ChildError():
                 state.error = message
-            case ServerLines() | ServerEvent():
+            case LogLines() | ChildEvent():
                 emit(self._on_event, message)
-            case ServerEnded():
+            case ChildEnded():
                 state.has_ended = True
                 emit(self._on_event, message)
                 if not (self._killed or message.was_killed):
-                    status = message.status
-                    words = "returned before the ranks had ended" if status == 0 else message.words
-                    return state.failure(words, message.last_lines)
+                    return state.failure(message)
         return None
 
     def lost(self) -> Failure | None:
         """A failure where the agent of a server is silent for too long, or what carries it has ended."""
         for state in self._states:
             trouble = self._group.trouble()
-            if not state.has_ended and (trouble or self._group.is_lost(state.agent.name)):
+            if not state.has_ended and (trouble or self._group.is_lost(state.agent)):
                 state.has_ended = True
-                return state.failure(f"was lost with its agent: {trouble or 'nothing is heard of it'}")
+                words = f"was lost with its agent: {trouble or 'nothing is heard of it'}"
+                return state.failure(ChildEnded(state.child, self._attempt, None, words))
         return None
 
     def stop(self) -> None:
         """Kill them, and wait until they are gone."""
         running = [state for state in self._states if not state.has_ended]
         self._killed = True
-        for agent in {state.agent.name for state in running}:
-            self._group.server.send(agent, KillServers())
-        deadline = time.monotonic() + END_S
-        while not all(self._is_over(state) for state in running) and time.monotonic() < deadline:
-            agent, message = self._group.server.take(0.05) or ("", None)
-            if isinstance(message, FromServer):
-                self.take(message)
-            elif agent:
-                self._group.note(agent, message)
+        for agent in {state.agent for state in running}:
+            self._group.server.send(agent, KillChildren("server"))
+        self._group.wait(lambda: all(map(self._is_over, running)), END_S, lambda _, message: self.on_message(message))
 
     def _is_over(self, state: ServerState) -> bool:
-        return state.has_ended or not self._group.server.is_connected(state.agent.name)
+        return state.has_ended or not self._group.server.is_connected(state.agent)

@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from sparkring.conf.rank_info import RankInfo
+
+Role: TypeAlias = Literal["rank", "server"]
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process that an agent runs: a rank, or a server beside the ranks."""
+
+    role: Role
+    index: int  # the rank, or the number of the server
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.index}"
 
 
 @dataclass(frozen=True)

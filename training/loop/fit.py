@@ -19,6 +19,7 @@ from sparkring.conf.blocks.checkpoint import CheckpointConfig
 from sparkring.conf.blocks.train import TrainConfig
 from sparkring.conf.stored import Count
 from sparkring.training.data.batch import Batch, Reader
+from sparkring.training.launch.messages import WindowTiming
 from sparkring.training.loop.timing import LoopTiming
 from sparkring.training.optim.schedules import PlateauState
 from sparkring.training.parallel.strategy import StepInfo, Strategy
@@ -62,7 +63,11 @@ class Reporter(Protocol):
     @property
     def rank(self) -> int: ...
     def metrics(
-        self, step: int, values: dict[str, float], means: Mapping[str, tuple[float, float]] | None = None
+        self,
+        step: int,
+        values: dict[str, float],
+        timing: WindowTiming | None,
+        means: Mapping[str, tuple[float, float]] | None = None,
     ) -> None: ...
     def heartbeat(self, step: int, phase: str) -> None: ...
     def event(self, kind: str, data: dict[str, Any]) -> None: ...
@@ -213,9 +218,10 @@ def fit(
         if state.step % config.log_every_steps == 0 or state.step == last:
             values = {"lr": lr, "grad_norm": info.grad_norm, "epoch": state.step / steps_per_epoch}
             values["skipped_steps"] = float(state.skipped_steps)
-            perf = timing.take(reader, strategy, batch.rows_of_step)
+            seconds, perf = timing.take(reader, strategy, batch.rows_of_step)
             loss = {"train/loss": window.close(strategy, is_first=reporter.rank == 0)}
-            reporter.metrics(state.step, {f"train/{name}": value for name, value in values.items()} | perf, loss)
+            shown = {f"train/{name}": value for name, value in values.items()} | perf
+            reporter.metrics(state.step, shown, seconds, loss)
 
         metric, improves = None, False
         if state.step % eval_every == 0 or state.step == last:
@@ -270,7 +276,7 @@ def validate(step: int, callbacks: Callbacks, reporter: Reporter, timing: LoopTi
     reporter.heartbeat(step, "evaluate")
     with timing.measure("evaluate"):
         metrics = callbacks.evaluate(step)
-    reporter.metrics(step, {f"valid/{name}": value for name, value in metrics.items()})
+    reporter.metrics(step, {f"valid/{name}": value for name, value in metrics.items()}, timing=None)
     return metrics
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from sparkring.training.data.batch import ONCE, Batch, Reader
+from sparkring.training.launch.messages import WindowTiming
 from sparkring.training.parallel.strategy import Strategy
 
 
@@ -57,21 +58,34 @@ class LoopTiming:
         self.asked = True
         return True
 
-    def take(self, reader: Reader, strategy: Strategy, global_rows: int) -> dict[str, float]:
-        """Close the window: mean seconds per step by cause, rows per second of the job, and the reader's meter.
+    def take(self, reader: Reader, strategy: Strategy, global_rows: int) -> tuple[WindowTiming, dict[str, float]]:
+        """Close the window: its timing, and all that was measured under the names that MLflow shows.
 
-        And the standard deviation of the steps' own seconds.
-
-        What the meter has of the beginning (ONCE) is not divided by steps.
+        These are the timing's seconds, rows per second of the job, GPU memory, and the reader's counts per step.
         """
         wall_s, steps = max(time.monotonic() - self.opened, 1e-9), max(self.steps, 1)
-        taken = {f"perf/{cause}_s": spent_s / steps for cause, spent_s in self.spent_s.items()}
-        taken["perf/wait_s"] = (strategy.waited_s - self.waited_s) / steps
-        taken["perf/busy_sd_s"] = statistics.pstdev(self.busy_s) if self.busy_s else 0.0
-        taken["perf/rows_per_s"] = steps * global_rows / wall_s
+        seconds = {f"{cause}_s": spent_s / steps for cause, spent_s in self.spent_s.items()}
+        reader_s, counts = reader.meter.take_seconds(), reader.meter.take_counts()
+        timing = WindowTiming(
+            step_s=seconds.pop("step_s", 0.0),
+            wait_s=(strategy.waited_s - self.waited_s) / steps,
+            data_stall_s=seconds.pop("data_stall_s", 0.0),
+            busy_sd_s=statistics.pstdev(self.busy_s) if self.busy_s else 0.0,
+            between_s=seconds,
+            reader_s={name: spent_s / steps for name, spent_s in reader_s.items() if name not in ONCE},
+            once_s={name: spent_s for name, spent_s in reader_s.items() if name in ONCE},
+        )
+        shown = shown_names(timing) | {"perf/rows_per_s": steps * global_rows / wall_s}
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            taken["gpu/peak_allocated_bytes"] = float(torch.cuda.max_memory_allocated())
-        taken |= {f"data/{name}": v if name in ONCE else v / steps for name, v in reader.meter.take().items()}
+            shown["gpu/peak_allocated_bytes"] = float(torch.cuda.max_memory_allocated())
+        shown |= {f"data/{name}": count / steps for name, count in counts.items()}
         self.waited_s = strategy.waited_s
         self.spent_s, self.busy_s, self.steps, self.opened = {}, [], 0, time.monotonic()
-        return taken
+        return timing, shown
+
+
+def shown_names(timing: WindowTiming) -> dict[str, float]:
+    """Name a window's seconds as MLflow shows them."""
+    loop_s = timing.loop_s | {"busy_sd_s": timing.busy_sd_s}
+    reader_s = timing.reader_s | timing.once_s
+    return {f"perf/{name}": s for name, s in loop_s.items()} | {f"data/{name}": s for name, s in reader_s.items()}

@@ -8,32 +8,30 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from sparkring.training.data.batch import BatchShare
+from sparkring.training.servers import messages
 from sparkring.training.servers.backup import StepOutcome
+from sparkring.training.servers.codec import Buffer
 from sparkring.training.servers.definition import Definition
 from sparkring.training.servers.partition import Slice, cut_parameters
 from sparkring.training.servers.protocol import (
-    Buffer,
-    Frame,
+    REPLIES,
     ServerProtocolError,
-    ServerReply,
-    ServerRequest,
-    bits_float,
     enter,
-    float_bits,
+    message_of,
     pack_tensors,
     raw,
     receive,
     send,
     unpack_tensors,
 )
-from sparkring.training.servers.shard import Push, ShardStatus
+from sparkring.training.servers.shard import Push
 from sparkring.training.tables.files import joined, to_tensors
 from sparkring.training.tables.hashing import Ids, bucket_of, bucket_owners
 from sparkring.training.tables.table import TableDump
@@ -41,6 +39,7 @@ from sparkring.training.waiting import waits_for_ranks
 
 Array = NDArray[Any]
 Gather = Callable[[bytes], list[bytes]]
+R = TypeVar("R", bound=messages.ServerReply)
 CONNECT_S = 0.2  # between attempts to connect
 ALL_BYTES = -1  # of changes of a table: copy everything
 
@@ -226,32 +225,39 @@ class ServerConnection:
                 time.sleep(CONNECT_S)
         self._sock.settimeout(timeout_s)
 
-    def ask(self, kind: ServerRequest, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> None:
+    def ask(self, request: messages.WorkerRequest, body: Sequence[Buffer] = ()) -> None:
+        """Send a request, with the bytes of `body` joined."""
         try:
-            self.sent_bytes += send(self._sock, kind, numbers, body)
+            self.sent_bytes += send(self._sock, request, body)
         except OSError as error:
             raise RequestFailed(f"server {self.server} is gone: {error}") from None
 
-    def hear(self) -> Frame:
-        """Return the reply to the oldest request. RequestFailed if it was refused, or no request is open."""
+    def hear(self, kind: type[R]) -> tuple[R, Buffer]:
+        """Return the reply to the oldest request, of this class, and the bytes beside it.
+
+        RequestFailed if it was refused, or no request is open.
+        """
         try:
             frame = receive(self._sock)
+            reply = message_of(frame, REPLIES)
         except TimeoutError:
             raise RequestFailed(f"server {self.server}: no answer in {self.timeout_s:g} s; a rank may hang") from None
         except (OSError, EOFError) as error:
             raise RequestFailed(f"server {self.server} is gone: {error}") from None
-        if frame.kind == ServerReply.REFUSED:
-            raise RequestFailed(f"server {self.server}: {bytes(frame.body).decode()}")
-        return frame
+        if isinstance(reply, messages.Refused):
+            raise RequestFailed(f"server {self.server}: {reply.reason}")
+        if not isinstance(reply, kind):
+            raise RequestFailed(f"server {self.server}: a {type(reply).__name__}, where a {kind.__name__} was expected")
+        return reply, frame.body
 
-    def call(self, kind: ServerRequest, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> Frame:
-        self.ask(kind, numbers, body)
-        return self.hear()
+    def call(self, request: messages.WorkerRequest, kind: type[R], body: Sequence[Buffer] = ()) -> tuple[R, Buffer]:
+        self.ask(request, body)
+        return self.hear(kind)
 
     @waits_for_ranks
-    def hear_of_ranks(self) -> Frame:
+    def hear_of_ranks(self, kind: type[R]) -> tuple[R, Buffer]:
         """`hear`, where the answer waits for other ranks."""
-        return self.hear()
+        return self.hear(kind)
 
     def close(self) -> None:
         self._sock.close()
@@ -290,29 +296,35 @@ class Client:
     def sent_bytes(self) -> int:
         return sum(each.sent_bytes for each in self.connections)
 
-    def _all(self, kind: ServerRequest, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> list[Frame]:
+    def _all(
+        self, request: messages.WorkerRequest, kind: type[R], body: Sequence[Buffer] = ()
+    ) -> list[tuple[R, Buffer]]:
+        """Ask every server at once; their replies."""
         for connection in self.connections:
-            connection.ask(kind, numbers, body)
-        return [connection.hear() for connection in self.connections]
+            connection.ask(request, body)
+        return [connection.hear(kind) for connection in self.connections]
+
+    def _hear_done(self) -> list[Buffer]:
+        """Wait until every server has done what it was asked for; the bytes that it gives."""
+        return [connection.hear(messages.Done)[1] for connection in self.connections]
 
     def define(self, definition: Definition) -> bool:
         """Tell all servers what they hold. Returns whether clocks have begun: this worker was replaced."""
         self._definition = definition
         self._slices = cut_parameters(definition.shapes, self.servers)
-        frames = self._all(ServerRequest.DEFINE, (), [definition.encoded()])
-        return all(frame.numbers[0] >= 0 for frame in frames)
+        replies = self._all(messages.DefineRequest(), messages.DefineReply, [definition.encoded()])
+        return all(reply.begun_at is not None for reply, _ in replies)
 
     def begin(self, clock: int) -> None:
-        self._all(ServerRequest.BEGIN, (clock,))
+        self._all(messages.BeginRequest(clock), messages.Done)
 
     def restart(self) -> tuple[int, int, int]:
         """The clock that a replaced worker begins with, the number of its try, and the first server's version.
 
         Some servers may have done that clock.
         """
-        found = [frame.numbers for frame in self._all(ServerRequest.RESTART, (self.worker,))]
-        clocks, attempts, versions = zip(*found, strict=True)
-        return min(clocks), max(attempts), versions[0]
+        found = [reply for reply, _ in self._all(messages.RestartRequest(self.worker), messages.RestartReply)]
+        return min(reply.clock for reply in found), max(reply.attempt for reply in found), found[0].version
 
     # --- a clock -------------------------------------------------------------------------------------------------
 
@@ -321,16 +333,16 @@ class Client:
         route = route_of(ids, self.servers)
         for server, connection in enumerate(self.connections):
             own = route.of_server(server, route.ids)
-            numbers = (self.worker, clock, attempt, *map(len, own))
-            connection.ask(ServerRequest.PULL, numbers, [raw(torch.from_numpy(each)) for each in own])
-        frames = [connection.hear_of_ranks() for connection in self.connections]
+            request = messages.PullRequest(self.worker, clock, attempt, tuple(map(len, own)))
+            connection.ask(request, [raw(torch.from_numpy(each)) for each in own])
+        replies = [connection.hear_of_ranks(messages.PullReply) for connection in self.connections]
         weights, parts = [], []
-        for server, frame in enumerate(frames):
+        for server, (_, body) in enumerate(replies):
             dtype = getattr(torch, self.definition.dtype)
             size = sum(each.size for each in self._slices[server])
-            weights.append(torch.frombuffer(frame.body, dtype=dtype, count=size) if size else torch.empty(0).to(dtype))
-            parts.append(self._rows(frame.body, size * dtype.itemsize, route, server))
-        versions = tuple(frame.numbers[0] for frame in frames)
+            weights.append(torch.frombuffer(body, dtype=dtype, count=size) if size else torch.empty(0).to(dtype))
+            parts.append(self._rows(body, size * dtype.itemsize, route, server))
+        versions = tuple(reply.version for reply, _ in replies)
         return Pulled(versions, torch.cat(weights), route.restored(parts))
 
     def look_up(self, ids: Sequence[Ids]) -> list[Array]:
@@ -338,11 +350,8 @@ class Client:
         route = route_of(ids, self.servers)
         for server, connection in enumerate(self.connections):
             own = route.of_server(server, route.ids)
-            connection.ask(
-                ServerRequest.LOOK_UP, [len(each) for each in own], [raw(torch.from_numpy(each)) for each in own]
-            )
-        frames = [connection.hear() for connection in self.connections]
-        return route.restored([self._rows(frame.body, 0, route, number) for number, frame in enumerate(frames)])
+            connection.ask(messages.LookUpRequest(tuple(map(len, own))), [raw(torch.from_numpy(each)) for each in own])
+        return route.restored([self._rows(body, 0, route, server) for server, body in enumerate(self._hear_done())])
 
     def _rows(self, body: Buffer, at: int, route: Route, server: int) -> list[Array]:
         found = []
@@ -353,70 +362,75 @@ class Client:
             found.append(rows)
         return found
 
-    def push(self, pushes: Sequence[Push]) -> list[Frame]:
+    def push(self, pushes: Sequence[Push]) -> list[messages.PushReply]:
         """Send one push to each server; returns their answers, with bound 0 when all workers' have come."""
         for connection, push in zip(self.connections, pushes, strict=True):
-            numbers = [push.worker, push.clock, push.attempt, push.version, float_bits(push.norm), float_bits(push.lr)]
-            numbers += [len(ids) for ids, _ in push.rows]
+            request = messages.PushRequest(
+                worker=push.worker,
+                clock=push.clock,
+                attempt=push.attempt,
+                version=push.version,
+                norm=push.norm,
+                lr=push.lr,
+                ids=tuple(len(ids) for ids, _ in push.rows),
+                absent=tuple(sorted(push.absent)),
+            )
             body = [raw(push.dense)]
             for ids, grads in push.rows:
                 body += [raw(torch.from_numpy(ids)), raw(torch.from_numpy(grads))]
-            connection.ask(ServerRequest.PUSH, [*numbers, *sorted(push.absent)], body)
-        return [connection.hear_of_ranks() for connection in self.connections]
+            connection.ask(request, body)
+        return [connection.hear_of_ranks(messages.PushReply)[0] for connection in self.connections]
 
     def settle(self, clock: int, factor: float) -> None:
         """With bound 0: let every server apply the sum of a clock, times `factor`."""
-        self._all(ServerRequest.SETTLE, (clock, float_bits(factor)))
+        self._all(messages.SettleRequest(clock, factor), messages.Done)
 
     # --- backup workers (backup.py) ------------------------------------------------------------------------------
 
     def take(self, step: int, limit: int) -> BatchShare | None:
         """Return the batch share to compute in a step, below the clock `limit`, or None."""
         first = self.connections[0]
-        first.ask(ServerRequest.TAKE, (self.worker, step, limit))
-        numbers = first.hear_of_ranks().numbers
-        return BatchShare(*numbers) if numbers else None
+        first.ask(messages.TakeRequest(self.worker, step, limit))
+        return first.hear_of_ranks(messages.TakeReply)[0].share
 
-    def choose(self, step: int, has_gradient: bool) -> StepOutcome | list[int]:
+    def choose(self, step: int, has_gradient: bool) -> StepOutcome | tuple[messages.ChosenShare, ...]:
         """Wait until it is known which gradients make a step.
 
-        Returns worker, clock and stream of each; the outcome where the step is made. `has_gradient`: all servers have
-        this worker's.
+        Returns these; the outcome where the step is made. `has_gradient`: all servers have this worker's.
         """
         first = self.connections[0]
-        first.ask(ServerRequest.CHOOSE, (self.worker, step, int(has_gradient)))
-        is_made, *numbers = first.hear_of_ranks().numbers
-        if not is_made:
-            return numbers
-        norm, bad, counted = numbers
-        return StepOutcome(bits_float(norm), None if bad < 0 else bad, frozenset([self.worker] if counted else []))
+        first.ask(messages.ChooseRequest(self.worker, step, has_gradient))
+        reply, _ = first.hear_of_ranks(messages.ChooseReply)
+        if reply.made is None:
+            return reply.chosen
+        counted = frozenset([self.worker] if reply.made.is_counted else [])
+        return StepOutcome(reply.made.norm, reply.made.bad_worker, counted)
 
-    def add_up(self, step: int, chosen: Sequence[int]) -> tuple[float, int | None] | None:
+    def add_up(self, step: int, chosen: tuple[messages.ChosenShare, ...]) -> tuple[float, int | None] | None:
         """Let all servers add up what `choose` gave: see `global_squares`; None where the step is long made."""
-        frames = self._all(ServerRequest.ADD_UP, (step, *chosen))
-        return global_squares(frames) if all(frame.numbers for frame in frames) else None
+        replies = [reply for reply, _ in self._all(messages.AddUpRequest(step, chosen), messages.AddUpReply)]
+        return None if any(reply.sum is None for reply in replies) else global_squares(replies)
 
     def made(self, step: int, norm: float, bad_worker: int | None) -> None:
         """Say that all servers have made a step."""
-        numbers = (step, float_bits(norm), -1 if bad_worker is None else bad_worker)
-        self.connections[0].call(ServerRequest.MADE, numbers)
+        self.connections[0].call(messages.MadeRequest(step, norm, bad_worker), messages.Done)
 
     def counted(self) -> list[BatchShare]:
         """The parts of this worker that made steps since the last cut."""
-        numbers = self.connections[0].call(ServerRequest.COUNTED, (self.worker,)).numbers
-        return [BatchShare(*each) for each in zip(*[iter(numbers)] * 2, strict=True)]
+        return list(self.connections[0].call(messages.CountedRequest(self.worker), messages.CountedReply)[0].shares)
 
     # --- between clocks ------------------------------------------------------------------------------------------
 
     def weights(self) -> torch.Tensor:
         """The dense weights (elements,) as they are now."""
-        return torch.cat([unpack_tensors(frame.body)["weights"] for frame in self._all(ServerRequest.DENSE, (0,))])
+        replies = self._all(messages.DenseRequest(with_state=False), messages.Done)
+        return torch.cat([unpack_tensors(body)["weights"] for _, body in replies])
 
     def dense_state(self) -> tuple[torch.Tensor, list[StatePart]]:
         """The dense weights (elements,), and what the optimizers keep of each slice."""
         weights, states = [], []
-        for server, frame in enumerate(self._all(ServerRequest.DENSE, (1,))):
-            found = unpack_tensors(frame.body)
+        for server, (_, body) in enumerate(self._all(messages.DenseRequest(with_state=True), messages.Done)):
+            found = unpack_tensors(body)
             weights.append(found.pop("weights"))
             states += state_parts(self._slices[server], found)
         return torch.cat(weights), states
@@ -431,9 +445,8 @@ class Client:
         for connection, state in zip(
             self.connections, cut_states(self.definition, self.servers, weights, states), strict=True
         ):
-            connection.ask(ServerRequest.LOAD_DENSE, (), pack_tensors(state))
-        for connection in self.connections:
-            connection.hear()
+            connection.ask(messages.LoadDenseRequest(), pack_tensors(state))
+        self._hear_done()
 
     def dump(self, table: int, buckets: NDArray[np.int64], most_bytes: int, saving: bool) -> TableDump:
         """Copy some buckets of a table from all servers: what changed since the last checkpoint, or all of them.
@@ -453,24 +466,20 @@ class Client:
         owners = bucket_owners(self.servers)
         for server, connection in enumerate(self.connections):
             own = buckets[owners[buckets] == server]
-            connection.ask(ServerRequest.DUMP, (table, most_bytes, int(saving), *own.tolist()))
-        found = []
-        for connection in self.connections:
-            parts = unpack_tensors(connection.hear().body)
-            found.append(TableDump(**{name: part.numpy() for name, part in parts.items()}))
-        return found
+            connection.ask(messages.DumpRequest(table, most_bytes, saving, tuple(own.tolist())))
+        parts = [unpack_tensors(body) for body in self._hear_done()]
+        return [TableDump(**{name: part.numpy() for name, part in named.items()}) for named in parts]
 
     def clear_tables(self) -> None:
-        self._all(ServerRequest.CLEAR_TABLES)
+        self._all(messages.ClearTablesRequest(), messages.Done)
 
     def load_table(self, table: int, dump: TableDump) -> None:
         """Give each server its buckets of a dump, none of whose buckets it has."""
         owners = bucket_owners(self.servers)
         for server, connection in enumerate(self.connections):
             own = dump.only(dump.buckets[owners[dump.buckets] == server])
-            connection.ask(ServerRequest.LOAD_TABLE, (table,), pack_tensors(to_tensors(own)))
-        for connection in self.connections:
-            connection.hear()
+            connection.ask(messages.LoadTableRequest(table), pack_tensors(to_tensors(own)))
+        self._hear_done()
 
     def begin_table(self, table: int, ids: Ids, rows: Array) -> None:
         """Store rows (n, dim) of another model, with optimizer state 0."""
@@ -479,17 +488,16 @@ class Client:
         for server, connection in enumerate(self.connections):
             own = {"ids": route.of_server(server, route.ids)[0], "rows": route.of_server(server, [ordered])[0]}
             tensors = {name: torch.from_numpy(part) for name, part in own.items()}
-            connection.ask(ServerRequest.BEGIN_TABLE, (table,), pack_tensors(tensors))
-        for connection in self.connections:
-            connection.hear()
+            connection.ask(messages.BeginTableRequest(table), pack_tensors(tensors))
+        self._hear_done()
 
     def write_logs(self, clock: int) -> None:
         """Let every server write its events up to a cut."""
-        self._all(ServerRequest.WRITE_LOG, (clock,))
+        self._all(messages.WriteLogRequest(clock), messages.Done)
 
     def counts(self) -> list[dict[str, Any]]:
         """What each server has seen."""
-        return [json.loads(bytes(frame.body)) for frame in self._all(ServerRequest.COUNTS)]
+        return [json.loads(bytes(body)) for _, body in self._all(messages.CountsRequest(), messages.Done)]
 
     # --- rounds --------------------------------------------------------------------------------------------------
 
@@ -509,10 +517,10 @@ class Client:
             connection: of the calling thread; None: the main one.
         """
         first = connection or self.connections[0]
-        first.ask(ServerRequest.ROUND, (self.worker, scope, number), [channel.encode(), b"\0", value])
-        frame = first.hear_of_ranks()
-        edges = np.cumsum([0, *frame.numbers])
-        return [bytes(frame.body[start:stop]) for start, stop in itertools.pairwise(edges)]
+        first.ask(messages.RoundRequest(self.worker, scope, number, channel), [value])
+        reply, body = first.hear_of_ranks(messages.RoundReply)
+        edges = itertools.accumulate(reply.sizes, initial=0)
+        return [bytes(body[start:stop]) for start, stop in itertools.pairwise(edges)]
 
     def last_scope(self, channel: str, worker: int | None = None, connection: ServerConnection | None = None) -> int:
         """The latest scope of a channel in which a worker has given a value, or any worker.
@@ -524,26 +532,29 @@ class Client:
         """
         first = connection or self.connections[0]
         who = range(self.workers) if worker is None else [worker]
-        return max(first.call(ServerRequest.LAST_SCOPE, (each,), [channel.encode()]).numbers[0] for each in who)
+        return max(
+            first.call(messages.LastScopeRequest(each, channel), messages.LastScopeReply)[0].scope for each in who
+        )
 
     def keep(self, name: str, value: bytes) -> None:
         """Leave a value at the first server, for a worker that is replaced."""
-        self.connections[0].call(ServerRequest.KEEP, (), [name.encode(), b"\0", value])
+        self.connections[0].call(messages.KeepRequest(name), messages.Done, [value])
 
     def kept(self, name: str) -> bytes:
-        return bytes(self.connections[0].call(ServerRequest.KEPT, (), [name.encode()]).body)
+        return bytes(self.connections[0].call(messages.KeptRequest(name), messages.Done)[1])
 
     def close(self) -> None:
         for connection in (*self.connections, *self._others):
             connection.close()
 
 
-def statuses(frames: Sequence[Frame]) -> list[ShardStatus]:
+def statuses(replies: Sequence[messages.PushReply]) -> list[messages.ShardStatus]:
     """What became of a push at each server."""
-    return [ShardStatus(frame.numbers[0]) for frame in frames]
+    return [reply.status for reply in replies]
 
 
-def global_squares(frames: Sequence[Frame]) -> tuple[float, int | None]:
+def global_squares(replies: Sequence[messages.PushReply | messages.AddUpReply]) -> tuple[float, int | None]:
     """With bound 0: the sum of squares over all servers, and the lowest rank whose push was not finite."""
-    bad = [frame.numbers[2] for frame in frames if frame.numbers[2] >= 0]
-    return sum(bits_float(frame.numbers[1]) for frame in frames), min(bad, default=None)
+    sums = [reply.sum for reply in replies if reply.sum is not None]
+    bad = [each.bad_worker for each in sums if each.bad_worker is not None]
+    return sum(each.squares for each in sums), min(bad, default=None)

@@ -1,15 +1,15 @@
-"""Frames between a worker and a server: a head, whole numbers, and bytes, over blocking TCP.
+"""Frames between a worker and a server: a message (messages.py) and raw bytes beside it, over blocking TCP.
 
-    kind (1 byte) | numbers (2 bytes, how many) | bytes (8 bytes, how many) | the numbers, 8 bytes each | the bytes
+    kind (1 byte) | length of the message (4) | length of the bytes (8) | the message, by codec.py | the bytes
 
 A connection begins with proof, in frames of one fixed size: the server sends 32 random bytes, the worker its own 32 and
 an HMAC-SHA256 of both under the attempt's secret, the server another one over both. Until then nothing is parsed, and
 no memory is taken that depends on what arrives. What follows is neither encrypted nor signed, as in the ring.
 
 Bytes of a worker's step, P of dense parameters, u distinct ids with rows of D values of b bytes: it sends
-P + u (16 + D b), the ids with the pull and with the push, and receives P + u D b. Heads and numbers of a step are below
-190 + 16 T with each server, T tables, and 8 more for each slice that no gradient reached. Backup workers add what the
-first server is asked of parts, some 60 and 24 for each of them.
+P + u (16 + D b), the ids with the pull and with the push, and receives P + u D b. Heads and messages of a step are
+below 220 + 16 T with each server, T tables, and 8 more for each slice that no gradient reached. Backup workers add what
+the first server is asked of shares, some 80 and 24 for each of them.
 """
 
 from __future__ import annotations
@@ -23,81 +23,46 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
+from sparkring.training.servers.codec import Buffer, pack, unpack
+from sparkring.training.servers.messages import ServerReply, WorkerRequest
+
 NONCE = 32
 PROOF_S = 5.0  # for a whole handshake
 MAX_BYTES = 1 << 34  # of a frame: what an authenticated peer may make us take
-_HEAD = struct.Struct("<BHQ")
-_FLOAT, _INT = struct.Struct("<d"), struct.Struct("<q")
-Buffer = bytes | bytearray | memoryview
+MAX_MESSAGE_BYTES = 1 << 24
+_HEAD = struct.Struct("<BIQ")
+_INT = struct.Struct("<q")
 
 
 class ServerProtocolError(ConnectionError):
     """The other side does not speak our protocol, or does not know the secret."""
 
 
-class ServerRequest(IntEnum):
-    """What a worker asks."""
-
-    DEFINE = 1
-    BEGIN = 2
-    RESTART = 3
-    PULL = 4
-    LOOK_UP = 5
-    PUSH = 6
-    SETTLE = 7
-    DENSE = 8
-    LOAD_DENSE = 9
-    DUMP = 10
-    LOAD_TABLE = 11
-    CLEAR_TABLES = 12
-    BEGIN_TABLE = 13
-    WRITE_LOG = 14
-    COUNTS = 15
-    ROUND = 16
-    LAST_SCOPE = 17
-    KEEP = 18
-    KEPT = 19
-    TAKE = 20
-    CHOOSE = 21
-    ADD_UP = 22
-    MADE = 23
-    COUNTED = 24
-
-
-class ServerReply(IntEnum):
-    DONE = 101
-    REFUSED = 102  # the bytes say why
-
-
 @dataclass(frozen=True)
 class Frame:
+    """What was read of a socket: the number of a message's class, its bytes, and those beside it."""
+
     kind: int
-    numbers: tuple[int, ...] = ()
-    body: Buffer = b""
+    message: Buffer
+    body: Buffer
 
 
-def float_bits(value: float) -> int:
-    """A float's 64 bits as a whole number, which frames have."""
-    found: int = _INT.unpack(_FLOAT.pack(value))[0]
-    return found
+REQUESTS: dict[int, type] = dict(enumerate(get_args(WorkerRequest), 1))
+REPLIES: dict[int, type] = dict(enumerate(get_args(ServerReply), 101))
+_KINDS = {kind: number for number, kind in (REQUESTS | REPLIES).items()}
 
 
-def bits_float(bits: int) -> float:
-    found: float = _FLOAT.unpack(_INT.pack(bits))[0]
-    return found
-
-
-def send(sock: socket.socket, kind: int, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> int:
-    """Send a frame, whose bytes are those of `body` joined; returns how many bytes were sent."""
+def send(sock: socket.socket, message: WorkerRequest | ServerReply, body: Sequence[Buffer] = ()) -> int:
+    """Send a message, and beside it the bytes of `body` joined; returns how many bytes were sent."""
     parts = [memoryview(part).cast("B") for part in body if len(part)]
     size = sum(len(part) for part in parts)
-    head = _HEAD.pack(kind, len(numbers), size) + struct.pack(f"<{len(numbers)}q", *numbers)
+    packed = pack(message)
+    head = _HEAD.pack(_KINDS[type(message)], len(packed), size) + packed
     total = len(head) + size
     if size <= 1 << 14:
         sock.sendall(b"".join([head, *parts]))
@@ -110,12 +75,24 @@ def send(sock: socket.socket, kind: int, numbers: Sequence[int] = (), body: Sequ
 
 def receive(sock: socket.socket) -> Frame:
     """Read a frame. EOFError where the other side has closed, ProtocolError for what is no frame."""
-    head = _exactly(sock, _HEAD.size)
-    kind, count, size = _HEAD.unpack(head)
-    if size > MAX_BYTES:
-        raise ServerProtocolError(f"a frame of {size:,} bytes; {MAX_BYTES:,} are accepted at most")
-    numbers = struct.unpack(f"<{count}q", _exactly(sock, 8 * count)) if count else ()
-    return Frame(kind, numbers, _exactly(sock, size) if size else b"")
+    kind, length, size = _HEAD.unpack(_exactly(sock, _HEAD.size))
+    if size > MAX_BYTES or length > MAX_MESSAGE_BYTES:
+        raise ServerProtocolError(
+            f"a frame of {length:,} and {size:,} bytes; {MAX_MESSAGE_BYTES:,} and {MAX_BYTES:,} are accepted at most"
+        )
+    message = _exactly(sock, length) if length else b""
+    return Frame(kind, message, _exactly(sock, size) if size else b"")
+
+
+def message_of(frame: Frame, accepted: Mapping[int, type]) -> Any:
+    """Read a frame's message, whose class is one of REQUESTS or REPLIES; ProtocolError for any other."""
+    kind = accepted.get(frame.kind)
+    if kind is None:
+        raise ServerProtocolError(f"a message of kind {frame.kind} is not accepted here")
+    try:
+        return unpack(kind, frame.message)
+    except ValueError as error:
+        raise ServerProtocolError(str(error)) from None
 
 
 def _exactly(sock: socket.socket, count: int, deadline: float | None = None) -> bytearray:

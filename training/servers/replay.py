@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from sparkring.training.servers.client import Gradient, Pulled, cut_gradient, route_of
 from sparkring.training.servers.event_log import Kind, LogFile, PushEvent
-from sparkring.training.servers.shard import Push, ServerShard, ShardStatus
+from sparkring.training.servers.messages import ShardStatus
+from sparkring.training.servers.shard import Push, ServerShard
 from sparkring.training.tables.hashing import Ids
 
 

@@ -22,19 +22,18 @@ import numpy as np
 import torch
 
 from sparkring.conf.storage import Storage
-from sparkring.training.data.batch import BatchShare
 from sparkring.training.launch.channel.connection import listen
+from sparkring.training.servers import messages
 from sparkring.training.servers.backup import Backup
+from sparkring.training.servers.codec import Buffer
 from sparkring.training.servers.definition import OptimizerFactory, decoded
 from sparkring.training.servers.event_log import LogHeader, encode, file_name
 from sparkring.training.servers.protocol import (
-    Buffer,
+    REQUESTS,
     Frame,
-    ServerReply,
-    ServerRequest,
+    ServerProtocolError,
     admit,
-    bits_float,
-    float_bits,
+    message_of,
     pack_tensors,
     raw,
     receive,
@@ -42,7 +41,7 @@ from sparkring.training.servers.protocol import (
     unpack_tensors,
 )
 from sparkring.training.servers.rounds import RoundKey, Rounds
-from sparkring.training.servers.shard import BrokenPromise, Push, ServerShard, ShardStatus
+from sparkring.training.servers.shard import BrokenPromise, Push, ServerShard
 from sparkring.training.tables.files import to_tensors
 from sparkring.training.tables.hashing import Ids
 from sparkring.training.tables.table import TableDump
@@ -50,7 +49,8 @@ from sparkring.training.tables.table import TableDump
 log = logging.getLogger(__name__)
 ACCEPT_AGAIN_S = 0.2  # after a failure
 MAX_PENDING = 64  # connections that have not proven themselves; more are closed at once
-Reply = tuple[list[int], list[Buffer]]
+Answer = tuple[messages.ServerReply, Sequence[Buffer]]
+DONE: Answer = (messages.Done(), ())
 
 
 class RefusedRequest(ValueError):
@@ -158,22 +158,22 @@ class Server:
 
     def _serve(self, sock: socket.socket, frame: Frame) -> None:
         try:
-            action = ACTIONS[ServerRequest(frame.kind)]
-        except ValueError:
-            send(sock, ServerReply.REFUSED, (), [f"request {frame.kind}: unknown".encode()])
+            request = message_of(frame, REQUESTS)
+        except ServerProtocolError as error:
+            send(sock, messages.Refused(str(error)))
             return
         try:
             with self._changed:
-                numbers, body = action(self, frame)
+                reply, body = ACTIONS[type(request)](self, request, frame.body)
                 self._changed.notify_all()
         except BrokenPromise:
             raise
         except Exception as error:
-            if frame.kind in CHANGING and not isinstance(error, RefusedRequest | ConnectionError):
+            if isinstance(request, CHANGING) and not isinstance(error, RefusedRequest | ConnectionError):
                 raise  # what the shard holds may be half changed
-            send(sock, ServerReply.REFUSED, (), [f"{type(error).__name__}: {error}".encode()])
+            send(sock, messages.Refused(f"{type(error).__name__}: {error}"))
             return
-        send(sock, ServerReply.DONE, numbers, body)
+        send(sock, reply, body)
 
     @property
     def shard(self) -> ServerShard:
@@ -195,9 +195,8 @@ class Server:
 
     # --- what workers ask ----------------------------------------------------------------------------------------
 
-    def define(self, frame: Frame) -> Reply:
-        """Body: the Definition. The first makes the shard, the others must be the same."""
-        given = bytes(frame.body)
+    def define(self, request: messages.DefineRequest, body: Buffer) -> Answer:
+        given = bytes(body)
         if self._shard is None:
             definition = decoded(given)
             if definition.workers != self.place.workers:
@@ -208,140 +207,109 @@ class Server:
             self._definition = given
         elif given != self._definition:
             raise RefusedRequest("model.factory: made models of other parameters on other ranks")
-        return [-1 if self._begun_at is None else self._begun_at], []
+        return messages.DefineReply(self._begun_at), ()
 
-    def begin(self, frame: Frame) -> Reply:
-        """Numbers: the clock. Sent by rank 0, before any clock."""
-        (clock,) = frame.numbers
-        self.shard.begin(clock)
-        self._begun_at, definition = clock, self.shard.definition
+    def begin(self, request: messages.BeginRequest, body: Buffer) -> Answer:
+        self.shard.begin(request.clock)
+        self._begun_at, definition = request.clock, self.shard.definition
         if definition.backup and self.place.server == 0:
-            self._backup = Backup(definition.workers, definition.backup, clock)
-        return [], []
+            self._backup = Backup(definition.workers, definition.backup, request.clock)
+        return DONE
 
-    def restart(self, frame: Frame) -> Reply:
-        clock, attempt = self.shard.restart(*frame.numbers)
+    def restart(self, request: messages.RestartRequest, body: Buffer) -> Answer:
+        clock, attempt = self.shard.restart(request.worker)
         if self._backup is not None:  # servers may have made a step whose outcome no worker knows
-            clock = self._backup.restart(*frame.numbers)
-        return [clock, attempt, self.shard.version], []
+            clock = self._backup.restart(request.worker)
+        return messages.RestartReply(clock, attempt, self.shard.version), ()
 
-    def pull(self, frame: Frame) -> Reply:
-        """Numbers: worker, clock, try, ids of each table; body: the ids."""
-        worker, clock, attempt, *counts = frame.numbers
-        self._wait(lambda: self.shard.may_begin(worker, clock, attempt))
-        version, weights, rows = self.shard.pull(worker, clock, attempt, _ids(frame.body, counts))
-        return [version], [raw(weights), *(raw(torch.from_numpy(each)) for each in rows)]
+    def pull(self, request: messages.PullRequest, body: Buffer) -> Answer:
+        which = request.worker, request.clock, request.attempt
+        self._wait(lambda: self.shard.may_begin(*which))
+        version, weights, rows = self.shard.pull(*which, _ids(body, request.ids))
+        return messages.PullReply(version), [raw(weights), *(raw(torch.from_numpy(each)) for each in rows)]
 
-    def look_up(self, frame: Frame) -> Reply:
-        """Numbers: ids of each table; body: the ids. Waits for nothing."""
-        rows = self.shard.look_up(_ids(frame.body, frame.numbers))
-        return [], [raw(torch.from_numpy(each)) for each in rows]
+    def look_up(self, request: messages.LookUpRequest, body: Buffer) -> Answer:
+        rows = self.shard.look_up(_ids(body, request.ids))
+        return messages.Done(), [raw(torch.from_numpy(each)) for each in rows]
 
-    def push(self, frame: Frame) -> Reply:
-        """Numbers: see `push_numbers`; body: dense gradients, ids, rows. Answers status, and with bound 0 the rest."""
-        push = read_push(frame, self.shard)
+    def push(self, request: messages.PushRequest, body: Buffer) -> Answer:
+        push = read_push(request, body, self.shard)
         status = self.shard.push(push)
         if not self.shard.definition.synchronous or self.shard.definition.backup:
-            return [status], []
+            return messages.PushReply(status, None), ()
         self._changed.notify_all()
         self._wait(lambda: self.shard.answer(push.clock) is not None)
-        squares, bad = self.shard.answer(push.clock) or (0.0, None)
-        return [status, float_bits(squares), -1 if bad is None else bad], []
+        return messages.PushReply(status, messages.GradientSum(*(self.shard.answer(push.clock) or (0.0, None)))), ()
 
-    def settle(self, frame: Frame) -> Reply:
-        clock, factor = frame.numbers
-        self.shard.settle(clock, bits_float(factor))
-        return [], []
+    def settle(self, request: messages.SettleRequest, body: Buffer) -> Answer:
+        self.shard.settle(request.clock, request.factor)
+        return DONE
 
     # --- backup workers ------------------------------------------------------------------------------------------
 
-    def take(self, frame: Frame) -> Reply:
-        """Numbers: worker, step, limit. Answers the share's clock and stream, or nothing to compute.
+    def take(self, request: messages.TakeRequest, body: Buffer) -> Answer:
+        backup, which = self.backup, (request.worker, request.step, request.limit)
+        self._wait(lambda: backup.may_take(*which))
+        return messages.TakeReply(backup.take(*which)), ()
 
-        Waits until it may be taken.
-        """
-        backup = self.backup
-        self._wait(lambda: backup.may_take(*frame.numbers))
-        part = backup.take(*frame.numbers)
-        return [] if part is None else [part.clock, part.stream], []
-
-    def choose(self, frame: Frame) -> Reply:
-        """Numbers: worker, step, whether all servers have its gradient. Waits until it is known which make the step.
-
-        Answers 0 and worker, clock, stream of each; for a step that is made 1, its norm, the worker whose part was not
-        finite, or -1, and whether this worker's counted.
-        """
-        worker, step, has_gradient = frame.numbers
-        backup = self.backup
-        if has_gradient:
+    def choose(self, request: messages.ChooseRequest, body: Buffer) -> Answer:
+        worker, step, backup = request.worker, request.step, self.backup
+        if request.has_gradient:
             backup.ready(worker, step)
             self._changed.notify_all()
         self._wait(lambda: backup.chosen(step) is not None or backup.step > step)
         chosen = backup.chosen(step)
         if chosen is not None:
-            return [0, *(number for who, part in chosen for number in (who, part.clock, part.stream))], []
+            return messages.ChooseReply(tuple(messages.ChosenShare(who, share) for who, share in chosen), None), ()
         outcome = backup.outcome(worker, step)
         if outcome is None:
             raise RefusedRequest(f"rank {worker} asks for step {step} again, which it has heard of")
-        bad = -1 if outcome.bad_worker is None else outcome.bad_worker
-        return [1, float_bits(outcome.norm), bad, int(worker in outcome.counted)], []
+        return messages.ChooseReply(
+            (), messages.MadeStep(outcome.norm, worker in outcome.counted, outcome.bad_worker)
+        ), ()
 
-    def add_up(self, frame: Frame) -> Reply:
-        """Numbers: step, and worker, clock, stream of what makes it. Answers as a push with bound 0; nothing where the
-        step is long made."""
-        step, *numbers = frame.numbers
-        answer = self.shard.add_up(step, read_chosen(numbers))
-        if answer is None:
-            return [], []
-        squares, bad = answer
-        return [ShardStatus.HELD, float_bits(squares), -1 if bad is None else bad], []
+    def add_up(self, request: messages.AddUpRequest, body: Buffer) -> Answer:
+        answer = self.shard.add_up(request.step, [(each.worker, each.share) for each in request.chosen])
+        return messages.AddUpReply(None if answer is None else messages.GradientSum(*answer)), ()
 
-    def made(self, frame: Frame) -> Reply:
-        """Numbers: step, its norm, the worker whose part was not finite, or -1. All servers have made it."""
-        step, norm, bad = frame.numbers
-        self.backup.made(step, bits_float(norm), None if bad < 0 else bad)
-        return [], []
+    def made(self, request: messages.MadeRequest, body: Buffer) -> Answer:
+        self.backup.made(request.step, request.norm, request.bad_worker)
+        return DONE
 
-    def counted(self, frame: Frame) -> Reply:
-        parts = self.backup.counted_parts(*frame.numbers)
-        return [number for part in parts for number in (part.clock, part.stream)], []
+    def counted(self, request: messages.CountedRequest, body: Buffer) -> Answer:
+        return messages.CountedReply(tuple(self.backup.counted_parts(request.worker))), ()
 
     # --- content -------------------------------------------------------------------------------------------------
 
-    def dense(self, frame: Frame) -> Reply:
-        """Numbers: whether the optimizer's state is wanted beside the weights."""
-        (with_state,) = frame.numbers
-        return [], pack_tensors(self.shard.dense_state() if with_state else {"weights": self.shard.weights})
+    def dense(self, request: messages.DenseRequest, body: Buffer) -> Answer:
+        state = self.shard.dense_state() if request.with_state else {"weights": self.shard.weights}
+        return messages.Done(), pack_tensors(state)
 
-    def load_dense(self, frame: Frame) -> Reply:
-        self.shard.load_dense(unpack_tensors(frame.body))
-        return [], []
+    def load_dense(self, request: messages.LoadDenseRequest, body: Buffer) -> Answer:
+        self.shard.load_dense(unpack_tensors(body))
+        return DONE
 
-    def dump(self, frame: Frame) -> Reply:
-        """Numbers: table, most bytes of changes, whether it is for a checkpoint, and the buckets."""
-        table, most_bytes, saving, *buckets = frame.numbers
-        wanted = np.array(buckets, np.int64)
-        dump = self.shard.save(table, wanted, most_bytes) if saving else self.shard.dump(table, wanted)
-        return [], pack_tensors(to_tensors(dump))
+    def dump(self, request: messages.DumpRequest, body: Buffer) -> Answer:
+        table, wanted = request.table, np.array(request.buckets, np.int64)
+        saved = self.shard.save(table, wanted, request.most_bytes) if request.saving else self.shard.dump(table, wanted)
+        return messages.Done(), pack_tensors(to_tensors(saved))
 
-    def load_table(self, frame: Frame) -> Reply:
-        arrays = {name: tensor.numpy() for name, tensor in unpack_tensors(frame.body).items()}
-        self.shard.load_table(frame.numbers[0], TableDump(**arrays))
-        return [], []
+    def load_table(self, request: messages.LoadTableRequest, body: Buffer) -> Answer:
+        arrays = {name: tensor.numpy() for name, tensor in unpack_tensors(body).items()}
+        self.shard.load_table(request.table, TableDump(**arrays))
+        return DONE
 
-    def clear_tables(self, frame: Frame) -> Reply:
+    def clear_tables(self, request: messages.ClearTablesRequest, body: Buffer) -> Answer:
         self.shard.clear_tables()
-        return [], []
+        return DONE
 
-    def begin_table(self, frame: Frame) -> Reply:
-        """Numbers: table; body: `ids` and `rows` of another model."""
-        given = unpack_tensors(frame.body)
-        self.shard.begin_table(frame.numbers[0], given["ids"].numpy(), given["rows"].numpy())
-        return [], []
+    def begin_table(self, request: messages.BeginTableRequest, body: Buffer) -> Answer:
+        given = unpack_tensors(body)
+        self.shard.begin_table(request.table, given["ids"].numpy(), given["rows"].numpy())
+        return DONE
 
-    def write_log(self, frame: Frame) -> Reply:
-        """Numbers: the clock of a cut, where all is drained."""
-        (clock,) = frame.numbers
+    def write_log(self, request: messages.WriteLogRequest, body: Buffer) -> Answer:
+        clock = request.clock
         if not self.shard.is_drained(clock):
             raise BrokenPromise(f"the log is cut at clock {clock}, where {self.shard.applied} are done")
         if self._backup is not None:
@@ -366,9 +334,9 @@ class Server:
             place.events.put_atomic(name, encode(header, self.shard.take_events()))
         self._begun_at = clock
         self.shard.cut()
-        return [], []
+        return DONE
 
-    def counts(self, frame: Frame) -> Reply:
+    def counts(self, request: messages.CountsRequest, body: Buffer) -> Answer:
         tables = {
             table.spec.name: [*table.counts[self.shard.own_buckets].sum(axis=0).tolist(), table.bytes]
             for table in self.shard.tables
@@ -376,68 +344,58 @@ class Server:
         dense = sum(t.numel() * t.element_size() for t in self.shard.dense_state().values())
         late = dict(sorted(self._backup.late.items())) if self._backup is not None else {}
         found = self.shard.counts.to_json() | {"late": late, "tables": tables, "dense_bytes": dense}
-        return [], [json.dumps(found).encode()]
+        return messages.Done(), [json.dumps(found).encode()]
 
-    def round(self, frame: Frame) -> Reply:
-        """Numbers: worker, scope, number; body: the channel's name, a zero byte, the worker's value."""
-        worker, scope, number = frame.numbers
-        channel, _, value = bytes(frame.body).partition(b"\0")
-        key, rounds = RoundKey(scope, channel.decode(), number), self._rounds
-        rounds.give(key, worker, value)
+    def round(self, request: messages.RoundRequest, body: Buffer) -> Answer:
+        key, rounds = RoundKey(request.scope, request.channel, request.number), self._rounds
+        rounds.give(key, request.worker, bytes(body))
         self._changed.notify_all()
         self._wait(lambda: rounds.answers(key) is not None)
-        answers: list[Any] = rounds.answers(key) or []
-        return [len(answer) for answer in answers], answers
+        answers = rounds.answers(key) or []
+        return messages.RoundReply(tuple(map(len, answers))), answers
 
-    def last_scope(self, frame: Frame) -> Reply:
-        return [self._rounds.last_scope(bytes(frame.body).decode(), frame.numbers[0])], []
+    def last_scope(self, request: messages.LastScopeRequest, body: Buffer) -> Answer:
+        return messages.LastScopeReply(self._rounds.last_scope(request.channel, request.worker)), ()
 
-    def keep(self, frame: Frame) -> Reply:
-        name, _, value = bytes(frame.body).partition(b"\0")
-        self._kept[name.decode()] = value
-        return [], []
+    def keep(self, request: messages.KeepRequest, body: Buffer) -> Answer:
+        self._kept[request.name] = bytes(body)
+        return DONE
 
-    def kept(self, frame: Frame) -> Reply:
-        return [], [self._kept[bytes(frame.body).decode()]]
+    def kept(self, request: messages.KeptRequest, body: Buffer) -> Answer:
+        return messages.Done(), [self._kept[request.name]]
 
 
-ACTIONS: dict[ServerRequest, Callable[[Server, Frame], Reply]] = {
-    ServerRequest.DEFINE: Server.define,
-    ServerRequest.BEGIN: Server.begin,
-    ServerRequest.RESTART: Server.restart,
-    ServerRequest.PULL: Server.pull,
-    ServerRequest.LOOK_UP: Server.look_up,
-    ServerRequest.PUSH: Server.push,
-    ServerRequest.SETTLE: Server.settle,
-    ServerRequest.DENSE: Server.dense,
-    ServerRequest.LOAD_DENSE: Server.load_dense,
-    ServerRequest.DUMP: Server.dump,
-    ServerRequest.LOAD_TABLE: Server.load_table,
-    ServerRequest.CLEAR_TABLES: Server.clear_tables,
-    ServerRequest.BEGIN_TABLE: Server.begin_table,
-    ServerRequest.WRITE_LOG: Server.write_log,
-    ServerRequest.COUNTS: Server.counts,
-    ServerRequest.ROUND: Server.round,
-    ServerRequest.LAST_SCOPE: Server.last_scope,
-    ServerRequest.KEEP: Server.keep,
-    ServerRequest.KEPT: Server.kept,
-    ServerRequest.TAKE: Server.take,
-    ServerRequest.CHOOSE: Server.choose,
-    ServerRequest.ADD_UP: Server.add_up,
-    ServerRequest.MADE: Server.made,
-    ServerRequest.COUNTED: Server.counted,
+ACTIONS: dict[type, Callable[[Server, Any, Buffer], Answer]] = {
+    messages.DefineRequest: Server.define,
+    messages.BeginRequest: Server.begin,
+    messages.RestartRequest: Server.restart,
+    messages.PullRequest: Server.pull,
+    messages.LookUpRequest: Server.look_up,
+    messages.PushRequest: Server.push,
+    messages.SettleRequest: Server.settle,
+    messages.TakeRequest: Server.take,
+    messages.ChooseRequest: Server.choose,
+    messages.AddUpRequest: Server.add_up,
+    messages.MadeRequest: Server.made,
+    messages.CountedRequest: Server.counted,
+    messages.DenseRequest: Server.dense,
+    messages.LoadDenseRequest: Server.load_dense,
+    messages.DumpRequest: Server.dump,
+    messages.LoadTableRequest: Server.load_table,
+    messages.ClearTablesRequest: Server.clear_tables,
+    messages.BeginTableRequest: Server.begin_table,
+    messages.WriteLogRequest: Server.write_log,
+    messages.CountsRequest: Server.counts,
+    messages.RoundRequest: Server.round,
+    messages.LastScopeRequest: Server.last_scope,
+    messages.KeepRequest: Server.keep,
+    messages.KeptRequest: Server.kept,
 }
+# Where one of these fails, what the shard holds may be half changed.
+CHANGING = (messages.PushRequest, messages.AddUpRequest, messages.SettleRequest)
 
 
-CHANGING = (ServerRequest.PUSH, ServerRequest.ADD_UP, ServerRequest.SETTLE)
-
-
-def read_chosen(numbers: Sequence[int]) -> list[tuple[int, BatchShare]]:
-    """(worker, part) of each three numbers: worker, clock, stream."""
-    return [(who, BatchShare(clock, stream)) for who, clock, stream in zip(*[iter(numbers)] * 3, strict=True)]
-
-
-def _ids(body: Buffer, counts: Any) -> list[Ids]:
+def _ids(body: Buffer, counts: Sequence[int]) -> list[Ids]:
     """The ids of each table, (n,)."""
     edges = np.cumsum([0, *counts])
     if len(body) != 8 * edges[-1]:
@@ -446,25 +404,35 @@ def _ids(body: Buffer, counts: Any) -> list[Ids]:
     return [every[start:stop] for start, stop in itertools.pairwise(edges)]
 
 
-def read_push(frame: Frame, shard: ServerShard) -> Push:
-    """Read a push: numbers are worker, clock, try, version, norm, lr, ids of each table, numbers of absent slices."""
-    worker, clock, attempt, version, norm, lr, *rest = frame.numbers
+def read_push(request: messages.PushRequest, body: Buffer, shard: ServerShard) -> Push:
+    """Read a push. RefusedRequest where its bytes are not what the request says."""
     specs = [table.spec for table in shard.tables]
-    counts, absent = rest[: len(specs)], rest[len(specs) :]
+    if len(request.ids) != len(specs):
+        raise RefusedRequest(f"a push with ids of {len(request.ids)} tables, where there are {len(specs)}")
     size, rows = len(shard.weights), []
     at = size * shard.weights.element_size()
-    if len(frame.body) < at:
-        raise RefusedRequest(f"a push of {len(frame.body)} bytes, whose dense part alone has {at}")
-    dense = torch.frombuffer(frame.body, dtype=shard.weights.dtype, count=size) if size else shard.weights.clone()
-    for spec, count in zip(specs, counts, strict=True):
-        ids = np.frombuffer(frame.body, np.int64, count, at)
+    if len(body) < at:
+        raise RefusedRequest(f"a push of {len(body)} bytes, whose dense part alone has {at}")
+    dense = torch.frombuffer(body, dtype=shard.weights.dtype, count=size) if size else shard.weights.clone()
+    for spec, count in zip(specs, request.ids, strict=True):
+        ids = np.frombuffer(body, np.int64, count, at)
         at += 8 * count
-        grads = np.frombuffer(frame.body, spec.dtype, count * spec.dim, at).reshape(count, spec.dim)
+        grads = np.frombuffer(body, spec.dtype, count * spec.dim, at).reshape(count, spec.dim)
         at += grads.nbytes
         rows.append((ids, grads))
-    if at != len(frame.body):
-        raise RefusedRequest(f"a push of {len(frame.body)} bytes, which should have {at}")
-    return Push(worker, clock, attempt, version, bits_float(norm), bits_float(lr), dense, frozenset(absent), rows)
+    if at != len(body):
+        raise RefusedRequest(f"a push of {len(body)} bytes, which should have {at}")
+    return Push(
+        worker=request.worker,
+        clock=request.clock,
+        attempt=request.attempt,
+        version=request.version,
+        norm=request.norm,
+        lr=request.lr,
+        dense=dense,
+        absent=frozenset(request.absent),
+        rows=rows,
+    )
 
 
 def _shut(sock: socket.socket) -> None:

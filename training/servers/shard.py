@@ -17,7 +17,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from torch import nn
 from sparkring.training.data.batch import BatchShare
 from sparkring.training.servers.definition import LR_SCALE, Definition, OptimizerFactory
 from sparkring.training.servers.event_log import Kind, PushEvent
+from sparkring.training.servers.messages import ShardStatus
 from sparkring.training.servers.partition import cut_parameters
 from sparkring.training.servers.protocol import raw
 from sparkring.training.tables.files import AT_ONCE, to_tensors
@@ -39,17 +39,6 @@ Array = NDArray[Any]
 
 class BrokenPromise(RuntimeError):
     """The server's own bound was broken, or a worker does not keep to the protocol: it must not go on."""
-
-
-class ShardStatus(IntEnum):
-    """What became of a push."""
-
-    APPLIED = 0
-    HELD = 1  # bound 0: until all have come
-    REPEATED = 2  # its clock is done: acknowledged, not applied again
-    REJECTED = 3  # its lag is above max_lag: to be computed again
-    SKIPPED = 4  # it is not finite: the clock is done, and nothing changed
-    LATE = 5  # backup workers: its step is made without it
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,20 @@ import pytest
 
 from sparkring.pipelines.job import progress as training
 from sparkring.pipelines.job.progress import ProgressDisplay, time_left
-from sparkring.training.launch.messages import AttemptStarted, Event, Heartbeat, LogLines, RankEvent, RankMetrics
+from sparkring.training.launch.messages import AttemptStarted, ChildEvent, Event, Heartbeat, LogLines, RankMetrics
+from sparkring.training.launch.topology import Child
 
 EVENTS: list[Event] = [
     AttemptStarted(1, 2, 1.25),
-    RankEvent(0, 1, "ring", {"world": 2, "engine": "torch-gloo"}),
-    RankEvent(1, 1, "ring", {"world": 2, "engine": "torch-gloo"}),
-    RankEvent(0, 1, "training", {"steps": 20, "from_step": 10, "per_epoch": 5}),
-    LogLines(1, 1, ("hello",)),
-    RankMetrics(0, 1, 11, {"train/loss": 0.5, "perf/rows_per_s": 1000.0}),
-    RankMetrics(1, 1, 11, {"train/loss": 0.9}),
-    RankMetrics(0, 1, 12, {"train/loss": 0.4}),
-    RankMetrics(0, 1, 12, {"valid/loss": 0.25}),
-    RankEvent(0, 1, "resumed", {"step": 10, "skipped": ["step-12: no marker"]}),
+    ChildEvent(Child("rank", 0), 1, "ring", {"world": 2, "engine": "torch-gloo"}),
+    ChildEvent(Child("rank", 1), 1, "ring", {"world": 2, "engine": "torch-gloo"}),
+    ChildEvent(Child("rank", 0), 1, "training", {"steps": 20, "from_step": 10, "per_epoch": 5}),
+    LogLines(Child("rank", 1), 1, ("hello",)),
+    RankMetrics(0, 1, 11, {"train/loss": 0.5, "perf/rows_per_s": 1000.0}, None),
+    RankMetrics(1, 1, 11, {"train/loss": 0.9}, None),
+    RankMetrics(0, 1, 12, {"train/loss": 0.4}, None),
+    RankMetrics(0, 1, 12, {"valid/loss": 0.25}, None),
+    ChildEvent(Child("rank", 0), 1, "resumed", {"step": 10, "skipped": ["step-12: no marker"]}),
 ]
 
 
@@ -62,7 +63,7 @@ def test_of_many_evaluations_a_second_some_are_shown_and_the_last(
     with caplog.at_level(logging.INFO, "train"):
         for step in range(1, 16):
             now += 0.125
-            display.on_event(RankMetrics(0, 1, step, {"valid/loss": float(step)}))
+            display.on_event(RankMetrics(0, 1, step, {"valid/loss": float(step)}, None))
         display.close()
         display.close()
     assert [line.split(":")[0] for line in caplog.messages] == ["step 1", "step 9", "step 15"]
@@ -72,7 +73,7 @@ def test_the_step_that_ends_an_epoch_is_of_that_epoch(caplog: pytest.LogCaptureF
     for step, epoch in ((1, 1), (5, 1), (6, 2), (20, 4)):
         display = ProgressDisplay(interactive=False)
         with caplog.at_level(logging.INFO, "train"):
-            for event in (EVENTS[3], RankMetrics(0, 1, step, {"train/loss": 0.5})):
+            for event in (EVENTS[3], RankMetrics(0, 1, step, {"train/loss": 0.5}, None)):
                 display.on_event(event)
         assert f"step {step} of 20, epoch {epoch}:" in caplog.messages[-1]
 

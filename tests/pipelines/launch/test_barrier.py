@@ -31,7 +31,7 @@ from sparkring.pipelines.run.package import code_archive, write_archive
 from sparkring.training.launch.failure import Cancelled, LaunchError, WorkerFailed
 from sparkring.training.launch.group import Control
 from sparkring.training.launch.job import JobSpec
-from sparkring.training.launch.messages import AttemptStarted, Event, RankEvent, RankReplaced, ServerEvent
+from sparkring.training.launch.messages import AttemptStarted, ChildEvent, Event, RankReplaced
 
 BARE: tuple[str, ...] = ()
 
@@ -112,7 +112,7 @@ def test_a_failing_rank_is_the_drivers_exception(spark: Any, how: Any, words: st
 
     with pytest.raises(WorkerFailed) as caught:
         run_barrier(spark, JobSpec(entry, preload=BARE), 2, quiet)
-    assert (caught.value.rank, caught.value.failure.words) == (1, words)
+    assert (caught.value.child.index, caught.value.failure.words) == (1, words)
     assert "last words" in caught.value.failure.last_lines
     assert "127.0.0.1" in caught.value.host
     assert spark.range(10).count() == 10  # the application goes on
@@ -143,9 +143,9 @@ def test_a_killed_rank_is_replaced_in_its_task_and_a_killed_server_ends_the_atte
     pids = list[int]()
 
     def kill(event: Event) -> None:
-        if isinstance(event, ServerEvent):
+        if isinstance(event, ChildEvent) and event.child.role == "server":
             pids.append(event.data["pid"])
-        elif isinstance(event, RankEvent) and event.name == "fault":
+        elif isinstance(event, ChildEvent) and event.name == "fault":
             os.kill(pids[-1], signal.SIGKILL)
 
     job = with_servers(steps=100_000, faults=[[0, 10, 0, "SIGCONT"]])

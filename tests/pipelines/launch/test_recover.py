@@ -29,8 +29,9 @@ from sparkring.training.launch.failure import Cancelled, Failure, LaunchError, W
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobResult, JobSpec
 from sparkring.training.launch.local import local_group
-from sparkring.training.launch.messages import AttemptEnded, Event, Heartbeat, RankEvent, RankFailed, Recovered
+from sparkring.training.launch.messages import AttemptEnded, ChildEvent, ChildFailed, Event, Heartbeat, Recovered
 from sparkring.training.launch.restart import Decision, RestartPolicy
+from sparkring.training.launch.topology import Child
 
 pytestmark = pytest.mark.ranks
 STEPS = 12
@@ -148,7 +149,7 @@ def test_fewer_ranks_while_a_slot_is_missing_and_more_when_it_returns(tmp_path: 
 
     def on_event(event: Event) -> None:
         events.append(event)
-        if isinstance(event, RankFailed):
+        if isinstance(event, ChildFailed):
             cluster.room = 2
         if isinstance(event, Heartbeat) and event.attempt == 2:
             cluster.room = 3
@@ -203,7 +204,7 @@ def test_the_ranks_of_a_host_that_leaves_are_killed_after_the_grace_time(tmp_pat
     assert job.run().result == {"finished": True, "total": EXPECTED, "world": 2}
     assert ends(events) == [(1, "decommission", "retry")]
     assert [e.steps_lost for e in events if isinstance(e, AttemptEnded)] == [2], "step 6, and the checkpoint is of 4"
-    assert not [e for e in events if isinstance(e, RankFailed)]
+    assert not [e for e in events if isinstance(e, ChildFailed)]
 
 
 def test_a_stop_by_the_user_is_not_followed_by_an_attempt(tmp_path: Path) -> None:
@@ -369,9 +370,10 @@ class Vanishing(Scripted):
         if attempt == 1:
             time.sleep(0.3)
             self.lost_hosts = frozenset({"10.0.0.2"})
-            raise WorkerFailed(Failure(1, "h2 (10.0.0.2)", "lost", "was lost: nothing is heard of its agent", step=1))
+            words = "was lost: nothing is heard of its agent"
+            raise WorkerFailed(Failure(Child("rank", 1), "h2 (10.0.0.2)", "lost", words, step=1))
         self.lost_hosts = frozenset()
-        on_event(RankEvent(0, attempt, "checkpoint", {}))
+        on_event(ChildEvent(Child("rank", 0), attempt, "checkpoint", {}))
         return super().run(job, world, on_event, attempt, control, limits)
 
     def open_group(self, world: int, preload: tuple[str, ...]) -> AbstractContextManager[Any]:
@@ -394,7 +396,7 @@ def test_a_host_that_fell_silent_costs_one_attempt_and_is_not_waited_for(
     job._slots_wait_s = 3600.0
     job._on_event = lambda event: (
         events.append(event),
-        setattr(cluster, "room", 2) if isinstance(event, RankEvent) else None,
+        setattr(cluster, "room", 2) if isinstance(event, ChildEvent) else None,
     )
     assert job.run().world == 1
     assert (cluster.opened, cluster.given_up) == ([2, 1], [frozenset({"10.0.0.2"})])

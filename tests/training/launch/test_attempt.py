@@ -13,54 +13,56 @@ import pytest
 
 from sparkring.training.launch import attempt as attempt_module
 from sparkring.training.launch.attempt import Attempt, Control, Limits, RankState
-from sparkring.training.launch.failure import WorkerFailed
+from sparkring.training.launch.failure import Cancelled, WorkerFailed
 from sparkring.training.launch.messages import (
     AttemptStarted,
+    ChildEnded,
+    ChildError,
+    ChildFailed,
     Event,
+    FromChild,
     FromRank,
     Heartbeat,
-    KillRank,
+    KillChildren,
     LateLogLines,
     LogLines,
-    RankEnded,
-    RankError,
-    RankFailed,
     RankMetrics,
     RankRunning,
 )
 from sparkring.training.launch.results import pack
+from sparkring.training.launch.topology import Child
 
 
 def running(rank: int) -> RankRunning:
     return RankRunning(rank, 1)
 
 
-def broken(rank: int) -> RankError:
-    return RankError(rank, 1, "RuntimeError", "Connection closed by peer", "", False)
+def broken(rank: int) -> ChildError:
+    return ChildError(Child("rank", rank), 1, "RuntimeError", "Connection closed by peer", "", False)
 
 
 def said(rank: int, line: str) -> LogLines:
-    return LogLines(rank, 1, (line,))
+    return LogLines(Child("rank", rank), 1, (line,))
 
 
-def ended(rank: int, status: int = 0, was_killed: bool = False) -> RankEnded:
-    return RankEnded(rank, 1, status, f"status {status}", was_killed)
+def ended(rank: int, status: int = 0, was_killed: bool = False) -> ChildEnded:
+    return ChildEnded(Child("rank", rank), 1, status, f"status {status}", was_killed)
 
 
 class Scripted:
     """A group, and its server, whose agents are a list of messages; checks of them are counted."""
 
-    def __init__(self, *messages: FromRank):
+    def __init__(self, *messages: FromChild | FromRank):
         self.server = self
         self.messages = deque(messages)
         self.newest: dict[str, Heartbeat] = {}
         self.sent: list[tuple[str, Any]] = []
         self.checks = 0
 
-    def take(self, timeout_s: float) -> tuple[str, FromRank | None] | None:
+    def take(self, timeout_s: float) -> tuple[str, FromChild | FromRank | None] | None:
         if self.messages:
             message = self.messages.popleft()
-            return f"a{message.rank}", message
+            return f"a{message.child.index}", message
         time.sleep(max(0.0, timeout_s))
         return None
 
@@ -91,22 +93,51 @@ class Scripted:
 
 
 def attempt_of(group: Any, world: int, on_event: Any = lambda event: None) -> Attempt:
-    states = [RankState(rank, f"a{rank}", f"h{rank}") for rank in range(world)]
+    states = [RankState(Child("rank", rank), f"a{rank}", f"h{rank}") for rank in range(world)]
     return Attempt(group, states, 1, on_event, Control(), Limits(60, 60))
 
 
 def test_a_message_makes_the_driver_check_no_other_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each one did: a thousand ranks' messages cost the driver a million checks."""
     world, each = 300, 20
-    script: list[FromRank] = [running(rank) for rank in range(world)]
+    script: list[FromChild | FromRank] = [running(rank) for rank in range(world)]
     for step in range(each):
-        script += [RankMetrics(rank, 1, step, {}) for rank in range(world)]
+        script += [RankMetrics(rank, 1, step, {}, None) for rank in range(world)]
     for rank in range(world):
         script += [pack(rank, "f", None, rank), ended(rank)]
     group = Scripted(*script)
     monkeypatch.setattr(attempt_module, "CHECK_S", 3600.0)
     assert attempt_of(group, world).follow().results == list(range(world))
     assert group.checks <= world * 2
+
+
+def test_what_a_server_sends_is_not_taken_for_the_rank_with_its_number() -> None:
+    server = Child("server", 0)
+    last = [
+        ChildError(server, 1, "ValueError", "no such shard", "", True),
+        ChildEnded(server, 1, 1, "exited with code 1"),
+    ]
+    group = Scripted(running(0), *last, pack("result", "f", None, 0), ended(0))
+    assert attempt_of(group, 1).follow().results == ["result"]
+
+
+def test_a_cancelled_rank_has_ended_when_its_own_process_has() -> None:
+    """The end of a server that the same agent runs says nothing of the rank."""
+
+    class Cancelling(Scripted):
+        def wait(self, is_done: Any, limit_s: float, on_message: Any) -> bool:
+            on_message("a0", ChildEnded(Child("server", 0), 1, -9, "killed by SIGKILL", True))
+            self.was_done = [is_done()]
+            on_message("a0", ended(0, -9, was_killed=True))
+            self.was_done.append(is_done())
+            return True
+
+    group, control = Cancelling(running(0)), Control()
+    control.cancel()
+    states = [RankState(Child("rank", 0), "a0", "h0")]
+    with pytest.raises(Cancelled):
+        Attempt(group, states, 1, lambda event: None, control, Limits(60, 60)).follow()  # type: ignore[arg-type]
+    assert group.was_done == [False, True]
 
 
 def test_the_step_at_which_a_rank_ends_is_its_last_though_heartbeats_do_not_queue() -> None:
@@ -130,8 +161,8 @@ def test_a_cause_that_is_heard_after_the_order_to_end_is_still_the_cause() -> No
     group = Late(*map(running, range(3)), broken(0))
     with pytest.raises(WorkerFailed) as caught:
         attempt_of(group, 3).follow()
-    assert group.sent == [(f"a{rank}", KillRank()) for rank in range(3)]
-    assert caught.value.rank == 1 and [other.rank for other in caught.value.others] == [0]
+    assert group.sent == [(f"a{rank}", KillChildren("rank")) for rank in range(3)]
+    assert caught.value.child.index == 1 and [other.child.index for other in caught.value.others] == [0]
 
 
 def test_the_host_that_does_not_answer_is_the_cause_and_not_the_rank_whose_ring_broke() -> None:
@@ -157,11 +188,11 @@ def test_the_host_that_does_not_answer_is_the_cause_and_not_the_rank_whose_ring_
     events = list[Event]()
     with pytest.raises(WorkerFailed) as caught:
         attempt_of(group, 2, events.append).follow()
-    assert (caught.value.rank, caught.value.failure.cause) == (1, "lost")
-    shown = [e for e in events if not isinstance(e, AttemptStarted | RankEnded)]
-    assert [(type(e), e.rank, len(getattr(e, "lines", ()))) for e in shown] == [  # type: ignore[union-attr]
+    assert (caught.value.child.index, caught.value.failure.cause) == (1, "lost")
+    shown = [e for e in events if not isinstance(e, AttemptStarted | ChildEnded)]
+    assert [(type(e), e.child.index, len(getattr(e, "lines", ()))) for e in shown] == [  # type: ignore[union-attr]
         (LogLines, 0, 1),
-        (RankFailed, 1, 0),
+        (ChildFailed, 1, 0),
         (LateLogLines, 0, 100),
         (LogLines, 1, 1),
     ]

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from sparkring.training.launch.failure import Failure, WorkerFailed, because_of_death, cause_of, first_failure
+from sparkring.training.launch.topology import Child
 
 
 def failed(rank: int, cause: str, words: str, error: str = "", message: str = "") -> Failure:
-    return Failure(rank, f"h{rank}", cause, words, error_type=error, message=message)  # type: ignore[arg-type]
+    return Failure(Child("rank", rank), f"h{rank}", cause, words, error_type=error, message=message)  # type: ignore[arg-type]
 
 
 GLOO = "[/p/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:3"
@@ -31,7 +32,7 @@ HVD = "Horovod has been shut down. This was caused by an exception on one of the
     ],
 )  # fmt: skip
 def test_the_failure_that_began(failures: list[Failure], first: int) -> None:
-    assert first_failure(failures).rank == first
+    assert first_failure(failures).child.index == first
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,15 @@ def test_a_rank_that_cannot_take_the_place_of_a_dead_one_failed_by_that_death() 
 
 
 def test_an_error_says_who_what_when_and_what_to_do() -> None:
-    first = Failure(1, "h1 (10.0.0.1)", "disk", "raised OSError: full", step=7, phase="checkpoint", last_lines=("bye",))
+    first = Failure(
+        Child("rank", 1),
+        "h1 (10.0.0.1)",
+        "disk",
+        "raised OSError: full",
+        step=7,
+        phase="checkpoint",
+        last_lines=("bye",),
+    )
     lines = str(WorkerFailed(first, [failed(0, "signal", "killed by SIGABRT")])).splitlines()
     assert lines[0] == "rank 1 on h1 (10.0.0.1) raised OSError: full at step 7 (checkpoint)"
     assert lines[1] == "then: rank 0 killed by SIGABRT"

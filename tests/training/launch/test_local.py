@@ -22,7 +22,7 @@ from sparkring.training.launch.group import Control, WorkerGroup
 from sparkring.training.launch.host.rank import FILES
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group, run_local
-from sparkring.training.launch.messages import Event, Heartbeat, LogLines, RankEvent, RankMetrics
+from sparkring.training.launch.messages import ChildEvent, Event, Heartbeat, LogLines, RankMetrics
 
 pytestmark = pytest.mark.ranks
 BARE: tuple[str, ...] = ()  # nothing preloaded: a rank starts in no time
@@ -72,7 +72,7 @@ def test_horovod_and_torch_rings_on_one_crew_the_second_launch_warm(group: Worke
     parents = [group.run(JobSpec(fork_server_of_rank), 2, quiet, attempt=n).results for n in (3, 4)]
     assert parents[0] == parents[1], "what was imported once is not imported again"
     assert first.results == [[3.0] * 3] * 2
-    assert first.metrics == [RankMetrics(0, 1, 1, {"sum": 3.0})]
+    assert first.metrics == [RankMetrics(0, 1, 1, {"sum": 3.0}, None)]
     assert second.results == [3.0, 3.0]
     assert {e.rank for e in events if isinstance(e, RankMetrics)} == {0, 1}
 
@@ -157,7 +157,7 @@ def test_a_script_for_another_launcher_runs_unmodified(group: WorkerGroup, tmp_p
     result = group.run(
         JobSpec(str(script), args=("--lr", "1")),
         2,
-        lambda e: lines.extend(f"{e.rank}:{line}" for line in e.lines) if isinstance(e, LogLines) else None,
+        lambda e: lines.extend(f"{e.child.index}:{line}" for line in e.lines) if isinstance(e, LogLines) else None,
     )
     assert result.results == [None, None]
     assert sorted(lines) == [f"{r}:argv ['--lr', '1'] sum 3.0 local {r}" for r in range(2)]
@@ -175,12 +175,12 @@ def test_an_exception_is_told_with_rank_traceback_and_last_lines(group: WorkerGr
         dist.all_reduce(torch.ones(1))
 
     error = fails(group, entry)
-    assert (error.rank, error.failure.cause, error.failure.error_type) == (1, "exception", "ValueError")
+    assert (error.child.index, error.failure.cause, error.failure.error_type) == (1, "exception", "ValueError")
     assert "the offending key" in str(error)
     assert 'raise ValueError("the offending key")' in error.failure.traceback
     assert error.failure.last_lines == ("about to fail",)
     assert str(error).count("Traceback (most recent call last)") == 1
-    assert [o.rank for o in error.others] in ([0], [])  # rank 0 saw its ring break
+    assert [o.child.index for o in error.others] in ([0], [])  # rank 0 saw its ring break
 
 
 @pytest.mark.horovod
@@ -196,7 +196,7 @@ def test_a_rank_that_is_killed_is_the_first_failure_not_the_broken_ring(group: W
             hvd.allreduce(torch.ones(3))
 
     error = fails(group, entry)
-    assert (error.rank, error.failure.words) == (1, "killed by SIGKILL")
+    assert (error.child.index, error.failure.words) == (1, "killed by SIGKILL")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_every_end_is_named_and_the_others_are_ended_within_seconds(group: Worke
         time.sleep(600)
 
     error = fails(group, entry)
-    assert (error.rank, error.failure.words) == (1, words)
+    assert (error.child.index, error.failure.words) == (1, words)
 
 
 FOLDER_SCRIPT = """
@@ -379,8 +379,8 @@ def test_requests_reach_every_rank_and_cancel_ends_them(group: WorkerGroup) -> N
     def on_event(event: Event) -> None:
         if isinstance(event, Heartbeat) and event.rank == 0:
             control.checkpoint()
-        if isinstance(event, RankEvent) and event.name == "saved":
-            saved.append(event.rank)
+        if isinstance(event, ChildEvent) and event.name == "saved":
+            saved.append(event.child.index)
             if len(saved) == 2:
                 control.stop()
 
@@ -504,7 +504,7 @@ def test_a_running_job_does_not_notice_strangers_on_its_ports() -> None:
         if isinstance(event, Heartbeat) and event.step >= 5 and not threads:
             for port in ports:
                 attack(port)
-        if isinstance(event, RankEvent):
+        if isinstance(event, ChildEvent):
             ports.add(int(event.data["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
 
     with local_group(2, ("torch", "horovod.torch")) as group:

@@ -20,7 +20,9 @@ from sparkring.training.launch.messages import (
     ToDriver,
     ToForkServer,
     ToRank,
+    WindowTiming,
 )
+from sparkring.training.launch.topology import Child
 from tests.training.launch.examples import EVENTS, MESSAGES, example
 
 EVERY = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
@@ -57,11 +59,11 @@ def test_an_unknown_a_missing_and_a_wrong_field_are_refused(kind: type) -> None:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (LogLines(0, 1, ("x",) * (MAX_LOG_LINES + 1)), "LogLines: lines: at most 1,000 long, not 1,001"),
-        (LogLines(0, 1, ("x" * 10_000,)), "LogLines: lines: at most 4,160 long, not 10,000"),
+        (LogLines(Child("rank", 0), 1, ("x",) * (MAX_LOG_LINES + 1)), "LogLines: lines: at most 1,000 long, not 1,001"),
+        (LogLines(Child("rank", 0), 1, ("x" * 10_000,)), "LogLines: lines: at most 4,160 long, not 10,000"),
         (Stacks(0, 1, "x" * 300_000), "Stacks: text: at most 200,000 long"),
-        (RankMetrics(0, 1, 2, {"a": 10**400}), "RankMetrics: values: a number that fits into 64 bits"),
-        (RankMetrics(0, 1, True, {}), "RankMetrics: step: int, not bool"),
+        (RankMetrics(0, 1, 2, {"a": 10**400}, None), "RankMetrics: values: a number that fits into 64 bits"),
+        (RankMetrics(0, 1, True, {}, None), "RankMetrics: step: int, not bool"),
     ],
 )
 def test_a_value_over_its_bound_is_refused_by_name(message: Any, words: str) -> None:
@@ -70,8 +72,22 @@ def test_a_value_over_its_bound_is_refused_by_name(message: Any, words: str) -> 
 
 
 def test_not_a_number_and_infinity_are_values_of_metrics() -> None:
-    found, _ = decode(encode(RankMetrics(0, 1, 2, {"loss": float("inf"), "step": 3}))[4:])
+    found, _ = decode(encode(RankMetrics(0, 1, 2, {"loss": float("inf"), "step": 3}, None))[4:])
     assert found.values == {"loss": float("inf"), "step": 3.0}
+
+
+def test_metrics_without_a_timing_are_refused() -> None:
+    """Straggler detection lives on it: a field that is renamed, or left out by a report, must not turn it off."""
+    good = fields_of(RankMetrics(0, 1, 2, {}, WindowTiming(0.5, 0.1, 0.0, 0.0, {}, {}, {})))
+    assert decode(json.dumps(good).encode())[0].timing.busy_s == 0.4
+    del good["timing"]["wait_s"]
+    with pytest.raises(ProtocolError, match="RankMetrics: timing: without wait_s"):
+        decode(json.dumps(good).encode())
+    del good["timing"]
+    with pytest.raises(ProtocolError, match="RankMetrics: without timing"):
+        decode(json.dumps(good).encode())
+    with pytest.raises(TypeError, match="timing"):
+        RankMetrics(0, 1, 2, {"perf/step_s": 0.5, "perf/wait_s": 0.1})  # type: ignore[call-arg]
 
 
 def test_every_event_can_be_made_and_compared() -> None:

@@ -17,17 +17,16 @@ from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group
 from sparkring.training.launch.messages import (
+    ChildEnded,
+    ChildEvent,
     Event,
-    RankEvent,
+    LogLines,
     RankReplaced,
-    ServerEnded,
-    ServerEvent,
-    ServerLines,
-    StartRank,
+    StartChild,
 )
 from sparkring.training.launch.restart import ReplacementLimit
 from sparkring.training.launch.servers import Servers
-from sparkring.training.launch.topology import AgentInfo
+from sparkring.training.launch.topology import AgentInfo, Child
 
 pytestmark = pytest.mark.ranks
 SERVE, WORK = "tests.training.launch.toy_servers:serve", "tests.training.launch.toy_servers:work"
@@ -58,9 +57,12 @@ class Seen:
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
+    def of_servers(self, kind: type) -> list[Any]:
+        return [event for event in self.of(kind) if event.child.role == "server"]
+
     def pids(self) -> list[int]:
         """Of the servers, by number: they report in any order."""
-        return [event.data["pid"] for event in sorted(self.of(ServerEvent), key=lambda event: event.server)]
+        return [event.data["pid"] for event in sorted(self.of_servers(ChildEvent), key=lambda each: each.child.index)]
 
 
 def run(group: WorkerGroup, seen: Seen, world: int = 3, servers: int = 2, **payload: Any) -> list[dict[str, Any]]:
@@ -76,12 +78,11 @@ def test_ranks_find_the_servers_that_were_started_before_them_and_none_is_left(g
     seen = Seen()
     ranks = run(group, seen, steps=5)
     assert max(rank["totals"] for rank in ranks) == [15, 15]
-    first_rank = next(i for i, event in enumerate(seen.events) if isinstance(event, RankEvent))
-    assert [type(e) for e in seen.events[:first_rank]].count(ServerEvent) == 2
-    assert [e.data["attempt"] for e in seen.of(ServerEvent)] == [seen.attempt] * 2
-    lines = {(e.server, line) for e in seen.of(ServerLines) for line in e.lines}
+    assert [e.child.role for e in seen.of(ChildEvent)] == ["server"] * 2 + ["rank"] * 3
+    assert [e.data["attempt"] for e in seen.of_servers(ChildEvent)] == [seen.attempt] * 2
+    lines = {(e.child.index, line) for e in seen.of_servers(LogLines) for line in e.lines}
     assert lines == {(i, f"server {i} of 2 for 3 ranks") for i in range(2)}
-    assert [e.was_killed for e in seen.of(ServerEnded)] == [True, True]
+    assert [e.was_killed for e in seen.of_servers(ChildEnded)] == [True, True]
     assert not any(map(psutil.pid_exists, seen.pids()))
 
 
@@ -93,8 +94,8 @@ def test_a_killed_rank_is_replaced_and_the_others_go_on(group: WorkerGroup) -> N
     assert sorted((e.rank, e.replacement) for e in replaced) == [(1, 1), (1, 2), (2, 1)]
     assert [rank["replacement"] for rank in ranks] == [0, 2, 1] and {rank["step"] for rank in ranks} == {150}
     assert max(rank["totals"] for rank in ranks) == [450, 450], "every push once"
-    begins = [(e.rank, e.data["step"]) for e in seen.of(RankEvent) if e.name == "begins" and e.data["replacement"]]
-    assert sorted(begins) == [(1, 10), (1, 30), (2, 20)]
+    begins = [e for e in seen.of(ChildEvent) if e.name == "begins" and e.data["replacement"]]
+    assert sorted((e.child.index, e.data["step"]) for e in begins) == [(1, 10), (1, 30), (2, 20)]
 
 
 def test_a_replaced_rank_takes_part_in_a_checkpoint_and_a_stop(group: WorkerGroup) -> None:
@@ -103,9 +104,9 @@ def test_a_replaced_rank_takes_part_in_a_checkpoint_and_a_stop(group: WorkerGrou
 
     def on_event(event: Event) -> None:
         seen(event)
-        if isinstance(event, RankEvent) and event.name == "fault":
+        if isinstance(event, ChildEvent) and event.name == "fault":
             seen.control.checkpoint()
-        elif isinstance(event, RankEvent) and event.name == "begins" and event.data["replacement"]:
+        elif isinstance(event, ChildEvent) and event.name == "begins" and event.data["replacement"]:
             seen.control.stop()
 
     job = JobSpec(
@@ -123,7 +124,7 @@ def test_a_rank_that_dies_before_an_announced_step_is_told_of_it_again(group: Wo
 
     def on_event(event: Event) -> None:
         seen(event)
-        if isinstance(event, RankEvent) and event.name == "fault" and event.data["how"] == "SIGCONT":
+        if isinstance(event, ChildEvent) and event.name == "fault" and event.data["how"] == "SIGCONT":
             seen.control.checkpoint()
 
     job = JobSpec(
@@ -139,7 +140,7 @@ def test_a_rank_that_raises_or_exits_is_not_replaced(group: WorkerGroup, how: st
     seen = Seen()
     with pytest.raises(WorkerFailed) as caught:
         run(group, seen, steps=1000, faults=[[1, 5, None, how]])
-    assert (caught.value.rank, caught.value.failure.cause) == (1, cause) and not seen.of(RankReplaced)
+    assert (caught.value.child.index, caught.value.failure.cause) == (1, cause) and not seen.of(RankReplaced)
     assert not any(map(psutil.pid_exists, seen.pids()))
 
 
@@ -167,7 +168,7 @@ def test_a_rank_that_is_slow_to_come_back_is_not_taken_to_hang(
     send = group.server.send
 
     def late(agent: str, message: Any) -> bool:
-        if isinstance(message, StartRank) and message.replacement:
+        if isinstance(message, StartChild) and message.rank and message.rank.replacement:
             threading.Timer(4.0, send, (agent, message)).start()
             return True
         return send(agent, message)
@@ -196,7 +197,7 @@ def test_a_killed_server_ends_the_attempt_and_the_next_one_has_its_own(group: Wo
 
     def on_event(event: Event) -> None:
         seen(event)
-        if isinstance(event, RankEvent) and event.name == "fault":
+        if isinstance(event, ChildEvent) and event.name == "fault":
             os.kill(seen.pids()[1], signal.SIGKILL)
 
     job = JobSpec(
@@ -243,7 +244,7 @@ def test_servers_are_numbered_host_by_host_on_the_first_agent_of_each() -> None:
     job = JobSpec(WORK, servers_per_host=2, server_entry=SERVE)
     group: Any = Group()
     servers = Servers(group, job, agents, 1, lambda event: None)
-    assert [(s.server, s.agent.name, s.host) for s in servers._states] == [
+    assert [(s.child.index, s.agent, s.host) for s in servers._states] == [
         (0, "a", "1"), (1, "a", "1"), (2, "c", "2"), (3, "c", "2"), (4, "e", "3"), (5, "e", "3"),
     ]  # fmt: skip
     assert len(servers.secret) == 64 != Servers(group, job, agents, 2, lambda event: None).secret
@@ -258,8 +259,9 @@ def test_a_rank_may_die_often_as_long_as_it_makes_steps_between() -> None:
 
 
 def test_a_server_that_failed_is_the_cause_whoever_was_heard_first() -> None:
-    rank = Failure(0, "h", "exception", "raised GoneError: server 1", error_type="GoneError", message="server 1")
-    server = Failure(-1, "h", "server", "killed by SIGKILL", server=1)
+    words = "raised GoneError: server 1"
+    rank = Failure(Child("rank", 0), "h", "exception", words, error_type="GoneError", message="server 1")
+    server = Failure(Child("server", 1), "h", "server", "killed by SIGKILL")
     assert first_failure([rank, server]) is server and first_failure([rank]) is rank
     assert server.headline == "server 1 on h killed by SIGKILL"
 

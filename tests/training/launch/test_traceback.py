@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sparkring.training.launch.failure import Failure, WorkerFailed, fold_traceback
+from sparkring.training.launch.topology import Child
 
 MODULE = """
 from torch import nn
@@ -81,7 +82,7 @@ def test_a_traceback_without_a_line_of_the_users_is_left_whole() -> None:
 
 def test_a_failure_shows_one_traceback_and_keeps_it_whole(tmp_path: Path) -> None:
     whole = text_of(tmp_path, "Net")
-    error = WorkerFailed(Failure(0, "host", "exception", "raised RuntimeError: mat1", traceback=whole))
+    error = WorkerFailed(Failure(Child("rank", 0), "host", "exception", "raised RuntimeError: mat1", traceback=whole))
     assert str(error).count("Traceback (most") == 1 and len(str(error).splitlines()) < 16
     assert error.failure.traceback == whole
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import select
 import socket
+import struct
 import threading
 import time
 import tracemalloc  # noqa: F401  # pytest needs it to tell of a thread that fails while no file can be opened
@@ -18,10 +19,18 @@ import pytest
 import torch
 
 from sparkring.training.servers.client import ALL_BYTES, Client, RequestFailed, cut_gradient, whole_states
+from sparkring.training.servers.messages import (
+    CountsRequest,
+    Done,
+    LookUpRequest,
+    PullReply,
+    PushReply,
+    PushRequest,
+    Refused,
+)
 from sparkring.training.servers.protocol import (
     NONCE,
     ServerProtocolError,
-    ServerRequest,
     pack_tensors,
     receive,
     unpack_tensors,
@@ -122,6 +131,14 @@ def test_a_server_that_could_not_accept_for_a_while_accepts_again(
     assert len([record for record in caplog.records if "cannot accept" in record.message]) == 1
 
 
+KIND_OF_BEGIN = 2
+
+
+def head(kind: int, message_bytes: int, body_bytes: int = 0) -> bytes:
+    """The head of a frame."""
+    return struct.pack("<BIQ", kind, message_bytes, body_bytes)
+
+
 def test_a_refused_request_says_why_and_the_connection_goes_on() -> None:
     with servers(1, 2) as made:
         client = Client([("127.0.0.1", made[0].port)], SECRET, 0, 2, 5.0)
@@ -131,12 +148,24 @@ def test_a_refused_request_says_why_and_the_connection_goes_on() -> None:
         other = Client([("127.0.0.1", made[0].port)], SECRET, 1, 2, 5.0)
         with pytest.raises(RequestFailed, match="other parameters on other ranks"):
             other.define(definition(2, bound=1))
-        with pytest.raises(RequestFailed, match="request 99: unknown"):
-            client.connections[0].call(99)  # type: ignore[arg-type]
+        first = client.connections[0]
+        with pytest.raises(RequestFailed, match="a message of kind 102 is not accepted here"):
+            first.call(Refused("no"), Done)  # type: ignore[arg-type]
+        for damaged, words in (
+            (head(99, 0), "of kind 99 is not accepted"),
+            (head(KIND_OF_BEGIN, 0), "no BeginRequest"),
+        ):
+            first._sock.sendall(damaged)
+            with pytest.raises(RequestFailed, match=words):
+                first.hear(Done)
         with pytest.raises(RequestFailed, match="bytes of ids"):
-            client.connections[0].call(ServerRequest.LOOK_UP, (5, 0), [b"12345678"])
+            first.call(LookUpRequest((5, 0)), Done, [b"12345678"])
         with pytest.raises(RequestFailed, match="a push of 8 bytes"):
-            client.connections[0].call(ServerRequest.PUSH, (0, 0, 0, 0, 0, 0, 0, 0), [b"12345678"])
+            first.call(PushRequest(0, 0, 0, 0, 0.0, 0.0, (0, 0), ()), PushReply, [b"12345678"])
+        with pytest.raises(RequestFailed, match="ids of 3 tables, where there are 2"):
+            first.call(PushRequest(0, 0, 0, 0, 0.0, 0.0, (0, 0, 0), ()), PushReply)
+        with pytest.raises(RequestFailed, match="a Done, where a PullReply was expected"):
+            first.call(CountsRequest(), PullReply)
         assert client.counts()[0]["applied"] == 0
         client.close(), other.close()
 
@@ -338,9 +367,10 @@ def test_a_shard_dump_is_named_by_the_fields_of_a_dump() -> None:
     assert set(to_tensors(shard.dump(0, np.arange(BUCKETS)))) >= {"ids", "rows", "clock", "since"}
 
 
-def test_a_frame_that_is_too_large_is_refused_before_memory_is_taken() -> None:
+@pytest.mark.parametrize(("message_bytes", "body_bytes"), [(0, 1 << 50), (1 << 31, 0)])
+def test_a_frame_that_is_too_large_is_refused_before_memory_is_taken(message_bytes: int, body_bytes: int) -> None:
     left, right = socket.socketpair()
     with left, right:
-        left.sendall(b"\x01" + b"\x00\x00" + (1 << 50).to_bytes(8, "little"))
+        left.sendall(head(KIND_OF_BEGIN, message_bytes, body_bytes))
         with pytest.raises(ServerProtocolError, match="are accepted at most"):
             receive(right)

@@ -16,8 +16,9 @@ from sparkring.training.data.batch import BatchShare
 from sparkring.training.servers.client import cut_gradient
 from sparkring.training.servers.definition import Definition, decoded
 from sparkring.training.servers.event_log import Kind
+from sparkring.training.servers.messages import ShardStatus
 from sparkring.training.servers.replay import pull_all
-from sparkring.training.servers.shard import BrokenPromise, Push, ServerShard, ShardStatus
+from sparkring.training.servers.shard import BrokenPromise, Push, ServerShard
 from sparkring.training.tables.hashing import BUCKETS
 from tests.training.servers.toy import definition, fresh_shards, gradient_of, ids_of, make_sgd
 

@@ -19,9 +19,10 @@ from sparkring.conf.storage import open_storage
 from sparkring.training.servers.client import Client, Gradient, Pulled, cut_gradient, global_squares, statuses
 from sparkring.training.servers.definition import Definition
 from sparkring.training.servers.event_log import LogFile, decode
+from sparkring.training.servers.messages import ShardStatus
 from sparkring.training.servers.replay import Workers
 from sparkring.training.servers.server import Server, ServerPlace
-from sparkring.training.servers.shard import ServerShard, ShardStatus
+from sparkring.training.servers.shard import ServerShard
 from sparkring.training.tables.hashing import Ids
 from sparkring.training.tables.table import TableSpec
 from sparkring.training.tables.update_rules import UpdateRule

@@ -28,30 +28,26 @@ from sparkring.training.launch.channel.connection import LoopThread, listen
 from sparkring.training.launch.channel.control_client import ControlClient, Endpoint
 from sparkring.training.launch.channel.frames import ProtocolError
 from sparkring.training.launch.channel.rendezvous import RendezvousProxy
+from sparkring.training.launch.host.child_process import ChildProcess
 from sparkring.training.launch.host.fork_server import ForkServer
 from sparkring.training.launch.host.info import collect_host_info
-from sparkring.training.launch.host.rank_process import RankProcess, ServerProcess
 from sparkring.training.launch.messages import (
     MAX_PEERS,
     AgentReady,
     Bye,
+    ChildExited,
+    ChildForked,
     CutAt,
     DumpStacks,
     FromForkServer,
-    KillRank,
-    KillServers,
+    KillChildren,
     OfferCut,
     Peer,
     PeerFailure,
     PeersReached,
-    RankExited,
-    RankForked,
     ReachPeers,
-    ServerExited,
-    ServerForked,
     Stacks,
-    StartRank,
-    StartServer,
+    StartChild,
     StopTraining,
     StoreMethod,
     StoreReply,
@@ -59,7 +55,7 @@ from sparkring.training.launch.messages import (
     ToAgent,
     WriteCheckpoint,
 )
-from sparkring.training.launch.topology import AgentInfo
+from sparkring.training.launch.topology import AgentInfo, Child
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +95,7 @@ class Agent:
         self._inbox: queue.SimpleQueue[ToAgent | _FromForkServer | None] = queue.SimpleQueue()
         self._replies: dict[int, asyncio.Future[StoreReply]] = {}  # in the loop
         self._requests = 0
-        self._rank: RankProcess | None = None
-        self._servers: dict[int, ServerProcess] = {}  # by index
+        self._children: dict[Child, ChildProcess] = {}
         self._fork_servers = 0
         self._fork_server = self._start_fork_server()  # first: it imports while we connect
         self._thread = LoopThread("sparkring-agent")
@@ -141,7 +136,7 @@ class Agent:
                 self._handle(message)
         finally:
             self._fork_server.close()
-            for child in (*filter(None, [self._rank]), *self._servers.values()):
+            for child in self._children.values():
                 child.close()
             self._store.close()
             self._thread.call(self._proxy.close())
@@ -150,80 +145,59 @@ class Agent:
 
     def _handle(self, message: ToAgent | _FromForkServer) -> None:
         match message:
-            case StartRank():
+            case StartChild():
                 self._start(message)
-            case KillRank():
-                if self._rank is not None:
-                    self._rank.was_killed = True
-                self._fork_server.kill()
-            case StartServer():
-                self._start_server(message)
-            case KillServers():
-                for server in self._servers.values():
-                    server.was_killed = True
-                self._fork_server.kill_servers()
+            case KillChildren():
+                for child, process in self._children.items():
+                    process.was_killed |= child.role == message.role
+                self._fork_server.kill(message.role)
             case ReachPeers():
                 self._empty_store()
                 threading.Thread(target=self._reach, args=(message.peers,), daemon=True).start()
-            case DumpStacks() if self._rank is not None:
-                threading.Thread(target=self._dump, args=(self._rank,), daemon=True).start()
-            case StopTraining() | WriteCheckpoint() | OfferCut() | CutAt() if self._rank is not None:
-                self._rank.request(message)
+            case DumpStacks() if rank := self._rank:
+                threading.Thread(target=self._dump, args=(rank,), daemon=True).start()
+            case StopTraining() | WriteCheckpoint() | OfferCut() | CutAt() if rank := self._rank:
+                rank.request(message)
             case _FromForkServer() if message.server == self._fork_servers:
-                self._noted(message.message)
+                self._on_fork_server(message.message)
 
-    def _noted(self, message: FromForkServer | None) -> None:
+    @property
+    def _rank(self) -> ChildProcess | None:
+        """The rank that runs here now. Safe from any thread: list() of a dictionary's values is one step."""
+        newest_first = reversed(list(self._children.values()))
+        return next((process for process in newest_first if process.child.role == "rank"), None)
+
+    def _on_fork_server(self, message: FromForkServer | None) -> None:
         """Take a message of the fork server; None: it has ended, and with it all that it had forked."""
         match message:
-            case RankForked() if self._rank is not None:
-                self._rank.pid = message.pid
-            case RankExited() if self._rank is not None:
-                self._rank_ended(message)
-            case ServerForked() if message.server in self._servers:
-                self._servers[message.server].pid = message.pid
-            case ServerExited() if message.server in self._servers:
-                self._server_ended(message.server, message.status)
+            case ChildForked() if message.child in self._children:
+                self._children[message.child].pid = message.pid
+            case ChildExited() if message.child in self._children:
+                self._mark_ended(message.child, message.status)
             case None:
-                for server in [*self._servers]:
-                    self._server_ended(server, None)
-                if self._rank is not None:
-                    self._rank_ended(None)
+                for child in [*self._children]:
+                    self._mark_ended(child, None)
 
     def _need_fork_server(self) -> None:
         if not self._fork_server.alive:  # something killed it; the kernel has ended its rank
             self._fork_server.close()
             self._fork_server = self._start_fork_server()
 
-    def _start_server(self, start: StartServer) -> None:
+    def _start(self, start: StartChild) -> None:
         self._need_fork_server()
         start = replace(start, env={**self._options.environment, **start.env})
-        server = ServerProcess(start.server, start.attempt, self._client, self._options.lines_per_s)
-        self._servers[start.server] = server
+        process = ChildProcess(start.child, start.attempt, self._client, self._options.lines_per_s)
+        self._children[start.child] = process
+        store = [self._store.fileno()] if start.child.role == "rank" else []
         try:
-            self._fork_server.start(start, server.child_fds())
+            self._fork_server.start(start, [*process.child_fds(), *store])
         except OSError:
-            self._server_ended(start.server, None)
+            self._mark_ended(start.child, None)
         finally:
-            server.close_child_ends()
+            process.close_child_ends()
 
-    def _server_ended(self, server: int, status: int | None) -> None:
-        self._servers.pop(server).report_end(status)
-
-    def _start(self, start: StartRank) -> None:
-        self._need_fork_server()
-        start = replace(start, env={**self._options.environment, **start.env})
-        self._rank = RankProcess(start.rank_info.rank, start.attempt, self._client, self._options.lines_per_s)
-        try:
-            self._fork_server.start(start, [*self._rank.child_fds(), self._store.fileno()])
-        except OSError:
-            self._rank_ended(None)
-        finally:
-            self._rank.close_child_ends()
-
-    def _rank_ended(self, exited: RankExited | None) -> None:
-        rank, self._rank = self._rank, None
-        assert rank is not None
-        rank.report_end(None if exited is None else exited.status)
+    def _mark_ended(self, child: Child, status: int | None) -> None:
+        self._children.pop(child).report_end(status)
 
     def _reach(self, peers: tuple[Peer, ...]) -> None:
         def connect(peer: Peer) -> str:
@@ -247,9 +221,9 @@ class Agent:
             while select.select([self._store], [], [], 0)[0]:
                 self._store.accept()[0].close()
 
-    def _dump(self, rank: RankProcess) -> None:
+    def _dump(self, rank: ChildProcess) -> None:
         with contextlib.suppress(ValueError):  # its pipes are closed: it has ended meanwhile
-            self._client.send(Stacks(rank.number, rank.attempt, rank.stacks()))
+            self._client.send(Stacks(rank.child.index, rank.attempt, rank.stacks()))
 
     def _start_fork_server(self) -> ForkServer:
         self._fork_servers += 1
@@ -278,7 +252,8 @@ class Agent:
 
         TimeoutError after our patience.
         """
-        attempt = self._rank.attempt if self._rank is not None else 0
+        rank = self._rank
+        attempt = rank.attempt if rank is not None else 0
         self._requests += 1
         number = self._requests
         reply = self._replies[number] = asyncio.get_running_loop().create_future()

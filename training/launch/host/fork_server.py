@@ -27,17 +27,14 @@ from sparkring.training.launch.host.processes import (
     import_before_forks,
 )
 from sparkring.training.launch.messages import (
+    ChildExited,
+    ChildForked,
     FromForkServer,
-    KillRank,
-    KillServers,
-    RankExited,
-    RankForked,
-    ServerExited,
-    ServerForked,
-    StartRank,
-    StartServer,
+    KillChildren,
+    StartChild,
     ToForkServer,
 )
+from sparkring.training.launch.topology import Child, Role
 
 # Of no use to a rank; the first is a secret of Spark's, and only the driver talks to MLflow.
 PRIVATE_VARIABLES = (
@@ -77,20 +74,15 @@ class ForkServer:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def start(self, start: StartRank | StartServer, fds: list[int]) -> None:
+    def start(self, start: StartChild, fds: list[int]) -> None:
         """Fork a rank or a server; `fds` as in FDS_PER_RANK. Its pid and its end arrive by `receive`."""
         self._channel.send(start)
         socket.send_fds(self._socket, [b"f"], fds)
 
-    def kill(self) -> None:
-        """SIGKILL the rank and all it has started."""
+    def kill(self, role: Role) -> None:
+        """SIGKILL the rank, or the servers, and what they have started."""
         with contextlib.suppress(OSError):
-            self._channel.send(KillRank())
-
-    def kill_servers(self) -> None:
-        """SIGKILL the servers and what they have started."""
-        with contextlib.suppress(OSError):
-            self._channel.send(KillServers())
+            self._channel.send(KillChildren(role))
 
     def receive(self) -> FromForkServer:
         """Wait for the next message; EOFError when the fork server is gone."""
@@ -141,16 +133,13 @@ def _serve(channel: SocketChannel, wake: int, parent: int) -> None:
         if sock.fileno() not in ready:
             continue
         match channel.receive():
-            case StartRank() as start:
-                children.rank = _fork(sock, start)
-                channel.send(RankForked(children.rank))
-            case StartServer() as start:
+            case StartChild() as start:
                 pid = _fork(sock, start)
-                children.servers[pid] = start.server
-                channel.send(ServerForked(start.server, pid))
-            case KillRank():
+                children.running[pid] = start.child
+                channel.send(ChildForked(start.child, pid))
+            case KillChildren(role="rank"):
                 end_descendants(keep=children.servers)
-            case KillServers():
+            case KillChildren(role="server"):
                 for pid in children.servers:
                     _kill_session(pid)
 
@@ -160,8 +149,12 @@ class _Children:
 
     def __init__(self, channel: SocketChannel):
         self.channel = channel
-        self.rank: int | None = None
-        self.servers: dict[int, int] = {}  # pid -> index
+        self.running: dict[int, Child] = {}  # by pid
+
+    @property
+    def servers(self) -> list[int]:
+        """Their pids."""
+        return [pid for pid, child in self.running.items() if child.role == "server"]
 
     def reap(self) -> None:
         """Collect ended processes. End what a rank or a server has left, and report its end."""
@@ -172,14 +165,14 @@ class _Children:
                 return
             if pid == 0:
                 return
-            code = os.waitstatus_to_exitcode(status)
-            if pid == self.rank:
-                self.rank = None
+            child = self.running.pop(pid, None)
+            if child is None:
+                continue
+            if child.role == "rank":
                 end_descendants(keep=self.servers)
-                self.channel.send(RankExited(code))
-            elif pid in self.servers:
+            else:
                 _kill_session(pid)
-                self.channel.send(ServerExited(self.servers.pop(pid), code))
+            self.channel.send(ChildExited(child, os.waitstatus_to_exitcode(status)))
 
 
 def _kill_session(leader: int) -> None:
@@ -187,7 +180,7 @@ def _kill_session(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def _fork(sock: socket.socket, start: StartRank | StartServer) -> int:
+def _fork(sock: socket.socket, start: StartChild) -> int:
     _, fds, _, _ = socket.recv_fds(sock, 1, FDS_PER_RANK)
     if not fds:
         raise EOFError("agent closed while starting a rank or a server")
@@ -200,7 +193,7 @@ def _fork(sock: socket.socket, start: StartRank | StartServer) -> int:
     status = 1
     try:
         _become_child(sock, server, fds)
-        if isinstance(start, StartServer):
+        if start.child.role == "server":
             from sparkring.training.launch.host.server import run_server
 
             status = run_server(start, socket.socket(fileno=fds[1]), stacks_fd=fds[2])

@@ -30,6 +30,8 @@ from sparkring.training.launch.host.processes import STACKS_SIGNAL
 from sparkring.training.launch.messages import (
     MAX_TRACEBACK_CHARS,
     CheckpointWanted,
+    ChildError,
+    ChildEvent,
     CutAt,
     CutOffered,
     Entry,
@@ -37,16 +39,16 @@ from sparkring.training.launch.messages import (
     Heartbeat,
     MeanPart,
     OfferCut,
-    RankError,
-    RankEvent,
     RankMetrics,
     RankRunning,
-    StartRank,
+    StartChild,
     StopTraining,
     ToRank,
+    WindowTiming,
     WriteCheckpoint,
 )
 from sparkring.training.launch.results import pack
+from sparkring.training.launch.topology import Child
 
 PROGRESS_S = 1.0  # between the heartbeats of on_progress
 FILES = "SPARKRING_FILES"  # variable: the folder of the files that Spark has shipped to this host
@@ -88,19 +90,24 @@ class WorkerContext:
         return self.rank_info.local_size
 
     def metrics(
-        self, step: int, values: dict[str, float], means: Mapping[str, tuple[float, float]] | None = None
+        self,
+        step: int,
+        values: dict[str, float],
+        timing: WindowTiming | None = None,
+        means: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         """Report values; rank 0's are the run's.
 
         Args:
             step: the same on every rank.
             values: of this rank.
+            timing: seconds of the logging window that ends at this step; None: no window ends.
             means: (total, count) of this rank; the driver adds those of all ranks up, divides, and gives the quotients
                 to rank 0's values. Every rank must report the same names at the same steps.
         """
         values = {name: float(value) for name, value in values.items()}
         parts = {name: MeanPart(float(total), float(count)) for name, (total, count) in (means or {}).items()}
-        self.send(RankMetrics(self.rank, self.attempt, int(step), values, parts))
+        self.send(RankMetrics(self.rank, self.attempt, int(step), values, timing, parts))
 
     def heartbeat(self, step: int, phase: str) -> None:
         """Report progress.
@@ -120,8 +127,8 @@ class WorkerContext:
             self.heartbeat(self._step, phase)
 
     def event(self, name: str, data: dict[str, Any]) -> None:
-        """Send the driver's callback a RankEvent. `data`: JSON."""
-        self.send(RankEvent(self.rank, self.attempt, str(name), data))
+        """Send the driver's callback a ChildEvent. `data`: JSON."""
+        self.send(ChildEvent(Child("rank", self.rank), self.attempt, str(name), data))
 
     def should_stop(self) -> bool:
         """Whether the driver wants training to end at the next step, with a checkpoint."""
@@ -187,7 +194,7 @@ def progress(step: int, phase: str = "step") -> bool:
     return _running.stop_seen
 
 
-def run_rank(start: StartRank, sock: socket.socket, stacks_fd: int, store_fd: int) -> int:
+def run_rank(start: StartChild, sock: socket.socket, stacks_fd: int, store_fd: int) -> int:
     """Run the entry and return the exit code of this process.
 
     0, that of sys.exit, or 1 after an exception, which has been reported.
@@ -205,10 +212,11 @@ def run_rank(start: StartRank, sock: socket.socket, stacks_fd: int, store_fd: in
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable(file=2)
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True, chain=False)
-    channel = SocketChannel(sock, ToRank)
-    _running = context = WorkerContext(start.rank_info, start.attempt, start.payload, channel)
-    context.servers = [(server.address, server.port) for server in start.servers]
-    context.server_secret, context.replacement = bytes.fromhex(start.server_secret), start.replacement
+    channel, own = SocketChannel(sock, ToRank), start.rank
+    assert own is not None
+    _running = context = WorkerContext(own.rank_info, start.attempt, start.payload, channel)
+    context.servers = [(server.address, server.port) for server in own.servers]
+    context.server_secret, context.replacement = bytes.fromhex(start.server_secret), own.replacement
     threading.Thread(target=_read_requests, args=(channel, context), name="sparkring-requests", daemon=True).start()
     store = None
     try:
@@ -216,12 +224,12 @@ def run_rank(start: StartRank, sock: socket.socket, stacks_fd: int, store_fd: in
         context.send(RankRunning(context.rank, context.attempt))
         code, result = call_entry(start.entry, context)
         if code == 0:
-            context.send(pack(result, start.entry.name, start.results, context.rank, context.attempt))
+            context.send(pack(result, start.entry.name, own.results, context.rank, context.attempt))
             # What interpreters do at their end; after an error the collectives are abandoned instead.
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
     except BaseException as error:
-        context.send(describe_error(error, context.rank, context.attempt))  # the driver shows it, and nobody else
+        context.send(describe_error(error, start.child, context.attempt))  # the driver shows it, and nobody else
         code = 1
     finally:
         flush_output()
@@ -333,7 +341,7 @@ def has_files_of(folder: Path, archive: Path) -> bool:
         )
 
 
-def describe_error(error: BaseException, rank: int, attempt: int) -> RankError:
+def describe_error(error: BaseException, child: Child, attempt: int) -> ChildError:
     """Describe an exception by type, message and traceback, even one that cannot be pickled or printed."""
     try:
         message = str(error)
@@ -346,8 +354,8 @@ def describe_error(error: BaseException, rank: int, attempt: int) -> RankError:
         text = "".join(traceback.format_exception(type(error), error, trace))
     except Exception:
         text = "".join(traceback.format_tb(trace))
-    return RankError(
-        rank,
+    return ChildError(
+        child,
         attempt,
         error_type=f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
         message=message[:MAX_TRACEBACK_CHARS],

@@ -13,51 +13,43 @@ from sparkring.training.launch.channel.frames import SocketChannel
 from sparkring.training.launch.host.processes import STACKS_SIGNAL
 from sparkring.training.launch.host.rank import describe_error, flush_output, load_function
 from sparkring.training.launch.messages import (
+    ChildEvent,
     FromServerToAgent,
-    RankError,
-    ServerError,
-    ServerEvent,
     ServerReady,
-    StartServer,
+    StartChild,
 )
 
 
 class ServerContext:
     """What a server's function is called with."""
 
-    def __init__(self, start: StartServer, channel: SocketChannel):
-        self.server, self.servers, self.world_size = start.server, start.servers, start.world_size
-        self.address = start.address  # IPv4, of the interface that ranks reach
+    def __init__(self, start: StartChild, channel: SocketChannel):
+        own = start.server
+        assert own is not None
+        self.server, self.servers, self.world_size = start.child.index, own.servers, own.world_size
+        self.address = own.address  # IPv4, of the interface that ranks reach
         self.attempt, self.payload = start.attempt, start.payload
-        self.secret = bytes.fromhex(start.secret)  # of this attempt; ranks have it too
-        self._channel = channel
+        self.secret = bytes.fromhex(start.server_secret)  # of this attempt; ranks have it too
+        self._child, self._channel = start.child, channel
 
     def ready(self, port: int) -> None:
         """Tell the driver that it listens on `address` and this port. Ranks start when every server has."""
-        self._send(ServerReady(self.server, self.attempt, self.address, int(port)))
+        self._send(ServerReady(self._child, self.attempt, self.address, int(port)))
 
     def event(self, name: str, data: dict[str, Any]) -> None:
-        """Send the driver's callback a ServerEvent. `data`: JSON."""
-        self._send(ServerEvent(self.server, self.attempt, str(name), data))
+        """Send the driver's callback a ChildEvent. `data`: JSON."""
+        self._send(ChildEvent(self._child, self.attempt, str(name), data))
 
-    def error(self, error: RankError) -> None:
-        self._send(
-            ServerError(
-                self.server,
-                self.attempt,
-                error_type=error.error_type,
-                message=error.message,
-                traceback=error.traceback,
-                is_value_error=error.is_value_error,
-            )
-        )
+    def error(self, error: BaseException) -> None:
+        """Tell the driver that the function has raised an exception."""
+        self._send(describe_error(error, self._child, self.attempt))
 
     def _send(self, message: FromServerToAgent) -> None:
         with contextlib.suppress(OSError):  # the agent is lost; the kernel ends us
             self._channel.send(message)
 
 
-def run_server(start: StartServer, sock: socket.socket, stacks_fd: int) -> int:
+def run_server(start: StartChild, sock: socket.socket, stacks_fd: int) -> int:
     """Run the function and return the exit code of this process: 0, or 1 after an exception.
 
     Args:
@@ -72,9 +64,9 @@ def run_server(start: StartServer, sock: socket.socket, stacks_fd: int) -> int:
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True, chain=False)
     context = ServerContext(start, SocketChannel(sock, FromServerToAgent))
     try:
-        load_function(start.entry)(context)
+        load_function(start.entry.name)(context)
     except BaseException as error:
-        context.error(describe_error(error, start.server, start.attempt))
+        context.error(error)
         return 1
     finally:
         flush_output()

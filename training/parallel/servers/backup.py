@@ -18,7 +18,7 @@ from sparkring.training.parallel.servers.strategy import ServersStrategy, norm_o
 from sparkring.training.parallel.strategy import StepInfo
 from sparkring.training.servers.backup import AHEAD, StepOutcome
 from sparkring.training.servers.client import statuses
-from sparkring.training.servers.shard import ShardStatus
+from sparkring.training.servers.messages import ShardStatus
 from sparkring.training.tables.hot_ids import HotIds
 
 

@@ -42,8 +42,7 @@ from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.parallel.strategy import Gather, OptimizerFactory, StepInfo
 from sparkring.training.servers.client import Gradient, Pulled, cut_gradient, global_squares, statuses
 from sparkring.training.servers.definition import Definition
-from sparkring.training.servers.protocol import Frame
-from sparkring.training.servers.shard import ShardStatus
+from sparkring.training.servers.messages import PushReply, ShardStatus
 from sparkring.training.tables.hashing import Ids
 
 ENGINE = "servers"
@@ -206,7 +205,7 @@ class ServersStrategy(MeshStrategy):
             self._computed(self._batch)
             self.awaits_step = False
 
-    def _pushed(self, lr: float) -> tuple[list[Frame], float]:
+    def _pushed(self, lr: float) -> tuple[list[PushReply], float]:
         """Push this rank's gradient; the servers' answers, and its norm before it was clipped."""
         gradient, own = self.gradient(lr)
         assert self._pulled is not None

@@ -11,7 +11,8 @@ import pytest
 
 from sparkring.training.launch.channel.connection import Connection, LoopThread
 from sparkring.training.launch.channel.frames import MAX_HELLO_BYTES, ProtocolError, encode
-from sparkring.training.launch.messages import KillRank, LogLines, Message, RankForked, StopTraining
+from sparkring.training.launch.messages import ChildForked, KillChildren, LogLines, Message, StopTraining
+from sparkring.training.launch.topology import Child
 
 
 async def connected(on_message: Any) -> tuple[Connection, socket.socket]:
@@ -29,18 +30,20 @@ def test_messages_arrive_in_order_and_the_end_has_its_reason() -> None:
 
     async def run() -> Exception:
         connection, theirs = await connected(lambda _, message, number: received.append((message, number)))
-        theirs.sendall(encode(KillRank()) + encode(RankForked(7), 3) + encode(StopTraining())[:-2])
+        theirs.sendall(
+            encode(KillChildren("rank")) + encode(ChildForked(Child("rank", 0), 7), 3) + encode(StopTraining())[:-2]
+        )
         theirs.close()
         return await connection.ended
 
     assert isinstance(asyncio.run(run()), EOFError)
-    assert received == [(KillRank(), 0), (RankForked(7), 3)]
+    assert received == [(KillChildren("rank"), 0), (ChildForked(Child("rank", 0), 7), 3)]
 
 
 def test_before_trust_a_frame_is_small() -> None:
     async def run() -> Exception:
         connection, theirs = await connected(lambda *_: None)
-        theirs.sendall(encode(LogLines(0, 1, ("x" * MAX_HELLO_BYTES,))))
+        theirs.sendall(encode(LogLines(Child("rank", 0), 1, ("x" * MAX_HELLO_BYTES,))))
         reason = await connection.ended
         theirs.close()
         with pytest.raises(ProtocolError):

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from sparkring.conf.rank_info import RankInfo
 from sparkring.training.launch.channel import control_client
 from sparkring.training.launch.channel.connection import LoopThread
 from sparkring.training.launch.channel.control_client import (
@@ -26,15 +25,16 @@ from sparkring.training.launch.channel.control_server import ControlServer
 from sparkring.training.launch.channel.frames import encode, new_secret
 from sparkring.training.launch.channel.tls import new_certificate
 from sparkring.training.launch.messages import (
+    ChildEnded,
     Entry,
     Heartbeat,
     KeepAlive,
-    RankEnded,
     RankMetrics,
     RankResult,
-    StartRank,
+    StartChild,
     ToAgent,
 )
+from sparkring.training.launch.topology import Child
 from tests.training.launch.channel.control import endpoint_of, opened, server, taken, thread
 from tests.waits import wait_for
 
@@ -55,7 +55,7 @@ def cut(thread: LoopThread, client: ControlClient) -> None:
 def test_clients_deliver_in_order_and_survive_a_cut(server: ControlServer, thread: LoopThread) -> None:
     client = thread.call(opened(endpoint_of(server), "a"))
     for i in range(300):
-        client.send(RankMetrics(0, 1, i, {}))
+        client.send(RankMetrics(0, 1, i, {}, None))
         if i in (50, 51, 200):
             cut(thread, client)
     assert [taken(server)[1].step for _ in range(300)] == list(range(300))
@@ -69,7 +69,7 @@ def test_both_directions_carry_what_is_larger_than_all_buffers(server: ControlSe
     got: queue.Queue[ToAgent | None] = queue.Queue()
     client = thread.call(opened(endpoint_of(server), "a", got.put))
     for n in range(3):
-        assert server.send("a", StartRank(n, RankInfo(), Entry("name", "a:b"), {"text": "x" * (5 << 20)}, {}))
+        assert server.send("a", StartChild(Child("rank", 0), n, Entry("name", "a:b"), {"text": "x" * (5 << 20)}, {}))
         client.send(RankResult(0, n, "json", "y" * (5 << 20)))
     assert [got.get(timeout=30).attempt for _ in range(3)] == [0, 1, 2]  # type: ignore[union-attr]
     assert [taken(server, 30)[1].attempt for _ in range(3)] == [0, 1, 2]
@@ -83,7 +83,7 @@ def test_what_nobody_takes_stays_with_its_agent_and_no_agent_looks_silent(
     """A full inbox had blocked the threads that read, and healthy ranks were named lost."""
     client = thread.call(opened(endpoint_of(server), "a"))
     for i in range(20_000):
-        client.send(RankMetrics(0, 1, i, {"x" * 100: 0.0}))
+        client.send(RankMetrics(0, 1, i, {"x" * 100: 0.0}, None))
     client.send(Heartbeat(0, 1, 7, "step"))
     wait_for(lambda: server._inbox.qsize() > 0 and server.silent_s("a") < 4 * HEARTBEAT_S)
     time.sleep(1.0)
@@ -116,8 +116,8 @@ def test_heartbeats_are_merged_and_the_last_one_is_ahead_of_an_end(server: Contr
     for step in range(500):
         client.send(Heartbeat(0, 1, step, "step"))
         time.sleep(0.002)
-    client.send(RankEnded(0, 1, 0, "exited with code 0"))
-    assert isinstance(taken(server)[1], RankEnded)
+    client.send(ChildEnded(Child("rank", 0), 1, 0, "exited with code 0"))
+    assert isinstance(taken(server)[1], ChildEnded)
     assert server.heartbeat_of("a") == Heartbeat(0, 1, 499, "step")
     assert server.heartbeat_of("a") is None
     assert len(received) < 250, "most of them are merged"

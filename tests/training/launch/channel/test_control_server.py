@@ -23,7 +23,8 @@ from sparkring.training.launch.channel.control_client import ControlClient
 from sparkring.training.launch.channel.control_server import MAX_UNAUTHENTICATED, ControlServer
 from sparkring.training.launch.channel.frames import MAX_HELLO_BYTES, encode
 from sparkring.training.launch.channel.tls import trusting
-from sparkring.training.launch.messages import Heartbeat, Hello, KillRank, LogLines, RankMetrics, RankResult
+from sparkring.training.launch.messages import Heartbeat, Hello, KillChildren, LogLines, RankMetrics, RankResult
+from sparkring.training.launch.topology import Child
 from tests.training.launch.channel.control import endpoint_of, opened, server, taken, thread
 from tests.waits import wait_for
 
@@ -112,7 +113,7 @@ def hello(secret: str, name: str = "a") -> bytes:
         hello("\ud800"),
         hello("\ud800", "\udfff"),
         hello("x", "a\nb"),
-        encode(KillRank()),
+        encode(KillChildren("rank")),
         frame(b'{"kind":"Hello"}'),
         frame(b'{"kind":"Hello","agent":[],"secret":{}}'),
         b"\x80\x04\x95" + b"pickle" * 20,
@@ -152,7 +153,7 @@ def test_a_recorded_hello_opens_nothing(server: ControlServer, thread: LoopThrea
     listening = thread.call(listen())
     port = listening.sockets[0].getsockname()[1]
     client = thread.call(opened(replace(endpoint_of(server), port=port), "a"))
-    client.send(LogLines(0, 1, ("a line nobody else should read",)))
+    client.send(LogLines(Child("rank", 0), 1, ("a line nobody else should read",)))
     assert taken(server)[0] == "a"
     assert len(heard) > 300 and b"nobody else" not in heard and server.secret.encode() not in heard
     for _ in range(5):
@@ -188,10 +189,10 @@ def test_idle_connections_floods_and_garbage_disturb_no_agent(
     for i in range(60):
         with socket.create_connection(("127.0.0.1", server.port)) as sock:
             sock.sendall(os.urandom(200) if i % 2 else b"GET / HTTP/1.1\r\n\r\n")
-        client.send(RankMetrics(0, 1, i, {}))
+        client.send(RankMetrics(0, 1, i, {}, None))
     wait_for(server._unauthenticated.locked)  # as many unauthenticated connections as are allowed
     late = thread.call(opened(endpoint_of(server), "late", patience_s=30.0))  # an agent gets in through the crowd
-    late.send(RankMetrics(0, 1, -1, {}))
+    late.send(RankMetrics(0, 1, -1, {}, None))
     got: dict[str, list[int]] = {"honest": [], "late": []}
     while len(got["honest"]) < 60 or not got["late"]:
         agent, message = taken(server)

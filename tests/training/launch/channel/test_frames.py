@@ -19,15 +19,16 @@ from sparkring.training.launch.channel.frames import (
     encode,
 )
 from sparkring.training.launch.messages import (
-    KillRank,
+    ChildEvent,
+    ChildForked,
+    KillChildren,
     Message,
-    RankEvent,
-    RankForked,
     RankResult,
     StopTraining,
     ToForkServer,
     ToRank,
 )
+from sparkring.training.launch.topology import Child
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -39,7 +40,7 @@ json_values = st.recursive(
 @settings(max_examples=40)
 @given(st.dictionaries(st.text(), json_values, max_size=5), st.integers(1, 64))
 def test_messages_come_back_as_they_were_however_the_stream_is_cut(data: dict, step: int) -> None:
-    messages: list[Message] = [RankEvent(0, 1, "x", data), KillRank()]
+    messages: list[Message] = [ChildEvent(Child("rank", 0), 1, "x", data), KillChildren("rank")]
     stream, parser = b"".join(map(encode, messages)), FrameParser(MAX_FRAME_BYTES)
     pieces = [stream[i : i + step] for i in range(0, len(stream), step)]
     assert [decode(body)[0] for piece in pieces for body in parser.feed(piece)] == messages
@@ -53,7 +54,8 @@ def body_of(message: Message) -> bytes:
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
     """The body of a message, a piece of it replaced."""
-    body = body_of(draw(st.sampled_from([KillRank(), RankEvent(0, 1, "x", {"a": [1.5, None]}), StopTraining()])))
+    kinds = [KillChildren("rank"), ChildEvent(Child("rank", 0), 1, "x", {"a": [1.5, None]}), StopTraining()]
+    body = body_of(draw(st.sampled_from(kinds)))
     start = draw(st.integers(0, len(body)))
     return body[:start] + draw(st.binary(max_size=3)) + body[start + draw(st.integers(0, 3)) :]
 
@@ -79,9 +81,9 @@ def test_the_parser_takes_any_bytes_and_raises_only_its_own_error(body: bytes) -
         b"\xff\xfe",
         b'{"kind":"a"',
         b'{"kind":"NoSuchKind"}',
-        b'{"kind":"KillRank","extra":1}',
-        b'{"kind":"KillRank","n":-1}',
-        b'{"kind":"KillRank","n":true}',
+        b'{"kind":"KillChildren","role":"rank","extra":1}',
+        b'{"kind":"KillChildren","role":"rank","n":-1}',
+        b'{"kind":"KillChildren","role":"rank","n":true}',
     ],
 )
 def test_hostile_bodies_are_refused(body: bytes) -> None:
@@ -90,16 +92,16 @@ def test_hostile_bodies_are_refused(body: bytes) -> None:
 
 
 def test_a_side_accepts_its_own_messages_only() -> None:
-    body = encode(KillRank())[4:]
-    assert decode(body, ToForkServer) == (KillRank(), 0)
-    with pytest.raises(ProtocolError, match="a message of kind 'KillRank' is not accepted here"):
+    body = encode(KillChildren("rank"))[4:]
+    assert decode(body, ToForkServer) == (KillChildren("rank"), 0)
+    with pytest.raises(ProtocolError, match="a message of kind 'KillChildren' is not accepted here"):
         decode(body, ToRank)
 
 
 def test_a_number_travels_beside_the_fields() -> None:
-    body = encode(RankForked(7), 3)[4:]
-    assert json.loads(body) == {"kind": "RankForked", "pid": 7, "n": 3}
-    assert decode(body) == (RankForked(7), 3)
+    body = encode(ChildForked(Child("rank", 0), 7), 3)[4:]
+    assert json.loads(body) == {"kind": "ChildForked", "child": {"role": "rank", "index": 0}, "pid": 7, "n": 3}
+    assert decode(body) == (ChildForked(Child("rank", 0), 7), 3)
 
 
 @pytest.mark.parametrize("value", ['"\\ud800"', '"a\\u0000"', '"a\\nb"', '""', '"' + "x" * 513 + '"', "1", "null"])
@@ -126,7 +128,7 @@ def test_too_large_a_message_names_its_kind() -> None:
 
 def test_a_value_that_is_not_json_is_the_senders_error() -> None:
     with pytest.raises(TypeError, match="set is not JSON serializable"):
-        encode(RankEvent(0, 1, "x", {"a": {1}}))
+        encode(ChildEvent(Child("rank", 0), 1, "x", {"a": {1}}))
 
 
 def test_frames_cross_a_socket_pair() -> None:

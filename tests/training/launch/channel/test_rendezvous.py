@@ -20,7 +20,7 @@ from sparkring.training.launch.channel.connection import LoopThread
 from sparkring.training.launch.channel.rendezvous import RendezvousProxy, Store
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group
-from sparkring.training.launch.messages import Event, RankEvent
+from sparkring.training.launch.messages import ChildEvent, Event
 
 pytestmark = pytest.mark.ranks
 
@@ -125,7 +125,7 @@ def test_another_user_of_the_host_can_neither_ask_the_proxy_nor_read_its_token()
     kept: list[bytes] = []
 
     def on_event(event: Event) -> None:
-        if isinstance(event, RankEvent):
+        if isinstance(event, ChildEvent):
             told = event.data
             assert told["HOROVOD_GLOO_RENDEZVOUS_PORT"] + "/" in told["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
             command = [sys.executable, "-c", nobody, told["HOROVOD_GLOO_RENDEZVOUS_PORT"], told["pid"]]

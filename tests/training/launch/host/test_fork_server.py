@@ -17,36 +17,39 @@ from sparkring.training.launch.host.fork_server import ForkServer
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import run_local
 from sparkring.training.launch.messages import (
+    ChildExited,
+    ChildForked,
     FromRankToAgent,
-    RankExited,
-    RankForked,
     RankResult,
     RankRunning,
-    StartRank,
+    RankStart,
+    StartChild,
 )
+from sparkring.training.launch.topology import Child
 
 pytestmark = pytest.mark.ranks
 
 
 def test_a_rank_is_forked_runs_and_ends_and_the_server_takes_the_next() -> None:
     entry = JobSpec(lambda ctx: [ctx.rank, ctx.payload["a"]], preload=()).describe_entry()
-    server = ForkServer((), {**os.environ, "MLFLOW_TRACKING_TOKEN": "secret"})
+    server, rank = ForkServer((), {**os.environ, "MLFLOW_TRACKING_TOKEN": "secret"}), Child("rank", 1)
     try:
         for attempt in (1, 2):
             output, theirs_output = os.pipe()
             ours, theirs = socket.socketpair()
             store = socket.create_server(("127.0.0.1", 0))
             with tempfile.TemporaryFile() as stacks, store, ours, theirs:
-                start = StartRank(attempt, RankInfo(1, 2), entry, {"a": attempt}, dict(os.environ))
+                of_rank = RankStart(RankInfo(1, 2))
+                start = StartChild(rank, attempt, entry, {"a": attempt}, dict(os.environ), of_rank)
                 server.start(start, [theirs_output, theirs.fileno(), stacks.fileno(), store.fileno()])
                 os.close(theirs_output)
                 theirs.close()
                 forked = server.receive()
-                assert isinstance(forked, RankForked)
+                assert isinstance(forked, ChildForked) and forked.child == rank
                 channel = SocketChannel(ours, FromRankToAgent)
                 assert channel.receive() == RankRunning(1, attempt)
                 assert channel.receive() == RankResult(1, attempt, "json", f"[1, {attempt}]")
-                assert server.receive() == RankExited(0)
+                assert server.receive() == ChildExited(rank, 0)
                 assert not psutil.pid_exists(forked.pid)
             os.close(output)
         assert server.alive

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparkring.training.launch.host.rank import describe_error, has_files_of
+from sparkring.training.launch.topology import Child
 
 
 def test_a_folder_is_the_drivers_where_every_file_has_the_same_bytes(tmp_path: Path) -> None:
@@ -27,6 +28,6 @@ def test_an_error_is_described_even_where_it_cannot_be_printed() -> None:
         def __str__(self) -> str:
             raise RuntimeError("no words")
 
-    found = describe_error(Odd(), 3, 2)
-    assert (found.rank, found.attempt, found.is_value_error) == (3, 2, True)
+    found = describe_error(Odd(), Child("rank", 3), 2)
+    assert (found.child.index, found.attempt, found.is_value_error) == (3, 2, True)
     assert found.message == "<its __str__ raised RuntimeError>"

@@ -8,7 +8,6 @@ import socket
 import tempfile
 import threading
 import time
-from typing import Any
 
 from sparkring.training.launch.channel.control_client import ControlClient
 from sparkring.training.launch.channel.frames import ProtocolError, SocketChannel
@@ -16,15 +15,13 @@ from sparkring.training.launch.host.logpump import LogPump
 from sparkring.training.launch.host.processes import STACKS_SIGNAL, describe_status, kernel_oom_kills, state_of
 from sparkring.training.launch.messages import (
     MAX_STACKS_CHARS,
+    ChildEnded,
     FromRankToAgent,
     FromServerToAgent,
     LogLines,
-    RankEnded,
-    ServerEnded,
-    ServerLines,
-    ToDriver,
     ToRank,
 )
+from sparkring.training.launch.topology import Child
 
 MAX_LOG_BYTES = 4 << 20  # of messages that wait for the driver; above, a rank whose every line is wanted waits too
 LAST_LINES_S = 20.0  # for the driver to take what such a rank printed last
@@ -33,24 +30,22 @@ LAST_LINES_S = 20.0  # for the driver to take what such a rank printed last
 class ChildProcess:
     """One rank or server of one attempt. The fork server starts it with `child_fds`, and says its pid and its end."""
 
-    accepts: Any  # messages of the process
-
-    def __init__(self, number: int, attempt: int, client: ControlClient, lines_per_s: float | None):
+    def __init__(self, child: Child, attempt: int, client: ControlClient, lines_per_s: float | None):
         """Open what the process is started with.
 
         Args:
-            number: the rank, or the server's index.
+            child: which rank or server.
             attempt: of the launch.
             client: to the driver.
             lines_per_s: as in AgentOptions.
         """
-        self.number, self.attempt, self.pid = number, attempt, 0
+        self.child, self.attempt, self.pid = child, attempt, 0
         self.was_killed = False  # by the driver's order
         self._client = client
         self._oom_kills = kernel_oom_kills()
         output, self._output = os.pipe()
         ours, self._theirs = socket.socketpair()
-        self._channel = SocketChannel(ours, self.accepts)
+        self._channel = SocketChannel(ours, FromRankToAgent if child.role == "rank" else FromServerToAgent)
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115
         self._closed = threading.Event()
         self._all_lines = lines_per_s is None
@@ -70,14 +65,8 @@ class ChildProcess:
         with contextlib.suppress(OSError):  # it is ending
             self._channel.send(message)
 
-    def _lines(self, lines: tuple[str, ...]) -> ToDriver:
-        raise NotImplementedError
-
-    def _ended(self, status: int | None, words: str, last_lines: tuple[str, ...]) -> ToDriver:
-        raise NotImplementedError
-
     def _send_lines(self, lines: list[str]) -> None:
-        self._client.send(self._lines(tuple(lines)))
+        self._client.send(LogLines(self.child, self.attempt, tuple(lines)))
         while self._all_lines and self._client.waiting_bytes > MAX_LOG_BYTES and not self._closed.wait(0.01):
             pass
 
@@ -116,7 +105,8 @@ class ChildProcess:
         self._pump.join(timeout=LAST_LINES_S if self._all_lines else 2)
         lost_memory = kernel_oom_kills() > self._oom_kills
         words = "was lost with its fork server" if status is None else describe_status(status, lost_memory)
-        self._client.send(self._ended(status, words, tuple(self._pump.last)))
+        last = tuple(self._pump.last)
+        self._client.send(ChildEnded(self.child, self.attempt, status, words, self.was_killed, last))
         self.close()
 
     def close(self) -> None:
@@ -125,27 +115,3 @@ class ChildProcess:
             self._channel.sock.shutdown(socket.SHUT_RDWR)
         self._channel.sock.close()
         self._stacks.close()
-
-
-class RankProcess(ChildProcess):
-    """A rank. `number` is its rank."""
-
-    accepts = FromRankToAgent
-
-    def _lines(self, lines: tuple[str, ...]) -> ToDriver:
-        return LogLines(self.number, self.attempt, lines)
-
-    def _ended(self, status: int | None, words: str, last_lines: tuple[str, ...]) -> ToDriver:
-        return RankEnded(self.number, self.attempt, status, words, self.was_killed, last_lines)
-
-
-class ServerProcess(ChildProcess):
-    """A server. `number` is its index."""
-
-    accepts = FromServerToAgent
-
-    def _lines(self, lines: tuple[str, ...]) -> ToDriver:
-        return ServerLines(self.number, self.attempt, lines)
-
-    def _ended(self, status: int | None, words: str, last_lines: tuple[str, ...]) -> ToDriver:
-        return ServerEnded(self.number, self.attempt, status, words, self.was_killed, last_lines)
