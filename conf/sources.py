@@ -14,7 +14,7 @@ EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 class CsvOptions(Strict):
     """How a CSV file is written: RFC 4180. A quote within a quoted value is doubled; a backslash is a character."""
 
-    sep: Annotated[str, Field(pattern=r"^[\t\x20-\x7e]$")] = ","
+    sep: Annotated[str, Field(pattern=r"^[\t\x20-\x7e]$")] = Field(",", description="character between two values")
     quote: Annotated[str, Field(pattern=r"^[\x20-\x7e]?$")] = Field('"', description="'': quotes are characters")
     nullValue: str = Field("", description="what stands for null beside the empty value; quoted, both are texts")
     encoding: str = Field("utf-8", description="of Python's names: latin-1, windows-1252, utf-16")
@@ -61,7 +61,7 @@ class FilesSource(SourceConfig):
         description="a file, a folder (all files below it named as the format: *.csv, *.csv.gz or *.parquet; text and "
         "binaryFile: all there are) or a glob (`*` stays within a folder, `**` crosses them); local or any storage URI"
     )
-    format: Literal["csv", "json", "orc", "parquet", "text", "binaryFile"] = "csv"
+    format: Literal["csv", "json", "orc", "parquet", "text", "binaryFile"] = Field("csv", description="kind of file")
     columns: dict[str, str] = Field(
         {},
         description="name -> Spark type (`int`, `decimal(10,2)`). csv: the whole header; json, orc, parquet: the "
@@ -135,7 +135,7 @@ class DeltaSource(SourceConfig):
     POINTERS: ClassVar[frozenset[str]] = frozenset({"path", "versionAsOf", "timestampAsOf"})
     format: Literal["delta"]
     path: str = Field(description="the table's folder, on any storage")
-    versionAsOf: Annotated[int, Field(ge=0)] | None = None
+    versionAsOf: Annotated[int, Field(ge=0)] | None = Field(None, description="version of the table")
     timestampAsOf: Instant | None = Field(
         None, description="the last version committed then or before: an instant, in UTC where it names no offset"
     )
@@ -237,8 +237,8 @@ class JdbcSource(SourceConfig):
     )
     format: Literal["jdbc"]
     url_env: EnvironmentName = Field(description="the variable that holds the URL: jdbc:postgresql://host/database")
-    user_env: EnvironmentName | None = None
-    password_env: EnvironmentName | None = None
+    user_env: EnvironmentName | None = Field(None, description="the variable that holds the user's name")
+    password_env: EnvironmentName | None = Field(None, description="the variable that holds the password")
     driver: str | None = Field(None, description="its Java class; None: by the URL")
     dbtable: str | None = Field(None, description="a table, or a query in parentheses with an alias")
     query: str | None = Field(None, description="a SELECT, in place of dbtable; not read in partitions")
