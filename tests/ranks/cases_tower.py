@@ -1,4 +1,4 @@
-"""The user's own model of docs/strategies.md as it stands there, table and all; it knows of no pipelines or tensors."""
+"""The user's model of docs/explanation/strategies.md, table and all; it knows nothing of pipelines or tensors."""
 
 from __future__ import annotations
 
