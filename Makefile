@@ -18,8 +18,8 @@ help:  ## what there is
 
 setup: .venv/.ready  ## environment, Java, Horovod (GPU=1 for NCCL)
 
-mutants: setup  ## one-line changes, each of which a test must notice; rewrites benchmarks/results/mutants.json
-	@$(BIN)/python -m tests.mutants.run --out benchmarks/results/mutants.json
+mutants: setup  ## one-line changes, each of which a test must notice; keeps the verdicts in tests/mutants (ARGS=--missing: new ones)
+	@$(BIN)/python -m tests.mutants.run --write $(ARGS)
 
 demo: setup  ## the main job on real data: flights, two ranks, Horovod ring, MLflow, report (ARGS="key=value ...")
 	@$(BIN)/python -m sparkring.etl.raw flights
