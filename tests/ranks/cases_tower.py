@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.ranks.problem import SquaredError, make_strategy, table_batch, train
 
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "strategies.md"
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs/explanation/strategies.md"
 
 
 def documented() -> ModuleType:
