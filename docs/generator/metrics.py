@@ -30,7 +30,7 @@ METERS = {"measure": "perf/{}_s", "add": "data/{}_s", "count": "data/{}"}  # met
 
 LOGGED = {  # `*` stands for a name: of a metric, a column, a split, ..
     "train/loss": "loss of the logging window, mean over rows and ranks",
-    "train/*": "other values of the last step: `grad_norm`, `lr`, `skipped` and what the strategy adds",
+    "train/*": "of the last step of the logging window: `lr`, `grad_norm`, `epoch`, `skipped_steps`",
     "valid/*": "a metric of the validation split, at each evaluation",
     "test/*": "a metric of the test split, of the model; `test/<baseline>/<metric>` of a baseline",
     "test/*/*/*": "the same of a group of rows (`test/by_<column>/<value>/<metric>`) or of one label",
@@ -54,7 +54,7 @@ LOGGED = {  # `*` stands for a name: of a metric, a column, a split, ..
     "data/rows": "rows read per step",
     "data/*": "another measure of the reader, per step",
     "gpu/peak_allocated_bytes": "largest memory of torch's allocator on a rank's GPU",
-    "tables/*/*": "rows of a sparse table: held, evicted, not admitted",
+    "tables/*/*": "of a sparse table: rows, admitted, evicted, bytes",
     "rows/in": "rows of the sources' view; of `predict`, rows read",
     "rows/out": "rows in the dataset; of `predict`, predictions",
     "rows/quarantined_*": "rows that a check has quarantined",
