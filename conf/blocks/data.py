@@ -31,7 +31,7 @@ class CacheConfig(Strict):
         default=None, description="local folder for copies of the dataset's files; None: read where they are"
     )
     files_max_bytes: PositiveInt = Field(
-        64 * 1024 * MIB, description="size of all copies; the longest unused are deleted first"
+        64 * 1024 * MIB, description="size of all copies; only other datasets' unused ones are deleted to make room"
     )
 
 
@@ -99,7 +99,8 @@ class DataConfig(Strict):
     )
     seed: NonNegativeInt = Field(default=0, description="of the order of rows")
     shuffle: bool = Field(
-        True, description="whether every epoch has an order of its own; false: rows come in their stored order"
+        True,
+        description="whether every epoch has an order of its own; false: each lane gives its rows as they are stored",
     )
     tail: Literal["drop", "pad", "error"] = Field("drop", description="the rows an epoch has beyond whole batches")
     threads: PositiveInt | None = Field(
