@@ -3,11 +3,12 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 export MLFLOW_DISABLE_TELEMETRY := true
+export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONDONTWRITEBYTECODE  # each command and each rank would compile our files again
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: help setup check format test test-slow test-gpu fuzz mutants demo ui peers compare nights pages users airflow lock package clean
+.PHONY: help setup check format test test-slow test-gpu fuzz mutants demo ui peers compare nights pages users airflow docs lock package clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,8 +18,8 @@ help:  ## what there is
 
 setup: .venv/.ready  ## environment, Java, Horovod (GPU=1 for NCCL)
 
-mutants: setup  ## one-line changes, each of which a test must notice; rewrites benchmarks/results/mutants.json
-	@$(BIN)/python -m tests.mutants.run --out benchmarks/results/mutants.json
+mutants: setup  ## one-line changes, each of which a test must notice; keeps the verdicts in tests/mutants (ARGS=--missing: new ones)
+	@$(BIN)/python -m tests.mutants.run --write $(ARGS)
 
 demo: setup  ## the main job on real data: flights, two ranks, Horovod ring, MLflow, report (ARGS="key=value ...")
 	@$(BIN)/python -m sparkring.etl.raw flights
@@ -39,12 +40,16 @@ test-gpu: setup  ## the tests that need a GPU, and tests/ranks on GPUs, which th
 fuzz: setup  ## 100,000 damaged files and frames; rewrites benchmarks/results/fuzz.json (minutes)
 	@$(BIN)/python -m tests.fuzz.run --count 100000 --out benchmarks/results/fuzz.json
 
-check: setup  ## lint, format, types, import contracts; lists results older than the code they measure
+check: setup  ## lint, format, types, import contracts, links of the pages; lists results older than the code they measure
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m mkdocs build --strict --quiet
 	@$(BIN)/python benchmarks/stale.py
+
+docs: setup  ## the pages and the generated reference as a site that needs no server: build/site/index.html
+	@$(BIN)/python -m mkdocs build --strict --quiet
 
 format: setup  ## rewrite to the house style
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
@@ -60,10 +65,10 @@ nights: setup  ## sixty nights of flights in one go, a command each, with a corr
 	@$(BIN)/python benchmarks/nights.py --out benchmarks/results/nights_2core_202611.md $(ARGS)
 
 pages: setup  ## MLflow's pages of 365 nights in a headless browser: seconds, screenshots (needs a chromium on PATH; minutes)
-	@$(BIN)/python benchmarks/night_pages.py --pictures docs --out benchmarks/results/night_pages_2core_202611.md $(ARGS)
+	@$(BIN)/python benchmarks/night_pages.py --pictures docs/pictures --out benchmarks/results/night_pages_2core_202611.md $(ARGS)
 
 compare: setup  ## forms of training beside the ring on Fashion-MNIST, with a slow rank and without (an hour)
-	@$(BIN)/python benchmarks/compare.py --picture docs/compare.png --out benchmarks/results/compare_2core_202611.md $(ARGS)
+	@$(BIN)/python benchmarks/compare.py --picture docs/pictures/compare.png --out benchmarks/results/compare_2core_202611.md $(ARGS)
 
 users: setup  ## a new user's first hour: five problems from `init` to `serve-check`, by the printed commands (minutes)
 	@$(BIN)/python benchmarks/new_user.py --out benchmarks/results/new_user_2core_202611.md $(ARGS)

@@ -1,6 +1,6 @@
 """`make compare`: forms of training beside the ring on the recipe `fashion`, with one slow rank and without.
 
-    python benchmarks/compare.py [--steps 900] [--picture docs/compare.png] [--out FILE]
+    python benchmarks/compare.py [--steps 900] [--picture docs/pictures/compare.png] [--out FILE]
 
 Every form makes the same steps on the same batches from the same weights, at the recipe's rate, over torch's Gloo on
 loopback. The slow rank sleeps in each forward pass for twice a rank's own seconds per step. Losses are of the

@@ -3,8 +3,8 @@
     make users
     python benchmarks/new_user.py --only recommender --out /tmp/users.md
 
-The script writes a file of data, gives the `init` command of docs/recipes.md, and then only the commands that `init`
-prints under `next:`, one after the other. For the images it also writes a network of its own into `cnn.py`, for the
+The script writes a file of data, gives the `init` command of docs/how-to/recipes.md, and then only commands that
+`init` prints under `next:`, one after the other. For images it also writes a network of its own into `cnn.py`, for the
 labels a recipe on top of the other. A command that ends with another exit code than 0, a printed report that is not
 there, or a run without scores beside baselines is a wrong turn, and the script ends with 1. `serve-check` installs the
 model, so pip needs an index or its cache.
@@ -59,7 +59,7 @@ class Cnn(nn.Module):
         pixels = photo.permute(0, 3, 1, 2).float() / 255 - 0.5
         return self.head(torch.relu(self.mix(torch.relu(self.patches(pixels)))).amax(dim=(2, 3)))
 '''
-WEIGHTED = """extends: recipe.yaml   # as docs/recipes.md has it; the weight is no feature
+WEIGHTED = """extends: recipe.yaml   # as docs/how-to/recipes.md has it; the weight is no feature
 etl: {weight: weight, features: {weight: null}}
 """
 

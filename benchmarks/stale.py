@@ -35,7 +35,6 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "lag_quality": ("training/tables",),
     "launch": ("training/launch", "pipelines/launch"),
     "loop": ("training/loop/fit.py", "training/worker/train.py", "training/parallel"),
-    "mutants": ("tests/mutants",),
     "new_user": ("pipelines/init",),
     "night_pages": ("pipelines/tracking",),
     "nights": ("pipelines/schedule", "pipelines/job/job.py", "pipelines/promotion"),

@@ -1,7 +1,9 @@
-"""MLflow's pages of a recipe's newest job, in a real browser: what they show, with screenshots for docs/tracking.md.
+"""MLflow's pages of a recipe's newest job, in a real browser: what they show.
+
+Its screenshots are those of docs/how-to/tracking.md.
 
     make demo
-    python benchmarks/tracking_pages.py flights --pictures docs
+    python benchmarks/tracking_pages.py flights --pictures docs/pictures
 
 `sparkring ui` serves the store that the recipe names, and a headless Chromium opens the list of jobs, the newest
 finished job, its part `train` and the version of the model that it registered. Ends with exit code 1 where a page does

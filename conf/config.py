@@ -30,8 +30,10 @@ from sparkring.conf.schema import RUN_NAME, Strict
 class RunConfig(Strict):
     """One complete run, from raw tables to a registered model."""
 
-    name: Annotated[str, Field(pattern=RUN_NAME)]
-    description: str = ""
+    name: Annotated[str, Field(pattern=RUN_NAME)] = Field(
+        description="name of the run folder, the MLflow experiment and the registered model"
+    )
+    description: str = Field("", description="free text about the recipe; tracked with every run")
     storage: StorageConfig = StorageConfig()
     schedule: ScheduleConfig | None = Field(None, description="None: the recipe has no dates")
     spark: SparkConfig = SparkConfig()

@@ -267,5 +267,5 @@ def _nodes_below(schema: dict[str, Any], nodes: list[dict[str, Any]], part: Any)
 def json_schema() -> dict[str, Any]:
     """JSON schema of a recipe, for editors (`# yaml-language-server: $schema=...`)."""
     schema = RunConfig.model_json_schema()
-    about = "recipe to begin with: a path relative to this file, or a built-in name (docs/recipes.md)"
+    about = "recipe to begin with: a path relative to this file, or a built-in name (docs/how-to/recipes.md)"
     return schema | {"properties": {EXTENDS: {"type": "string", "description": about}} | schema["properties"]}

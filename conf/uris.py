@@ -7,7 +7,10 @@ from urllib.parse import parse_qsl, urlsplit
 from sparkring.conf.secrets import redact
 
 ARROW_SCHEMES = {"", "file", "s3", "s3a", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
-NO_SECRETS = "which would be logged, tracked and sent to all ranks; give it by the environment (see docs/security.md)"
+NO_SECRETS = (
+    "which would be logged, tracked and sent to all ranks; give it by the environment "
+    "(see docs/explanation/security.md)"
+)
 S3_OPTIONS = {"endpoint_override", "scheme", "region", "request_timeout", "connect_timeout"}
 
 

@@ -30,12 +30,16 @@ class CacheConfig(Strict):
     files: str | None = Field(
         default=None, description="local folder for copies of the dataset's files; None: read where they are"
     )
-    files_max_bytes: PositiveInt = 64 * 1024 * MIB
+    files_max_bytes: PositiveInt = Field(
+        64 * 1024 * MIB, description="size of all copies; only other datasets' unused ones are deleted to make room"
+    )
 
 
 class MixPart(Strict):
+    """One dataset of a mix."""
+
     dataset: str = Field(description="dataset folder, any storage URI")
-    split: str = "train"
+    split: str = Field("train", description="split of that dataset")
     weight: PositiveFloat = Field(1.0, description="share of every batch, relative to the other parts")
 
 
@@ -61,8 +65,10 @@ class PetastormConfig(Strict):
     url: str | None = Field(
         default=None, description="a dataset, plain or Petastorm's (file:///..., hdfs://...); None: the job's own"
     )
-    pool: Literal["thread", "process", "dummy"] = "thread"
-    workers: PositiveInt = 2
+    pool: Literal["thread", "process", "dummy"] = Field(
+        "thread", description="what petastorm decodes with: threads, processes, or the reading thread itself (dummy)"
+    )
+    workers: PositiveInt = Field(2, description="threads or processes of the pool")
     shuffle_rows: NonNegativeInt = Field(
         default=0,
         description="rows permuted together, beyond the order of row groups and of rows in each; 0: no more than that",
@@ -70,7 +76,9 @@ class PetastormConfig(Strict):
 
 
 class DataConfig(Strict):
-    reader: Literal["native", "petastorm"] = "native"
+    """How rows become batches: their order, what reads them, bad files and slow storage."""
+
+    reader: Literal["native", "petastorm"] = Field("native", description="what reads training batches")
     filters: list[Condition] = Field(
         [],
         description="stored values to keep, all must hold: [[distance, '>', 100]]; decided before the plan",
@@ -90,7 +98,10 @@ class DataConfig(Strict):
         "with the checkpoint's value, a run that goes on with another global batch keeps its order of rows",
     )
     seed: NonNegativeInt = Field(default=0, description="of the order of rows")
-    shuffle: bool = True
+    shuffle: bool = Field(
+        True,
+        description="whether every epoch has an order of its own; false: each lane gives its rows as they are stored",
+    )
     tail: Literal["drop", "pad", "error"] = Field("drop", description="the rows an epoch has beyond whole batches")
     threads: PositiveInt | None = Field(
         default=None,

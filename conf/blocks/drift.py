@@ -25,7 +25,7 @@ class DriftRule(Strict):
         description="jensen_shannon_divergence: 0 to 1; psi: population stability index, 0.2 is usually called large; "
         "infinity_norm: largest difference of a value's share, 0 to 1"
     )
-    max: Annotated[float, Field(ge=0)]
+    max: Annotated[float, Field(ge=0)] = Field(description="largest value of the measure that passes")
     action: Literal["warn", "hold", "stop"] = Field(
         "warn",
         description="where it is more: warn in log, report and tags; hold: train, and leave the alias where it is; "

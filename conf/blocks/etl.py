@@ -30,15 +30,21 @@ class CheckConfig(Strict):
     expression: the SQL is true; null fails.
     """
 
-    name: Name
-    kind: Literal["range", "null_share", "unique", "referential", "expression"]
-    level: Literal["row", "dataset"] = "dataset"
-    column: str | None = None
-    columns: list[str] = []
-    min: float | None = None
-    max: float | None = None
-    to: Annotated[str, Field(pattern=r"^\w+\.\w+$")] | None = None
-    sql: str | None = None
+    name: Name = Field(description="name of the rule in errors, in the manifest and of the quarantine folder")
+    kind: Literal["range", "null_share", "unique", "referential", "expression"] = Field(
+        description="what the rule asks of a row"
+    )
+    level: Literal["row", "dataset"] = Field(
+        "dataset", description="row: quarantine failing rows; dataset: stop the job"
+    )
+    column: str | None = Field(None, description="column that kinds range, null_share and referential read")
+    columns: list[str] = Field([], description="of `unique`: columns in which no two rows agree")
+    min: float | None = Field(None, description="of `range`: smallest value that passes; None: no lower bound")
+    max: float | None = Field(None, description="of `range`: largest value that passes; None: no upper bound")
+    to: Annotated[str, Field(pattern=r"^\w+\.\w+$")] | None = Field(
+        None, description="of `referential`: source.column that holds the allowed values"
+    )
+    sql: str | None = Field(None, description="of `expression`: condition that is true for a good row")
     max_share: Share | None = Field(
         None,
         description="stop the job when a larger share of rows fails; None: 0 at level dataset, no limit at level row",
@@ -81,14 +87,21 @@ class SplitConfig(Strict):
     """time: `boundaries` maps each later split to its first instant; rows before the first are `train`.
     hash: `shares` by a stable hash of `key` (None: etl.key). column: the split's name stands in `column`."""
 
-    kind: Literal["time", "hash", "column"] = "hash"
-    column: str | None = None
+    kind: Literal["time", "hash", "column"] = Field("hash", description="what decides the split of a row")
+    column: str | None = Field(
+        None, description="of `time`: the date or timestamp; of `column`: the column that holds the split's name"
+    )
     boundaries: Annotated[dict[SplitName, str], AfterValidator(_in_order)] = Field(
         {}, description="split -> ISO date or timestamp (UTC) at which it begins"
     )
-    shares: dict[SplitName, PositiveFloat] = {"train": 0.8, "valid": 0.1, "test": 0.1}
-    key: list[str] | None = None
-    seed: int = 0
+    shares: dict[SplitName, PositiveFloat] = Field(
+        {"train": 0.8, "valid": 0.1, "test": 0.1},
+        description="of `hash`: share of the rows in each split; they sum to 1",
+    )
+    key: list[str] | None = Field(
+        None, description="of `hash`: rows that agree in these columns are in one split; None: etl.key"
+    )
+    seed: int = Field(0, description="of `hash`: another seed gives another assignment")
 
     @model_validator(mode="after")
     def _keys_of_kind(self) -> Self:
@@ -112,7 +125,7 @@ class CategoricalFeature(Strict):
 
     kind: Literal["categorical"]
     column: str | None = Field(None, description="None: the feature's own name")
-    min_count: PositiveInt = 1
+    min_count: PositiveInt = Field(1, description="values that fewer training rows have get the code of unseen values")
     max_size: PositiveInt = Field(65536, description="most frequent values kept")
 
 
@@ -133,34 +146,38 @@ class NumericFeature(Strict):
     """
 
     kind: Literal["numeric"]
-    column: str | None = None
-    fill: float | None = None
-    indicator: Literal["auto", "always", "never"] = "auto"
+    column: str | None = Field(None, description="None: the feature's own name")
+    fill: float | None = Field(None, description="value in place of null and NaN; None: the mean")
+    indicator: Literal["auto", "always", "never"] = Field(
+        "auto", description="whether a second column says where a value was null"
+    )
     transform: Literal["none", "log1p"] = Field(
         "none", description="log1p: log(1 + x) of x >= 0, before everything else"
     )
-    scale: bool = True
+    scale: bool = Field(True, description="subtract the mean and divide by the standard deviation; false: neither")
 
 
 class CyclicFeature(Strict):
     """-> float32 `<name>_sin`, `<name>_cos` of 2 pi x / period; null gives (0, 0), which no value does."""
 
     kind: Literal["cyclic"]
-    column: str | None = None
-    period: PositiveFloat
+    column: str | None = Field(None, description="None: the feature's own name")
+    period: PositiveFloat = Field(description="length of a cycle in the column's unit: 24 for hours of a day")
 
 
 class PassthroughFeature(Strict):
     """The column as it is. Types without an exact tensor type are refused at write time with a remedy."""
 
     kind: Literal["passthrough"]
-    column: str | None = None
+    column: str | None = Field(None, description="None: the feature's own name")
     dtype: Literal["float16"] | None = Field(
         None, description="float16: stored as float32 holding half-precision values"
     )
     shape: list[PositiveInt] | None = Field(None, description="fixed shape of an array column; None: ragged")
-    nulls: Literal["refuse", "mask", "fill"] = "refuse"
-    fill: float | int | bool | str | None = None
+    nulls: Literal["refuse", "mask", "fill"] = Field(
+        "refuse", description="refuse stops the job at a null, mask adds a column that marks nulls, fill replaces them"
+    )
+    fill: float | int | bool | str | None = Field(None, description="of `nulls: fill`: value in place of null")
 
     @model_validator(mode="after")
     def _fill_given(self) -> Self:
@@ -176,7 +193,7 @@ class ImageFeature(Strict):
     """
 
     kind: Literal["image"]
-    column: str | None = None
+    column: str | None = Field(None, description="None: the feature's own name")
     shape: Annotated[list[PositiveInt], Field(min_length=3, max_length=3)] = Field(
         description="[height, width, channels]; 1 channel is gray, 3 are RGB, 4 RGBA"
     )
@@ -196,11 +213,13 @@ Feature = Annotated[
 class TextConfig(Strict):
     """Documents -> rows of `seq_len` tokens. Every token of every document is in exactly one row."""
 
-    column: str = "text"
-    tokenizer: Literal["bpe", "bytes"] = "bpe"
+    column: str = Field("text", description="column of `rows` that holds the documents")
+    tokenizer: Literal["bpe", "bytes"] = Field(
+        "bpe", description="bpe: trained on the training documents; bytes: a token per byte of UTF-8"
+    )
     vocab_size: Annotated[int, Field(ge=258)] = Field(4096, description="bpe only; bytes has 258: 256, end, pad")
     train_documents: PositiveInt = Field(20000, description="bpe is trained on this many training documents at most")
-    seq_len: Annotated[int, Field(ge=2)] = 256
+    seq_len: Annotated[int, Field(ge=2)] = Field(256, description="tokens per row")
     document_mask: bool = Field(
         False,
         description="also a column `document`: each token's document, numbered within its row, -1 where padded, for "
@@ -223,7 +242,7 @@ class ShardConfig(Strict):
     row_group: PositiveInt | None = Field(None, description="rows per row group; only a file's last may be smaller")
     target_bytes: PositiveInt = Field(64 << 20, description="size of a file, uncompressed, when `shards` is None")
     seed: int = Field(0, description="of the hash that decides the stored order")
-    compression: Literal["snappy", "zstd", "none"] = "snappy"
+    compression: Literal["snappy", "zstd", "none"] = Field("snappy", description="codec of the Parquet pages")
 
 
 Day = Annotated[str, BeforeValidator(as_text), AfterValidator(lambda text: date.fromisoformat(text).isoformat())]
@@ -261,7 +280,9 @@ class IntervalConfig(Strict):
 class EtlConfig(Strict):
     """Raw tables to one dataset."""
 
-    kind: Literal["table", "text"] = "table"
+    kind: Literal["table", "text"] = Field(
+        "table", description="table: features of rows; text: documents packed into rows of tokens"
+    )
     sources: Annotated[dict[Name, Source], Field(min_length=1)]
     views: dict[Name, str] = Field({}, description="name -> Spark SQL over sources and earlier views, in order")
     rows: str = Field(

@@ -8,13 +8,15 @@ from sparkring.conf.schema import Seconds, Strict
 
 
 class LaunchConfig(Strict):
+    """How ranks are started, watched and started again."""
+
     world: PositiveInt = Field(2, description="ranks, one per Spark task slot")
     min_world: PositiveInt | None = Field(None, description="smallest world to go on with; None: never shrink")
     max_attempts: PositiveInt = Field(3, description="failed launches in a row, without a new checkpoint between")
     backoff_s: Annotated[float, Field(ge=0)] = Field(
         1.0, description="wait before attempt 2; doubles with each failure"
     )
-    max_backoff_s: Seconds = 60.0
+    max_backoff_s: Seconds = Field(60.0, description="longest wait between two attempts")
     start_timeout_s: Seconds = Field(120.0, description="for all ranks to be started by their agents")
     collective_timeout_s: Seconds = Field(300.0, description="Gloo, NCCL and store timeout given to the workers")
     hang_timeout_s: Seconds | None = Field(300.0, description="no progress of a rank's step for this long is a hang")

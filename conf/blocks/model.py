@@ -47,9 +47,14 @@ class ModelConfig(Strict):
     """`factory` is `module:Class` of a torch module. Where it has `from_manifest(manifest, **args)` that builds it
     (sizes of vocabularies come from the dataset), else `Class(**args)`."""
 
-    factory: Reference = "sparkring.training.models.tabular:Tabular"
-    args: dict[str, Any] = {}
-    task: TaskName | Reference = "binary"
+    factory: Reference = Field(
+        "sparkring.training.models.tabular:Tabular", description="module:Class of a torch module"
+    )
+    args: dict[str, Any] = Field({}, description="arguments of the factory, by name")
+    task: TaskName | Reference = Field(
+        "binary",
+        description="a built-in task, or module:Class of one of your own; it decides loss, metrics and outputs",
+    )
     task_args: dict[str, Any] = Field({}, description="of a task by module:Class")
     inputs: list[str] | None = Field(
         None,

@@ -17,6 +17,8 @@ Variable = Annotated[
 
 
 class _UrlTarget(Strict):
+    """A target that is reached by a URL."""
+
     url: str | None = Field(None, description="one without secrets: it is tracked with the recipe")
     url_env: Variable | None = Field(None, description="environment variable that holds the URL")
 

@@ -46,16 +46,20 @@ class PlateauConfig(Strict):
 
 
 class OptimConfig(Strict):
+    """Optimizer, learning rate and its schedule."""
+
     name: Literal["adamw", "sgd", "lamb", "lars"] | Reference = Field(
         "adamw", description="or module:Class of a torch.optim.Optimizer, made as Class(groups, lr=.., **args)"
     )
     args: dict[str, Any] = Field({}, description="of an optimizer by module:Class")
-    lr: PositiveFloat = 1e-3
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-    momentum: Decay = 0.9
-    weight_decay: NonNegativeFloat = 0.01
-    clip_norm: PositiveFloat | None = 1.0
+    lr: PositiveFloat = Field(1e-3, description="learning rate after warm-up")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="of adamw and lamb: decay of the two moments")
+    eps: PositiveFloat = Field(1e-8, description="of adamw and lamb: added to the denominator")
+    momentum: Decay = Field(0.9, description="of sgd and lars")
+    weight_decay: NonNegativeFloat = Field(0.01, description="of matrices; vectors (biases, norms) have none")
+    clip_norm: PositiveFloat | None = Field(
+        1.0, description="largest norm of a step's gradient over all ranks; None: no clipping"
+    )
     schedule: Literal["constant", "linear", "cosine", "one_cycle", "plateau"] | Reference = Field(
         "cosine", description="or module:function, called as (step, total_steps, **schedule_args): share of the rate"
     )
@@ -70,7 +74,7 @@ class OptimConfig(Strict):
     scale_lr: Literal["none", "linear", "sqrt"] = Field(
         "none", description="scale lr with global_batch / reference_batch (Goyal 2017; Krizhevsky 2014)"
     )
-    reference_batch: PositiveInt = 256
+    reference_batch: PositiveInt = Field(256, description="of `scale_lr`: global batch for which `lr` was chosen")
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
         description="average the weights over steps, each step's share falling by this factor with its age; what is "

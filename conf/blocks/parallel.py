@@ -53,7 +53,7 @@ class AveragingConfig(Strict):
 
 
 class ServersConfig(Strict):
-    """Servers that hold the weights, so that ranks need not wait for each other (docs/asynchronous.md)."""
+    """Servers that hold the weights, so that ranks need not wait for each other (docs/explanation/asynchronous.md)."""
 
     per_host: Annotated[int, Field(ge=0)] = Field(
         0, description="server processes on each host of ranks; 0: ranks hold the weights, and sum their gradients"

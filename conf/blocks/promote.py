@@ -13,7 +13,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class MetricRule(Strict):
     """What a held-out metric must reach; the words and their meaning are those of MLflow's MetricThreshold."""
 
-    metric: Annotated[str, Field(min_length=1)]
+    metric: Annotated[str, Field(min_length=1)] = Field(description="name of a held-out metric")
     threshold: float | None = Field(None, description="at least this, or at most where less is better")
     min_absolute_change: Annotated[float, Field(gt=0)] | None = Field(
         None, description="better than the champion by at least this much"

@@ -49,6 +49,8 @@ class RankingConfig(Strict):
 
 
 class ReportConfig(Strict):
+    """What the report shows, and what a model must beat."""
+
     share_by: list[str] = Field(
         [], description="stored scalar columns of the dataset by which the report shows the positive share"
     )
@@ -75,7 +77,7 @@ class ReportConfig(Strict):
         [], description="as must_beat, for the baseline of gradient-boosted trees, which is the hardest to beat"
     )
     sample_prompt: str = Field("", description="language_model: text the sample in the report begins with")
-    sample_tokens: PositiveInt = 200
+    sample_tokens: PositiveInt = Field(200, description="language_model: length of the sample in the report")
 
     @property
     def columns(self) -> dict[str, list[str]]:

@@ -24,7 +24,7 @@ class SparkConfig(Strict):
     """The Spark session, where the job makes it itself; under spark-submit the submitted settings win."""
 
     master: str | None = Field(None, description="None: what spark-submit says, else local[<launch.world>]")
-    app_name: str | None = None
+    app_name: str | None = Field(None, description="None: sparkring-<name>")
     log: Literal["file", "console"] = Field(
         "file",
         description="where Spark's log goes, where the job starts Spark itself: to a file, or to stderr",

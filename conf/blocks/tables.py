@@ -21,7 +21,7 @@ class TablesConfig(Strict):
     )
     lr: PositiveFloat = Field(0.05, description="where optim.lr is the dense parameters'; scheduled alike")
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="of adam")
-    eps: PositiveFloat = 1e-8
+    eps: PositiveFloat = Field(1e-8, description="of rowwise_adagrad and adam: added to the denominator")
     wire: Literal["fp32", "bf16"] = Field(
         "fp32", description="bf16: rows and gradients are rounded before they are sent; fp32: sent as they are"
     )

@@ -31,7 +31,7 @@ def experiment_problem(experiment: str, uri: str | None) -> str | None:
 class TrackingConfig(Strict):
     """Without `uri`, a sqlite store and an artifact folder below `root`; with it, a tracking server."""
 
-    enabled: bool = True
+    enabled: bool = Field(True, description="false: nothing is recorded in MLflow, and no model is registered")
     uri: str | None = Field(None, description="http://host:port, or any URI MLflow knows; None: embedded sqlite")
     root: str = Field("data/mlflow", description="folder of the embedded store, its artifacts, and the offline buffer")
     experiment: str | None = Field(None, description="None: the name of the recipe")
@@ -45,11 +45,15 @@ class TrackingConfig(Strict):
         "`sparkring serve-check`; 0: none, where rows may not leave the dataset",
     )
     tags: dict[str, str] = Field({}, description="added to every run")
-    system_metrics: bool = True
-    system_metrics_every_s: PositiveFloat = 10.0
+    system_metrics: bool = Field(
+        True, description="record CPU, memory, disk and network use of the machine of the driver"
+    )
+    system_metrics_every_s: PositiveFloat = Field(10.0, description="seconds between two samples")
     flush_every_s: PositiveFloat = Field(2.0, description="seconds between two batches of metrics sent to the store")
     request_timeout_s: PositiveInt = Field(10, description="seconds until a request to the server counts as failed")
-    request_retries: Annotated[int, Field(ge=0)] = 1
+    request_retries: Annotated[int, Field(ge=0)] = Field(
+        1, description="times a failed request is sent again before it waits in the journal"
+    )
     openlineage: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")] | None = Field(
         None,
         description="namespace of the job in OpenLineage events, which go where the settings of OpenLineage's own "

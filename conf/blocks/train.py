@@ -8,26 +8,36 @@ from sparkring.conf.schema import NonNegativeFloat, Reference, Strict
 
 
 class EarlyStopping(Strict):
-    metric: str = "loss"
-    mode: Literal["min", "max"] = "min"
+    """When training ends before its last step: the metric has stopped improving."""
+
+    metric: str = Field("loss", description="validation metric, as in train.best_metric")
+    mode: Literal["min", "max"] = Field("min", description="whether lower or higher values are better")
     patience: PositiveInt = Field(3, description="evaluations without improvement before training stops")
-    min_delta: NonNegativeFloat = 0.0
+    min_delta: NonNegativeFloat = Field(0.0, description="smallest change that counts as an improvement")
 
 
 class TrainConfig(Strict):
-    epochs: PositiveInt | None = 1
+    """How long to train, on which splits, and which step becomes the model."""
+
+    epochs: PositiveInt | None = Field(
+        1, description="passes over the training split; None: only `steps` ends training"
+    )
     steps: PositiveInt | None = Field(None, description="stop after this many steps; wins over epochs")
-    global_batch: PositiveInt = 1024
+    global_batch: PositiveInt = Field(1024, description="rows per step over all ranks")
     eval_batch: PositiveInt | None = Field(
         None,
         description="rows that all ranks compute at a time in evaluation; None: as many as in training, which is "
         "global_batch / parallel.accumulate",
     )
     eval_every_steps: PositiveInt | None = Field(None, description="None: at the end of every epoch")
-    valid_split: str = "valid"
-    test_split: str | None = "test"
-    seed: int = 0
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    valid_split: str = Field("valid", description="split that is scored while training")
+    test_split: str | None = Field(
+        "test", description="split that is scored once, when training has ended; None: no split"
+    )
+    seed: int = Field(0, description="of initial weights and dropout")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: CUDA where every rank has a GPU, else the CPU"
+    )
     threads_per_rank: PositiveInt | None = Field(
         default=None,
         description="torch CPU threads; None: cores / ranks on the fullest host when the run begins, then as it began",
@@ -40,13 +50,13 @@ class TrainConfig(Strict):
         "and others; regression: rmse, r2), exact over ranks; the latter are gathered to every rank where they are "
         "named here or in early_stopping",
     )
-    best_mode: Literal["min", "max"] = "min"
+    best_mode: Literal["min", "max"] = Field("min", description="whether a lower or a higher best_metric is better")
     export: Literal["best", "last"] = Field(
         "best",
         description="the step whose weights become the model: the best by best_metric, or the last, the steadier one "
         "where the schedule ends near zero",
     )
-    log_every_steps: PositiveInt = 10
+    log_every_steps: PositiveInt = Field(10, description="steps between two records of metrics")
     max_skipped_steps: Annotated[int, Field(ge=0)] = Field(
         20, description="consecutive steps with a gradient that is not finite before training gives up"
     )

@@ -17,7 +17,7 @@ class DeltaSource(SourceConfig):
     VERSION_KEY: ClassVar[str | None] = "version"
     format: Literal["delta"]
     path: str = Field(description="the table's folder, on any storage")
-    versionAsOf: Annotated[int, Field(ge=0)] | None = None
+    versionAsOf: Annotated[int, Field(ge=0)] | None = Field(None, description="version of the table")
     timestampAsOf: Instant | None = Field(
         None, description="the last version committed then or before: an instant, in UTC where it names no offset"
     )

@@ -21,7 +21,7 @@ AVRO = (
 class CsvOptions(Strict):
     """How a CSV file is written: RFC 4180. A quote within a quoted value is doubled; a backslash is a character."""
 
-    sep: Annotated[str, Field(pattern=r"^[\t\x20-\x7e]$")] = ","
+    sep: Annotated[str, Field(pattern=r"^[\t\x20-\x7e]$")] = Field(",", description="character between two values")
     quote: Annotated[str, Field(pattern=r"^[\x20-\x7e]?$")] = Field('"', description="'': quotes are characters")
     nullValue: str = Field("", description="what stands for null beside the empty value; quoted, both are texts")
     encoding: str = Field("utf-8", description="of Python's names: latin-1, windows-1252, utf-16")
@@ -52,7 +52,7 @@ class FilesSource(SourceConfig):
         description="a file, a folder (all files below it named as the format: *.csv, *.csv.gz or *.parquet; text and "
         "binaryFile: all there are) or a glob (`*` stays within a folder, `**` crosses them); local or any storage URI"
     )
-    format: Literal["csv", "json", "orc", "parquet", "text", "binaryFile"] = "csv"
+    format: Literal["csv", "json", "orc", "parquet", "text", "binaryFile"] = Field("csv", description="kind of file")
     columns: dict[str, str] = Field(
         {},
         description="name -> Spark type (`int`, `decimal(10,2)`). csv: the whole header; json, orc, parquet: the "

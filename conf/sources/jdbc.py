@@ -29,8 +29,8 @@ class JdbcSource(SourceConfig):
     )
     format: Literal["jdbc"]
     url_env: EnvironmentName = Field(description="the variable that holds the URL: jdbc:postgresql://host/database")
-    user_env: EnvironmentName | None = None
-    password_env: EnvironmentName | None = None
+    user_env: EnvironmentName | None = Field(None, description="the variable that holds the user's name")
+    password_env: EnvironmentName | None = Field(None, description="the variable that holds the password")
     driver: str | None = Field(None, description="its Java class; None: by the URL")
     dbtable: str | None = Field(None, description="a table, or a query in parentheses with an alias")
     query: str | None = Field(None, description="a SELECT, in place of dbtable; not read in partitions")

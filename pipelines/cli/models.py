@@ -40,11 +40,11 @@ def add_commands(commands: Commands) -> None:
     export.add_argument("--out", metavar="FILE", help="default: model.pt2 or model.onnx; must not exist")
     text = "prove from a run's audit log that every row was consumed once per epoch"
     audit = add_command(commands, "audit", _audit, text, ["sparkring audit data/runs/flights/RUN"])
-    audit.add_argument("run_folder")
+    audit.add_argument("run_folder", help="of a run with data.audit=true")
     audit.add_argument("--dataset", default="", help="where the dataset is (default: where the records say it was)")
     text = "train a run on parameter servers again, in one thread, from its event logs, and compare the bits"
     replay = add_command(commands, "replay-log", _replay_log, text, ["sparkring replay-log data/runs/flights/RUN"])
-    replay.add_argument("run_folder")
+    replay.add_argument("run_folder", help="of a run with parallel.servers")
     replay.add_argument("--dataset", default="", help="where the dataset is (default: where the run says it was)")
 
 

@@ -29,7 +29,7 @@ def add_commands(commands: Commands) -> None:
     add_recipe_command(what, "show", _plan, text, ["sparkring plan show gpt-7b launch.world=64 parallel.tp=8"])
     text = "what slow ranks cost a run, and whether bounds, backups, averaging or a lag would be faster"
     slow = add_command(what, "stragglers", _stragglers, text, ["sparkring plan stragglers data/runs/flights/RUN"])
-    slow.add_argument("run_folder")
+    slow.add_argument("run_folder", help="of a run of several ranks")
     show_examples(plan, what)
 
 

@@ -15,7 +15,7 @@ def add_commands(commands: Commands) -> None:
     ui = add_recipe_command(
         commands, "ui", _ui, text, ["sparkring ui", "sparkring ui mine.yaml --port 5001"], "flights"
     )
-    ui.add_argument("--port", type=int, default=5000)
+    ui.add_argument("--port", type=int, default=5000, help="on this machine (default: 5000)")
     text = "send to the tracking server what earlier jobs could not"
     add_recipe_command(commands, "replay", _replay, text, ["sparkring replay mine.yaml"])
     text = "delete what the recipe's `retention` lets go; what is needed stays"

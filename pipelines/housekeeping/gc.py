@@ -113,7 +113,7 @@ def collect_garbage(config: RunConfig, dry_run: bool, show: Callable[[str], None
         pointers = list(_pointers_of(roots.runs, listed))
         dead = expendable_pointers(pointers, _marked(roots.runs, pointers), deletions)
         if not config.retention.is_set:
-            show("retention is not set, so no dataset, part or run is old; see docs/housekeeping.md")
+            show("retention is not set, so no dataset, part or run is old; see docs/how-to/housekeeping.md")
         for link in sorted(set(found.links.values())):
             kind = "symbolic link" if os.path.islink(link) else "mount point"
             show(f"passed over: {link} is a {kind}; what it leads to is not deleted")

@@ -1,7 +1,7 @@
 """Tell the targets of `notify` how a job ended. Nothing here raises or waits longer than `notify.timeout_s`.
 
 A webhook's signature has the form of MLflow's own webhooks (and of Standard Webhooks): base64 of HMAC-SHA256 over
-`<delivery id>.<timestamp>.<body>`. How a receiver checks it is in docs/housekeeping.md.
+`<delivery id>.<timestamp>.<body>`. How a receiver checks it is in docs/how-to/housekeeping.md.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ def free_name(wanted: str, found: Columns, sample: TableSample) -> str:
 def left_out_reason(kind: str, values: Any) -> str | None:
     """Why a column is no feature; None if it is one."""
     if not _is_counted(kind):
-        return f"{kind} is no single value; docs/etl.md says how such a column is a feature"
+        return f"{kind} is no single value; docs/how-to/etl.md says how such a column is a feature"
     present, distinct = len(values) - values.null_count, pc.count_distinct(values, mode="only_valid").as_py()
     if not present:
         return "no value at all"

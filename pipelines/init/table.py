@@ -145,7 +145,7 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
     if columns.dates:
         lines.append(
             f"rows are split at random; to predict later rows from earlier ones, split by {columns.dates[0]} "
-            "(etl.split of kind time, docs/etl.md)"
+            "(etl.split of kind time, docs/how-to/etl.md)"
         )
     lines += [f"{column}: {remark}" for column, remark in columns.remarks.items()]
     if nulls:

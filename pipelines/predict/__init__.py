@@ -1,1 +1,1 @@
-"""Batch scoring: rows of a view, scored in Spark by a model, published whole (docs/predict.md)."""
+"""Batch scoring: rows of a view, scored in Spark by a model, published whole (docs/how-to/predict.md)."""

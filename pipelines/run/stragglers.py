@@ -36,9 +36,10 @@ NEAR = 0.85  # of the fastest form: the first that comes so near is advised, as 
 LEAST_WINDOWS = 3  # beside the first, in which memory is allocated
 LONG_EXCHANGE = 0.3  # share of a step
 WHAT_NEXT = {
-    "lag": "tables.lag (docs/sparse.md)",
+    "lag": "tables.lag (docs/explanation/sparse.md)",
     "bound": "parallel.servers.bound, whose ranks train on weights that lack some gradients",
-    "local": "parallel.averaging.kind: local_sgd (docs/averaging.md), which needs more steps for the same loss",
+    "local": "parallel.averaging.kind: local_sgd (docs/explanation/averaging.md), which needs more steps for the same "
+    "loss",
     "none": "parallel.servers.bound: null, where nothing limits how old weights are",
     "backup": "parallel.servers.backup, whose steps are the ring's, of the gradients that come first",
 }
@@ -149,7 +150,10 @@ def _verdict(forms: Sequence[FormRate], exchange: float, repaired: float) -> lis
     best = max(forms, key=lambda form: form.rate)
     good = [form for form in forms if form.rate >= WORTH and form.rate >= NEAR * best.rate]
     codec = (
-        [f"The exchange is {exchange:.0%} of a step: `parallel.compress` makes it smaller first (docs/compression.md)."]
+        [
+            f"The exchange is {exchange:.0%} of a step: `parallel.compress` makes it smaller first "
+            "(docs/explanation/compression.md)."
+        ]
         if exchange >= LONG_EXCHANGE
         else []
     )

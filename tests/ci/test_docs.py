@@ -93,12 +93,37 @@ def test_named_settings_exist() -> None:
     assert wrong == []
 
 
-def test_the_architecture_names_every_module() -> None:
-    named = set(re.findall(r"`(\w+)`", PAGES["docs/architecture.md"]))
-    code = [
-        name
-        for name in FILES
-        if name.endswith(".py") and name.split("/")[0] in ("conf", "etl", "training", "pipelines")
-    ]
-    stems = {Path(name).stem for name in code if "__init__" not in name}
-    assert stems - named == set()
+ROOM = re.compile(r"^\| `([\w.]+/?)` \| (.+) \|$", re.M)
+PACKAGES = ("conf", "etl", "training", "pipelines", "tests")
+
+
+def rooms(package: str) -> set[str]:
+    """The folders (`data/`) and modules (`loop.py`) directly below a package."""
+    below = [path for path in (ROOT / package).iterdir() if not path.name.startswith(("_", "."))]
+    return {f"{path.name}/" if path.is_dir() else path.name for path in below if path.is_dir() or path.suffix == ".py"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_page_of_a_package_has_a_line_for_every_room(package: str) -> None:
+    page = PAGES[f"docs/explanation/packages/{package}.md"]
+    named = [name for name, _ in ROOM.findall(page.partition("\n## ")[0])]
+    assert sorted(named) == sorted(rooms(package))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_page_of_a_package_says_which_three_files_to_read_first(package: str) -> None:
+    first = re.search(r"Three files to read first: (.*?)\n\n", PAGES[f"docs/explanation/packages/{package}.md"], re.S)
+    assert first is not None
+    files = re.findall(rf"`({package}/[\w/]+\.py)`", first[1])
+    assert len(set(files)) == 3 and [name for name in files if not (ROOT / name).is_file()] == []
+
+
+def test_every_path_in_where_to_look_exists() -> None:
+    table = PAGES["CONTRIBUTING.md"].partition("## Where to look")[2]
+    paths = re.findall(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|yaml|html|toml))`", table)
+    assert len(paths) > 30
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 120

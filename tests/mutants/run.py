@@ -1,23 +1,22 @@
 """Try every mutant on a copy of the tree, one after another: `python -m tests.mutants.run [--only order]`.
 
-Exit code 1 where a mutant survives that is not said to be equivalent, or no longer stands in its file.
+With `--write` the verdicts go into the YAML files. Exit code 1 if a mutant survives that is not said to be equivalent,
+or no longer stands in its file.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from tests.mutants.mutants import MUTANTS, Mutant
+from tests.mutants.entries import Mutant, load, save
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MOST_S = 600.0
@@ -62,47 +61,42 @@ def pytest(tree: Path, tests: str) -> tuple[int | None, str]:
     return done.returncode, (lines or done.stdout.strip().splitlines() or [done.stderr.strip()])[0][:200]
 
 
-def try_mutant(tree: Path, mutant: Mutant) -> dict[str, Any]:
-    path, began = tree / mutant.file, time.monotonic()
+def try_mutant(tree: Path, mutant: Mutant) -> Mutant:
+    """The mutant with its verdict."""
+    path = tree / mutant.file
     text = path.read_text()
     path.write_text(mutated(text, mutant))
     try:
         code, line = pytest(tree, mutant.tests)
     finally:
         path.write_text(text)
-    caught = code in (None, 1, 2)  # 2: it cannot even be imported
-    verdict = "caught" if caught else "equivalent" if mutant.equivalent else "SURVIVED"
-    return {
-        "file": mutant.file,
-        "old": mutant.old,
-        "new": mutant.new,
-        "verdict": verdict,
-        "by": line if caught else mutant.equivalent or mutant.tests,
-        "seconds": round(time.monotonic() - began, 1),
-    }
+    if code in (None, 1, 2):  # 2: it cannot even be imported
+        return replace(mutant, verdict="caught", by=line)
+    return replace(mutant, verdict="survived", by="")
 
 
-def merged(out: Path, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The results and those of an earlier run, in the list's order, without mutants that are no longer in it."""
-    known = {key(r): r for r in [*(json.loads(out.read_text()) if out.exists() else []), *results]}
-    return [known[key(asdict(m))] for m in MUTANTS if key(asdict(m)) in known]
+def judged(mutants: list[Mutant], tried: list[Mutant]) -> list[Mutant]:
+    """The mutants, with the verdicts of those that were tried."""
+    found = {key(each): each for each in tried}
+    return [found.get(key(each), each) for each in mutants]
 
 
-def key(entry: dict[str, Any]) -> tuple[str, str, str]:
-    return entry["file"], entry["old"], entry["new"]
+def key(mutant: Mutant) -> tuple[str, str, str]:
+    return mutant.file, mutant.old, mutant.new
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="mutants whose file or tests contain this")
-    parser.add_argument("--out", type=Path, help="a JSON file for the results; those of mutants not chosen stay in it")
-    parser.add_argument("--missing", action="store_true", help="only mutants that --out has no result of")
+    parser.add_argument("--write", action="store_true", help="keep each verdict in the YAML files, as it is found")
+    parser.add_argument("--missing", action="store_true", help="only mutants without a verdict")
     arguments = parser.parse_args()
-    known = {key(r) for r in json.loads(arguments.out.read_text())} if arguments.missing else set()
+    mutants, tried = load(), list[Mutant]()
     chosen = [
-        m for m in MUTANTS if (arguments.only in m.file or arguments.only in m.tests) and key(asdict(m)) not in known
+        m
+        for m in mutants
+        if (arguments.only in m.file or arguments.only in m.tests) and not (arguments.missing and m.verdict)
     ]
-    results = []
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         copy_tree(tree)
@@ -113,17 +107,21 @@ def main() -> None:
                 if code != 0:
                     sys.exit(f"pytest {mutant.tests} fails on the code as it is: {line}")
                 sound.add(mutant.tests)
-            found = try_mutant(tree, mutant)
-            results.append(found)
-            print(
-                f"{number}/{len(chosen)} {found['verdict']:10} {found['file']}: {mutant.old!r} ({found['seconds']} s)",
-                flush=True,
-            )
-            if arguments.out:
-                arguments.out.write_text(json.dumps(merged(arguments.out, results), indent=1) + "\n")
-    survivors = [r for r in results if r["verdict"] == "SURVIVED"]
-    print(f"{len(results) - len(survivors)} of {len(results)} mutants are caught or equivalent")
+            began = time.monotonic()
+            tried.append(try_mutant(tree, mutant))
+            verdict = "equivalent" if is_excused(tried[-1]) else tried[-1].verdict
+            spent_s = time.monotonic() - began
+            print(f"{number}/{len(chosen)} {verdict:10} {mutant.file}: {mutant.old!r} ({spent_s:.1f} s)", flush=True)
+            if arguments.write:
+                save(judged(mutants, tried))
+    survivors = [each for each in tried if each.verdict == "survived" and not is_excused(each)]
+    print(f"{len(tried) - len(survivors)} of {len(tried)} mutants are caught or equivalent")
     sys.exit(1 if survivors else 0)
+
+
+def is_excused(mutant: Mutant) -> bool:
+    """Whether the mutant survived, as its `equivalent` says it must."""
+    return mutant.verdict == "survived" and bool(mutant.equivalent)
 
 
 if __name__ == "__main__":

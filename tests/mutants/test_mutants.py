@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.mutants import MUTANTS, Mutant
-from tests.mutants.run import ROOT, copy_tree, mutated
+from tests.mutants.entries import Mutant, load, save
+from tests.mutants.run import ROOT, copy_tree, judged, mutated
+
+MUTANTS = load()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.file}: {m.old[:40]}")
@@ -21,7 +23,27 @@ def test_a_mutant_stands_in_its_file_once_and_its_tests_exist(mutant: Mutant) ->
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(MUTANTS) >= 60
+    assert len(MUTANTS) >= 900
+
+
+def test_no_mutant_is_listed_twice() -> None:
+    assert len({(each.file, each.old, each.new) for each in MUTANTS}) == len(MUTANTS)
+
+
+def test_no_mutant_survived_its_last_trial() -> None:
+    assert [each for each in MUTANTS if each.verdict == "survived" and not each.equivalent] == []
+    assert [each for each in MUTANTS if bool(each.by) != (each.verdict == "caught")] == []
+
+
+def test_verdicts_are_kept_by_the_files(tmp_path: Path) -> None:
+    mutants = [
+        Mutant("etl/b.py", "x = 1\n\n", "", "tests/b.py -k 'one'"),
+        Mutant("conf/a.py", "'a': #", "\tb", "tests/a.py", equivalent="ü"),
+    ]
+    save(judged(mutants, [Mutant("etl/b.py", "x = 1\n\n", "", "tests/b.py", verdict="caught", by="FAILED")]), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["conf.yaml", "etl.yaml"]
+    second, first = load(tmp_path)
+    assert second == mutants[1] and (first.old, first.verdict, first.by) == ("x = 1\n\n", "caught", "FAILED")
 
 
 def test_tests_in_a_copy_of_the_tree_import_the_copy(tmp_path: Path) -> None:

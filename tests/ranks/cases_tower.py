@@ -1,4 +1,4 @@
-"""The user's own model of docs/strategies.md as it stands there, table and all; it knows of no pipelines or tensors."""
+"""The user's model of docs/explanation/strategies.md, table and all; it knows nothing of pipelines or tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.ranks.problem import SquaredError, make_strategy, table_batch, train
 
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "strategies.md"
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs/explanation/strategies.md"
 
 
 def documented() -> ModuleType:

@@ -1,4 +1,4 @@
-"""The code and the recipe of docs/own_code.md as they stand there."""
+"""The code and the recipe of docs/how-to/own_code.md as they stand there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/own_code.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs/how-to/own_code.md").read_text()
 _CODE, *_ = re.findall(r"```python\n# the module delays\n(.*?)```", PAGE, re.DOTALL)
 _BLOCKS: dict[str, Any] = yaml.safe_load(
     re.findall(r"```yaml\n(model:\n.*?)```", PAGE, re.DOTALL)[0].replace("delays:", f"{__name__}:")

@@ -587,7 +587,7 @@ def test_hooks_see_every_step_on_rank_0_and_change_nothing(
 
 
 def test_the_example_of_the_page_trains(group: WorkerGroup, table: Path, tmp_path: Path) -> None:
-    """docs/own_code.md as it stands: model, task with arguments, groups of parameters, schedule and hook."""
+    """docs/how-to/own_code.md as it stands: model, task with arguments, groups of parameters, schedule and hook."""
     job = Job(tmp_path / "run", table, *EXAMPLE_RECIPE).run(group, 2)
     assert job.losses[30] < 0.8 * job.losses[1]
     assert {"loss", "hit", "worst_code"} <= job.result.test.keys() and job.result.best_step is not None

@@ -10,7 +10,7 @@
 
 A generation is one attempt to write a step; a half-written one is never named by a marker, so never read. After
 CheckFreq (Mohan 2021, https://www.usenix.org/conference/fast21/presentation/mohan): training waits for the copy to host
-memory only, the rest is written behind it, one at a time. docs/checkpoints.md: reading by hand.
+memory only, the rest is written behind it, one at a time. docs/explanation/checkpoints.md: reading by hand.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ KINDS = (*CUT_KINDS, "replicate", "enter")
 
 @dataclass(frozen=True)
 class ShardingPlan:
+    """How a model may be cut; the module's docstring says what each field lists."""
+
     layers: tuple[str, ...] = ()
     tensor: Mapping[str, str] = field(default_factory=dict)
     heads: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""Train a run on parameter servers again, in one process and one thread, from its event logs (docs/asynchronous.md).
+"""Train a run on parameter servers again, in one process and one thread, from its event logs.
 
-What the run evaluated and saved does not matter: weights change by pushes alone, and these are computed again, from the
-rows of the dataset and from the weights as they were at the pulls.
+See docs/explanation/asynchronous.md. What the run evaluated and saved does not matter: weights change by pushes alone,
+and these are computed again, from the rows of the dataset and from the weights as they were at the pulls.
 """
 
 from __future__ import annotations

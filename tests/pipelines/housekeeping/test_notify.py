@@ -187,7 +187,7 @@ def test_only_the_named_events_are_sent(tmp_path: Path) -> None:
 
 
 def test_a_receiver_can_verify_the_signature_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[3] / "docs/housekeeping.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/how-to/housekeeping.md").read_text()
     example = page.split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {}
     exec(example, names)

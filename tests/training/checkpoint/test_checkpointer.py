@@ -332,8 +332,8 @@ def test_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_documentation_reads_one_with_plain_torch(tmp_path: Path) -> None:
-    """The code block of docs/checkpoints.md, run as it stands there."""
-    text = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
+    """The code block of docs/explanation/checkpoints.md, run as it stands there."""
+    text = (Path(__file__).parents[3] / "docs/explanation/checkpoints.md").read_text()
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     assert code is not None
     _, state = trained(seed=2)

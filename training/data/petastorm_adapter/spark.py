@@ -1,4 +1,4 @@
-"""petastorm's Spark converter and dataset writer (docs/petastorm.md).
+"""petastorm's Spark converter and dataset writer (docs/how-to/petastorm.md).
 
 with make_spark_converter(df, cache="file:///tmp/cache").make_torch_dataloader(batch_size=256) as loader:
     for batch in loader: ...                          # dict of tensors, the same number of steps on every rank

@@ -1,4 +1,4 @@
-"""A rank on servers whose step does not wait for the slowest ranks (training/servers/backup.py, docs/asynchronous.md).
+"""A rank on servers whose step does not wait for the slowest ranks (docs/explanation/asynchronous.md).
 
 In each step a rank asks for a part, pulls, computes and pushes as with bound 0, and then waits until the first server
 knows which gradients make the step. Every rank makes every step, with a gradient or without one: one that was late goes

@@ -1,4 +1,4 @@
-"""Steps whose weights are on servers (docs/asynchronous.md): pull, compute, push.
+"""Steps whose weights are on servers (docs/explanation/asynchronous.md): pull, compute, push.
 
 A rank pulls weights and rows for each step, computes the gradient of  n x sum over its rows of
 weight_i * loss_i / global_rows,  n ranks, and pushes it; servers apply it (training/servers/shard.py). With bound 0 a
