@@ -372,5 +372,6 @@ def test_a_frame_that_is_too_large_is_refused_before_memory_is_taken(message_byt
     left, right = socket.socketpair()
     with left, right:
         left.sendall(head(KIND_OF_BEGIN, message_bytes, body_bytes))
+        left.shutdown(socket.SHUT_WR)
         with pytest.raises(ServerProtocolError, match="are accepted at most"):
             receive(right)
