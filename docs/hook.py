@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from generator import api, commands, configuration, exit_codes, files, messages, metrics
+from generator import api, commands, configuration, exit_codes, files, messages, metrics, models
 from generator.source import definitions
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -13,6 +13,7 @@ def pages() -> dict[str, str]:
     known = list(definitions())
     return {
         "reference/configuration.md": configuration.page(),
+        "reference/models.md": models.page(known),
         "reference/commands.md": commands.page(),
         "reference/exit_codes.md": exit_codes.page(known),
         "reference/metrics.md": metrics.page(),

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from sparkring.conf.rules.recipe import BUILT_IN_TABULAR
 from sparkring.pipelines.cli import parser
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.training.launch.messages import Event, Message
 from tests.ci.test_docs import ROOT
 
-MODULES = ("api", "commands", "configuration", "exit_codes", "files", "messages", "metrics", "source")
+MODULES = ("api", "commands", "configuration", "exit_codes", "files", "messages", "metrics", "models", "source")
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +127,19 @@ def test_every_metric_that_is_logged_is_listed(pages: SimpleNamespace) -> None:
     found = set(pages.metrics.names_in_code())
     assert len(found) > 30
     assert sorted(found - pages.metrics.LOGGED.keys()) == [] and sorted(pages.metrics.LOGGED.keys() - found) == []
+
+
+def test_every_built_in_model_is_listed_with_the_meaning_of_its_parameters(
+    pages: SimpleNamespace, known: list[Any]
+) -> None:
+    page = pages.models.page(known)
+    recipes = "".join(path.read_text() for path in (ROOT / "conf/recipes").glob("*.yaml"))
+    factories = {BUILT_IN_TABULAR, *re.findall(r"factory: ([\w.:]+)", recipes)}
+    assert (
+        len(factories) > 3 and [each for each in factories if f"`{each.removeprefix('sparkring.')}`" not in page] == []
+    )
+    rows = [row for each in pages.models.models(known) for row in pages.models.rows(pages.models.constructor(each))]
+    assert len(rows) > 20 and [row for row in rows if not all(row)] == []
 
 
 def test_all_that_pages_tell_users_to_import_is_documented(pages: SimpleNamespace, known: list[Any]) -> None:
