@@ -154,7 +154,7 @@ class Gate:
         return Compared(replace(rows, champion=theirs), scores, number, number)
 
     def _is_this_model(self, champion: Champion) -> bool:
-        """Whether an earlier attempt of this run, which was killed behind its promotion, has registered it."""
+        """Whether an earlier attempt of this run, killed after its promotion, has registered it."""
         version, weights = champion.version, self.candidate.trained.train.weights
         assert weights is not None, "training is finished"
         if version.date != self.job.ds or WEIGHTS not in version.tags:

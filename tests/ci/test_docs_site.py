@@ -135,9 +135,8 @@ def test_every_built_in_model_is_listed_with_the_meaning_of_its_parameters(
     page = pages.models.page(known)
     recipes = "".join(path.read_text() for path in (ROOT / "conf/recipes").glob("*.yaml"))
     factories = {BUILT_IN_TABULAR, *re.findall(r"factory: ([\w.:]+)", recipes)}
-    assert (
-        len(factories) > 3 and [each for each in factories if f"`{each.removeprefix('sparkring.')}`" not in page] == []
-    )
+    assert len(factories) > 3
+    assert [each for each in factories if f"`{each.removeprefix('sparkring.')}`" not in page] == []
     rows = [row for each in pages.models.models(known) for row in pages.models.rows(pages.models.constructor(each))]
     assert len(rows) > 20 and [row for row in rows if not all(row)] == []
 

@@ -1,11 +1,11 @@
 """Sharded, asynchronous checkpoints on any storage, which appear whole or not at all.
 
     step-<N>/COMMIT.json                           written last, by rank 0: the generation, the hash of every file
-    step-<N>/<generation>/rank-00000.safetensors   the boxes of tensors that rank 0 wrote
+    step-<N>/<generation>/rank-00000.safetensors   the chunks of tensors that rank 0 wrote
     step-<N>/<generation>/rank-00000.json          rank 0's random state
     step-<N>/<generation>/tables/<table>/rank-00000.safetensors   the buckets of a sparse table that rank 0 owns, or
                                                    what changed in them since an earlier step, whose file stays
-    step-<N>/<generation>/index.json               where each tensor's boxes are, and the values that are not tensors
+    step-<N>/<generation>/index.json               where each tensor's chunks are, and the values that are not tensors
     step-<N>/<generation>/trainer.json             step, cursor, schedule, ... of the training loop, and versions
 
 A generation is one attempt to write a step; a half-written one is never named by a marker, so never read. After
@@ -218,7 +218,7 @@ class Checkpointer:
     # -- finding
 
     def latest(self, verify: bool = True) -> CheckpointInfo | None:
-        """Find the newest checkpoint that can be loaded; None if no checkpoint's files have their hashes.
+        """Find the newest checkpoint that can be loaded; None if none is undamaged.
 
         Its every file has the hash that its marker says, and can be read. All ranks agree on it and share the reading.
         One that fails is skipped, with a warning that says why. Where none can be read it is the newest whose hashes
@@ -260,7 +260,8 @@ class Checkpointer:
                 unreadable.append(info)
             self._writer.damaged.add(info.step)
             skipped.append(f"step-{info.step}: {'; '.join(problems)}")
-        # as they were written, so nothing begins anew without a word: to load it is an error that says why
+        # All hashes are right, but none can be read: the newest, so that loading fails and says why, instead of a
+        # training that starts again from step 0.
         return self._found(unreadable[0] if unreadable else None, skipped)
 
     def _found(self, info: CheckpointInfo | None, skipped: Sequence[str]) -> CheckpointInfo | None:

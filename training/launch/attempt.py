@@ -199,11 +199,11 @@ class Attempt:
             servers: that the ranks need, if any.
             replacing: None: the attempt ends with the first rank that dies.
         """
-        self._servers, self._replacing = servers, replacing
+        self._parameter_servers, self._replacing = servers, replacing
         self._dead: dict[int, Waiting] = {}  # by rank
         self._deaths: dict[int, Failure] = {}  # by rank: the one that had come furthest
         self._replacements = ReplacementLimit(replacing.max_in_a_row if replacing else 0)
-        self._group, self._server = group, group.server
+        self._group, self._control_server = group, group.server
         self._states, self._attempt = states, attempt
         self._on_event, self._control, self._limits = on_event, control, limits
         self._by_agent = {state.agent: state for state in states}
@@ -228,7 +228,7 @@ class Attempt:
         try:
             next_check = 0.0
             while self._alive:
-                received = self._server.take(next_check - time.monotonic())
+                received = self._control_server.take(next_check - time.monotonic())
                 if received is not None:
                     self._take(*received)
                 self._obey()
@@ -270,11 +270,11 @@ class Attempt:
 
     def _check(self) -> None:
         """Notice what no message tells: silence, time that ran out."""
-        for agent, heartbeat in self._server.heartbeats().items():
+        for agent, heartbeat in self._control_server.heartbeats().items():
             self._heartbeat(agent, heartbeat)
         now = time.monotonic()
         self._check_lost(self._group.trouble())
-        if self._servers is not None and (failure := self._servers.lost()):
+        if self._parameter_servers is not None and (failure := self._parameter_servers.lost()):
             self._note_failure(failure)
         if self._first_failed_at is None:
             self._check_hangs(now)
@@ -293,19 +293,19 @@ class Attempt:
 
     def _send_all(self, message: Request) -> None:
         for rank in self._alive:
-            self._server.send(self._states[rank].agent, message)
+            self._control_server.send(self._states[rank].agent, message)
 
     def _send_each(self, orders: Orders) -> None:
         for rank, message in orders:
-            self._server.send(self._states[rank].agent, message)
+            self._control_server.send(self._states[rank].agent, message)
 
     def _check_lost(self, trouble: str | None) -> None:
         """Find agents that are silent, or whose carrier has ended; the one that left first fails first."""
         limit_s = NO_ANSWER_S if self._killed else None
         alive = [self._states[rank] for rank in self._alive]
         missing = [s for s in alive if self._group.is_lost(s.agent, limit_s) or trouble or s.rank in self._failed]
-        for state in sorted(missing, key=lambda s: self._server.left_at(s.agent)):
-            gone = not self._server.is_connected(state.agent)
+        for state in sorted(missing, key=lambda s: self._control_server.left_at(s.agent)):
+            gone = not self._control_server.is_connected(state.agent)
             has_failed = state.rank in self._failed
             if has_failed and (gone or self._group.is_lost(state.agent, limit_s)):  # one that hangs may be lost, too
                 self._over(state)
@@ -339,13 +339,15 @@ class Attempt:
         if not isinstance(message, FromChild | FromRank) or message.attempt != self._attempt:
             return self._group.note(agent, message)
         if isinstance(message, FromChild) and message.child.role == "server":
-            if self._servers is not None and (failure := self._servers.on_message(message)):
+            if self._parameter_servers is not None and (failure := self._parameter_servers.on_message(message)):
                 self._note_failure(failure)
             return None
         state = self._by_agent.get(agent)
         if state is None or state.child != message.child:
             return None
-        if heartbeat := self._server.heartbeat_of(agent):  # sent before: the step at which a rank ends must be its last
+        if heartbeat := self._control_server.heartbeat_of(
+            agent
+        ):  # sent before: the step at which a rank ends must be its last
             self._heartbeat(agent, heartbeat)
         match message:
             case RankRunning():
@@ -468,7 +470,7 @@ class Attempt:
                 self._over(state)
 
         for state in self._states:
-            if not self._server.is_connected(state.agent):
+            if not self._control_server.is_connected(state.agent):
                 self._over(state)
         self._group.wait(lambda: not self._alive, END_S, on_message)
 

@@ -68,7 +68,17 @@ class Reporter(Protocol):
         values: dict[str, float],
         timing: WindowTiming | None,
         means: Mapping[str, tuple[float, float]] | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Report the numbers of a logging window. Of `values` and `timing`, those of rank 0 are shown.
+
+        Args:
+            step: the window's last.
+            values: by the names in MLflow.
+            timing: the window's seconds.
+            means: by name, this rank's (total, count) of a mean over all ranks.
+        """
+        ...
+
     def heartbeat(self, step: int, phase: str) -> None: ...
     def event(self, kind: str, data: dict[str, Any]) -> None: ...
     def ask_checkpoint(self) -> None: ...

@@ -74,7 +74,7 @@ def send(sock: socket.socket, message: WorkerRequest | ServerReply, body: Sequen
 
 
 def receive(sock: socket.socket) -> Frame:
-    """Read a frame. EOFError where the other side has closed, ProtocolError for what is no frame."""
+    """Read a frame. EOFError where the other side has closed, ServerProtocolError for what is no frame."""
     kind, length, size = _HEAD.unpack(_exactly(sock, _HEAD.size))
     if size > MAX_BYTES or length > MAX_MESSAGE_BYTES:
         raise ServerProtocolError(
@@ -85,7 +85,7 @@ def receive(sock: socket.socket) -> Frame:
 
 
 def message_of(frame: Frame, accepted: Mapping[int, type]) -> Any:
-    """Read a frame's message, whose class is one of REQUESTS or REPLIES; ProtocolError for any other."""
+    """Read a frame's message, whose class is one of REQUESTS or REPLIES; ServerProtocolError for any other."""
     kind = accepted.get(frame.kind)
     if kind is None:
         raise ServerProtocolError(f"a message of kind {frame.kind} is not accepted here")
@@ -114,7 +114,7 @@ def _proof(secret: bytes, side: bytes, first: Buffer, second: Buffer) -> bytes:
 
 
 def admit(sock: socket.socket, secret: bytes) -> None:
-    """The server's side of the proof. ProtocolError, EOFError or TimeoutError where the other side has none."""
+    """The server's side of the proof. ServerProtocolError, EOFError or TimeoutError where the other side has none."""
     deadline = time.monotonic() + PROOF_S
     sock.settimeout(PROOF_S)
     own = secrets.token_bytes(NONCE)
@@ -146,7 +146,7 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> list[Buffer]:
 
 
 def unpack_tensors(body: Buffer) -> dict[str, torch.Tensor]:
-    """Read what `pack_tensors` made, as tensors with memory of their own. ProtocolError where it is cut."""
+    """Read what `pack_tensors` made, as tensors with memory of their own. ServerProtocolError where it is cut."""
     view = memoryview(body)
     try:
         (length,) = _INT.unpack_from(view)

@@ -276,7 +276,10 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class TreesGap:
-    """The loss of the model beside that of gradient-boosted trees, on the same test rows."""
+    """The loss of the model beside that of gradient-boosted trees, on the same test rows.
+
+    Made by `gap_to_trees` in pipelines/evaluation/evaluate.py.
+    """
 
     __pydantic_config__ = CLOSED
 
