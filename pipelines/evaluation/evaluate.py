@@ -226,6 +226,8 @@ def lost_to(
             ours = scores[MODEL].get(metric, math.nan)
             if metric in theirs and not is_better(metric, ours, theirs[metric]):
                 lost.append(f"{metric} {ours:.4f} does not beat {theirs[metric]:.4f} of {name}")
+    if report.must_beat_trees and TREES not in {*scores, *(missing or {})}:
+        lost.append(f"{TREES} were not fitted: there is no scalar feature to grow them on")
     return lost
 
 

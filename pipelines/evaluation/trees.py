@@ -109,6 +109,9 @@ def _fit(train: Design, labels: Array, loss: str) -> Any:
     numbers = train.values.shape[1] - len(train.cardinalities)
     coded = [numbers + n for n, count in enumerate(train.cardinalities) if count <= MOST_CODES]
     kind = HistGradientBoostingClassifier if loss == "log_loss" else HistGradientBoostingRegressor
-    model = kind(loss=loss, categorical_features=coded or None, random_state=SEED)
+    # An early stop keeps a tenth of each class apart, which is refused where a class has one row.
+    least = np.unique(labels, return_counts=True)[1].min() if loss == "log_loss" else 2
+    stops = "auto" if least > 1 else False
+    model = kind(loss=loss, categorical_features=coded or None, early_stopping=stops, random_state=SEED)
     with threadpool_limits(1):
         return model.fit(cells(train), labels, sample_weight=train.weights)

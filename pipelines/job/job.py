@@ -216,7 +216,7 @@ def conclude(job: JobContext, result: TrainResult, lost: list[str]) -> Exit:
         return report_decision(result.promotion)
     if not lost:
         return Exit.OK
-    log.error("report.must_beat: %s; %r stays where it was", "; ".join(lost), job.config.tracking.alias)
+    log.error("report: must_beat is not met: %s; %r stays where it was", "; ".join(lost), job.config.tracking.alias)
     return Exit.QUALITY
 
 

@@ -75,10 +75,10 @@ def test_several_labels_from_the_table_to_the_prediction(
     assert main(["run", "films.yaml"]) == Exit.OK, capsys.readouterr().err
     (run,) = [path.parent for path in tmp_path.glob("data/runs/films/*/summary.json")]
     summary = json.loads((run / "summary.json").read_text())
-    assert not summary["missing"] and len(summary["scores"]) == 3
-    ours, rates, logistic = summary["scores"].values()
+    assert not summary["missing"] and len(summary["scores"]) == 4
+    ours, rates, logistic, trees = summary["scores"].values()
     assert ours["macro_auc"] > 0.85 and rates["macro_auc"] == 0.5 and logistic["macro_auc"] < 0.7
-    assert ours["loss"] < rates["loss"]
+    assert ours["loss"] < rates["loss"] and ours.keys() >= trees.keys()
     assert [each["value"] for each in summary["by_label"]] == GENRES
     assert all(0.8 < each["scores"]["auc"] < 1 for each in summary["by_label"])
     assert {(each["column"], each["value"]) for each in summary["groups"]} == {("country", "FR"), ("country", "IT")}

@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 from sklearn import metrics as sklearn
 
 from sparkring.pipelines.cli import main
+from sparkring.pipelines.evaluation.trees import TREES
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.serving import _load_pyfunc
 
@@ -66,7 +67,8 @@ def test_rates_weighted_by_their_exposure_are_learned_judged_and_predicted(
     (run,) = [path.parent for path in tmp_path.glob("data/runs/claims/*/summary.json")]
     summary = json.loads((run / "summary.json").read_text())
     names = ["this model", "mean", "Poisson regression (scikit-learn)"]
-    assert list(summary["scores"]) == names and summary["missing"] == {}
+    assert list(summary["scores"]) == [*names, TREES] and summary["missing"] == {}
+    assert summary["trees_gap"]["rows"] > 0
     ours, constant, linear = (summary["scores"][name] for name in names)
     assert ours.keys() == constant.keys() == linear.keys() == {"loss", "abs_error", "d2"}
     assert constant["loss"] > linear["loss"] > ours["loss"] and abs(constant["d2"]) < 0.01 < linear["d2"] < ours["d2"]

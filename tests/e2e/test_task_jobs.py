@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.storage import open_storage
+from sparkring.pipelines.evaluation.trees import TREES
 from sparkring.pipelines.job.job import run_job
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.training.worker.result import MODEL, read_result
@@ -73,7 +74,7 @@ def test_each_task_is_judged_beside_its_baselines(
     assert run_job(Resolved(given, {}), etl=True, session=lambda: spark) == Exit.OK
     (folder,) = (path.parent for path in (tmp_path / "runs").rglob("summary.json"))
     result = read_result(open_storage(str(folder)))
-    assert list(result.scores) == [MODEL, *baselines] and result.missing == {} and result.version == "1"
+    assert list(result.scores) == [MODEL, *baselines, TREES] and result.missing == {} and result.version == "1"
     assert all(set(must_beat) <= scores.keys() for scores in result.scores.values())
     assert list(result.labels) == ["train", "valid", "test"] and sum(e.rows for e in result.labels.values()) == ROWS
     curve = dict(result.history[f"valid/{best['best_metric']}"])

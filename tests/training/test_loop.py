@@ -215,7 +215,7 @@ class Parts(Clocked):
     def forward_backward(self, batch: Any) -> torch.Tensor:
         return torch.tensor(float(batch.consumed_samples) * (10 if self.rank else 1), dtype=torch.float64)
 
-    def metrics(self, step: int, values: dict[str, float], timing: Any, means: Any = None) -> None:
+    def metrics(self, step: int, values: dict[str, float], *, timing: Any, means: Any = None) -> None:
         if means:
             assert "train/loss" not in values
             self.parts[step] = means["train/loss"]
@@ -342,7 +342,7 @@ class Metered(World):
         self.logged = dict[int, dict[str, float]]()
         self.timed, self.reported = set[int](), set[int]()  # steps
 
-    def metrics(self, step: int, values: dict[str, float], timing: Any, means: Any = None) -> None:
+    def metrics(self, step: int, values: dict[str, float], *, timing: Any, means: Any = None) -> None:
         self.logged[step] = {name: value for name, value in values.items() if name.startswith("data/")}
         self.reported |= {step} if means else set()
         self.timed |= {step} if isinstance(timing, WindowTiming) else set()

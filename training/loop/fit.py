@@ -66,6 +66,7 @@ class Reporter(Protocol):
         self,
         step: int,
         values: dict[str, float],
+        *,
         timing: WindowTiming | None,
         means: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
@@ -231,7 +232,7 @@ def fit(
             seconds, perf = timing.take(reader, strategy, batch.rows_of_step)
             loss = {"train/loss": window.close(strategy, is_first=reporter.rank == 0)}
             shown = {f"train/{name}": value for name, value in values.items()} | perf
-            reporter.metrics(state.step, shown, seconds, loss)
+            reporter.metrics(state.step, shown, timing=seconds, means=loss)
 
         metric, improves = None, False
         if state.step % eval_every == 0 or state.step == last:

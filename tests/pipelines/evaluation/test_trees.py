@@ -112,6 +112,15 @@ def test_one_value_of_the_labels_is_always_predicted(kind: TaskKind) -> None:
     assert (found == (np.array([0.0, 1.0]) if kind is MULTICLASS else 1.0)).all()
 
 
+@pytest.mark.parametrize("kind", [BINARY, MULTICLASS, MULTILABEL], ids=lambda kind: kind.name)
+def test_a_class_of_one_row_among_many_is_no_error(kind: TaskKind) -> None:
+    """Above 10,000 rows scikit-learn keeps some of each class apart."""
+    one = np.arange(10_001) == 7
+    made = np.column_stack([one, ~one]) if kind is MULTILABEL else one
+    train = design(10_001, 1, lambda *_: made)
+    assert np.isfinite(grow(kind, train, design(50, 2, lambda *_: made[:50])).predictions).all()
+
+
 def test_of_many_rows_evenly_spaced_ones_are_fitted_with_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     train = design(9000, 1, MADE[BINARY], weighted=True)
     monkeypatch.setattr(trees, "MOST_CELLS", 3 * 2000)
@@ -230,6 +239,8 @@ def test_trees_are_to_be_beaten_where_the_recipe_says_so_and_nowhere_else() -> N
         f"{TREES} could not be computed (too many rows)"
     ]
     assert lost_to({MODEL: {"loss": 0.5}}, ReportConfig(must_beat=["loss"]), {TREES: "too many rows"}) == []
+    (line,) = lost_to({MODEL: {"loss": 0.5}, "majority rate": {"loss": 0.6}}, asked)
+    assert line == f"{TREES} were not fitted: there is no scalar feature to grow them on"
 
 
 @pytest.mark.parametrize(

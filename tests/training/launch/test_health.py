@@ -196,7 +196,7 @@ def slow_on_rank_1(ctx: Any) -> None:
         step_s = time.monotonic() - began
         # Each as if it were the mean of twenty: a straggler is named when it has lasted for ten seconds.
         wait_s = strategy.waited_s - waited_s
-        ctx.metrics(20 * step, {}, WindowTiming(step_s, wait_s, 0.0, 0.0, {}, {}, {}))
+        ctx.metrics(20 * step, {}, timing=WindowTiming(step_s, wait_s, 0.0, 0.0, {}, {}, {}))
     strategy.close()
 
 

@@ -93,6 +93,7 @@ class WorkerContext:
         self,
         step: int,
         values: dict[str, float],
+        *,
         timing: WindowTiming | None = None,
         means: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
