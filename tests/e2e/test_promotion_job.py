@@ -14,6 +14,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
+from sparkring.pipelines.context.context import Publication
 from sparkring.pipelines.job import job
 from tests.e2e.commands import run_here
 
@@ -79,8 +80,10 @@ def nights(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
     def night(name: str, day: str, *words: str) -> None:
         """The date is handed to the job here, as `sparkring run --date` does."""
+        dated = Publication()
+        dated.ds = day
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(job, "JobContext", lambda *given: replace(context(*given), ds=day))
+            patched.setattr(job, "JobContext", lambda *given: replace(context(*given), publication=dated))
             done[name] = run_here(folder, "run", "sales.yaml", f"etl.interval.last={day}", *words)
 
     night("first", "2024-03-03")

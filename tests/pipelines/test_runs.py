@@ -52,7 +52,7 @@ def resolved(folder: Path, *words: str) -> Resolved:
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run_job` with its parts that need Spark or a dataset left out."""
     monkeypatch.setattr(etl_step, "wanted_fingerprint", lambda config, sources: "f")
-    monkeypatch.setattr(etl_step, "pin", lambda *_: {})
+    monkeypatch.setattr(etl_step, "pin", lambda *_: SimpleNamespace(snapshots={}))
     monkeypatch.setattr(etl_step, "require", lambda config, fingerprint: SimpleNamespace(manifest=None))
     monkeypatch.setattr(job_module, "session_ahead", lambda *_: nullcontext(lambda: None))
     for name in ("check_recipe", "check_against", "describe_job", "keep_environment"):

@@ -15,8 +15,8 @@ from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import run_local
+from sparkring.training.worker import device
 from sparkring.training.worker.device import SeenGpu, choose_device_type, expected_device_type, pick_device
-from sparkring.training.worker.train import device
 
 TIMEOUT = timedelta(seconds=60)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -343,7 +344,10 @@ def test_killed_in_the_middle_of_the_second_run_a_date_has_the_first_ones_versio
         while not [*tmp_path.glob(".predictions.*.staging/*")] and time.monotonic() < deadline:
             assert run.poll() is None
             time.sleep(0.005)
+        below = psutil.Process(run.pid).children(recursive=True)
         os.killpg(run.pid, signal.SIGKILL)
+    _, left = psutil.wait_procs(below, timeout=300)  # Python workers have a group of their own, and still write
+    assert not left
     assert [*tmp_path.glob(".predictions.*.staging")], "it was not killed in the middle"
     assert read_predictions(open_storage(str(tmp_path / "predictions"))) == first
     assert {*os.listdir(tmp_path / "predictions")} == {"_predictions.json", *(file.path for file in first.files)}
