@@ -75,6 +75,9 @@ def fit_in_driver(kind: TaskKind, has_features: bool, make: Callable[[], tuple[D
 
     `make`: reads the designs of the training and of the test rows; it is called once.
     """
+    import sklearn.ensemble
+    import sklearn.linear_model  # noqa: F401  # both before there are threads: each would find the other's half-imported
+
     with ThreadPoolExecutor(1) as thread:
         designs = thread.submit(make).result
         growing = thread.submit(fit_trees, kind, designs) if has_features else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from sparkring.pipelines.evaluation.trees import TREES, Grown, cells, grow, samp
 from sparkring.pipelines.promotion.scores import resampled
 from sparkring.training.metrics import task_scores
 from sparkring.training.worker.result import MODEL, TreesGap
+from tests.ci.test_docs import ROOT
 from tests.pipelines.evaluation.test_baseline import KIND, PLAIN, kinds, write_table
 
 CODES = 4
@@ -141,6 +144,26 @@ def test_trees_for_more_classes_than_are_fitted_in_seconds_are_missing_with_a_re
     found = fit_in_driver(MULTICLASS, True, lambda: (many, many))
     assert found.missing == {TREES: "ValueError: 21 classes or labels, more than 20: trees would be grown for each"}
     assert found.trees is None and len(found.scores) == 2
+
+
+IMPORTED = """
+import sys
+from sparkring.conf.tasks import BINARY
+from sparkring.pipelines.evaluation import baseline
+needed = ("sklearn.ensemble", "sklearn.linear_model")
+assert not [name for name in needed if name in sys.modules], "it is imported here, or this shows nothing"
+def fit_trees(kind, designs):
+    print("there" if all(name in sys.modules for name in needed) else "missing")
+    return baseline.Baselines()
+baseline.fit_trees = fit_trees
+baseline.fit_in_driver(BINARY, True, lambda: 1 / 0)
+"""
+
+
+def test_the_library_is_imported_before_two_threads_need_it() -> None:
+    """Each would find modules that the other has imported in half, where nothing else has imported them before."""
+    done = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0 and done.stdout.strip() == "there", done.stderr
 
 
 def test_rows_that_cannot_be_read_leave_every_baseline_without_scores() -> None:
