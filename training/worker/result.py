@@ -293,7 +293,7 @@ class TreesGap:
         gap = self.ours - self.theirs
         numbers = f"{loss} {self.ours:.5g} against {self.theirs:.5g}, {gap:+.2g} ± {self.half_width:.2g}"
         if abs(gap) <= self.half_width:
-            return f"as good as gradient-boosted trees ({numbers})"
+            return f"not certainly better or worse than gradient-boosted trees ({numbers})"
         return f"{'better' if gap < 0 else 'worse'} than gradient-boosted trees ({numbers})"
 
 
