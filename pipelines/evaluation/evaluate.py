@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,6 @@ from sparkring.training.worker.result import (
     MODEL,
     Evaluated,
     GroupScores,
-    LabelBalance,
     RankedLists,
     Trained,
     TreesGap,
@@ -74,59 +73,47 @@ def evaluate(job: JobContext, trained: Trained) -> tuple[Evaluated, HeldOut | No
         return Evaluated(scores={MODEL: dict(trained.train.valid)}), None
     if config.model.kind.is_text:
         return evaluate_text(config, dataset.manifest, job.folder, trained.train), None
-    scores, missing, labels = {MODEL: dict(trained.train.test)}, dict[str, str](), dict[str, LabelBalance]()
-    groups: list[GroupScores] = []
-    by_label: list[GroupScores] = []
-    ranking: RankedLists | None = None
-    gap: TreesGap | None = None
     if not trained.predictions:
-        return Evaluated(scores=scores), None
+        return Evaluated(scores={MODEL: dict(trained.train.test)}), None
     rows = scored_rows(config, dataset, trained)
     held_out = read_held_out(config, rows, job.folder, trained)
     unseen = count_unseen(rows)
     if unseen:
         log.info("test rows whose value was in no training row: %s", unseen)
     check_finite(held_out.scores, rows)
-    if config.model.kind.is_table:
-        columns = pick_columns(dataset.manifest, config.model)
-        assert columns.label is not None, "build_task has asked for it"
-        check_labels(held_out.labels, ", ".join(columns.labels))
-        scores[MODEL] |= task_scores(config.model.kind, held_out.labels, held_out.scores, held_out.weights)
-        groups = scores_by_group(config, rows, held_out)
-        if config.model.kind.has_several_labels:
-            names = dataset.manifest.label_names
-            by_label = scores_by_label(names, held_out.labels, held_out.scores, held_out.weights)
-        train = split_rows(dataset, "train", config.data, trained.train.train_left_out)
-        splits = compared_splits(config, dataset, train, rows)
-        tensors = [dataset.manifest.tensor(name) for name in columns.labels]
-        labels = label_balance(config.model.kind.form, splits, tensors)
-        ranked = ranked_rows(job.spark, config, train, rows, held_out, columns.labels[0])
-        scores[MODEL] |= ranked.scores
-        if config.report.baselines:
-            baselines = fit_baselines(
-                job.spark,
-                config.model.kind,
-                train,
-                rows,
-                [dataset.manifest.tensor(name) for name in columns.read],
-                tensors,
-            )
-            scores |= baselines.scores | ranked.baselines.scores
-            if baselines.trees is not None:
-                gap = gap_to_trees(config.model.kind, held_out, baselines.trees)
-            missing = baselines.missing | ranked.baselines.missing
-        ranking = ranked.lists
-    evaluated = Evaluated(
-        scores=scores,
-        trees_gap=gap,
-        missing=missing,
-        labels=labels,
-        groups=groups,
-        by_label=by_label,
-        ranking=ranking,
-        unseen=unseen,
+    if not config.model.kind.is_table:
+        return Evaluated(scores={MODEL: dict(trained.train.test)}, unseen=unseen), held_out
+    return replace(evaluate_table(job, trained, rows, held_out), unseen=unseen), held_out
+
+
+def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out: HeldOut) -> Evaluated:
+    """Score a model of a table: all test rows, groups of them, each label, lists of them; and the baselines.
+
+    `rows`: of the test split; `held_out`: the model's predictions of them.
+    """
+    config, dataset, kind = job.config, job.dataset, job.config.model.kind
+    columns = pick_columns(dataset.manifest, config.model)
+    assert columns.label is not None, "build_task has asked for it"
+    check_labels(held_out.labels, ", ".join(columns.labels))
+    label_names = dataset.manifest.label_names if kind.has_several_labels else []
+    train = split_rows(dataset, "train", config.data, trained.train.train_left_out)
+    read, labels = ([dataset.manifest.tensor(name) for name in names] for names in (columns.read, columns.labels))
+    ranked = ranked_rows(job.spark, config, train, rows, held_out, columns.labels[0])
+    baselines = Baselines()
+    if config.report.baselines:
+        baselines = fit_baselines(job.spark, kind, train, rows, read, labels)
+    ours = task_scores(kind, held_out.labels, held_out.scores, held_out.weights)
+    return Evaluated(
+        scores={MODEL: trained.train.test | ours | ranked.scores} | baselines.scores | ranked.baselines.scores,
+        trees_gap=None if baselines.trees is None else gap_to_trees(kind, held_out, baselines.trees),
+        missing=baselines.missing | ranked.baselines.missing,
+        labels=label_balance(kind.form, compared_splits(config, dataset, train, rows), labels),
+        groups=scores_by_group(config, rows, held_out),
+        by_label=scores_by_label(label_names, held_out.labels, held_out.scores, held_out.weights)
+        if label_names
+        else [],
+        ranking=ranked.lists,
     )
-    return evaluated, held_out
 
 
 @dataclass(frozen=True)
