@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -112,7 +114,10 @@ def run_parts(
                 check_slots(spark, SlotRequest(config.launch.world, config.launch.min_world, profile))
                 if found is None:
                     building = time.monotonic()
-                    found = etl_step.build(spark, resolved, sources, commit, tracker, publication.check, trained=True)
+                    with imported_meanwhile():
+                        found = etl_step.build(
+                            spark, resolved, sources, commit, tracker, publication.check, trained=True
+                        )
                     timings["etl_s"] = time.monotonic() - building
                     tracker.metrics(JOB, 0, etl_cost(spark, timings["etl_s"]))
                 check_against(config, found)
@@ -138,6 +143,23 @@ def import_later_parts(config: TrackingConfig) -> None:
         from sparkring.pipelines.tracking.store.embedded import import_client
 
         import_client(config)
+
+
+@contextmanager
+def imported_meanwhile() -> Iterator[None]:
+    """Import, in a thread, what a job uses once it has trained, while Spark works and this process waits for it."""
+    with ThreadPoolExecutor(1, "imports") as thread:
+        thread.submit(import_for_evaluation)  # an error is raised again where the module is used
+        yield
+
+
+def import_for_evaluation() -> None:
+    """Import the library of the baselines, and what torch imports at its first operation on the meta device."""
+    import sklearn.ensemble
+    import sklearn.linear_model  # noqa: F401
+    import torch
+
+    torch.zeros(1, device="meta").add(1)
 
 
 def known_run_id(tracker: Tracker, record: RunRecord) -> str | None:
