@@ -21,7 +21,8 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.recipe_file import EXTENDS, read_recipe
-from sparkring.conf.rules.recipe import combination_problems, leaves
+from sparkring.conf.rules.recipe import RECIPE, leaves
+from sparkring.conf.rules.rule import find_problems
 from sparkring.conf.schedule.dated import ORIGIN, DateRequest, apply_date
 from sparkring.conf.schedule.dates import DataInterval
 from sparkring.conf.schema import NAME, REFERENCE, RUN_NAME
@@ -85,7 +86,7 @@ def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | 
         found = [e for e in found if e["loc"][:1] == ("schedule",)] or found
         problems += dict.fromkeys(_problem(e, values, origins) for e in _without_patterns(found))
         raise ConfigError(where, problems) from None
-    problems += combination_problems(config)
+    problems += find_problems(RECIPE, config)
     if problems:
         raise ConfigError(where, problems)
     origins = {key: _origin(key, origins) for key, _ in leaves(config.model_dump(mode="json"))}

@@ -1,5 +1,12 @@
-"""What does not go together in a recipe. A rule within one block is a validator of its class in conf/blocks.
+"""What does not go together in a recipe, as lists of `Rule`s (`rule`), one list per stage.
 
-`recipe`: keys of several blocks; `strategies`: layouts of ranks; `promotion`: gates and drift; `foreseen`: names of
-columns that a dataset will have; `dataset`: a recipe and the manifest of its dataset.
+| stage | facts | list | checked |
+|---|---|---|---|
+| recipe | the configuration | `RECIPE` in `recipe` (with `promotion`) | when a recipe is loaded |
+| training | the names that its dataset will have | `FORESEEN` in `foreseen` | before tables are read |
+| dataset | the manifest | `DECLARED` and `DATASET` in `dataset` | before and after it is built |
+| cluster | ranks on each axis, device | `LAYOUT` in `strategies` | by the driver, and by each rank |
+
+Tables and the user's code are looked at by `TABLES` and `CODE` in `pipelines/validate`. A rule within one block is a
+validator of its class in conf/blocks.
 """

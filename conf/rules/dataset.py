@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.features import State
 from sparkring.conf.manifest import Column, DatasetManifest
-from sparkring.conf.rules.promotion import dataset_promotion_problems, nearest
+from sparkring.conf.rules.promotion import drift_column_problems
 from sparkring.conf.rules.recipe import BUILT_IN_TABULAR
+from sparkring.conf.rules.rule import Rule, nearest
 from sparkring.conf.tasks import LabelForm, as_texts, some
 
 
-def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
-    """List settings that are right in themselves and wrong for this dataset."""
-    problems: list[str] = []
-    train = config.train
+@dataclass(frozen=True)
+class OnDataset:
+    """A recipe and the dataset that it is trained on."""
+
+    config: RunConfig
+    manifest: DatasetManifest
+
+
+def _split_problems(on: OnDataset) -> Iterator[str]:
+    train, splits = on.config.train, on.manifest.splits
     for key, split in (("valid_split", train.valid_split), ("test_split", train.test_split)):
-        if split is not None and split not in manifest.splits:
-            problems.append(f"train.{key} = {split!r}: the dataset has the splits {sorted(manifest.splits)}")
-    if "train" not in manifest.splits:
-        problems.append(f"the dataset has no split 'train', only {sorted(manifest.splits)}")
-    elif config.data.mix is None and config.data.tail != "pad" and not config.data.filters:
-        rows = manifest.splits["train"].rows
-        if train.global_batch > rows:
-            problems.append(
-                f"train.global_batch = {train.global_batch}: larger than the training split of {rows} rows, so an "
-                "epoch has no full batch; make it smaller, or set data.tail to pad"
-            )
-    problems += label_problems(config, manifest.columns, manifest.features)
-    return problems + group_problems(config, manifest) + dataset_promotion_problems(config, manifest)
+        if split is not None and split not in splits:
+            yield f"train.{key} = {split!r}: the dataset has the splits {sorted(splits)}"
+    if "train" not in splits:
+        yield f"the dataset has no split 'train', only {sorted(splits)}"
+
+
+def _batch_problems(on: OnDataset) -> Iterator[str]:
+    data, batch, train = on.config.data, on.config.train.global_batch, on.manifest.splits.get("train")
+    is_whole = data.mix is None and data.tail != "pad" and not data.filters  # no batch is filled up with other rows
+    if train is not None and is_whole and batch > train.rows:
+        yield (
+            f"train.global_batch = {batch}: larger than the training split of {train.rows} rows, so an epoch has no "
+            "full batch; make it smaller, or set data.tail to pad"
+        )
 
 
 def label_problems(config: RunConfig, columns: Iterable[Column], features: State) -> list[str]:
@@ -115,14 +124,38 @@ def _outputs_problems(config: RunConfig, names: Sequence[str]) -> list[str]:
     return []
 
 
-def group_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
-    """Check the columns that `report` names: they may be stored ones of one value per row."""
+def _group_problems(on: OnDataset) -> Iterator[str]:
+    """Columns that `report` names."""
+    for key, names in on.config.report.columns.items():
+        yield from _not_scalar(key, names, on.manifest, "the report groups by scalar ones")
+
+
+def _slice_problems(on: OnDataset) -> Iterator[str]:
+    slices = on.config.promote.slices if on.config.promote else []
+    return _not_scalar("promote.slices", slices, on.manifest, "slices are of scalar ones")
+
+
+def _not_scalar(key: str, names: Iterable[str], manifest: DatasetManifest, rule: str) -> Iterator[str]:
+    """Yield the columns that are not stored with one value per row."""
     layouts = {column.name: column.layout for column in manifest.columns}
     known = [name for name, layout in layouts.items() if layout == "scalar"]
-    return [
-        f"{key} = {name!r}: the dataset has {'it as a ' + layouts[name] if name in layouts else 'no such'} "
-        f"column, the report groups by scalar ones; {nearest(name, known)}"
-        for key, names in config.report.columns.items()
-        for name in names
-        if name not in known
-    ]
+    for name in (name for name in names if name not in known):
+        has = f"has it as a {layouts[name]}" if name in layouts else "has no such"
+        yield f"{key} = {name!r}: the dataset {has} column, {rule}; {nearest(name, known)}"
+
+
+# what its columns alone decide, before anything is built or measured
+DECLARED: tuple[Rule[OnDataset], ...] = (
+    Rule(("report.groups", "report.share_by"), _group_problems),
+    Rule(("promote.slices",), _slice_problems),
+    Rule(
+        ("model.task", "model.label", "etl.label", "model.args", "data.reader"),
+        lambda on: label_problems(on.config, on.manifest.columns, on.manifest.features),
+    ),
+)
+DATASET: tuple[Rule[OnDataset], ...] = (
+    Rule(("train.valid_split", "train.test_split"), _split_problems),
+    Rule(("train.global_batch", "data.tail", "data.filters", "data.mix"), _batch_problems),
+    *DECLARED,
+    Rule(("drift.rules",), lambda on: drift_column_problems(on.config, on.manifest)),
+)

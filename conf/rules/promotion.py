@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sparkring.conf.blocks.drift import DriftDataset, DriftRule
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.blocks.promote import MetricRule
 from sparkring.conf.config import RunConfig
+from sparkring.conf.rules.rule import Rule, nearest, refuse
 from sparkring.conf.tasks import TABLE_TASKS, TaskKind
 from sparkring.conf.uris import check_uri
 
@@ -19,29 +19,20 @@ if TYPE_CHECKING:
 COUNTED = ("numeric", "categorical")  # kinds of features
 
 
-def promotion_problems(config: RunConfig) -> list[str]:
-    """List what is wrong with `promote` and `drift` in this recipe, without its dataset."""
+def _untracked_problems(config: RunConfig) -> list[str]:
+    """What needs a registered version, without tracking."""
     from_champion = config.warm_start is not None and config.warm_start.from_alias is not None
     blocks = {"promote": config.promote, "drift": config.drift, "warm_start.from": from_champion or None}
-    problems = [
+    return [
         f"{key}: tracking.enabled is false, so no version is registered; set it true, or remove {key}"
         for key, block in blocks.items()
         if block is not None and not config.tracking.enabled
     ]
-    return [*problems, *_promote_problems(config), *_drift_problems(config)]
 
 
 def _promote_problems(config: RunConfig) -> Iterator[str]:
-    promote, kind = config.promote, config.model.kind
-    if promote is None:
-        return
-    if config.train.test_split is None and promote.rules:
-        yield "promote.rules: train.test_split is null, so there are no held-out rows to judge the model on"
-    if promote.slices and not kind.is_table:
-        only = f"the champion is scored again for the tasks {[*TABLE_TASKS]} only"
-        yield f"promote.slices: {only}, not for {kind.name!r}"
-    for number, rule in enumerate(promote.rules):
-        yield from (f"promote.rules.{number}: {problem}" for problem in _rule_problems(rule, kind))
+    for number, rule in enumerate(config.promote.rules if config.promote else ()):
+        yield from (f"promote.rules.{number}: {problem}" for problem in _rule_problems(rule, config.model.kind))
 
 
 def _rule_problems(rule: MetricRule, kind: TaskKind) -> Iterator[str]:
@@ -90,24 +81,28 @@ def _drift_problems(config: RunConfig) -> Iterator[str]:
             yield from (f"{key}: {problem}" for problem in _uncounted(rule, _counted_by(config.etl)))
 
 
-def dataset_promotion_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
-    """List slices and drift columns that the dataset does not have, or not in a form that can be compared."""
-    problems = slice_problems(config, manifest)
+PROMOTION: tuple[Rule[RunConfig], ...] = (
+    Rule(("promote", "drift", "warm_start.from", "tracking.enabled"), _untracked_problems),
+    refuse(
+        ("promote.rules", "train.test_split"),
+        lambda c: c.promote is not None and c.train.test_split is None and bool(c.promote.rules),
+        "promote.rules: train.test_split is null, so there are no held-out rows to judge the model on",
+    ),
+    refuse(
+        ("promote.slices", "model.task"),
+        lambda c: c.promote is not None and bool(c.promote.slices) and not c.model.kind.is_table,
+        f"promote.slices: the champion is scored again for the tasks {[*TABLE_TASKS]} only, not for "
+        "{0.model.kind.name!r}",
+    ),
+    Rule(("promote.rules", "model.task"), _promote_problems),
+    Rule(("drift.rules", "drift.against", "train.test_split", "etl.interval", "etl.features"), _drift_problems),
+)
+
+
+def drift_column_problems(config: RunConfig, manifest: DatasetManifest) -> Iterator[str]:
+    """Yield drift columns that the dataset does not have, or not in a form that can be compared."""
     for number, rule in enumerate(config.drift.rules if config.drift else ()):
-        problems += [f"drift.rules.{number}: {problem}" for problem in _column_problems(rule, manifest)]
-    return problems
-
-
-def slice_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
-    """List the slices that are no scalar columns of the dataset."""
-    scalar = [column.name for column in manifest.columns if column.layout == "scalar"]
-    kinds = {column.name: column.layout for column in manifest.columns}
-    return [
-        f"promote.slices = {name!r}: the dataset has {'it as a ' + kinds[name] if name in kinds else 'no such'} "
-        f"column, slices are of scalar ones; {nearest(name, scalar)}"
-        for name in (config.promote.slices if config.promote else ())
-        if name not in scalar
-    ]
+        yield from (f"drift.rules.{number}: {problem}" for problem in _column_problems(rule, manifest))
 
 
 def _column_problems(rule: DriftRule, manifest: DatasetManifest) -> Iterator[str]:
@@ -139,10 +134,3 @@ def measured_columns(manifest: DatasetManifest) -> list[str]:
 def _counted_by(etl: EtlConfig) -> list[str]:
     """As `measured_columns`, of the dataset that a recipe makes."""
     return [feature.column or name for name, feature in etl.features.items() if feature.kind in COUNTED]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Hint for an unknown name: the closest known one, or all of them."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {names}"

@@ -1,223 +1,202 @@
-"""Settings that are each legal and together impossible, as data, each limit once; one line per problem, key first."""
+"""Settings that are each legal and together impossible, each limit once; one line per problem, key first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
 from sparkring.conf.config import RunConfig
-from sparkring.conf.rules.promotion import nearest, promotion_problems
-from sparkring.conf.rules.strategies import table_problem
+from sparkring.conf.rules.promotion import PROMOTION
+from sparkring.conf.rules.rule import Rule, find_problems, nearest, no_effect, refuse
+from sparkring.conf.rules.strategies import SPARSE_TABLES, TableLayout
 from sparkring.conf.secrets import HIDDEN, redact, redacted
 from sparkring.conf.tasks import TABLE_TASKS, TASKS, LabelForm
 from sparkring.conf.uris import NO_SECRETS, check_uri
 
 BUILT_IN_TABULAR = "training.models.tabular:Tabular"
 
-
-@dataclass(frozen=True)
-class NoEffect:
-    """Keys that nothing reads in a run that `applies` holds for: a value other than the default is refused."""
-
-    keys: tuple[str, ...]
-    applies: Callable[[RunConfig], bool]
-    why: str
-    remedy: str
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """A combination of keys that cannot run; `problem` is formatted with the configuration `c`."""
-
-    applies: Callable[[RunConfig], bool]
-    problem: str
-
-
-NO_EFFECT: tuple[NoEffect, ...] = (
-    NoEffect(
+NO_EFFECT: tuple[Rule[RunConfig], ...] = (
+    no_effect(
         ("data.tail", "data.window_row_groups", "data.block_rows", "data.on_corrupt", "data.cache.files"),
         lambda c: c.data.reader == "petastorm",
         "for training with data.reader = petastorm, which opens and orders the files itself",
         "remove it, or use data.reader = native",
     ),
-    NoEffect(
+    no_effect(
         ("data.petastorm.pool", "data.petastorm.workers", "data.petastorm.shuffle_rows"),
         lambda c: c.data.reader == "native",
         "with data.reader = native",
         "remove it (data.threads and data.window_row_groups are the native reader's), or set data.reader to petastorm",
     ),
-    NoEffect(
+    no_effect(
         ("data.petastorm.shuffle_rows",),
         lambda c: c.data.reader == "petastorm" and not c.data.shuffle,
         "with data.shuffle = false",
         "remove it, or set data.shuffle to true",
     ),
-    NoEffect(
+    no_effect(
         ("data.tail",),
         lambda c: c.data.mix is not None,
         "with a mix, which cuts whole batches out of all its parts",
         "remove it; data.mix.stop says when an epoch ends",
     ),
-    NoEffect(
+    no_effect(
         ("data.mix.epoch_samples",),
         lambda c: c.data.mix is not None and c.data.mix.stop != "forever",
         "where data.mix.stop says when an epoch ends",
         "remove it, or set data.mix.stop to forever",
     ),
-    NoEffect(
+    no_effect(
         ("etl.split.shares", "etl.split.key", "etl.split.seed"),
         lambda c: c.etl is not None and c.etl.split.kind != "hash",
         "but on a split by hash; boundaries, or the column, decide",
         "remove it, or set etl.split.kind to hash",
     ),
-    NoEffect(
+    no_effect(
         ("model.inputs", "model.label"),
         lambda c: c.model.kind.is_text,
         "with model.task = 'language_model', which reads the column `tokens` and predicts it",
         "remove it, or set model.task to your own (module:Class)",
     ),
-    NoEffect(
+    no_effect(
         ("report.share_by",),
         lambda c: c.model.kind.form is not LabelForm.FLAG,
         "where model.task is not binary: there is no positive share to show",
         "remove it",
     ),
-    NoEffect(
+    no_effect(
         ("report.groups",),
         lambda c: not c.model.kind.is_table or c.train.test_split is None,
         f"but on the test rows of a task of {', '.join(TABLE_TASKS)}",
         "remove it, or name a train.test_split",
     ),
-    NoEffect(
+    no_effect(
         ("report.ranking",),
         lambda c: c.model.kind.form is not LabelForm.FLAG or c.train.test_split is None,
         "but on the test rows of a binary task",
         "remove it, or name a train.test_split",
     ),
-    NoEffect(
+    no_effect(
         ("report.ranking.als",),
         lambda c: not c.report.baselines,
         "with report.baselines = false",
         "remove it, or set report.baselines to true",
     ),
-    NoEffect(
+    no_effect(
         ("report.min_group_rows",),
         lambda c: not c.report.groups,
         "without report.groups",
         "remove it, or name columns in report.groups",
     ),
-    NoEffect(
+    no_effect(
         ("report.sample_prompt", "report.sample_tokens"),
         lambda c: not c.model.kind.is_text,
         "where model.task is not language_model: no text is written",
         "remove it",
     ),
-    NoEffect(
+    no_effect(
         ("model.task_args",),
         lambda c: ":" not in c.model.task,
         "on a task of ours",
         "remove it, or set model.task to your own (module:Class)",
     ),
-    NoEffect(
+    no_effect(
         ("optim.args",),
         lambda c: not c.optim.has_own_optimizer,
         "on an optimizer of ours, whose settings are keys of optim",
         "remove it, or set optim.name to your own (module:Class)",
     ),
-    NoEffect(
+    no_effect(
         ("optim.betas", "optim.eps", "optim.momentum"),
         lambda c: c.optim.has_own_optimizer,
         "on an optimizer by module:Class, which takes optim.args",
         "put it into optim.args under the name that the class gives it",
     ),
-    NoEffect(
+    no_effect(
         ("tables.betas",),
         lambda c: c.tables.optimizer != "adam",
         "where tables.optimizer is not adam",
         "remove it",
     ),
-    NoEffect(
+    no_effect(
         ("tables.eps",),
         lambda c: c.tables.optimizer == "sgd",
         "where tables.optimizer is sgd",
         "remove it",
     ),
-    NoEffect(
+    no_effect(
         ("optim.schedule_args",),
         lambda c: not c.optim.has_own_schedule,
         "on a schedule of ours",
         "remove it, or set optim.schedule to your own (module:function)",
     ),
-    NoEffect(
+    no_effect(
         ("optim.warmup_steps", "optim.final_lr_share"),
         lambda c: c.optim.has_own_schedule,
         "on a schedule by module:function, which decides on every step",
         "remove it, or give it to the function by optim.schedule_args",
     ),
-    NoEffect(
+    no_effect(
         ("parallel.compress.share",),
         lambda c: c.parallel.compress.codec != "topk",
         "where parallel.compress.codec is not topk",
         "remove it, or set parallel.compress.codec to topk",
     ),
-    NoEffect(
+    no_effect(
         ("parallel.compress.rank",),
         lambda c: c.parallel.compress.codec != "powersgd",
         "where parallel.compress.codec is not powersgd",
         "remove it, or set parallel.compress.codec to powersgd",
     ),
-    NoEffect(
+    no_effect(
         ("parallel.averaging.every", "parallel.averaging.inner_state", "parallel.averaging.groups"),
         lambda c: c.parallel.averaging.kind == "none",
         "where parallel.averaging.kind is none",
         "remove it, or set parallel.averaging.kind",
     ),
-    NoEffect(
+    no_effect(
         ("parallel.averaging.elasticity",),
         lambda c: c.parallel.averaging.kind != "easgd",
         "where parallel.averaging.kind is not easgd",
         "remove it, or set parallel.averaging.kind to easgd",
     ),
-    NoEffect(
+    no_effect(
         ("parallel.averaging.peers",),
         lambda c: c.parallel.averaging.kind != "gossip",
         "where parallel.averaging.kind is not gossip",
         "remove it, or set parallel.averaging.kind to gossip",
     ),
-    NoEffect(
+    no_effect(
         ("parallel.averaging.seed",),
         lambda c: c.parallel.averaging.kind != "gossip" or c.parallel.averaging.peers != "random",
         "but on the random peers of gossip",
         "remove it, or set parallel.averaging.kind to gossip and its peers to random",
     ),
-    NoEffect(
+    no_effect(
         ("parallel.averaging.outer_lr", "parallel.averaging.outer_momentum"),
         lambda c: c.parallel.averaging.kind != "diloco",
         "where parallel.averaging.kind is not diloco",
         "remove it, or set parallel.averaging.kind to diloco",
     ),
-    NoEffect(
+    no_effect(
         ("parallel.servers.bound", "parallel.servers.max_lag", "parallel.servers.damp", "parallel.servers.backup"),
         lambda c: c.parallel.servers.per_host == 0,
         "where parallel.servers.per_host is 0",
         "remove it, or set parallel.servers.per_host",
     ),
-    NoEffect(
+    no_effect(
         ("parallel.servers.max_lag", "parallel.servers.damp"),
         lambda c: c.parallel.servers.bound == 0,
         "where parallel.servers.bound is 0, and no gradient is stale",
         "remove it, or set parallel.servers.bound",
     ),
-    NoEffect(
+    no_effect(
         ("optim.plateau.factor", "optim.plateau.patience"),
         lambda c: c.optim.schedule != "plateau",
         "where optim.schedule is not plateau",
         "remove it, or set optim.schedule to plateau",
     ),
-    NoEffect(
+    no_effect(
         ("warm_start.retrain_every", "warm_start.after_correction"),
         lambda c: c.warm_start is not None and c.warm_start.model is not None,
         "with warm_start.model, which is always started from",
@@ -238,161 +217,173 @@ def _is_hashed(config: RunConfig) -> bool:
     return config.etl is not None and any(f.kind == "hashed" for f in config.etl.features.values())
 
 
-def _table_problem(config: RunConfig) -> str | None:
+def _sparse_table_problems(config: RunConfig) -> list[str]:
     """Why the sparse tables of hashed features cannot be trained in this layout; -1 may be any number of ranks."""
     if not _is_hashed(config):
-        return None
+        return []
     tp, pp, cp = (max(1, ranks) for ranks in (config.parallel.tp, config.parallel.pp, config.parallel.cp))
-    return table_problem(tp, pp, cp, config.optim.ema, config.parallel.averaging.kind)
+    return find_problems(SPARSE_TABLES, TableLayout(tp, pp, cp, config.optim.ema, config.parallel.averaging.kind))
 
 
-CONFLICTS: tuple[Conflict, ...] = (
-    Conflict(
+def _pipeline_input_problems(config: RunConfig) -> Iterator[str]:
+    """A pipeline's first stage takes one tensor."""
+    columns, pp = config.model.inputs or [], config.parallel.pp
+    if pp != 1 and len(columns) > 1 and config.model.kind.is_table:
+        yield (
+            f"parallel.pp = {pp}: a pipeline's first stage takes one tensor, and model.inputs names {len(columns)} "
+            "columns; give one vector column, or a model.task of your own whose inputs make one of them"
+        )
+
+
+CONFLICTS: tuple[Rule[RunConfig], ...] = (
+    refuse(
+        ("etl", "dataset"),
         lambda c: c.etl is None and c.dataset is None,
-        "etl, dataset: neither is given; a run has either an etl block or the URI of a finished dataset",
+        "etl, dataset: neither is given",
+        "a run has either an etl block or the URI of a finished dataset",
     ),
-    Conflict(
+    refuse(
+        ("etl", "dataset"),
         lambda c: c.etl is not None and c.dataset is not None,
-        "etl, dataset: both are given; a run has either an etl block or the URI of a finished dataset",
+        "etl, dataset: both are given",
+        "a run has either an etl block or the URI of a finished dataset",
     ),
-    Conflict(
+    refuse(
+        ("train.epochs", "train.steps"),
         lambda c: c.train.epochs is None and c.train.steps is None,
-        "train.epochs, train.steps: both are null; training would have no end",
+        "train.epochs, train.steps: both are null",
+        "training would have no end",
     ),
-    Conflict(
+    refuse(
+        ("optim.warmup_steps", "train.steps"),
         lambda c: c.train.steps is not None and c.optim.warmup_steps >= c.train.steps,
-        "optim.warmup_steps = {c.optim.warmup_steps}: must be less than train.steps = {c.train.steps}, or the learning "
-        "rate never reaches optim.lr",
+        "optim.warmup_steps = {0.optim.warmup_steps}: must be less than train.steps = {0.train.steps}, or the "
+        "learning rate never reaches optim.lr",
     ),
-    Conflict(
+    refuse(
+        ("tracking.uri",),
         lambda c: c.tracking.unknown_store is not None,
-        "tracking.uri: MLflow has no store for {c.tracking.unknown_store!r}; it knows http, https, sqlite, mysql, "
-        "postgresql, mssql, file and databricks",
+        "tracking.uri: MLflow has no store for {0.tracking.unknown_store!r}",
+        "it knows http, https, sqlite, mysql, postgresql, mssql, file and databricks",
     ),
-    Conflict(
+    refuse(
+        ("train.test_split", "train.valid_split"),
         lambda c: c.train.valid_split == c.train.test_split,
-        "train.test_split = {c.train.test_split!r}: is train.valid_split too; hold out other rows for the test",
+        "train.test_split = {0.train.test_split!r}: is train.valid_split too",
+        "hold out other rows for the test",
     ),
-    Conflict(
+    refuse(
+        ("model.start", "warm_start"),
         lambda c: c.model.start is not None and c.warm_start is not None,
         "model.start, warm_start: both are given; warm_start follows this recipe's own model to other features by "
-        "value, model.start takes tensors of any file by name and shape; remove one",
+        "value, model.start takes tensors of any file by name and shape",
+        "remove one",
     ),
-    Conflict(
+    refuse(
+        ("data.reader", "etl"),
         lambda c: (
             c.data.reader == "petastorm"
             and c.etl is not None
             and any(f.kind == "image" for f in c.etl.features.values())
         ),
-        "data.reader = 'petastorm': it decodes no features of kind image; set data.reader to native",
-    ),
-    Conflict(
-        lambda c: bool(_odd_images(c)),
-        "etl.features: an image has 1, 3 or 4 channels, the last number of `shape`; of others name a decoder in "
-        "data.decoders",
-    ),
-    Conflict(
-        lambda c: c.data.reader == "petastorm" and _is_hashed(c),
-        "data.reader = 'petastorm': it hands scalars on as they are stored, and makes no ids of kind hashed; "
+        "data.reader = 'petastorm': it decodes no features of kind image",
         "set data.reader to native",
     ),
-    Conflict(
+    refuse(
+        ("etl.features", "data.decoders"),
+        lambda c: bool(_odd_images(c)),
+        "etl.features: an image has 1, 3 or 4 channels, the last number of `shape`",
+        "of others name a decoder in data.decoders",
+    ),
+    refuse(
+        ("data.reader",),
+        lambda c: c.data.reader == "petastorm" and _is_hashed(c),
+        "data.reader = 'petastorm': it hands scalars on as they are stored, and makes no ids of kind hashed",
+        "set data.reader to native",
+    ),
+    refuse(
+        ("model.start",),
         lambda c: _is_hashed(c) and c.model.start is not None,
-        "model.start: features of kind hashed have sparse tables, and a file of tensors has no rows; remove it, "
-        "or begin with this recipe's own model by warm_start",
+        "model.start: features of kind hashed have sparse tables, and a file of tensors has no rows",
+        "remove it, or begin with this recipe's own model by warm_start",
     ),
-    Conflict(
+    refuse(
+        ("tables.max_rows", "train.global_batch"),
         lambda c: c.tables.max_rows is not None and c.tables.max_rows < 4 * c.train.global_batch,
-        "tables.max_rows = {c.tables.max_rows}: less than 4 times train.global_batch = {c.train.global_batch}; every "
-        "row of a batch may have an id of its own, and ids fill buckets unevenly; raise it",
+        "tables.max_rows = {0.tables.max_rows}: less than 4 times train.global_batch = {0.train.global_batch}; every "
+        "row of a batch may have an id of its own, and ids fill buckets unevenly",
+        "raise it",
     ),
-    Conflict(
+    refuse(
+        ("optim.ema", "parallel.averaging.kind"),
         lambda c: c.optim.ema is not None and c.parallel.averaging.kind != "none",
-        "optim.ema = {c.optim.ema}: with parallel.averaging.kind = {c.parallel.averaging.kind} every rank would have a "
-        "mean of weights of its own, which no rank trains with; remove one of the two",
+        "optim.ema = {0.optim.ema}: with parallel.averaging.kind = {0.parallel.averaging.kind} every rank would have "
+        "a mean of weights of its own, which no rank trains with",
+        "remove one of the two",
     ),
-    Conflict(
+    refuse(
+        ("optim.ema", "parallel.servers.per_host"),
         lambda c: c.parallel.servers.per_host > 0 and c.optim.ema is not None,
-        "optim.ema = {c.optim.ema}: with parallel.servers.per_host = {c.parallel.servers.per_host} the weights are on "
-        "servers, which keep no averages; remove one of the two",
+        "optim.ema = {0.optim.ema}: with parallel.servers.per_host = {0.parallel.servers.per_host} the weights are on "
+        "servers, which keep no averages",
+        "remove one of the two",
     ),
-    Conflict(
+    refuse(
+        ("optim.name", "parallel.servers.per_host"),
         lambda c: c.parallel.servers.per_host > 0 and c.optim.name in ("lars", "lamb"),
-        "optim.name = {c.optim.name}: takes the norm of a whole parameter, and parallel.servers.per_host = "
-        "{c.parallel.servers.per_host} cuts parameters over servers; use adamw or sgd",
+        "optim.name = {0.optim.name}: takes the norm of a whole parameter, and parallel.servers.per_host = "
+        "{0.parallel.servers.per_host} cuts parameters over servers",
+        "use adamw or sgd",
     ),
-    Conflict(
+    refuse(
+        ("tables.wire", "parallel.servers.per_host"),
         lambda c: c.parallel.servers.per_host > 0 and _is_hashed(c) and c.tables.wire != "fp32",
-        "tables.wire = {c.tables.wire}: servers send and get rows as they are; leave it at fp32",
+        "tables.wire = {0.tables.wire}: servers send and get rows as they are",
+        "leave it at fp32",
     ),
-    Conflict(
+    refuse(
+        ("tables.lag", "parallel.servers.per_host", "parallel.servers.bound"),
         lambda c: c.parallel.servers.per_host > 0 and _is_hashed(c) and c.tables.lag > 0,
-        "tables.lag = {c.tables.lag}: is of tables on ranks; with parallel.servers.per_host = "
-        "{c.parallel.servers.per_host} parallel.servers.bound says how late gradients may be; leave lag at 0",
+        "tables.lag = {0.tables.lag}: is of tables on ranks; with parallel.servers.per_host = "
+        "{0.parallel.servers.per_host} parallel.servers.bound says how late gradients may be",
+        "leave lag at 0",
     ),
-    Conflict(
+    refuse(
+        ("tables.place", "parallel.servers.per_host"),
         lambda c: c.parallel.servers.per_host > 0 and _is_hashed(c) and c.tables.place == "replicate",
-        "tables.place = replicate: with parallel.servers.per_host = {c.parallel.servers.per_host} rows are on the "
-        "servers, not on ranks; leave it at shard",
+        "tables.place = replicate: with parallel.servers.per_host = {0.parallel.servers.per_host} rows are on the "
+        "servers, not on ranks",
+        "leave it at shard",
     ),
-    Conflict(
+    refuse(
+        ("parallel.servers.backup", "launch.world"),
         lambda c: 2 * c.parallel.servers.backup > c.launch.world > 1,
-        "parallel.servers.backup = {c.parallel.servers.backup}: of launch.world = {c.launch.world} ranks a step must "
-        "wait for half at least; lower it, or raise launch.world",
+        "parallel.servers.backup = {0.parallel.servers.backup}: of launch.world = {0.launch.world} ranks a step must "
+        "wait for half at least",
+        "lower it, or raise launch.world",
     ),
-    Conflict(
+    refuse(
+        ("parallel.servers.backup", "data.filters", "data.on_corrupt"),
         lambda c: c.parallel.servers.backup > 0 and bool(c.data.filters or c.data.on_corrupt == "quarantine"),
-        "parallel.servers.backup = {c.parallel.servers.backup}: ranks read each other's rows when one is late, and "
-        "data.filters and data.on_corrupt = 'quarantine' are agreed on by all ranks before the first; filter rows in "
-        "etl, or set backup to 0",
+        "parallel.servers.backup = {0.parallel.servers.backup}: ranks read each other's rows when one is late, and "
+        "data.filters and data.on_corrupt = 'quarantine' are agreed on by all ranks before the first",
+        "filter rows in etl, or set backup to 0",
     ),
-    Conflict(
+    refuse(
+        ("parallel.servers.backup", "data.mix", "data.reader"),
         lambda c: c.parallel.servers.backup > 0 and (c.data.mix is not None or c.data.reader == "petastorm"),
-        "parallel.servers.backup = {c.parallel.servers.backup}: ranks read each other's rows when one is late, which "
-        "data.mix and data.reader = 'petastorm' cannot; use the native reader of one dataset, or set backup to 0",
+        "parallel.servers.backup = {0.parallel.servers.backup}: ranks read each other's rows when one is late, which "
+        "data.mix and data.reader = 'petastorm' cannot",
+        "use the native reader of one dataset, or set backup to 0",
     ),
-    Conflict(
+    refuse(
+        ("data.audit", "data.mix"),
         lambda c: c.data.audit and c.data.mix is not None,
-        "data.audit: a mix repeats rows by design, so there is nothing to prove; remove one of the two",
+        "data.audit: a mix repeats rows by design, so there is nothing to prove",
+        "remove one of the two",
     ),
+    Rule(("parallel.pp", "model.inputs"), _pipeline_input_problems),
 )
-
-
-def combination_problems(config: RunConfig) -> list[str]:
-    """List everything that is wrong with a configuration as a whole, without its dataset."""
-    return [
-        *(conflict.problem.format(c=config) for conflict in CONFLICTS if conflict.applies(config)),
-        *([problem] if (problem := _table_problem(config)) else []),
-        *secret_problems(config),
-        *must_beat_problems(config),
-        *mode_problems(config),
-        *predict_problems(config),
-        *promotion_problems(config),
-        *no_effect_problems(config),
-        *uri_problems(config),
-    ]
-
-
-def no_effect_problems(config: RunConfig) -> list[str]:
-    """List the keys that were set and have no effect."""
-    return [
-        f"{key} = {value!r}: has no effect {rule.why}; {rule.remedy}"
-        for rule in NO_EFFECT
-        if rule.applies(config)
-        for key in rule.keys
-        for value, default in _value_and_default(config, key)
-        if value != default
-    ]
-
-
-def _value_and_default(config: RunConfig, key: str) -> Iterator[tuple[Any, Any]]:
-    """Yield a key's value and its default; nothing if a block above it is null."""
-    *above, name = key.split(".")
-    block: BaseModel | None = config
-    for part in above:
-        block = getattr(block, part) if block is not None else None
-    if block is not None:
-        yield getattr(block, name), type(block).model_fields[name].get_default(call_default_factory=True)
 
 
 def uri_problems(config: RunConfig) -> list[str]:
@@ -509,3 +500,34 @@ def metric_problems(config: RunConfig, names: Sequence[str]) -> list[str]:
         for key, name in wanted.items()
         if name not in names
     ]
+
+
+RECIPE: tuple[Rule[RunConfig], ...] = (
+    *CONFLICTS,
+    Rule(
+        ("etl.features", "parallel.tp", "parallel.pp", "parallel.cp", "parallel.averaging.kind", "optim.ema"),
+        _sparse_table_problems,
+    ),
+    Rule((), secret_problems),
+    Rule(
+        ("report.must_beat", "report.must_beat_trees", "report.baselines", "train.test_split", "model.task"),
+        must_beat_problems,
+    ),
+    Rule(("train.best_mode", "train.best_metric", "train.early_stopping"), mode_problems),
+    Rule(("predict.rows", "etl.sources", "etl.views", "model.task"), predict_problems),
+    *PROMOTION,
+    *NO_EFFECT,
+    Rule(
+        (
+            "storage.datasets",
+            "storage.runs",
+            "dataset",
+            "etl.sources",
+            "predict.to",
+            "predict.model",
+            "data.mix.parts",
+            "model.start.weights",
+        ),
+        uri_problems,
+    ),
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest, ManifestError, read_manifest
-from sparkring.conf.rules.strategies import strategy_notes
+from sparkring.conf.rules.rule import find_notes
+from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import PinnedDataset
 from sparkring.pipelines.context import etl_step
@@ -28,7 +28,7 @@ from sparkring.training.models.torch_private import meta_device
 from sparkring.training.optim.own import states_per_parameter
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import choose_engine
-from sparkring.training.parallel.mesh import resolve_mesh
+from sparkring.training.parallel.mesh import layout_of, resolve_mesh
 from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
 from sparkring.training.planner.workload import OPTIMIZER_STATES
 from sparkring.training.tables.sharded import sent_bytes
@@ -47,19 +47,7 @@ def layout_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
     except ValueError as error:  # names model.factory or model.args, and what is wrong with them
         return [str(error)]
     world, global_batch = config.launch.world, config.train.global_batch
-    problems = layout_problems(config.parallel, world, global_batch, device_of(config), model)
-    return [*problems, *input_problems(config)]
-
-
-def input_problems(config: RunConfig) -> list[str]:
-    """Refuse several inputs of a pipeline, whose first stage takes one tensor."""
-    columns = config.model.inputs or []
-    if config.parallel.pp == 1 or len(columns) < 2 or not config.model.kind.is_table:
-        return []
-    return [
-        f"parallel.pp = {config.parallel.pp}: a pipeline's first stage takes one tensor, and model.inputs names "
-        f"{len(columns)} columns; give one vector column, or a model.task of your own whose inputs make one of them"
-    ]
+    return layout_problems(config.parallel, world, global_batch, device_of(config), model)
 
 
 def knows_its_size(config: RunConfig) -> bool:
@@ -164,7 +152,7 @@ def sequence_length(config: RunConfig) -> int:
 def show_plan(config: RunConfig) -> str:
     """The table as text, what is not planned and why, and settings that have no effect."""
     plan = cost_plan(config, known_manifest(config))
-    notes = strategy_notes(config.parallel.model_dump(), asdict(plan.mesh), device_of(config))
+    notes = find_notes(LAYOUT, layout_of(config.parallel, plan.mesh, device_of(config)))
     untraced = [f"{UNPLANNED}: {plan.untraced}"] if plan.untraced else []
     tables = table_notes(config, meta_model(config, known_manifest(config)), plan.mesh.dp)
     return "\n\n".join([format_rows(table_rows(plan)), *untraced, *tables, *notes])

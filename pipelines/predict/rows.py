@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from sparkring.conf.blocks.etl import EtlConfig, SplitConfig
 from sparkring.conf.blocks.predict import PredictConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.rules.promotion import nearest
+from sparkring.conf.rules.rule import nearest
 from sparkring.etl.errors import EtlError
 from sparkring.etl.rows import check_plain
 from sparkring.etl.session import BATCH_ROWS, MOST_BATCH_BYTES, build_session

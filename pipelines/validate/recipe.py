@@ -13,10 +13,10 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.load import ConfigError
 from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
-from sparkring.conf.rules.dataset import dataset_problems, group_problems, label_problems
+from sparkring.conf.rules.dataset import DATASET, DECLARED, OnDataset
 from sparkring.conf.rules.foreseen import foreseen_names, foreseen_problems
-from sparkring.conf.rules.promotion import slice_problems
 from sparkring.conf.rules.recipe import metric_problems
+from sparkring.conf.rules.rule import Rule, find_problems
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.examine import Examined
@@ -68,14 +68,12 @@ def check_recipe(config: RunConfig) -> None:
 
 def recipe_problems(config: RunConfig) -> Problems:
     """What is wrong with the recipe, its code, and the slots that its own Spark would have."""
-    code = refusals(
-        factory_problems(config), decoder_problems(config), metric_problems_of(config), training_problems(config)
-    )
+    code = find_problems(CODE, config)
     recipe = refusals(
         foreseen_problems(config), code, [] if code else layout_problems_of(config), warm_start_problems(config)
     )
     start = start_problems(config) if not recipe else Problems()
-    return Problems(recipe, resources=[*slot_problems(config), *device_problems(config)]) + start
+    return Problems(recipe, resources=find_problems(CLUSTER, config)) + start
 
 
 def check_against(config: RunConfig, dataset: Dataset) -> None:
@@ -89,12 +87,7 @@ def check_foreseen(config: RunConfig, manifest: DatasetManifest | None) -> None:
     """Raise ConfigError for what a dataset of these columns, of which nothing is measured yet, cannot give."""
     if manifest is None:
         return
-    problems = refusals(
-        group_problems(config, manifest),
-        slice_problems(config, manifest),
-        label_problems(config, manifest.columns, manifest.features),
-    )
-    problems = refusals(problems, metric_problems_of(config, manifest))
+    problems = refusals(find_problems(DECLARED, OnDataset(config, manifest)), metric_problems_of(config, manifest))
     if not problems and model_class(config.model.factory).__module__.startswith(OURS):  # another may want real values
         problems = layout_problems_of(config, manifest)
     if problems:
@@ -103,7 +96,7 @@ def check_foreseen(config: RunConfig, manifest: DatasetManifest | None) -> None:
 
 def against_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
     """What of the recipe this dataset cannot meet."""
-    problems = refusals(dataset_problems(config, manifest), metric_problems_of(config, manifest))
+    problems = refusals(find_problems(DATASET, OnDataset(config, manifest)), metric_problems_of(config, manifest))
     problems = problems or layout_problems_of(config, manifest) or warm_start_problems(config, manifest)
     return problems or start_problems(config, manifest).recipe
 
@@ -284,6 +277,18 @@ def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
     except Exception as error:  # the user's own code runs
         return [f"model.task = {model.task!r}: cannot be made: {type(error).__name__}: {first_line(error)}"]
     return metric_problems(config, ["loss", *task.metric_names(), *task.split_metric_names()])
+
+
+CODE: tuple[Rule[RunConfig], ...] = (
+    Rule(("model.factory", "model.args", "model.inputs", "optim.groups"), factory_problems),
+    Rule(("data.decoders",), decoder_problems),
+    Rule(("train.best_metric", "train.early_stopping", "promote.rules", "model.task"), metric_problems_of),
+    Rule(("optim.name", "optim.schedule", "train.hooks", "parallel.zero", "parallel.tp"), training_problems),
+)
+CLUSTER: tuple[Rule[RunConfig], ...] = (
+    Rule(("launch.world", "launch.min_world", "launch.cpus_per_rank", "spark"), slot_problems),
+    Rule(("train.device", "launch.world"), device_problems),
+)
 
 
 def warm_start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.config import RunConfig
+from sparkring.conf.rules.rule import Rule, find_problems
 from sparkring.etl.errors import EtlError
 from sparkring.etl.examine import Examined, examine_sources
 from sparkring.etl.foreseen import row_problems
@@ -12,6 +15,15 @@ from sparkring.etl.sources.types import NoSuchType, parse_type
 from sparkring.etl.views import own_modules, rows_function
 from sparkring.pipelines.run.problems import Problems
 from sparkring.pipelines.validate.folders import check_folders, storage_problems
+
+
+@dataclass(frozen=True)
+class OnTables:
+    """A recipe that has an etl block, and its tables as they were examined."""
+
+    config: RunConfig
+    etl: EtlConfig
+    examined: Examined
 
 
 def check_tables(config: RunConfig, folders: Sequence[str]) -> None:
@@ -41,8 +53,7 @@ def table_problems(config: RunConfig, examined: Examined) -> Problems:
     """What is wrong with the tables, as they were examined, and with the rows that are made of them."""
     if config.etl is None:
         return Problems()
-    recipe = [*type_problems(config), *row_problems(config.etl), *_function_problems(config.etl.rows)]
-    return Problems(recipe + batch_problems(config, examined), examined.problems)
+    return Problems(find_problems(TABLES, OnTables(config, config.etl, examined)), examined.problems)
 
 
 def type_problems(config: RunConfig) -> list[str]:
@@ -72,16 +83,25 @@ def _function_problems(rows: str) -> Iterator[str]:
             yield str(error)
 
 
-def batch_problems(config: RunConfig, examined: Examined) -> list[str]:
+def _batch_problems(on: OnTables) -> list[str]:
     """A batch larger than the table that the rows are made of, one by one, so than any split of it."""
-    etl, data, batch = config.etl, config.data, config.train.global_batch
-    if etl is None or etl.interval is not None or data.tail == "pad" or data.mix is not None or etl.kind == "text":
+    etl, data, batch = on.etl, on.config.data, on.config.train.global_batch
+    if etl.interval is not None or data.tail == "pad" or data.mix is not None or etl.kind == "text":
         return []
     table = etl.one_per or etl.rows
-    rows = examined.rows.get(table)
+    rows = on.examined.rows.get(table)
     if rows is None or batch <= rows:
         return []
     return [
         f"train.global_batch = {batch}: larger than the whole table {table!r} of {rows} rows, so an epoch has no full "
         "batch; make it smaller, or set data.tail to pad"
     ]
+
+
+TABLES: tuple[Rule[OnTables], ...] = (
+    Rule(("etl.sources",), lambda on: type_problems(on.config)),
+    # sqlglot's guess at the columns: milliseconds, where Spark's analysis starts a JVM first
+    Rule(("etl.features", "etl.label", "etl.keep", "etl.rows", "etl.views"), lambda on: row_problems(on.etl)),
+    Rule(("etl.rows",), lambda on: _function_problems(on.etl.rows)),
+    Rule(("train.global_batch", "data.tail", "etl.rows", "etl.one_per"), _batch_problems),
+)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.load import load_config
+from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.model.plan import (
@@ -143,9 +143,8 @@ def test_a_layout_that_cannot_be_ends_the_command_before_spark(
 
 
 def test_a_pipeline_over_several_columns_is_refused() -> None:
-    config = load_config(str(ROOT / "examples/own_table/weather.yaml"), ["parallel.pp=2"]).config
-    (said,) = layout_problems_of(config)
-    assert "model.inputs names 6 columns; give one vector column" in said
+    with pytest.raises(ConfigError, match=r"model\.inputs names 6 columns; give one vector column"):
+        load_config(str(ROOT / "examples/own_table/weather.yaml"), ["parallel.pp=2"])
 
 
 class Asks(nn.Module):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from torch import nn
 
 from sparkring.conf.blocks.parallel import ParallelConfig
-from sparkring.conf.rules.strategies import batch_problem, strategy_problems
+from sparkring.conf.rules.rule import find_problems
+from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.training.models.sharding_plan import plan_of, required_plan
 from sparkring.training.parallel.engine import choose_engine
-from sparkring.training.parallel.mesh import Mesh, resolve_mesh
+from sparkring.training.parallel.mesh import Mesh, layout_of, resolve_mesh
 from sparkring.training.parallel.model_parallel.pipeline import estimated_costs, layer_names, partition
 from sparkring.training.parallel.model_parallel.schedules import schedule_problem
 
@@ -39,15 +39,13 @@ def layout_problems(
         mesh = resolve_mesh(config, world)
     except ValueError as error:
         return [str(error)]
-    problems = strategy_problems(config.model_dump(), asdict(mesh), device_type)
+    problems = find_problems(LAYOUT, layout_of(config, mesh, device_type, global_batch))
     if not problems:
         problems = _refusal(lambda: choose_engine(config, mesh, device_type))
-    found = []
     if mesh.pp > 1:
         micro = config.micro_batches * config.accumulate
-        found.append(schedule_problem(config.schedule, mesh.pp, micro, config.stages_per_rank))
-    found.append(batch_problem(global_batch, mesh.dp, mesh.pp, config.micro_batches, config.accumulate))
-    problems += [problem for problem in found if problem]
+        problem = schedule_problem(config.schedule, mesh.pp, micro, config.stages_per_rank)
+        problems += [problem] if problem else []
     return problems + (_model_problems(model, config, mesh) if model is not None else [])
 
 

@@ -8,14 +8,14 @@ stages are sharded one by one, and the optimizer sees only what the rank owns.
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
 from datetime import timedelta
 
 import torch
 
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
-from sparkring.conf.rules.strategies import strategy_notes, strategy_problems
+from sparkring.conf.rules.rule import find_notes, find_problems
+from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.training.parallel.averaging.hosts import HostCollectives, find_hosts
 from sparkring.training.parallel.averaging.links import Links
 from sparkring.training.parallel.averaging.strategy import AveragedStrategy
@@ -25,7 +25,7 @@ from sparkring.training.parallel.data_parallel.horovod_ring import HorovodCollec
 from sparkring.training.parallel.data_parallel.horovod_zero import HorovodZero1
 from sparkring.training.parallel.data_parallel.zero import TorchZero
 from sparkring.training.parallel.engine import choose_engine
-from sparkring.training.parallel.mesh import Mesh, resolve_mesh
+from sparkring.training.parallel.mesh import Mesh, layout_of, resolve_mesh
 from sparkring.training.parallel.model_parallel.placement import make_placement
 from sparkring.training.parallel.process_groups import (
     RankContext,
@@ -68,10 +68,10 @@ def build_strategy(
     """
     mesh = resolve_mesh(config, info.world_size)
     engine = choose_engine(config, mesh, device.type)
-    problems = strategy_problems(config.model_dump(), asdict(mesh), device.type)
-    if problems:
+    layout = layout_of(config, mesh, device.type)
+    if problems := find_problems(LAYOUT, layout):
         raise ValueError("; ".join(problems))
-    for note in strategy_notes(config.model_dump(), asdict(mesh), device.type) if info.rank == 0 else ():
+    for note in find_notes(LAYOUT, layout) if info.rank == 0 else ():
         log.warning("%s", note)
     if config.servers.per_host:
         return make_served(config, info, device, clip_norm, timeout, tables or TableSettings(), servers)
@@ -83,8 +83,7 @@ def build_strategy(
         device_mesh = make_device_mesh(mesh, config.shard, device)
     context = RankContext(config, mesh, info, device, device_mesh, timeout)
     if config.averaging.kind != "none" and mesh.dp > 1:
-        if ema is not None:
-            raise ValueError(f"optim.ema = {ema}: does not go with parallel.averaging.kind={config.averaging.kind}")
+        assert ema is None, "refused when a recipe is loaded (conf/rules/recipe.py)"
         if replicas := make_replicas(context, engine):
             return AveragedStrategy(context, replicas[0], make_placement(context), clip_norm, replicas[1])
     return MeshStrategy(context, make_data_parallel(context, engine), make_placement(context), clip_norm, ema, tables)

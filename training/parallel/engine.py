@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
 
 from sparkring.conf.blocks.parallel import ParallelConfig
-from sparkring.conf.rules.strategies import horovod_limits
+from sparkring.conf.rules.rule import find_problems
+from sparkring.conf.rules.strategies import HOROVOD_LIMITS
 from sparkring.training.parallel.data_parallel.horovod_ring import available
-from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.parallel.mesh import Mesh, layout_of
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def choose_engine(config: ParallelConfig, mesh: Mesh, device_type: str) -> str:
         if missing:
             raise ValueError(f"parallel.engine=horovod: {missing}; use parallel.engine=torch")
         return "horovod"
-    reasons = horovod_limits(config.model_dump(), asdict(mesh))
+    reasons = find_problems(HOROVOD_LIMITS, layout_of(config, mesh, device_type))
     if config.zero:
         reasons.append(f"parallel.zero={config.zero} runs on fully_shard unless parallel.engine=horovod is set")
     if missing:

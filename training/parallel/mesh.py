@@ -6,9 +6,10 @@ far apart. The data shard of a rank comes from its dp coordinate, never from its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from sparkring.conf.blocks.parallel import ParallelConfig
+from sparkring.conf.rules.strategies import Layout
 
 AXES = ("pp", "dp", "cp", "tp")  # slowest to fastest running
 REST = -1  # "all remaining ranks", allowed for one axis
@@ -109,3 +110,8 @@ def shard_groups(mesh: Mesh, shard: int) -> tuple[int, int]:
             f"0 shards over all data ranks"
         )
     return mesh.dp // shard, shard
+
+
+def layout_of(config: ParallelConfig, mesh: Mesh, device_type: str, global_batch: int | None = None) -> Layout:
+    """Return what the rules of layouts look at. `global_batch`: rows per step; None: not looked at."""
+    return Layout(config, **asdict(mesh), device=device_type, global_batch=global_batch)

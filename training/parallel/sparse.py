@@ -21,7 +21,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from sparkring.conf.blocks.tables import TablesConfig
-from sparkring.conf.rules.strategies import table_problem
+from sparkring.conf.rules.rule import find_problems
+from sparkring.conf.rules.strategies import SPARSE_TABLES, TableLayout
 from sparkring.training.data.batch import Batch, Columns, Ragged
 from sparkring.training.models.sparse_embedding import PulledRows, SparseEmbedding
 from sparkring.training.parallel.mesh import Mesh
@@ -297,8 +298,9 @@ class SparseTables:
 
 def check_tables(modules: Mapping[str, SparseEmbedding], mesh: Mesh, ema: float | None, averaging: str) -> None:
     """Raise ValueError where the layout, or averages of the weights, do not go with tables."""
-    if problem := table_problem(mesh.tp, mesh.pp, mesh.cp, ema, averaging if mesh.world > 1 else "none"):
-        raise ValueError(f"{problem} (tables: {', '.join(modules)})")
+    layout = TableLayout(mesh.tp, mesh.pp, mesh.cp, ema, averaging if mesh.world > 1 else "none")
+    if problems := find_problems(SPARSE_TABLES, layout):
+        raise ValueError(f"{'; '.join(problems)} (tables: {', '.join(modules)})")
 
 
 def _spec(name: str, module: SparseEmbedding, settings: TableSettings) -> TableSpec:

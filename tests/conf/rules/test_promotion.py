@@ -11,7 +11,8 @@ import yaml
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage, WindowPart
-from sparkring.conf.rules.promotion import dataset_promotion_problems
+from sparkring.conf.rules.dataset import DATASET, OnDataset
+from sparkring.conf.rules.rule import find_problems
 
 NOT_WORSE = {"metric": "loss", "min_relative_change": 0.0}
 PSI = {"columns": ["x"], "measure": "psi", "max": 0.2}
@@ -94,6 +95,9 @@ def test_what_can_be_is_taken(tmp_path: Path) -> None:
     assert problems(tmp_path, drift=only, dataset=None, etl=ETL) == ""
 
 
+COLUMNS = [rule for rule in DATASET if {"promote.slices", "drift.rules"} & {*rule.keys}]
+
+
 def manifest(parts: bool) -> DatasetManifest:
     state = {"name": "x", "kind": "numeric", "column": "x", "transform": "none", "mean": 0.0, "std": 1.0, "fill": 0.0,
              "indicator": False}  # fmt: skip
@@ -110,7 +114,10 @@ def manifest(parts: bool) -> DatasetManifest:
 def test_columns_that_the_dataset_does_not_have(tmp_path: Path) -> None:
     def found(parts: bool = True, **blocks: Any) -> list[str]:
         config = RunConfig.model_validate({"name": "r", "dataset": "d"} | blocks)
-        return dataset_promotion_problems(config, manifest(parts))
+        return find_problems(
+            [rule for rule in DATASET if set(rule.keys) & {"promote.slices", "drift.rules"}],
+            OnDataset(config, manifest(parts)),
+        )
 
     def sliced(name: str) -> dict[str, Any]:
         return {"promote": {"rules": [NOT_WORSE], "slices": [name]}}

@@ -229,6 +229,7 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
         (SMALL, ["dataset=null", HASHED, SERVED, "tables.wire=bf16"], "tables.wire = bf16: servers send and get rows"),
         (SMALL, ["dataset=null", HASHED, SERVED, "tables.lag=1"], "tables.lag = 1: is of tables on ranks; with paral"),
         (SMALL, ["dataset=null", HASHED, SERVED, "tables.place=replicate"], "tables.place = replicate: with parallel."),
+        (SMALL, ["parallel.pp=2", "model.inputs=[a, b]"], "parallel.pp = 2: a pipeline's first stage takes one tensor"),
     ],
 )
 def test_each_conflict_is_refused_with_its_keys(tmp_path: Path, text: str, overrides: list[str], words: str) -> None:

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 
 import pytest
 
 from sparkring.conf.blocks.parallel import ParallelConfig
-from sparkring.conf.rules.strategies import (
-    HOROVOD_LIMITS,
-    RULES,
-    batch_problem,
-    horovod_limits,
-    strategy_notes,
-    strategy_problems,
-)
-from sparkring.training.parallel.mesh import Mesh
+from sparkring.conf.rules.rule import find_notes, find_problems
+from sparkring.conf.rules.strategies import HOROVOD_LIMITS, LAYOUT, Layout
 
 
 def test_a_legal_combination_has_neither_problems_nor_notes() -> None:
-    config, mesh = ParallelConfig(zero=2).model_dump(), asdict(Mesh(dp=4))
-    assert strategy_problems(config, mesh) == strategy_notes(config, mesh) == []
+    layout = Layout(ParallelConfig(zero=2), dp=4)
+    assert find_problems(LAYOUT, layout) == find_notes(LAYOUT, layout) == []
 
 
 def test_every_limit_of_horovod_is_a_refusal_only_if_horovod_is_configured() -> None:
-    mesh = asdict(Mesh(dp=2, tp=2))
-    assert {limit.name for limit in HOROVOD_LIMITS} <= {rule.name for rule in RULES}
+    limit = "tp(2) * cp(1): tensor and context parallelism run on torch's process groups"
     for engine in ("auto", "torch", "horovod"):
-        config = ParallelConfig(engine=engine, tp=2).model_dump()  # type: ignore[arg-type]
-        assert horovod_limits(config, mesh) == [
-            "tp(2) * cp(1): tensor and context parallelism run on torch's process groups"
-        ]
-        assert bool(strategy_problems(config, mesh)) == (engine == "horovod")
+        layout = Layout(ParallelConfig(engine=engine, tp=2), dp=2, tp=2)  # type: ignore[arg-type]
+        assert find_problems(HOROVOD_LIMITS, layout) == [limit]
+        refused = f"parallel.engine=horovod with {limit}; use parallel.engine=torch"
+        assert find_problems(LAYOUT, layout) == ([refused] if engine == "horovod" else [])
 
 
 @pytest.mark.parametrize(
@@ -43,5 +34,7 @@ def test_every_limit_of_horovod_is_a_refusal_only_if_horovod_is_configured() -> 
     ],
 )
 def test_a_batch_must_fill_every_part_and_a_pipelines_parts_equally(pp: int, global_batch: int, problem: str) -> None:
-    found = batch_problem(global_batch, dp=4, pp=pp, micro_batches=2, accumulate=2)
-    assert found is None if problem is None else found is not None and found.startswith(problem)
+    layout = Layout(ParallelConfig(pp=pp, micro_batches=2 if pp > 1 else 1, accumulate=2), 4, pp=pp)
+    assert find_problems(LAYOUT, layout) == []
+    found = find_problems(LAYOUT, replace(layout, global_batch=global_batch))
+    assert found == [] if problem is None else [line.startswith(problem) for line in found] == [True]
