@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -26,10 +27,12 @@ LOSS = "loss"  # of every task; ranks compute it as they train, from outputs rat
 class _TableTask(Task):
     """A task of a table: its description, its inputs, and its metrics by the formulas of `training/metrics.py`.
 
-    Inputs are the named columns as positional tensors, or one dict of all feature columns.
+    Inputs are the named columns as positional tensors, or one dict of all feature columns. A model of several members
+    gives (B, members, ...) while it trains, and a row's loss is the mean over them.
     """
 
     kind: TaskKind
+    output_dim = 1  # of a model's outputs, (B,) or (B, outputs)
 
     def __init__(self, features: list[str], label: str, inputs: list[str] | None = None):
         self.features, self.label, self.columns = features, label, inputs
@@ -42,6 +45,18 @@ class _TableTask(Task):
     def labels(self, columns: Columns) -> Tensor:
         found: Tensor = columns[self.label]
         return found
+
+    def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
+        labels = self.labels(columns)
+        if outputs.dim() == self.output_dim:
+            return self.row_loss(outputs, labels)
+        rows, members = outputs.shape[:2]
+        losses = self.row_loss(outputs.flatten(0, 1), labels.repeat_interleave(members, dim=0))
+        return losses.reshape(rows, members).mean(dim=1)
+
+    @abstractmethod
+    def row_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Loss of each row (B,) of one model's outputs."""
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Probability of the positive class (B,), of each class or label (B, classes), or the value (B,)."""
@@ -84,9 +99,8 @@ class BinaryTask(_TableTask):
 
     kind = BINARY
 
-    def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
-        label = columns[self.label].to(outputs.dtype)
-        return functional.binary_cross_entropy_with_logits(outputs, label, reduction="none")
+    def row_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         return torch.sigmoid(outputs.double())
@@ -95,10 +109,10 @@ class BinaryTask(_TableTask):
 class MulticlassTask(_TableTask):
     """outputs: logits (B, classes); label an integer class."""
 
-    kind = MULTICLASS
+    kind, output_dim = MULTICLASS, 2
 
-    def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
-        return functional.cross_entropy(outputs, columns[self.label].long(), reduction="none")
+    def row_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, labels.long(), reduction="none")
 
     def decisions(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(dim=1).double()
@@ -114,7 +128,7 @@ class MultilabelTask(_TableTask):
     and average precision over labels (macro); one that is neither there nor predicted has none in that of F1.
     """
 
-    kind = MULTILABEL
+    kind, output_dim = MULTILABEL, 2
 
     def __init__(self, features: list[str], label: str | list[str], inputs: list[str] | None = None):
         super().__init__(features, label if isinstance(label, str) else "", inputs)
@@ -125,9 +139,9 @@ class MultilabelTask(_TableTask):
             return super().labels(columns).float()
         return torch.stack([columns[name].float() for name in self.several], dim=1)
 
-    def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
-        labels = self.labels(columns).to(outputs.dtype)
-        return functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(dim=1)
+    def row_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        entropy = functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
+        return entropy.mean(dim=1)
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         return torch.sigmoid(outputs.double())
@@ -138,8 +152,8 @@ class RegressionTask(_TableTask):
 
     kind = REGRESSION
 
-    def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
-        return (outputs - columns[self.label].to(outputs.dtype)).square()
+    def row_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs - labels.to(outputs.dtype)).square()
 
 
 class PoissonTask(_TableTask):
@@ -151,8 +165,8 @@ class PoissonTask(_TableTask):
 
     kind = POISSON
 
-    def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
-        rate = columns[self.label].to(outputs.dtype)
+    def row_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        rate = labels.to(outputs.dtype)
         return 2 * (torch.xlogy(rate, rate) - rate * outputs - rate + outputs.exp())
 
     def probabilities(self, outputs: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ class Budget:
 # averages of the weights a constant rate is good at any step, so nothing has to be known of the end.
 TABLE = Budget(steps=4000, steps_per_epoch=128, smallest_batch=32, largest_batch=1024)
 LR, EMA, PATIENCE = 0.005, 0.998, 8
+NETWORK = {"width": 64, "blocks": 1, "dropout": 0.1, "members": 8, "cosine_width": 8}
 RARE = 0.05  # `init` warns of a label with a smaller share
 SOURCE, VIEW = "raw", "prepared"
 
@@ -70,7 +71,7 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
     kept = [name for name in sample.types if quoted(name) in read]
     names = [*label.columns]
     kept_beside = [name for name in (*columns.key, *label.columns) if not OURS.fullmatch(name)]
-    model: dict[str, Any] = {"task": label.task, "args": {"width": 64, "blocks": 1, "dropout": 0.1}}
+    model: dict[str, Any] = {"task": label.task, "args": {**NETWORK}}
     start = TASKS[label.task].initial_outputs(label.mean, label.deviation)
     model["args"] |= {name: round_to(value) for name, value in start.items()}
     return {

@@ -1,17 +1,24 @@
 """Wide and deep for tables: one-column functions, plus embeddings and an MLP.
 
-Shapes: B rows, N numeric columns, D of them also seen by the MLP, K bumps of a column's function, H hidden width.
+Shapes: B rows, N numeric columns, D of them also seen by the MLP, K bumps of a column's function, H hidden width,
+M members.
 The sum of the two outputs follows Cheng et al. 2016 (arXiv:1606.07792); differs in that both parts share one optimizer
 and the MLP's last layer starts at zero. The wide part is additive rather than linear, after Agarwal et al. 2020
 (arXiv:2004.13912): each number has a learned curve of its own, here one line and K tanh steps.
 Follows Guo & Berkhahn 2016 (arXiv:1604.06737) for the embeddings and Gorishniy et al. 2021 (arXiv:2106.11959, "ResNet")
 for the pre-norm residual blocks; differs in that widths follow the vocabularies and there is no batch norm, whose
 statistics would depend on how a global batch is cut into ranks.
+Members are TabM's (Gorishniy et al. 2025, arXiv:2410.24210, "TabM-mini"): one MLP whose weights all members share, a
+scale of its inputs and a last layer per member; each member has a loss of its own, and a prediction is their mean.
+Differs in that the scale is of the first layer's outputs, which are computed once for all members, and in that means
+are of outputs, not of probabilities. Cosines of numbers are those of Gorishniy et al. 2022 (arXiv:2203.05556) with a
+phase, as in Holzmueller et al. 2024 (arXiv:2407.04491), each beside the number itself.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +37,8 @@ from sparkring.training.models.warm_start import (
     fit_width,
     table_by_value,
 )
+
+FREQUENCIES, FREQUENCY_SCALE = 16, 0.1  # per number; their deviation at first
 
 
 def embedding_width(cardinality: int, most: int = 32) -> int:
@@ -82,8 +91,37 @@ class ColumnCurves(nn.Module):
         return torch.bmm(bumps_BKN.flatten(1)[None], height_KNO.flatten(0, 1)[None])[0]
 
 
+class Cosines(nn.Module):
+    """Per column a linear map of cosines of its number, (B, D) -> (B, D * width)."""
+
+    def __init__(self, columns: int, width: int) -> None:
+        super().__init__()
+        self.frequency = nn.Parameter(FREQUENCY_SCALE * torch.randn(columns, FREQUENCIES))
+        self.phase = nn.Parameter(math.pi * torch.randn(columns, FREQUENCIES))
+        self.weight = nn.Parameter(FREQUENCIES**-0.5 * torch.randn(columns, FREQUENCIES, width))
+
+    def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
+        waves_BDF = torch.cos(2 * math.pi * self.frequency * x_BD[:, :, None] + self.phase)
+        return torch.einsum("bdf,dfw->bdw", waves_BDF, self.weight).flatten(1)
+
+
+class MemberHeads(nn.Module):
+    """A last layer per member, (B, M, H) -> (B, M, outputs); zero at first."""
+
+    def __init__(self, members: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(members, width, outputs))
+        self.bias = nn.Parameter(torch.zeros(members, outputs))
+
+    def forward(self, x_BMH: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("bmh,mho->bmo", x_BMH, self.weight) + self.bias
+
+
 class Tabular(nn.Module):
-    """columns, each (B,) -> (B,) for one output, else (B, outputs)."""
+    """columns, each (B,) -> (B,) for one output, else (B, outputs).
+
+    With several members, while it trains: (B, M), or (B, M, outputs).
+    """
 
     def __init__(
         self,
@@ -99,6 +137,8 @@ class Tabular(nn.Module):
         output_scale: float = 1.0,
         hashed: Sequence[str] = (),
         hashed_width: int = 16,
+        members: int = 1,
+        cosine_width: int = 0,
     ) -> None:
         """The recipe's `model.args`, except for the first two and `hashed`.
 
@@ -116,11 +156,17 @@ class Tabular(nn.Module):
             output_scale: of what both parts give; for a regression, about the label's standard deviation.
             hashed: columns of 64-bit ids, from the manifest.
             hashed_width: of a hashed column's embedding.
+            members: M, networks that share the MLP; their mean is the prediction.
+            cosine_width: of what the MLP reads of each number beside the number itself; 0: nothing.
         """
         super().__init__()
         if not coded and not numeric and not hashed:
             raise ValueError(
                 "a tabular model needs at least one feature column; the dataset has none with role feature"
+            )
+        if members < 1 or cosine_width < 0:
+            raise ValueError(
+                f"model.args: members = {members} must be at least 1, cosine_width = {cosine_width} at least 0"
             )
         if unknown := sorted(set(additive_only) - set(numeric)):
             raise ValueError(
@@ -145,14 +191,20 @@ class Tabular(nn.Module):
                 f"model.args.additive_only leaves the MLP no column: {list(additive_only)} are all there are"
             )
         embedded = sum(embedding_width(n) for n in coded.values()) + hashed_width * len(hashed)
-        self.input = nn.Linear(embedded + len(self.deep_positions), width)
+        deep, self.cosine_width = len(self.deep_positions), cosine_width
+        self.cosines = Cosines(deep, cosine_width) if deep and cosine_width else None
+        self.input = nn.Linear(embedded + deep * (1 + cosine_width), width)
+        self.member_scale = nn.Parameter(torch.randn(members, width).sign()) if members > 1 else None
         self.blocks = nn.ModuleList([ResidualBlock(width, dropout) for _ in range(blocks)])
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, outputs)
         for table in self.wide_coded.values():
             nn.init.zeros_(table.weight)  # type: ignore[arg-type]
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        if members > 1:
+            self.head: nn.Module = MemberHeads(members, width, outputs)
+        else:
+            self.head = head = nn.Linear(width, outputs)
+            nn.init.zeros_(head.weight)
+            nn.init.zeros_(head.bias)
 
     @classmethod
     def from_manifest(cls, manifest: DatasetManifest, **args: Any) -> Tabular:
@@ -225,12 +277,43 @@ class Tabular(nn.Module):
             w_H = weights["input.weight"][:, before[column]].double()
             made["input.weight"][:, after[column]] = (w_H * scale_N[i]).to(w_H.dtype)
             made["input.bias"] += (w_H * shift_N[i]).sum(dim=1).to(made["input.bias"].dtype)
+        if self.cosines is not None:
+            self._rescale_cosines(made, weights, old, scale_N, shift_N)
         if self.wide_numeric is not None:
             _rescale_curves(made, weights, order, scale_N, shift_N)
         return made
 
+    def _rescale_cosines(
+        self,
+        made: dict[str, torch.Tensor],
+        weights: Mapping[str, torch.Tensor],
+        old: Tabular,
+        scale_N: torch.Tensor,
+        shift_N: torch.Tensor,
+    ) -> None:
+        """Put into `made` the cosines of the old numbers as cosines of the new ones.
+
+        Args:
+            made: name -> weight of the new model.
+            weights: name -> trained weight.
+            old: the module of `weights`.
+            scale_N: old number = scale * new number + shift.
+            shift_N: see scale_N.
+        """
+        place = {old.numeric_names[position]: i for i, position in enumerate(old.deep_positions)}
+        order = [place[self.numeric_names[position]] for position in self.deep_positions]
+        frequency_DF = weights["cosines.frequency"].double()[order]
+        scale_D, shift_D = scale_N[self.deep_positions], shift_N[self.deep_positions]
+        dtype = made["cosines.frequency"].dtype
+        made["cosines.frequency"] = (frequency_DF * scale_D[:, None]).to(dtype)
+        phase_DF = weights["cosines.phase"].double()[order] + 2 * math.pi * frequency_DF * shift_D[:, None]
+        made["cosines.phase"] = phase_DF.to(dtype)
+        made["cosines.weight"] = weights["cosines.weight"][order]
+        read = weights["input.weight"][:, -len(order) * self.cosine_width :].unflatten(1, (len(order), -1))
+        made["input.weight"][:, -len(order) * self.cosine_width :] = read[:, order].flatten(1)
+
     def input_columns(self) -> dict[str, slice]:
-        """Which columns of `input.weight` read a column of the dataset."""
+        """Which columns of `input.weight` read a column of the dataset; behind them are those of cosines."""
         widths = {name: embedding_width(table.num_embeddings) for name, table in self._tables()}
         widths |= dict.fromkeys(self.hashed_names, self.hashed_width)
         widths |= {self.numeric_names[i]: 1 for i in self.deep_positions}
@@ -252,14 +335,22 @@ class Tabular(nn.Module):
             numbers_BN = torch.stack([columns[name] for name in self.numeric_names], dim=1)
             numbers_BN = numbers_BN.to(self.wide_numeric.slope.dtype)
             wide.append(self.wide_numeric(numbers_BN))
-            parts.append(numbers_BN[:, self.deep_positions])
-        x_BH = self.input(torch.cat(parts, dim=1))
+            deep_BD = numbers_BN[:, self.deep_positions]
+            parts.append(deep_BD)
+            if self.cosines is not None:
+                parts.append(self.cosines(deep_BD))
+        x = self.input(torch.cat(parts, dim=1))  # (B, H), or (B, M, H)
+        wide_sum = torch.stack(wide).sum(dim=0)
+        if self.member_scale is not None:
+            x, wide_sum = x[:, None] * self.member_scale, wide_sum[:, None]
         for block in self.blocks:
-            x_BH = block(x_BH, columns.get(SAMPLE))
-        out: torch.Tensor = self.head(self.norm(x_BH)) + torch.stack(wide).sum(dim=0)
+            x = block(x, columns.get(SAMPLE))
+        out: torch.Tensor = self.head(self.norm(x)) + wide_sum
         if (self.output_center, self.output_scale) != (0.0, 1.0):
             out = self.output_center + self.output_scale * out
-        return out.squeeze(1) if self.outputs == 1 else out
+        if self.member_scale is not None and not self.training:
+            out = out.mean(dim=1)
+        return out.squeeze(-1) if self.outputs == 1 else out
 
 
 def _rescale_curves(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparkring.training.models.tabular import Tabular
+from sparkring.training.models.tabular import Cosines, Tabular
+from sparkring.training.tasks import TASK_CLASSES, _TableTask
 
 CODED, NUMERIC = {"carrier": 5, "origin": 4}, ["temp", "wind", "distance"]
 
@@ -87,8 +88,75 @@ def test_additive_only_columns_are_never_combined_with_others() -> None:
         ({}, [], {}, "at least one feature column"),
         (CODED, NUMERIC, {"additive_only": ["tmp"]}, r"additive_only names \['tmp'\]"),
         ({}, ["temp"], {"additive_only": ["temp"]}, "leaves the MLP no column"),
+        (CODED, NUMERIC, {"members": 0}, "members = 0 must be at least 1"),
+        (CODED, NUMERIC, {"cosine_width": -1}, "cosine_width = -1"),
     ],
 )
 def test_impossible_models_are_refused(coded: dict, numeric: list, args: dict, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         Tabular(coded, numeric, **args)
+
+
+def several(task: str) -> tuple[Tabular, dict[str, torch.Tensor], _TableTask]:
+    """A trained-like model of three members, a batch of 6 rows, and its task."""
+    outputs = {"multiclass": 4, "multilabel": 2}.get(task, 1)
+    torch.manual_seed(3)
+    model = Tabular({"c": 5}, ["x", "z"], width=8, outputs=outputs, members=3, cosine_width=4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    columns = {"c": torch.tensor([0, 1, 2, 3, 4, 1]), "x": torch.randn(6), "z": torch.randn(6)}
+    labels = {
+        "multiclass": torch.tensor([0, 1, 2, 3, 0, 1]),
+        "multilabel": torch.tensor([[0.0, 1], [1, 1], [0, 0], [1, 0], [0, 1], [1, 1]]),
+    }
+    columns["y"] = labels.get(task, torch.tensor([0.0, 1, 1, 0, 1, 0]))
+    return model, columns, TASK_CLASSES[task](["c", "x", "z"], "y")
+
+
+@pytest.mark.parametrize("task", sorted(TASK_CLASSES))
+def test_each_member_has_a_loss_of_its_own_and_their_mean_is_the_prediction(task: str) -> None:
+    model, columns, described = several(task)
+    together = model.train()(columns)
+    members = [together[:, number] for number in range(3)]
+    assert not torch.equal(members[0], members[1])
+    expected = torch.stack([described.loss(one, columns) for one in members]).mean(dim=0)
+    torch.testing.assert_close(described.loss(together, columns), expected)
+    torch.testing.assert_close(model.eval()(columns), torch.stack(members).mean(dim=0))
+    none = {name: values[:0] for name, values in columns.items()}
+    assert described.loss(model.train()(none), none).shape == (0,), "a rank may have no row of a step"
+
+
+def test_a_model_of_one_member_is_what_it_was() -> None:
+    torch.manual_seed(0)
+    plain = Tabular({"c": 5}, ["x"], width=8)
+    torch.manual_seed(0)
+    one = Tabular({"c": 5}, ["x"], width=8, members=1, cosine_width=0)
+    assert [name for name, _ in plain.named_parameters()] == [name for name, _ in one.named_parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), one.parameters(), strict=True))
+
+
+def test_members_differ_from_the_first_step_on() -> None:
+    model, columns, described = several("binary")
+    model = Tabular({"c": 5}, ["x", "z"], width=8, members=3, cosine_width=4).train()
+    for _ in range(3):
+        described.loss(model(columns), columns).sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+    out = model(columns)
+    assert float(out.detach().std(dim=1).min()) > 0
+
+
+def test_cosines_give_a_number_more_than_a_line() -> None:
+    torch.manual_seed(0)
+    cosines = Cosines(2, 3)
+    x = torch.linspace(-2, 2, 5)
+    columns = torch.stack([x, torch.zeros(5)], dim=1)
+    out = cosines(columns)
+    assert out.shape == (5, 6)
+    waves = torch.cos(2 * torch.pi * cosines.frequency[0] * x[:, None] + cosines.phase[0])
+    torch.testing.assert_close(out[:, :3], waves @ cosines.weight[0])
+    assert torch.equal(out[:, 3:], out[:1, 3:].expand(5, 3)), "each column has outputs of its own"

@@ -94,14 +94,21 @@ def raw(carriers: list[str | None], count: int = 40) -> dict[str, list[Any]]:
 names = st.lists(st.sampled_from([f"c{i}" for i in range(12)]), min_size=1, max_size=12, unique=True)
 
 
+@pytest.mark.parametrize("parts", [{}, {"members": 3, "cosine_width": 4}], ids=["one", "members"])
 @settings(max_examples=25)
 @given(names, names, st.permutations(range(5)), st.floats(-50, 50), st.floats(0.1, 9), st.integers(1, 3))
 def test_a_row_of_known_values_keeps_its_output(
-    old_values: list[str], new_values: list[str], order: list[int], mean: float, std: float, outs: int
+    parts: dict[str, int],
+    old_values: list[str],
+    new_values: list[str],
+    order: list[int],
+    mean: float,
+    std: float,
+    outs: int,
 ) -> None:
     """Codes, scales and the order of features change; embeddings get wider and narrower with the vocabulary."""
     old, new = manifest(old_values, (3.0, 2.0)), manifest(new_values, (mean, std), tuple(order))
-    args = {"outputs": outs, "additive_only": ["rain"]}
+    args = {"outputs": outs, "additive_only": ["rain"], **parts}
     before = trained(old, 1, **args)
     narrow = embedding_width(len(new_values) + 2) < embedding_width(len(old_values) + 2)
     if narrow:  # then the table's product must fit the new width to be kept
