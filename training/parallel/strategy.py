@@ -10,12 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from sparkring.training.data.batch import Batch
+from sparkring.training.data.audit.log import AuditLog
+from sparkring.training.data.audit.parts import PartsAudit
+from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.models.initial import InitialModel
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.sparse import SparseTables
@@ -24,6 +26,8 @@ from sparkring.training.parallel.state import TensorInfo
 LR_SCALE = "lr_scale"  # key of an optimizer's parameter group: times the learning rate of the step; absent: 1
 Gather = Callable[[bytes], list[bytes]]
 """All-gather of bytes between all ranks: every rank gets all values, in the order of the ranks."""
+MeetsAt = Callable[[int, int], int]
+"""(step, steps per epoch) -> the next step at which ranks meet, by schedule or by a cut."""
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """Named parameters -> optimizer; the strategy decides which parameters (or shards) these are."""
 
@@ -39,6 +43,12 @@ class StepInfo:
     counted: bool = True  # this rank's rows are in the step; with backup workers they may come again in a later one
 
 
+class OpenShare(Protocol):
+    """Opens the training rows of one of several streams of batch shares."""
+
+    def __call__(self, stream: int, streams: int, verified: bool = True) -> Reader: ...
+
+
 class Strategy(ABC):
     """Life: prepare -> (forward_backward, step, evaluate, state_dict)* -> close."""
 
@@ -52,6 +62,7 @@ class Strategy(ABC):
     needs_sample: bool  # `prepare` skips checks or measurements if it is called without a sample
     lookahead: int = 1  # steps: rows of a step may be of global batches up to so many, less one, further on
     meets_each_step: bool = True  # ranks wait for each other in every step; else nothing else may make them, either
+    replaces_ranks: bool = False  # a new process may take a dead rank's place, so the checkpoint it starts from is kept
 
     @property
     def parts(self) -> int:
@@ -84,6 +95,10 @@ class Strategy(ABC):
             sample: a batch of this data rank's, to time blocks and to compare the cut model with the whole one.
             compiled: torch.compile each block as it is placed on this rank.
         """
+
+    def open_training(self, open_share: OpenShare, meets_at: MeetsAt) -> Reader:
+        """Open the rows that this rank trains on: its share of each global batch."""
+        return open_share(self.data_rank, self.data_size)
 
     def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches of training; a strategy may look at some before their turn (tables.lag)."""
@@ -121,6 +136,21 @@ class Strategy(ABC):
     def keep(self, state: bytes) -> None:
         """Keep the loop's state after an evaluation, for a rank that takes another's place."""
         return None
+
+    def record_again(self, audit: AuditLog | PartsAudit, training: Reader, begun: int, step: int) -> None:
+        """Record rows that the rank whose place this one takes had trained on, and not recorded when it died.
+
+        Servers have its pushes of these steps, and a replay of their logs would not give the run's bits with other
+        rows.
+
+        Args:
+            audit: of this rank.
+            training: what `open_training` opened.
+            begun: steps made when the attempt began.
+            step: steps made by the rank that died.
+        """
+        assert isinstance(audit, AuditLog)
+        audit.record_steps(training, begun, step)
 
     def open_gather(self, behind: int = 0) -> Gather | None:
         """Open an all-gather of its own; None: a process group of torch's carries it. Collective.

@@ -13,9 +13,12 @@ from collections.abc import Mapping
 
 import torch
 
-from sparkring.training.data.batch import Batch, BatchShare
+from sparkring.training.data.audit.log import AuditLog
+from sparkring.training.data.audit.parts import PartsAudit
+from sparkring.training.data.batch import Batch, BatchShare, Reader
+from sparkring.training.data.parts import PartsReader
 from sparkring.training.parallel.servers.strategy import ServersStrategy, norm_of
-from sparkring.training.parallel.strategy import StepInfo
+from sparkring.training.parallel.strategy import MeetsAt, OpenShare, StepInfo
 from sparkring.training.servers.backup import AHEAD, StepOutcome
 from sparkring.training.servers.client import statuses
 from sparkring.training.servers.messages import ShardStatus
@@ -51,9 +54,20 @@ class BackupStrategy(ServersStrategy):
             self._go_on()
         return self.link.client.take(self.clock, limit)
 
-    def counted_parts(self) -> list[BatchShare]:
-        """The parts that this rank's gradients have made steps with since the last checkpoint."""
-        return self.link.client.counted()
+    def open_training(self, open_share: OpenShare, meets_at: MeetsAt) -> Reader:
+        """Open the parts that this rank is given, of any stream; its own is verified, others by their ranks."""
+        stream = self.data_rank % self.parts
+        own = open_share(stream, self.parts)
+
+        def open_stream(other: int) -> Reader:
+            return open_share(other, self.parts, verified=False)
+
+        return PartsReader(own, stream, open_stream, lambda step: self.take(meets_at(step, own.steps_per_epoch)))
+
+    def record_again(self, audit: AuditLog | PartsAudit, training: Reader, begun: int, step: int) -> None:
+        """Record the parts that this rank's gradients have made steps with since the last checkpoint."""
+        assert isinstance(audit, PartsAudit) and isinstance(training, PartsReader)
+        audit.record_again(self.link.client.counted(), training.read, training.steps_per_epoch)
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
         self._hot = dict(self.tables.hot)

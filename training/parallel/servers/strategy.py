@@ -45,7 +45,6 @@ from sparkring.training.servers.definition import Definition
 from sparkring.training.servers.messages import PushReply, ShardStatus
 from sparkring.training.tables.hashing import Ids
 
-ENGINE = "servers"
 LOOP = "loop"  # name of the loop's state that is kept at the first server
 LATE = "late"  # name of the LateNote there
 
@@ -69,6 +68,7 @@ class ServersStrategy(MeshStrategy):
     """See strategy.Strategy."""
 
     meets_each_step = False
+    replaces_ranks = True
     backup = 0  # ranks that a step does not wait for
 
     def __init__(
@@ -88,7 +88,7 @@ class ServersStrategy(MeshStrategy):
             link: to the servers.
             tables: of the model's SparseEmbeddings.
         """
-        super().__init__(context, SingleProcess(ENGINE), placement, clip_norm, None, tables)
+        super().__init__(context, SingleProcess("servers"), placement, clip_norm, None, tables)
         self.link, self.settings = link, context.config.servers
         self.rank, self.data_rank, self.data_size = link.rank, link.rank, link.world
         self.clock = 0  # steps that this rank has made since the run began
