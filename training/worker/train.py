@@ -58,9 +58,10 @@ from sparkring.training.optim.build import build_optimizer
 from sparkring.training.optim.schedules import after_value, make_schedule, scaled_lr
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.data_parallel.batch_norm import batch_norms
+from sparkring.training.parallel.local import OptimizerFactory
 from sparkring.training.parallel.servers.link import ServersAt
 from sparkring.training.parallel.sparse import TableSettings
-from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
+from sparkring.training.parallel.strategy import Strategy
 from sparkring.training.tables.files import RowFile, check_whole
 from sparkring.training.tables.hot_ids import HotIds
 from sparkring.training.worker.agreement import agree_threads, agreed_model, peers, seed_everything

@@ -17,8 +17,9 @@ from sparkring.training.data.audit.log import AuditLog
 from sparkring.training.data.audit.parts import PartsAudit
 from sparkring.training.data.batch import Batch, BatchShare, Reader
 from sparkring.training.data.parts import PartsReader
+from sparkring.training.parallel.local import StepInfo
 from sparkring.training.parallel.servers.strategy import ServersStrategy, norm_of
-from sparkring.training.parallel.strategy import MeetsAt, OpenShare, StepInfo
+from sparkring.training.parallel.strategy import MeetsAt, OpenShare
 from sparkring.training.servers.backup import AHEAD, StepOutcome
 from sparkring.training.servers.client import statuses
 from sparkring.training.servers.messages import ShardStatus
@@ -74,8 +75,7 @@ class BackupStrategy(ServersStrategy):
         if batch.part is not None:
             return super().forward_backward(batch)
         self._batch, self.awaits_step = batch, True
-        self.loss_sum = torch.zeros((), dtype=torch.float64)
-        return self.loss_sum
+        return torch.zeros((), dtype=torch.float64)
 
     def _draws_at(self) -> tuple[int, int]:
         assert self._batch is not None and self._batch.part is not None
@@ -87,7 +87,7 @@ class BackupStrategy(ServersStrategy):
         if self._batch.part is not None:
             frames, _ = self._pushed(lr)
             has_gradient = ShardStatus.LATE not in statuses(frames)
-        with self.data_parallel.waiting():
+        with self.local.data_parallel.waiting():
             outcome = self._outcome(has_gradient)
         counted = has_gradient and self.rank in outcome.counted
         if not counted:
