@@ -26,6 +26,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.checkpoint.checkpointer import ROUNDS_OF_SAVE, Checkpointer, CheckpointInfo
+from sparkring.training.checkpoint.layout import CHECKPOINTS
 from sparkring.training.checkpoint.policy import Retention
 from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
@@ -307,7 +308,7 @@ def open_checkpoints(
         hooks.committed(CheckpointSeen(info.step, info.uri, info.bytes))
 
     return Checkpointer(
-        run.at("checkpoints"),
+        run.at(CHECKPOINTS),
         peers(strategy, ctx, keep.timeout_s, ROUNDS_OF_SAVE),
         Retention(keep.keep_last, keep.keep_best, keep.keep_every, config.train.best_mode),
         asynchronous=keep.asynchronous,
