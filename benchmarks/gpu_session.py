@@ -117,7 +117,7 @@ def train_small(strategy: MeshStrategy, model: nn.Module, optimizer: str = "adam
         lambda named: build_optimizer(named, OptimConfig.model_validate({"name": optimizer})),
     )
     for step in range(10):
-        strategy.forward_backward(small_batch(step, strategy.device))
+        strategy.forward_backward(small_batch(step, strategy.local.device))
         strategy.step(1e-3)
     described, values = strategy.stream_model()
     return {each.name: value.cpu().clone() for each, value in zip(described, values, strict=True)}

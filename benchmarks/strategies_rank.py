@@ -110,7 +110,9 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, seconds
     tokens = torch.randint(0, SIZE["vocab"], (rows, TOKENS + 1))
     whole = Batch({"tokens": tokens}, rows, rows, rows)
     strategy = build_strategy(ParallelConfig(**settings), RankInfo(rank, world, 0, 1), CPU, clip_norm=1.0)
-    plan = make_plan(Workload(model(), strategy.config, strategy.mesh, strategy.engine, (tokens[:1, :-1],), rows))
+    plan = make_plan(
+        Workload(model(), strategy.local.config, strategy.local.mesh, strategy.engine, (tokens[:1, :-1],), rows)
+    )
     strategy.prepare(model(), task, lambda named: build_optimizer(named, OptimConfig()))
     part = slice_batch(whole, *part_bounds(rows, strategy.data_size)[strategy.data_rank])
 
@@ -143,9 +145,9 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, seconds
         ),
         "bubble": [measured.get("bubble_share"), plan.bubble],
     }
-    if strategy.data_size > 1 and not strategy.config.zero:
+    if strategy.data_size > 1 and not strategy.local.config.zero:
         result |= hidden_share(part, task, [each["ours"][0] for each in blocks])
-    strategy.data_parallel.close(failed=True)
+    strategy.local.data_parallel.close(failed=True)
     gc.unfreeze()
     return result
 

@@ -7,6 +7,7 @@
 | dataset | the manifest | `DECLARED` and `DATASET` in `dataset` | before and after it is built |
 | cluster | ranks on each axis, device | `LAYOUT` in `strategies` | by the driver, and by each rank |
 
-Tables and the user's code are looked at by `TABLES` and `CODE` in `pipelines/validate`. A rule within one block is a
-validator of its class in conf/blocks.
+What needs more than this package is a list where that is: `TABLES`, `CODE` and `CLUSTER` (slots and GPUs) in
+`pipelines/validate`, `TRIAL` and `SWEEP` with their commands. A rule within one block is a validator of its class in
+conf/blocks.
 """

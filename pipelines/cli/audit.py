@@ -14,7 +14,8 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError, named, parse
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.split_rows import split_rows
-from sparkring.training.checkpoint.catalog import TrainerFile, committed, damage
+from sparkring.training.checkpoint.catalog import committed, damage
+from sparkring.training.checkpoint.layout import CHECKPOINTS, TrainerFile, trainer_file
 from sparkring.training.data.audit.check import (
     SHOWN,
     AuditReport,
@@ -70,12 +71,12 @@ def expected_of(run: Storage, dataset_uri: str) -> tuple[Expected, list[str]]:
 
     ValueError where the dataset at `dataset_uri` is not the checkpoint's.
     """
-    good, bad = committed(run.at("checkpoints"))
+    good, bad = committed(run.at(CHECKPOINTS))
     if not good:
         why = "; ".join(bad.values())
         raise ValueError(f"{run.uri}: no committed checkpoint, so nothing says how far the run came; {why}")
     newest = good[-1]
-    step, path = open_storage(newest.uri), f"{newest.generation}/trainer.json"
+    step, path = open_storage(newest.uri), trainer_file(newest.generation)
     if problem := damage(step, path, newest.files[path]):
         raise StoredError(f"{newest.uri}: {problem}")
     where = f"{newest.uri}/{path}"

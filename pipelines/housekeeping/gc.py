@@ -24,7 +24,6 @@ from sparkring.conf.manifest import MANIFEST_NAME, PART_NAME
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import OPEN, Label, RelativePath, StoredError, read
 from sparkring.pipelines.housekeeping.retention import (
-    CHECKPOINTS,
     PREDICTIONS,
     Deletion,
     Inventory,
@@ -50,7 +49,7 @@ from sparkring.pipelines.run.runs import RUN_FILE, Runs
 from sparkring.pipelines.tracking.client import client_limits
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.pointers import CheckpointPointer
-from sparkring.training.checkpoint.catalog import MARKER
+from sparkring.training.checkpoint.layout import CHECKPOINTS, MARKER
 
 log = logging.getLogger(__name__)
 DELETED = ".deleted"  # after the name of the file that made a folder whole

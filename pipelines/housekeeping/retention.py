@@ -14,12 +14,13 @@ from typing import Literal, Protocol
 
 from sparkring.conf.blocks.retention import KeepRule, RetentionConfig
 from sparkring.pipelines.tracking.pointers import AliasedModel
+from sparkring.training.checkpoint.layout import CHECKPOINTS
 
 Kind = Literal["dataset", "part", "run", "predictions", "checkpoints", "leftover"]
 Root = Literal["datasets", "runs"]
 Place = tuple[Root, str]  # a folder below that root
 DAY_S = 86400.0
-CHECKPOINTS, PREDICTIONS = "checkpoints", "predictions"  # folders of a run
+PREDICTIONS = "predictions"  # folder of a run
 
 
 class Dated(Protocol):

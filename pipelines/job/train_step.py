@@ -32,6 +32,7 @@ from sparkring.pipelines.run.stragglers import save_step_times
 from sparkring.pipelines.tracking.params import run_params
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.checkpoint.catalog import committed
+from sparkring.training.checkpoint.layout import CHECKPOINTS
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.job import PRELOAD, JobResult, JobSpec
 from sparkring.training.launch.messages import (
@@ -88,7 +89,7 @@ def train(
         began = time.monotonic()
         launched = run_ranks(job, events, watch)
         train_s = time.monotonic() - began - launched.start_s
-        kept = committed(job.folder.at("checkpoints"))[0] if watch.keeps_checkpoints else []
+        kept = committed(job.folder.at(CHECKPOINTS))[0] if watch.keeps_checkpoints else []
         tracker.keep_checkpoints(TRAIN, [info.uri for info in kept])
         rank_0 = TypeAdapter(WorkerResult).validate_python(launched.result)
         log.info("%s", ended_line(rank_0, config))
@@ -155,7 +156,7 @@ def record_servers(tracker: Tracker, rank_0: WorkerResult) -> None:
 
 def point_at_checkpoints(run: Storage, tracker: Tracker) -> None:
     """Record the checkpoints that a run has: ranks may have finished one after a kill of the driver."""
-    for info in committed(run.at("checkpoints"))[0]:
+    for info in committed(run.at(CHECKPOINTS))[0]:
         tracker.checkpoint(TRAIN, info.step, info.uri, info.bytes, info.world, info.metric)
 
 
@@ -285,7 +286,7 @@ def on_world(config: RunConfig, world: int) -> RunConfig:
 
 def latest_step(run: Storage) -> int | None:
     """Step of the newest committed checkpoint."""
-    good, _ = committed(run.at("checkpoints"))
+    good, _ = committed(run.at(CHECKPOINTS))
     return good[-1].step if good else None
 
 

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import json
 
+from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, Resolved
+from sparkring.conf.rules.rule import Rule, find_problems, refuse
 
 SUFFIX = "-trial"
 TAG = "sparkring.trial"
+
+TRIAL: tuple[Rule[RunConfig], ...] = (  # what a recipe may not have in a trial
+    refuse(("etl",), lambda c: c.etl is None, "--limit-rows: the recipe has no etl block"),
+    refuse(
+        ("etl.interval", "schedule"),
+        lambda c: c.schedule is not None or (c.etl is not None and c.etl.interval is not None),
+        "--limit-rows: the recipe has dates or intervals, which a trial has not",
+    ),
+)
 
 
 def trial_overrides(resolved: Resolved, limit_rows: int) -> list[str]:
@@ -17,9 +28,8 @@ def trial_overrides(resolved: Resolved, limit_rows: int) -> list[str]:
     judges the model (`report.must_beat`, `promote`, `drift`), and no target of `notify` hears of it.
     """
     config = resolved.config
-    if config.etl is None or config.etl.interval is not None or config.schedule is not None:
-        why = "has no etl block" if config.etl is None else "has dates or intervals, which a trial has not"
-        raise ConfigError(config.name, [f"--limit-rows: the recipe {why}"])
+    if problems := find_problems(TRIAL, config):
+        raise ConfigError(config.name, problems)
     tracking = config.tracking
     values = {
         "name": config.name + SUFFIX,

@@ -27,6 +27,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import DatasetManifest, read_manifest
+from sparkring.conf.rules.rule import Rule, find_problems, refuse
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import lock_file, open_storage
 from sparkring.etl.examine import Examined
@@ -49,6 +50,7 @@ from sparkring.pipelines.tracking.views import NOTE
 from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_folders, storage_problems
 from sparkring.pipelines.validate.recipe import against_problems, check_against, check_foreseen, recipe_problems
 from sparkring.pipelines.validate.tables import examine, table_problems
+from sparkring.training.checkpoint.layout import CHECKPOINTS
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.worker.result import WorkerResult
 
@@ -94,19 +96,34 @@ def describe_sweep(sweep: Sweep, checked: str) -> list[str]:
     return describe_space(sweep.spec, sweep.base.config.name, sweep.metric, sweep.mode, checked)
 
 
+SWEEP: tuple[Rule[RunConfig], ...] = (  # what a recipe may not have in a sweep
+    refuse(
+        ("schedule",),
+        lambda c: c.schedule is not None,
+        "schedule: a sweep has no date",
+        "take a copy of the recipe without it",
+    ),
+    refuse(
+        ("warm_start.from", "warm_start.model"),
+        lambda c: c.warm_start is not None and c.warm_start.model is None,
+        "warm_start.from: is decided for a run of the recipe",
+        "name the model by warm_start.model",
+    ),
+    refuse(
+        ("storage.runs",),
+        lambda c: not open_storage(c.storage.runs).is_local,
+        "storage.runs = {0.storage.runs!r}: a sweep's sqlite file needs a folder on a local disk",
+    ),
+)
+
+
 def check_sweep(base: Resolved, load: Load, spec: SweepSpec) -> tuple[Sweep, str]:
     """Check the space, and the recipe at its corners, without Spark; the sweep, and what was checked in words.
 
     Raises one error with every problem.
     """
-    config, problems = base.config, key_problems(spec)
-    if config.schedule is not None:
-        problems.append("schedule: a sweep has no date; take a copy of the recipe without it")
-    if config.warm_start is not None and config.warm_start.model is None:
-        problems.append("warm_start.from: is decided for a run of the recipe; name the model by warm_start.model")
-    if not open_storage(config.storage.runs).is_local:
-        problems.append(f"storage.runs = {config.storage.runs!r}: a sweep's sqlite file needs a folder on a local disk")
-    if problems:
+    config = base.config
+    if problems := [*key_problems(spec), *find_problems(SWEEP, config)]:
         raise ConfigError(config.name, problems)
     sweep = Sweep(base, load, spec, *objective(spec, config))
     places, is_all = corners(spec.space)
@@ -263,7 +280,7 @@ def train_trial(sweep: Sweep, trial: Trial, parent: Parent) -> WorkerResult:
             note_end(runs, record, "interrupted" if stopped else "failed")
             raise
         runs.update(record.folder, status="finished")
-        runs.at(record).delete("checkpoints")  # of a trial that has ended nothing goes on
+        runs.at(record).delete(CHECKPOINTS)  # of a trial that has ended nothing goes on
     return trained.train
 
 

@@ -53,10 +53,11 @@ from sparkring.pipelines.schedule.ledger import STATE, DateRecord, Ledger
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
 from sparkring.pipelines.tracking.mlmodel import MLMODEL
 from sparkring.pipelines.tracking.ops import Artifact, Metrics, StartRun
-from sparkring.training.checkpoint.catalog import RankFile, TrainerFile, committed, parse_marker
+from sparkring.training.checkpoint.catalog import committed, parse_marker
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.dcp import mismatch, read_index, to_metadata
 from sparkring.training.checkpoint.format import CheckpointError
+from sparkring.training.checkpoint.layout import RankFile, TrainerFile
 from sparkring.training.checkpoint.weights import FILE as WEIGHTS_FILE
 from sparkring.training.checkpoint.weights import read_weights, write_weights
 from sparkring.training.data.audit.log import read_records

@@ -24,7 +24,8 @@ from sparkring.pipelines.job.train_step import (
     record_tables,
 )
 from sparkring.pipelines.tracking.tracker import Tracker
-from sparkring.training.checkpoint.catalog import MARKER, encode_marker
+from sparkring.training.checkpoint.catalog import encode_marker
+from sparkring.training.checkpoint.layout import MARKER
 from sparkring.training.launch.job import JobResult
 from sparkring.training.launch.messages import (
     AttemptEnded,

@@ -68,7 +68,7 @@ def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
             strategy.evaluate(rank_part(batch_of(99, user), strategy))
         run_steps(strategy, range(HALF, STEPS), user)
         results[name] = observed(strategy, user)
-        strategy.data_parallel.close(failed=True)
+        strategy.local.data_parallel.close(failed=True)
     strategy.close()
     return results
 

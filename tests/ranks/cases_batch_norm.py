@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def passes(batch: Batch, world: int, accumulate: int, uneven: bool) -> list[torc
     numbered = Batch({"n": torch.arange(batch.rows)}, batch.rows, batch.global_rows, 0)
 
     class Place:
-        device = CPU
+        local = SimpleNamespace(device=CPU)
         data_size = world
         data_rank = 0
 
@@ -107,7 +108,7 @@ def trained(rank: int, world: int, case: dict[str, Any], kind: str, rows: int = 
     found["outputs"] = strategy.evaluate(
         on_device(replace(table_batch(99, 16), weight=None), strategy)
     )  # the same on every rank
-    strategy.data_parallel.close(failed=True)
+    strategy.local.data_parallel.close(failed=True)
     return found
 
 

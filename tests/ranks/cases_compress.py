@@ -50,7 +50,7 @@ class Run:
             batch = table_batch(step, 24)
             if nan_on_last:
                 batch.weight[-2] = float("nan")
-            uneven = self.strategy.config.pp == 1  # a micro-batch of a pipeline has rows
+            uneven = self.strategy.local.config.pp == 1  # a micro-batch of a pipeline has rows
             self.strategy.forward_backward(rank_part(batch, self.strategy, uneven))
             skipped.append(self.strategy.step(lr).skipped)
         return skipped
@@ -60,12 +60,12 @@ class Run:
         return {plain_name(name): t.clone() for name, t in found.items()}
 
     def residuals(self) -> Named:
-        return {name: t.clone() for name, t in self.strategy.data_parallel.codec_state().residuals.items()}
+        return {name: t.clone() for name, t in self.strategy.local.data_parallel.codec_state().residuals.items()}
 
     def carried(self) -> Named:
         """Of all ranks together, by parameter."""
-        everyone: list[Any] = [self.residuals()] * self.strategy.mesh.world
-        if self.strategy.mesh.world > 1:
+        everyone: list[Any] = [self.residuals()] * self.strategy.local.mesh.world
+        if self.strategy.local.mesh.world > 1:
             dist.all_gather_object(everyone, self.residuals())
         return {name: sum(each[name] for each in everyone) for name in everyone[0]}
 
@@ -94,7 +94,7 @@ def fed_back(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
             "moved": any(not torch.equal(start[k], v) for k, v in run.weights().items()),
         }
         results[name] = found
-        run.strategy.data_parallel.close(failed=True)
+        run.strategy.local.data_parallel.close(failed=True)
     run.strategy.close()
     return results
 
@@ -122,13 +122,13 @@ def save_and_resume(rank: int, world: int, payload: dict[str, Any]) -> dict[str,
         run.steps(range(3, 6))
         found["went_on"] = run.weights()
         checkpoints.wait()
-        run.strategy.data_parallel.close(failed=True)
+        run.strategy.local.data_parallel.close(failed=True)
         again = Run(rank, world, case)
         load(again, checkpoints)
         again.steps(range(3, 6))
         found["resumed"] = again.weights()
         results[name] = found
-        again.strategy.data_parallel.close(failed=True)
+        again.strategy.local.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return results
 
@@ -139,14 +139,18 @@ def resume_elsewhere(rank: int, world: int, payload: dict[str, Any]) -> dict[str
     for name, (saved, case) in payload["cases"].items():
         run, checkpoints = Run(rank, world, case), checkpointer(f"{payload['folder']}/{saved}", world)
         load(run, checkpoints)
-        found: dict[str, Any] = {"carried": run.carried(), "late": dict(run.strategy.residuals.late)}
+        found: dict[str, Any] = {"carried": run.carried(), "late": dict(run.strategy.local.residuals.late)}
         found["parts"] = sorted(run.strategy.state_dict())
         found["skipped"] = run.steps(range(3, 4), lr=0.0, nan_on_last=True)
         run.steps(range(3, 4), lr=0.0)
-        found |= {"applied": dict(run.applied), "left": run.carried(), "late_left": sorted(run.strategy.residuals.late)}
+        found |= {
+            "applied": dict(run.applied),
+            "left": run.carried(),
+            "late_left": sorted(run.strategy.local.residuals.late),
+        }
         results[name] = found
         if world > 1:
-            run.strategy.data_parallel.close(failed=True)
+            run.strategy.local.data_parallel.close(failed=True)
     if world > 1:
         dist.destroy_process_group()
     return results
@@ -158,27 +162,27 @@ def resume_apart(rank: int, world: int, payload: dict[str, Any]) -> dict[str, An
     for name, (saved, case) in payload["cases"].items():
         run = Run(rank, world, case)
         load(run, checkpointer(f"{payload['folder']}/{saved}", world))
-        began = {key: t.clone() for key, t in run.strategy.residuals.late.items()}
+        began = {key: t.clone() for key, t in run.strategy.local.residuals.late.items()}
         run.steps(range(3, 4), lr=0.0)
-        once = {"applied": dict(run.applied), "waits": dict(run.strategy.residuals.late)}
-        run.strategy.data_parallel.close(failed=True)
+        once = {"applied": dict(run.applied), "waits": dict(run.strategy.local.residuals.late)}
+        run.strategy.local.data_parallel.close(failed=True)
         run = Run(rank, world, case)
         load(run, checkpointer(f"{payload['folder']}/{saved}", world))
         run.steps(range(3, 4), nan_on_last=True)  # on the last replica that has rows
         found: dict[str, Any] = {"began": began, "once": once}
         between = checkpointer(f"{payload['folder']}/{name}", world)
         between.save(4, run.strategy.state_dict(), {})
-        found["waits"] = {key: t.clone() for key, t in run.strategy.residuals.late.items()}
+        found["waits"] = {key: t.clone() for key, t in run.strategy.local.residuals.late.items()}
         run.steps(range(4, 7))
         found["went_on"] = run.weights()
         between.wait()
-        run.strategy.data_parallel.close(failed=True)
+        run.strategy.local.data_parallel.close(failed=True)
         again = Run(rank, world, case)
         load(again, between)
-        found["waits_again"] = dict(again.strategy.residuals.late)
+        found["waits_again"] = dict(again.strategy.local.residuals.late)
         again.steps(range(4, 7))
         results[name] = found | {"resumed": again.weights()}
-        again.strategy.data_parallel.close(failed=True)
+        again.strategy.local.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return results
 
@@ -191,7 +195,7 @@ def left_by_layouts(rank: int, world: int, payload: dict[str, Any]) -> dict[str,
     carried, checkpoints = run.carried(), checkpointer(folder, world)
     checkpoints.save(3, run.strategy.state_dict(), {})
     checkpoints.wait()
-    run.strategy.data_parallel.close(failed=True)
+    run.strategy.local.data_parallel.close(failed=True)
     results: dict[str, Any] = {}
     for name, case in payload["cases"].items():
         run = Run(rank, world, {"engine": "torch", "model": "tower", **case})
@@ -200,6 +204,6 @@ def left_by_layouts(rank: int, world: int, payload: dict[str, Any]) -> dict[str,
         stepped = sorted(plain_name(key) for key in run.applied)
         saved = sorted(run.strategy.state_dict().get("residuals", {}))
         results[name] = {"stepped": stepped, "saved": saved, "carried": sorted(carried)}
-        run.strategy.data_parallel.close(failed=True)
+        run.strategy.local.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return results

@@ -83,7 +83,9 @@ def cost(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         wide = {"wide": 512, "wider": 1024}.get(kind)  # of what a codec leaves, little must still be much
         model, task, batch, inputs = wide_problem(wide) if wide else gpt_problem(kind == "gpt")
         strategy = make_strategy(rank, world, settings)
-        plan = make_plan(Workload(model, strategy.config, strategy.mesh, strategy.engine, inputs, batch.rows))
+        plan = make_plan(
+            Workload(model, strategy.local.config, strategy.local.mesh, strategy.engine, inputs, batch.rows)
+        )
         strategy.prepare(model, task, lambda named: build_optimizer(named, OptimConfig()))
         part = rank_part(batch, strategy)
         for step in range(1 + STEPS):
@@ -96,9 +98,9 @@ def cost(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
             "sent": (after - before) / world / STEPS,
             "predicted": plan.sent_bytes,
             "measured": strategy.measure(),
-            "stage": asdict(plan.stages[strategy.mesh.coordinates(rank).pp]),
+            "stage": asdict(plan.stages[strategy.local.mesh.coordinates(rank).pp]),
         }
-        strategy.data_parallel.close(failed=True)
+        strategy.local.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return results
 
@@ -126,6 +128,6 @@ def tables_cost(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any
         )
         results[name] = {"sent": (after - before) / world / STEPS, "predicted": predicted, "counted": tables.step_bytes}
         tables.close(failed=False)
-        strategy.data_parallel.close(failed=True)
+        strategy.local.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return results

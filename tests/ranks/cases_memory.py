@@ -86,7 +86,7 @@ def peaks(rank: int, world: int, payload: dict[str, Any]) -> dict[str, dict[str,
                 tries[-1]["export"] = growth(exported, strategy, folder / "model")
             if name == "zero3":
                 tries[-1]["load"] = saved_and_loaded(strategy, folder)
-            strategy.data_parallel.close(failed=True)
+            strategy.local.data_parallel.close(failed=True)
         found[name] = {what: min(tries[1][what], tries[2][what]) for what in tries[1]}
     torch.distributed.destroy_process_group()
     return found

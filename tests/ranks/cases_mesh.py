@@ -82,7 +82,7 @@ def run_case(rank: int, world: int, case: dict[str, Any]) -> dict[str, Any]:
     batches = [token_batch(step, (ROWS, 13)[step % 2]) for step in range(problem["steps"])]
     asked = {key: problem[key] for key in ("optimizer", "spoil", "lr")}
     result = train(strategy, model, LanguageModelTask(), batches, before_step=before_step, **asked)
-    strategy.data_parallel.close(failed=True)  # keeps the process groups for the next case
+    strategy.local.data_parallel.close(failed=True)  # keeps the process groups for the next case
     return result
 
 

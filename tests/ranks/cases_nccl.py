@@ -15,7 +15,7 @@ from tests.ranks.problem import make_strategy
 def abandoned(rank: int, world: int, payload: dict[str, Any]) -> str:
     """Rank 1 ends between two collectives; rank 0 waits in one, and closes."""
     strategy = make_strategy(rank, world, {"engine": "torch"})
-    total = torch.ones(1 << 20, device=strategy.device)
+    total = torch.ones(1 << 20, device=strategy.local.device)
     dist.all_reduce(total)
     if rank == 1:
         torch.cuda.synchronize()

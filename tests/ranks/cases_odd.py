@@ -101,7 +101,7 @@ def run_odd(rank: int, world: int, case: dict[str, Any]) -> dict[str, Any]:
     result = train(strategy, odd(beside), SquaredError(), batches, uneven=uneven, lr=1e-2)
     none = strategy.evaluate(on_device(slice_batch(batches[0], 0, 0), strategy))
     result["no_rows"] = None if none is None else tuple(none.shape)
-    strategy.data_parallel.close(failed=True)
+    strategy.local.data_parallel.close(failed=True)
     return result
 
 

@@ -44,14 +44,14 @@ def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
             strategy = prepared(rank, world, settings, optimizer)
             run_steps(strategy, range(HALF))
             dcp.save(strategy.state_dict(), checkpoint_id=folder)
-            strategy.data_parallel.close(failed=True)
+            strategy.local.data_parallel.close(failed=True)
             again = prepared(rank, world, settings, optimizer)
             state = again.state_dict()
             dcp.load(state, checkpoint_id=folder)
             again.load_state_dict(state)
             run_steps(again, range(HALF, STEPS))
             results[f"{name} {optimizer}"] = full_state(again)
-            again.data_parallel.close(failed=True)
+            again.local.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return results
 

@@ -70,7 +70,7 @@ class Run:
         return {name: tensor.clone() for name, tensor in found.items()}
 
     def moments(self) -> Named:
-        state = self.strategy.own_state()["optimizer"]
+        state = self.strategy.local.own_state()["optimizer"]
         return {name: torch.as_tensor(value).clone() for name, value in state.items()}
 
     def evaluated(self) -> Named:
@@ -78,7 +78,7 @@ class Run:
             return self.weights()
 
     def close(self) -> None:
-        self.strategy.data_parallel.close(failed=True)
+        self.strategy.local.data_parallel.close(failed=True)
 
 
 def trained(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:

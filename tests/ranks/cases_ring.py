@@ -26,8 +26,8 @@ def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         batches = [table_batch(step, 24) for step in range(10)]
         strategy = make_strategy(rank, world, case, local_size=local_size)
         results[name] = train(strategy, Net().double(), SquaredError(), batches, uneven=uneven, lr=1e-2)
-        results[name]["axis"] = type(strategy.data_parallel).__name__
-        strategy.data_parallel.close(failed=True)  # keeps the process groups for the next case
+        results[name]["axis"] = type(strategy.local.data_parallel).__name__
+        strategy.local.data_parallel.close(failed=True)  # keeps the process groups for the next case
     strategy.close()
     return results
 
@@ -43,6 +43,6 @@ def running_means(rank: int, world: int, payload: dict[str, Any]) -> dict[str, A
             strategy.forward_backward(rank_part(table_batch(step, 24), strategy))
             strategy.step(1e-3)
         results[name] = next(b for key, b in strategy.prepared.module.named_buffers() if key.endswith("running_mean"))
-        strategy.data_parallel.close(failed=True)
+        strategy.local.data_parallel.close(failed=True)
     strategy.close()
     return results

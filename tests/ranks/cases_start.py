@@ -52,6 +52,6 @@ def begun(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         sample = rank_part(token_batch(0), strategy)
         strategy.prepare(model, LanguageModelTask(), lambda named: torch.optim.SGD([p for _, p in named]), sample)
         results[name] = full_state(strategy)
-        strategy.data_parallel.close(failed=True)
+        strategy.local.data_parallel.close(failed=True)
     strategy.close()
     return results

@@ -46,7 +46,7 @@ def save_half(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         strategy = prepared(rank, world, settings)
         run_steps(strategy, range(HALF))
         dcp.save(strategy.state_dict(), checkpoint_id=f"{payload['tmp']}/{name}")
-        strategy.data_parallel.close(failed=True)
+        strategy.local.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return {}
 
@@ -61,7 +61,7 @@ def load_half(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
             dcp.load(state, checkpoint_id=f"{payload['tmp']}/{saved}")
             strategy.load_state_dict(state)
             losses[f"{saved} -> {name}"] = run_steps(strategy, range(HALF, 2 * HALF))
-            strategy.data_parallel.close(failed=True)
+            strategy.local.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return losses
 
@@ -82,7 +82,7 @@ def not_a_number(rank: int, world: int, payload: dict[str, Any]) -> dict[str, An
             after = full_state(strategy)
             infos[-1]["moved"] = not before or any(not torch.equal(before[k], after[k]) for k in before)
         results[name] = infos
-        strategy.data_parallel.close(failed=True)
+        strategy.local.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return results
 
@@ -109,7 +109,7 @@ def unreached(rank: int, world: int, payload: dict[str, Any]) -> dict[str, str]:
             messages[name] = "accepted"
         except ValueError as error:
             messages[name] = str(error)
-        strategy.data_parallel.close(failed=True)
+        strategy.local.data_parallel.close(failed=True)
     dist.barrier()  # an early exit would end the other's ring before it has looked
     return messages
 
@@ -123,7 +123,7 @@ def evaluated(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         first = strategy.evaluate(rows)
         run_steps(strategy, range(1))
         found[name] = (first, strategy.evaluate(rows), strategy.is_output_rank)
-        strategy.data_parallel.close(failed=True)
+        strategy.local.data_parallel.close(failed=True)
     if world > 1:
         dist.destroy_process_group()
     return found

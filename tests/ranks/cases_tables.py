@@ -182,6 +182,6 @@ def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
             table.__class__ = OneAfterAnother
         results[name] = trained(strategy, dtype, case.get("uneven", False))
         strategy.tables.close(failed=False)
-        strategy.data_parallel.close(failed=True)
+        strategy.local.data_parallel.close(failed=True)
     strategy.close()
     return results

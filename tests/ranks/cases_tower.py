@@ -47,5 +47,5 @@ def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         strategy = make_strategy(rank, world, {"accumulate": 2, **case})
         batches = [table_batch(step, 24) for step in range(10)]
         results[name] = train(strategy, tower(), SquaredError(), batches, lr=1e-2)
-        strategy.data_parallel.close(failed=True)  # keeps the process groups for the next case
+        strategy.local.data_parallel.close(failed=True)  # keeps the process groups for the next case
     return results

@@ -108,7 +108,7 @@ def rank_part(batch: Batch, strategy: MeshStrategy, uneven: bool = False) -> Bat
 
 
 def on_device(batch: Batch, strategy: MeshStrategy) -> Batch:
-    return moved(batch, lambda tensor: tensor.to(strategy.device))
+    return moved(batch, lambda tensor: tensor.to(strategy.local.device))
 
 
 def make_strategy(
@@ -137,7 +137,7 @@ class Recorder:
         if self.gradients is not None:
             return
         reached = [(name, p.grad) for name, p in self.strategy.prepared.named if p.grad is not None]
-        if self.spoil and self.strategy.rank == self.strategy.mesh.world - 1:
+        if self.spoil and self.strategy.rank == self.strategy.local.mesh.world - 1:
             values = local_tensor(reached[-1][1]).view(-1)
             values[values.abs().argmax()] *= 1 + self.spoil
         self.gradients = {self.canonical(name): whole_tensor(gradient) for name, gradient in reached}

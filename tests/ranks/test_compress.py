@@ -152,6 +152,6 @@ def true_gradients(folder: Path, saved: str) -> Named:
     """Of step 3, by one process from the weights of the checkpoint."""
     run = Run(0, 1, {})
     load(run, checkpointer(str(folder / saved), 1))
-    run.strategy.residuals.late = {}
+    run.strategy.local.residuals.late = {}
     run.steps(range(3, 4), lr=0.0)
     return run.applied

@@ -37,7 +37,7 @@ from sparkring.training.loop.fit import (
     on_skipped,
     total_steps,
 )
-from sparkring.training.parallel.strategy import StepInfo
+from sparkring.training.parallel.local import StepInfo
 
 CONFIG = TrainConfig(epochs=3, early_stopping=EarlyStopping(patience=2))
 NO_CHECKPOINTS = CheckpointConfig(every_s=None, on_improvement=False)

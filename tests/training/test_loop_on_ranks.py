@@ -24,7 +24,7 @@ from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.messages import ChildEvent, Event, Heartbeat, RankMetrics
 from sparkring.training.loop.fit import Callbacks, TrainerState, fit
-from sparkring.training.parallel.strategy import StepInfo
+from sparkring.training.parallel.local import StepInfo
 from tests.ranks.cases_replicas import Dense
 from tests.ranks.problem import SquaredError, make_strategy, rank_part, table_batch
 

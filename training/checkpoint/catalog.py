@@ -1,25 +1,18 @@
-"""The stored files of checkpoints: the marker and what it lists, which steps are committed, what is damaged."""
+"""Which checkpoints are committed, which are damaged, and what killed saves have left."""
 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Self
-
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from typing import Any
 
 from sparkring.conf.digest import digest
 from sparkring.conf.storage import Storage
-from sparkring.conf.stored import Count, FolderName, RelativePath, Sha256, Stored, StoredError, parse, up_to
-from sparkring.training.checkpoint.format import decode_value, encode_value, to_json
-from sparkring.training.checkpoint.rng import checked_rng
-
-MARKER = "COMMIT.json"
-FORMAT_VERSION = 2  # of a checkpoint that needs files of earlier steps; 1: of one that stands alone
-SHARED = ("index.json", "trainer.json")
+from sparkring.conf.stored import StoredError, parse
+from sparkring.training.checkpoint.format import encode_value, to_json
+from sparkring.training.checkpoint.layout import FORMAT_VERSION, MARKER, STEP, Marker, step_folder
 
 
 @dataclass(frozen=True)
@@ -38,47 +31,6 @@ class CheckpointInfo:
     @property
     def bytes(self) -> int:
         return sum(file["bytes"] for file in self.files.values())
-
-
-class WrittenFile(Stored):
-    bytes: Count
-    sha256: Sha256
-
-
-class Marker(Stored):
-    """COMMIT.json: every file of a checkpoint. `digest` is of all the rest, so that no part of it can be changed."""
-
-    format: Annotated[int, up_to(FORMAT_VERSION)]
-    step: Count
-    generation: FolderName
-    world: Annotated[int, Field(ge=1)]
-    metric: Annotated[float | None, BeforeValidator(decode_value)]
-    time: str
-    files: dict[RelativePath, WrittenFile]
-    needs: dict[RelativePath, WrittenFile] = {}
-    digest: Sha256
-
-    @model_validator(mode="after")
-    def _lists_every_file(self) -> Self:
-        ranks = range(min(self.world, len(self.files)))  # the world may be any number
-        wanted = [*SHARED, *(f"rank-{rank:05d}.json" for rank in ranks)]
-        if missing := [name for name in wanted if f"{self.generation}/{name}" not in self.files]:
-            raise ValueError(f"files of {self.world} ranks are not all listed, such as {missing[0]}")
-        return self
-
-
-class TrainerFile(Stored):
-    """trainer.json: the plain values of the training loop."""
-
-    trainer: Annotated[dict[str, Any], AfterValidator(decode_value)]
-    versions: dict[str, str]
-
-
-class RankFile(Stored):
-    """rank-00000.json: the random state and the plain values of one rank."""
-
-    rng: Annotated[Any, AfterValidator(decode_value), AfterValidator(checked_rng)]
-    state: Annotated[dict[str, Any] | None, AfterValidator(decode_value)]
 
 
 def encode_marker(
@@ -125,16 +77,16 @@ def committed(storage: Storage) -> tuple[list[CheckpointInfo], dict[int, str]]:
     """List checkpoints with a good marker, in order of step, and for other marked steps what is wrong."""
     good, bad = [], {}
     for path in storage.list_files():
-        if not re.fullmatch(rf"step-\d+/{MARKER}", path):
+        folder, _, name = path.partition("/")
+        if name != MARKER or not (named := STEP.fullmatch(folder)):
             continue
-        folder = path.split("/")[0]
         try:
             info = parse_marker(storage.read_bytes(path), storage.at(folder).uri)
-            if folder != f"step-{info.step}":
+            if folder != step_folder(info.step):
                 raise StoredError(f"{info.uri}/{MARKER}: is of step {info.step}")
             good.append(info)
         except ValueError as error:
-            bad[int(folder.removeprefix("step-"))] = str(error)
+            bad[int(named[1])] = str(error)
     return sorted(good, key=lambda info: info.step), bad
 
 
@@ -165,7 +117,7 @@ def leftovers(paths: list[str], kept: dict[str, str], needed: Collection[str] = 
     gone = set()
     for path in paths:
         parts = path.split("/")
-        if not re.fullmatch(r"step-\d+", parts[0]) or len(parts) == 1 or path in needed:
+        if not STEP.fullmatch(parts[0]) or len(parts) == 1 or path in needed:
             continue
         if parts[0] in kept and parts[1] not in (MARKER, kept[parts[0]]):
             old = "/".join(parts[:2])

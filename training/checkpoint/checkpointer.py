@@ -1,16 +1,8 @@
 """Sharded, asynchronous checkpoints on any storage, which appear whole or not at all.
 
-    step-<N>/COMMIT.json                           written last, by rank 0: the generation, the hash of every file
-    step-<N>/<generation>/rank-00000.safetensors   the chunks of tensors that rank 0 wrote
-    step-<N>/<generation>/rank-00000.json          rank 0's random state
-    step-<N>/<generation>/tables/<table>/rank-00000.safetensors   the buckets of a sparse table that rank 0 owns, or
-                                                   what changed in them since an earlier step, whose file stays
-    step-<N>/<generation>/index.json               where each tensor's chunks are, and the values that are not tensors
-    step-<N>/<generation>/trainer.json             step, cursor, schedule, ... of the training loop, and versions
-
-A generation is one attempt to write a step; a half-written one is never named by a marker, so never read. After
-CheckFreq (Mohan 2021, https://www.usenix.org/conference/fast21/presentation/mohan): training waits for the copy to host
-memory only, the rest is written behind it, one at a time. docs/explanation/checkpoints.md: reading by hand.
+Files and their names: layout.py. After CheckFreq (Mohan 2021,
+https://www.usenix.org/conference/fast21/presentation/mohan): training waits for the copy to host memory only, the rest
+is written behind it, one at a time. docs/explanation/checkpoints.md: reading by hand.
 """
 
 from __future__ import annotations
@@ -29,9 +21,8 @@ import torch
 
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import read
-from sparkring.training.checkpoint.catalog import CheckpointInfo, RankFile, TrainerFile, committed, damage
+from sparkring.training.checkpoint.catalog import CheckpointInfo, committed, damage
 from sparkring.training.checkpoint.dcp import (
-    Index,
     JsonSavePlanner,
     decode_plan,
     encode_plan,
@@ -42,6 +33,7 @@ from sparkring.training.checkpoint.dcp import (
     stored_shapes,
 )
 from sparkring.training.checkpoint.format import CheckpointError, Chunk, encode_value, read_rows
+from sparkring.training.checkpoint.layout import Index, RankFile, TrainerFile, rank_file, step_folder, trainer_file
 from sparkring.training.checkpoint.peers import Peers, solo
 from sparkring.training.checkpoint.policy import Retention, ranked_steps
 from sparkring.training.checkpoint.rng import capture_rng, restore_rng
@@ -271,7 +263,7 @@ class Checkpointer:
 
     def _verify(self, info: CheckpointInfo) -> list[str]:
         """List what is wrong with the files of a checkpoint; each rank hashes its share of them."""
-        folder, pieces = self.storage.at(f"step-{info.step}"), itertools.count(1)
+        folder, pieces = self.storage.at(step_folder(info.step)), itertools.count(1)
 
         def on_piece() -> None:
             self.on_progress(f"verify step-{info.step}: piece {next(pieces)}")
@@ -287,14 +279,14 @@ class Checkpointer:
 
     def _unreadable(self, info: CheckpointInfo) -> list[str]:
         """List why a checkpoint cannot be loaded, though its files may be as they were written."""
-        folder, peers = self.storage.at(f"step-{info.step}"), self.peers
+        folder, peers = self.storage.at(step_folder(info.step)), self.peers
 
         def check() -> list[str]:
             try:
                 read_index(folder, info.generation, info.files)
-                trainer = read(TrainerFile, folder, f"{info.generation}/trainer.json").trainer
+                trainer = read(TrainerFile, folder, trainer_file(info.generation)).trainer
                 for rank in range(peers.rank, info.world, peers.world):
-                    read(RankFile, folder, f"{info.generation}/rank-{rank:05d}.json")
+                    read(RankFile, folder, rank_file(info.generation, rank))
                 tables = open_tables(self.storage, info)
                 self._check(trainer, {name: tables[name] for name in sorted(tables)[peers.rank :: peers.world]})
             except (ValueError, LookupError, CheckpointError, FileNotFoundError) as error:
@@ -312,7 +304,7 @@ class Checkpointer:
         opened: list[Index] = []
 
         def read_shapes() -> None:
-            folder = self.storage.at(f"step-{info.step}")
+            folder = self.storage.at(step_folder(info.step))
             opened.append(read_index(folder, info.generation, info.files))
 
         self.peers.together(f"opening {info.uri}", read_shapes)
@@ -337,13 +329,13 @@ class Checkpointer:
         raises where the loop could not go on from these values. Raises CheckpointError with what is damaged, and the
         names that are missing, unexpected or of another shape, before anything is changed.
         """
-        folder, have = self.storage.at(f"step-{info.step}"), state_shapes(state)
+        folder, have = self.storage.at(step_folder(info.step)), state_shapes(state)
         opened: list[tuple[Index, TrainerFile, RankFile | None]] = []
 
         def open_files() -> list[str]:
             index = read_index(folder, info.generation, info.files)
-            trainer = read(TrainerFile, folder, f"{info.generation}/trainer.json")
-            own = f"{info.generation}/rank-{self.peers.rank:05d}.json"
+            trainer = read(TrainerFile, folder, trainer_file(info.generation))
+            own = rank_file(info.generation, self.peers.rank)
             opened.append((index, trainer, read(RankFile, folder, own) if info.world == self.peers.world else None))
             check(trainer.trainer)
             return sorted(have)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import AfterValidator, with_config
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -32,11 +30,11 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
-from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from sparkring.conf.storage import Storage
-from sparkring.conf.stored import CLOSED, Count, RelativePath, StoredError, read
+from sparkring.conf.stored import StoredError, read
 from sparkring.training.checkpoint.format import DTYPE_NAMES, DTYPES, CheckpointError, Chunk, decode_value, encode_value
+from sparkring.training.checkpoint.layout import Index, StoredChunk, StoredTensor, covered, index_file
 
 OPTIONAL = "averaging."  # of replicas (parallel.averaging): of use to as many others only
 
@@ -90,69 +88,6 @@ def decode_plan(encoded: dict[str, Any]) -> SavePlan:
     return SavePlan(items, planner_data={fqn: tuple(path) for fqn, path in encoded["paths"].items()})
 
 
-@with_config(CLOSED)
-class StoredChunk(TypedDict):
-    file: RelativePath
-    name: str
-    offsets: list[Count]
-    sizes: list[Count]
-    begin: Count
-    end: Count
-
-
-@with_config(CLOSED)
-class StoredTensor(TypedDict):
-    dtype: str
-    shape: list[Count]
-    chunks: list[StoredChunk]
-
-
-def covered(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Check that the chunks of each tensor hold each of its elements once. ValueError names the tensor."""
-    for fqn, entry in tensors.items():
-        if entry["dtype"] not in DTYPES:
-            raise ValueError(f"{fqn}: dtype {entry['dtype']!r} is none of {sorted(DTYPES)}")
-        shape, itemsize = entry["shape"], DTYPES[entry["dtype"]].itemsize
-        chunks = [chunk for chunk in entry["chunks"] if 0 not in chunk["sizes"]]
-        for chunk in entry["chunks"]:
-            whole = len(chunk["offsets"]) == len(chunk["sizes"]) == len(shape)
-            inside = whole and all(o + n <= d for o, n, d in zip(chunk["offsets"], chunk["sizes"], shape, strict=True))
-            if not inside or chunk["end"] - chunk["begin"] != math.prod(chunk["sizes"]) * itemsize:
-                raise ValueError(f"{fqn}: {chunk} is no part of a {entry['dtype']} tensor of shape {shape}")
-        have = sum(math.prod(chunk["sizes"]) for chunk in chunks)
-        if have != math.prod(shape) or _overlap(chunks, len(shape)):
-            raise ValueError(f"{fqn}: chunks of {have} elements do not cover a tensor of shape {shape} once")
-    return tensors
-
-
-def _overlap(chunks: list[StoredChunk], dims: int) -> bool:
-    """Whether two chunks share an element. Sweeps along the dim that is cut most, so few are compared."""
-    if dims == 0:
-        return len(chunks) > 1
-    along = max(range(dims), key=lambda dim: len({chunk["offsets"][dim] for chunk in chunks}))
-    near: list[StoredChunk] = []
-    for chunk in sorted(chunks, key=lambda chunk: chunk["offsets"][along]):
-        near = [n for n in near if n["offsets"][along] + n["sizes"][along] > chunk["offsets"][along]]
-        if any(_meet(chunk, other) for other in near):
-            return True
-        near.append(chunk)
-    return False
-
-
-def _meet(one: StoredChunk, other: StoredChunk) -> bool:
-    edges = zip(one["offsets"], one["sizes"], other["offsets"], other["sizes"], strict=True)
-    return all(a < b + n and b < a + m for a, m, b, n in edges)
-
-
-@with_config(CLOSED)
-class Index(TypedDict):
-    """index.json: where tensors' chunks are, the values that are not tensors, and each name's path in the state."""
-
-    tensors: Annotated[dict[str, StoredTensor], AfterValidator(covered)]
-    values: dict[str, Any]
-    paths: dict[str, list[str | int]]
-
-
 def build_index(parts: Iterable[dict[str, Any]], paths: dict[str, tuple[Any, ...]]) -> Index:
     """Merge what each rank wrote into one index. ValueError where the chunks of a tensor do not cover it."""
     tensors: dict[str, StoredTensor] = {}
@@ -168,11 +103,12 @@ def build_index(parts: Iterable[dict[str, Any]], paths: dict[str, tuple[Any, ...
 
 def read_index(folder: Storage, generation: str, files: dict[str, dict[str, Any]]) -> Index:
     """Read index.json. StoredError for one that is damaged, or names bytes that the marker's `files` do not have."""
-    index = read(Index, folder, f"{generation}/index.json")
+    file = index_file(generation)
+    index = read(Index, folder, file)
     for fqn, entry in index["tensors"].items():
         for chunk in entry["chunks"]:
             if chunk["file"] not in files or chunk["end"] > files[chunk["file"]]["bytes"]:
-                raise StoredError(f"{folder.uri}/{generation}/index.json: {fqn}: {chunk} is in no file of the marker")
+                raise StoredError(f"{folder.uri}/{file}: {fqn}: {chunk} is in no file of the marker")
     return index
 
 

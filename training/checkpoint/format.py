@@ -70,8 +70,10 @@ class Chunk:
         return self.fqn if self.sizes == self.shape else f"{self.fqn}@{','.join(map(str, self.offsets))}"
 
 
-def layout(chunks: Sequence[Chunk], file: str, metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[Chunk]]:
-    """Header of the safetensors file of `chunks`, in order, and the chunks with their places in `file`."""
+def place_chunks(
+    chunks: Sequence[Chunk], file: str, metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, list[Chunk]]:
+    """Make the header of a safetensors file of `chunks`, in order; returns it and the chunks placed in `file`."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     ends = list(itertools.accumulate((chunk.nbytes for chunk in chunks), initial=0))
     for chunk, (begin, end) in zip(chunks, itertools.pairwise(ends), strict=True):

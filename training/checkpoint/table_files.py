@@ -6,26 +6,22 @@ may have only what changed since an earlier one, which the marker names as neede
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import torch
 
 from sparkring.conf.storage import Storage
 from sparkring.training.checkpoint.catalog import CheckpointInfo
-from sparkring.training.checkpoint.format import CheckpointError, Chunk, layout, raw_bytes
+from sparkring.training.checkpoint.format import CheckpointError, Chunk, place_chunks, raw_bytes
+from sparkring.training.checkpoint.layout import TABLE_FILE, step_folder
 from sparkring.training.checkpoint.weights import WeightsTensor, open_weights
-
-
-def table_file(generation: str, table: str, rank: int) -> str:
-    return f"{generation}/tables/{table}/rank-{rank:05d}.safetensors"
 
 
 def whole_tensors(tensors: Mapping[str, torch.Tensor], file: str) -> tuple[bytes, list[memoryview]]:
     """Header and content of a safetensors file of whole tensors."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     chunks = [Chunk(name, t.dtype, shapes[name], (0,) * t.dim(), shapes[name]) for name, t in tensors.items()]
-    header, _ = layout(chunks, file)
+    header, _ = place_chunks(chunks, file)
     return header, [raw_bytes(tensor) for tensor in tensors.values()]
 
 
@@ -40,11 +36,11 @@ def open_tables(storage: Storage, info: CheckpointInfo) -> dict[str, list[dict[s
     `storage`: of all steps. CheckpointError names a file that is gone.
     """
     found: dict[str, list[dict[str, WeightsTensor]]] = {}
-    for path in sorted([*(f"step-{info.step}/{own}" for own in info.files), *info.needs]):
-        if named := re.fullmatch(r"step-\d+/[^/]+/tables/(.+)/rank-\d+\.safetensors", path):
+    for path in sorted([*(f"{step_folder(info.step)}/{own}" for own in info.files), *info.needs]):
+        if named := TABLE_FILE.fullmatch(path):
             if not storage.exists(path):
                 raise CheckpointError(
                     f"{storage.uri}/{path}: is gone, and the tables of step {info.step} need it; delete that step too"
                 )
-            found.setdefault(named[1], []).append(open_weights(storage, path))
+            found.setdefault(named["table"], []).append(open_weights(storage, path))
     return found

@@ -15,7 +15,7 @@ import torch
 
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
-from sparkring.training.checkpoint.format import DTYPES, Chunk, layout, raw_bytes
+from sparkring.training.checkpoint.format import DTYPES, Chunk, place_chunks, raw_bytes
 
 FILE = "weights.safetensors"
 LONGEST_HEADER = 100 * 2**20  # safetensors' own bound
@@ -40,7 +40,7 @@ def write_weights(
     `tied`: further name of a weight -> its first name.
     """
     chunks = [Chunk(each.name, each.dtype, each.shape, (0,) * len(each.shape), each.shape) for each in described]
-    header, _ = layout(chunks, FILE, {"tied": json.dumps(dict(tied))})
+    header, _ = place_chunks(chunks, FILE, {"tied": json.dumps(dict(tied))})
 
     with folder.create(FILE) as file:
         file.write(header)

@@ -11,7 +11,6 @@ from typing import Any
 
 from sparkring.conf.storage import Storage
 from sparkring.training.checkpoint.catalog import (
-    MARKER,
     CheckpointInfo,
     committed,
     encode_marker,
@@ -19,11 +18,20 @@ from sparkring.training.checkpoint.catalog import (
     parse_marker,
 )
 from sparkring.training.checkpoint.dcp import build_index
-from sparkring.training.checkpoint.format import DTYPE_NAMES, CheckpointError, layout, raw_bytes, to_json
+from sparkring.training.checkpoint.format import DTYPE_NAMES, CheckpointError, place_chunks, raw_bytes, to_json
+from sparkring.training.checkpoint.layout import (
+    MARKER,
+    index_file,
+    rank_file,
+    step_folder,
+    table_file,
+    tensors_file,
+    trainer_file,
+)
 from sparkring.training.checkpoint.peers import Peers
 from sparkring.training.checkpoint.policy import Retention, expendable, most_increment_bytes
 from sparkring.training.checkpoint.snapshot import Snapshot
-from sparkring.training.checkpoint.table_files import has_changes_only, table_file, whole_tensors
+from sparkring.training.checkpoint.table_files import has_changes_only, whole_tensors
 
 log = logging.getLogger(__name__)
 Files = dict[str, dict[str, Any]]  # path -> {"bytes", "sha256"}, in the order written
@@ -70,19 +78,20 @@ class CheckpointWriter:
         self._tables = parts[self._peers.rank]["tables"]
 
     def _write_part(self, snapshot: Snapshot, before: dict[str, Files]) -> dict[str, Any]:
-        folder, name = self._folder(snapshot), f"{snapshot.generation}/rank-{self._peers.rank:05d}"
-        header, chunks = layout([chunk for chunk, _ in snapshot.chunks], f"{name}.safetensors")
+        folder, made, rank = self._folder(snapshot), snapshot.generation, self._peers.rank
+        tensors_path, rank_path = tensors_file(made, rank), rank_file(made, rank)
+        header, chunks = place_chunks([chunk for chunk, _ in snapshot.chunks], tensors_path)
         data: list[bytes | memoryview] = [header, *(raw_bytes(tensor) for _, tensor in snapshot.chunks)]
         files = {
-            f"{name}.safetensors": write_file(folder, f"{name}.safetensors", data, self._count),
-            f"{name}.json": write_file(folder, f"{name}.json", [to_json(snapshot.rank)], self._count),
+            tensors_path: write_file(folder, tensors_path, data, self._count),
+            rank_path: write_file(folder, rank_path, [to_json(snapshot.rank)], self._count),
         }
         tables: dict[str, Files] = {}
         for table, tensors in snapshot.tables.items():
-            file = table_file(snapshot.generation, table, self._peers.rank)
+            file = table_file(made, table, rank)
             placed, parts = whole_tensors(tensors, file)
             files[file] = write_file(folder, file, [placed, *parts], self._count)
-            own = {f"step-{snapshot.step}/{file}": files[file]}
+            own = {f"{step_folder(snapshot.step)}/{file}": files[file]}
             tables[table] = before[table] | own if has_changes_only(tensors) else own
         rows = [vars(chunk) | {"dtype": DTYPE_NAMES[chunk.dtype], "name": chunk.name} for chunk in chunks]
         return {"files": files, "chunks": rows, "values": snapshot.values, "tables": tables}
@@ -96,12 +105,12 @@ class CheckpointWriter:
                     f"{folder.uri}/{path}: not seen by rank 0; checkpoints need a storage all hosts share"
                 )
             self._count()
-        shared = {"index.json": build_index(parts, snapshot.paths), "trainer.json": snapshot.trainer}
-        for name, value in shared.items():
-            path = f"{snapshot.generation}/{name}"
+        made, step = snapshot.generation, step_folder(snapshot.step)
+        shared = {index_file(made): build_index(parts, snapshot.paths), trainer_file(made): snapshot.trainer}
+        for path, value in shared.items():
             files[path] = write_file(folder, path, [to_json(value)], self._count)
         every = {path: info for part in parts for table in part["tables"].values() for path, info in table.items()}
-        needs = {path: info for path, info in every.items() if path.removeprefix(f"step-{snapshot.step}/") not in files}
+        needs = {path: info for path, info in every.items() if path.removeprefix(f"{step}/") not in files}
         marker = encode_marker(snapshot.step, snapshot.generation, self._peers.world, snapshot.metric, files, needs)
         folder.put_atomic(MARKER, marker)
         info = parse_marker(marker, folder.uri)
@@ -120,12 +129,12 @@ class CheckpointWriter:
             whole = [(info.step, info.metric) for info in good if info.step not in self.damaged]
             stay = {new, self.held}
             gone = [step for step in expendable(whole, self._keep) if step not in stay] + sorted(self.damaged)
-            kept = {f"step-{info.step}": info.generation for info in good if info.step not in gone}
+            kept = {step_folder(info.step): info.generation for info in good if info.step not in gone}
             needed = {path for info in good if info.step not in gone for path in info.needs}
-            for step in gone:
-                self._storage.delete(f"step-{step}/{MARKER}")  # first, so that no reader meets half a checkpoint
-                if not any(path.startswith(f"step-{step}/") for path in needed):
-                    self._storage.delete(f"step-{step}")
+            for folder in map(step_folder, gone):
+                self._storage.delete(f"{folder}/{MARKER}")  # first, so that no reader meets half a checkpoint
+                if not any(path.startswith(f"{folder}/") for path in needed):
+                    self._storage.delete(folder)
                 self._count()
             for path in leftovers(self._storage.list_files(), kept, needed):
                 self._storage.delete(path)
@@ -133,7 +142,7 @@ class CheckpointWriter:
             log.warning("old checkpoints in %s could not be deleted: %s", self._storage.uri, error)
 
     def _folder(self, snapshot: Snapshot) -> Storage:
-        return self._storage.at(f"step-{snapshot.step}")
+        return self._storage.at(step_folder(snapshot.step))
 
     def _count(self) -> None:
         self.progress += 1

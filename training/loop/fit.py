@@ -22,7 +22,8 @@ from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.launch.messages import WindowTiming
 from sparkring.training.loop.timing import LoopTiming
 from sparkring.training.optim.schedules import PlateauState
-from sparkring.training.parallel.strategy import StepInfo, Strategy
+from sparkring.training.parallel.local import StepInfo
+from sparkring.training.parallel.strategy import Strategy
 
 
 @dataclass(frozen=True)

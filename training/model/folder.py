@@ -28,7 +28,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import Finite, RelativePath, Stored, StoredError, parse, read, up_to
-from sparkring.training.checkpoint.format import Chunk, layout, raw_bytes
+from sparkring.training.checkpoint.format import Chunk, place_chunks, raw_bytes
 from sparkring.training.checkpoint.weights import FILE, open_weights
 from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.tables.hashing import hash_of
@@ -99,7 +99,7 @@ def write_tables(folder: Storage, tables: Mapping[str, ShardedTable], on_progres
         shape = (len(ids), spec.dim)
         chunks.append(Chunk("rows", getattr(torch, spec.dtype), shape, (0, 0), shape))
         with folder.create(part_file(name, rank)) as file:
-            file.write(layout(chunks, FILE)[0])
+            file.write(place_chunks(chunks, FILE)[0])
             for tensor in own.values():
                 file.write(raw_bytes(tensor))
             for block in rows:

@@ -17,7 +17,7 @@ from sparkring.training.models.groups import group_of
 from sparkring.training.models.torch_private import is_dtensor
 from sparkring.training.optim.own import build_own_optimizer
 from sparkring.training.parallel.dtensor import local_tensor
-from sparkring.training.parallel.strategy import LR_SCALE
+from sparkring.training.parallel.local import LR_SCALE
 
 Named = Iterable[tuple[str, nn.Parameter]]
 

@@ -38,6 +38,7 @@ from sparkring.training.parallel.servers.link import ServerLink, ServersAt
 from sparkring.training.parallel.servers.strategy import ServersStrategy
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.step import MeshStrategy
+from sparkring.training.parallel.strategy import Strategy
 from sparkring.training.servers.client import Client
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def build_strategy(
     ema: float | None = None,
     tables: TableSettings | None = None,
     servers: ServersAt | None = None,
-) -> MeshStrategy:
+) -> Strategy:
     """Build the strategy and form its collectives. Collective; ValueError on misfits.
 
     Args:

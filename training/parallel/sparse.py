@@ -69,26 +69,21 @@ class SparseTables:
         self,
         modules: Mapping[str, SparseEmbedding],
         settings: TableSettings,
-        world: int,
+        exchange: Exchange,
         device: torch.device,
-        timeout: timedelta = timedelta(minutes=5),
     ) -> None:
-        """Make empty tables. Collective where there is a lag: ranks form a process group.
+        """Make empty tables.
 
         Args:
             modules: by table name.
             settings: of all tables.
-            world: ranks, all of which are data ranks.
+            exchange: with the other ranks, all of which are data ranks.
             device: of the rows that are pulled.
-            timeout: of a collective of that group.
         """
         self.modules, self._device, self._lr_share = modules, device, settings.lr_share
         config = settings.config
         self.lag = config.lag if modules else 0
-        self._exchange: Exchange = Alone()
-        if world > 1 and modules:
-            group = dist.new_group(timeout=timeout, backend="gloo") if self.lag else None
-            self._exchange = TorchExchange(group)
+        self._exchange = exchange
         self.tables = {
             name: ShardedTable(
                 _spec(name, module, settings), self._exchange, config.wire, config.place == "replicate", self.lag
@@ -294,6 +289,19 @@ class SparseTables:
         unsent, self._unsent = self._unsent, {}
         for table in self.tables.values():
             self._run(table.skip if unsent else table.drop)
+
+
+def table_exchange(world: int, settings: TableSettings, timeout: timedelta) -> Exchange:
+    """Make what carries rows between ranks. Collective where there is a lag: ranks form a process group.
+
+    Args:
+        world: ranks.
+        settings: of all tables.
+        timeout: of a collective of that group.
+    """
+    if world == 1:
+        return Alone()
+    return TorchExchange(dist.new_group(timeout=timeout, backend="gloo") if settings.config.lag else None)
 
 
 def check_tables(modules: Mapping[str, SparseEmbedding], mesh: Mesh, ema: float | None, averaging: str) -> None:

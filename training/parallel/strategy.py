@@ -7,51 +7,49 @@ weight_i * loss_i / global_rows,  clips it by its global norm, and steps the opt
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from sparkring.training.data.batch import Batch
+from sparkring.training.data.audit.log import AuditLog
+from sparkring.training.data.audit.parts import PartsAudit
+from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.models.initial import InitialModel
 from sparkring.training.models.task import Task
+from sparkring.training.parallel.local import LocalStep, OptimizerFactory, PreparedModel, StepInfo
 from sparkring.training.parallel.sparse import SparseTables
 from sparkring.training.parallel.state import TensorInfo
 
-LR_SCALE = "lr_scale"  # key of an optimizer's parameter group: times the learning rate of the step; absent: 1
 Gather = Callable[[bytes], list[bytes]]
 """All-gather of bytes between all ranks: every rank gets all values, in the order of the ranks."""
-OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
-"""Named parameters -> optimizer; the strategy decides which parameters (or shards) these are."""
+MeetsAt = Callable[[int, int], int]
+"""(step, steps per epoch) -> the next step at which ranks meet, by schedule or by a cut."""
 
 
-@dataclass(frozen=True)
-class StepInfo:
-    grad_norm: float  # global, before clipping
-    skipped: bool = False  # gradients were not finite on some rank, so no rank stepped
-    first_bad_rank: int | None = None
-    # of parallel.averaging, whose replicas skip steps by themselves: what to add now to the run's count of skipped
-    # steps, on every rank the same
-    counted_skips: int | None = None
-    counted: bool = True  # this rank's rows are in the step; with backup workers they may come again in a later one
+class OpenShare(Protocol):
+    """Opens the training rows of one of several streams of batch shares."""
+
+    def __call__(self, stream: int, streams: int, verified: bool = True) -> Reader: ...
 
 
 class Strategy(ABC):
-    """Life: prepare -> (forward_backward, step, evaluate, state_dict)* -> close."""
+    """What ranks do together with what each computes by itself (`local`).
 
-    engine: str  # what carries the collectives: "horovod", "torch-gloo", "torch-nccl", "none"
-    data_rank: int  # which part of each global batch this rank reads ...
-    data_size: int  # ... of how many
-    aliases: dict[str, str]  # further names of shared parameters and buffers -> the first; empty before `prepare`
-    is_data_leader: bool  # of the ranks that read the same rows, this one reports them
-    is_output_rank: bool  # this rank sees the model's outputs (the last pipeline stage)
-    tables: SparseTables  # of the model's SparseEmbeddings; false where it has none
-    needs_sample: bool  # `prepare` skips checks or measurements if it is called without a sample
+    Life: prepare -> (forward_backward, step, evaluate, state_dict)* -> close.
+    """
+
     lookahead: int = 1  # steps: rows of a step may be of global batches up to so many, less one, further on
     meets_each_step: bool = True  # ranks wait for each other in every step; else nothing else may make them, either
+    replaces_ranks: bool = False  # a new process may take a dead rank's place, so the checkpoint it starts from is kept
+
+    def __init__(self, local: LocalStep, data_rank: int, data_size: int) -> None:
+        """Begin unprepared. This rank reads part `data_rank` of `data_size` of each global batch."""
+        self.local, self.rank = local, local.rank
+        self.data_rank, self.data_size = data_rank, data_size
+        self.awaits_step = False  # forward_backward was called
 
     @property
     def parts(self) -> int:
@@ -59,11 +57,45 @@ class Strategy(ABC):
         return self.data_size
 
     @property
-    @abstractmethod
+    def engine(self) -> str:
+        """What carries the collectives: "horovod", "torch-gloo", "torch-nccl", "servers", "none"."""
+        return self.local.data_parallel.engine
+
+    @property
+    def prepared(self) -> PreparedModel:
+        """This rank's part of the model, and its optimizer."""
+        return self.local.prepared
+
+    @property
+    def tables(self) -> SparseTables:
+        """Of the model's SparseEmbeddings; false where it has none."""
+        return self.local.tables
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Further names of shared parameters and buffers -> the first; empty before `prepare`."""
+        return self.local.aliases
+
+    @property
+    def is_data_leader(self) -> bool:
+        """Whether this rank, of those that read the same rows, reports them."""
+        return self.local.is_data_leader
+
+    @property
+    def is_output_rank(self) -> bool:
+        """Whether this rank sees the model's outputs (the last pipeline stage)."""
+        return self.local.is_output_rank
+
+    @property
+    def needs_sample(self) -> bool:
+        """Whether `prepare` skips checks or measurements if it is called without a sample."""
+        return self.local.needs_sample
+
+    @property
     def waited_s(self) -> float:
         """Seconds blocked on other ranks' gradients and weights so far; the rest of a step is this rank's own work."""
+        return self.local.waited_s
 
-    @abstractmethod
     def prepare(
         self,
         model: nn.Module | InitialModel,
@@ -84,10 +116,15 @@ class Strategy(ABC):
             sample: a batch of this data rank's, to time blocks and to compare the cut model with the whole one.
             compiled: torch.compile each block as it is placed on this rank.
         """
+        self.local.prepare(model, task, make_optimizer, sample, compiled)
+
+    def open_training(self, open_share: OpenShare, meets_at: MeetsAt) -> Reader:
+        """Open the rows that this rank trains on: its share of each global batch."""
+        return open_share(self.data_rank, self.data_size)
 
     def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches of training; a strategy may look at some before their turn (tables.lag)."""
-        return batches
+        """Yield the batches of training; tables may look at some before their turn (tables.lag)."""
+        return self.tables.ahead(batches)
 
     @abstractmethod
     def forward_backward(self, batch: Batch) -> torch.Tensor:
@@ -96,13 +133,19 @@ class Strategy(ABC):
         Returns this data rank's sum of weight_i * loss_i, float64 0-dim, detached (0 where not `is_output_rank`).
         """
 
+    def expect_step(self) -> None:
+        """Note that gradients wait for `step`; RuntimeError where some do already."""
+        if self.awaits_step:
+            raise RuntimeError("forward_backward was called twice without step(): the strategy itself cuts a batch")
+        self.awaits_step = True
+
     @abstractmethod
     def step(self, lr: float) -> StepInfo:
         """Finish the reduction, clip, step at learning rate `lr`, zero the gradients."""
 
-    @abstractmethod
     def evaluate(self, batch: Batch) -> Any:
         """Model outputs without gradients; None where not `is_output_rank`. Collective: every rank calls it."""
+        return self.local.evaluate(batch)
 
     @abstractmethod
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
@@ -121,6 +164,21 @@ class Strategy(ABC):
     def keep(self, state: bytes) -> None:
         """Keep the loop's state after an evaluation, for a rank that takes another's place."""
         return None
+
+    def record_again(self, audit: AuditLog | PartsAudit, training: Reader, begun: int, step: int) -> None:
+        """Record rows that the rank whose place this one takes had trained on, and not recorded when it died.
+
+        Servers have its pushes of these steps, and a replay of their logs would not give the run's bits with other
+        rows.
+
+        Args:
+            audit: of this rank.
+            training: what `open_training` opened.
+            begun: steps made when the attempt began.
+            step: steps made by the rank that died.
+        """
+        assert isinstance(audit, AuditLog)
+        audit.record_steps(training, begun, step)
 
     def open_gather(self, behind: int = 0) -> Gather | None:
         """Open an all-gather of its own; None: a process group of torch's carries it. Collective.

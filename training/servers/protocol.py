@@ -4,7 +4,9 @@
 
 A connection begins with proof, in frames of one fixed size: the server sends 32 random bytes, the worker its own 32 and
 an HMAC-SHA256 of both under the attempt's secret, the server another one over both. Until then nothing is parsed, and
-no memory is taken that depends on what arrives. What follows is neither encrypted nor signed, as in the ring.
+no memory is taken that depends on what arrives. What follows is neither encrypted nor signed, as in the ring. The TLS
+of the control channel (training/launch/channel/tls.py) is not used: over it a loopback connection carries a fifth of
+the bytes per second (2 cores), and workers would need its certificate beside the secret.
 
 Bytes of a worker's step, P of dense parameters, u distinct ids with rows of D values of b bytes: it sends
 P + u (16 + D b), the ids with the pull and with the push, and receives P + u D b. Heads and messages of a step are

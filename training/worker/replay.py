@@ -213,7 +213,6 @@ class _Ranks:
         batch = self.batches[one.worker].at(one.clock)
         self.strategy.rank, self.strategy.clock = one.worker, one.clock
         self.strategy.compute(batch, pulled, self.strategy.distinct_ids(batch))
-        self.strategy.awaits_step = False
         gradient, _ = self.strategy.gradient(self.lr_at(one.clock if one.step is None else one.step))
         self.strategy.prepared.optimizer.zero_grad(set_to_none=True)
         return gradient

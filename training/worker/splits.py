@@ -13,14 +13,12 @@ from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage
-from sparkring.training.data.batch import BatchShare, Reader
+from sparkring.training.data.batch import Reader
 from sparkring.training.data.build import make_reader
-from sparkring.training.data.parts import PartsReader
 from sparkring.training.data.request import AllGather, DataRank, ReadRequest, gather_alone
 from sparkring.training.data.weights import WeightedReader
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.loop.fit import next_meeting
-from sparkring.training.parallel.servers.backup import BackupStrategy
 from sparkring.training.parallel.strategy import Strategy
 from sparkring.training.worker.agreement import peers
 
@@ -38,51 +36,39 @@ class Splits:
     columns: Sequence[str]
     _opened: list[Reader] = field(default_factory=list)
 
-    def open(self, split: str, training: bool) -> Reader:
-        """Open this rank's share of a split. Evaluation reads every row once, in stored order."""
-        reader = self._open_parts() if training else None
-        self._opened.append(reader or self._open_share(self.config.data, split, training))
+    def open_training(self) -> Reader:
+        """Open what this rank trains on."""
+        config = self.config
+
+        def open_share(stream: int, streams: int, verified: bool = True) -> Reader:
+            data = config.data if verified else config.data.model_copy(update={"verify": "off"})
+            request = self._request("train", config.train.global_batch)
+            return make_weighted_reader(data, request, self._data_rank(stream, streams), evaluation=False)
+
+        def meets_at(step: int, steps_per_epoch: int) -> int:
+            return next_meeting(step, steps_per_epoch, config.train, config.checkpoint, self.ctx.next_cut())
+
+        self._opened.append(self.strategy.open_training(open_share, meets_at))
         return self._opened[-1]
 
-    def _open_parts(self) -> Reader | None:
-        """Open what reads the parts that this rank is given; None where no rank is a backup."""
-        strategy, config, data = self.strategy, self.config, self.config.data
-        if not isinstance(strategy, BackupStrategy):
-            return None
-        checked = data.model_copy(update={"verify": "off"})  # by the ranks whose own these are
+    def open(self, split: str) -> Reader:
+        """Open this rank's share of a split to evaluate: every row once, in stored order."""
+        request = self._request(split, self.config.evaluation_batch(self.manifest.splits[split].rows))
+        rank = self._data_rank(self.strategy.data_rank, self.strategy.data_size)
+        self._opened.append(make_weighted_reader(self.config.data, request, rank, evaluation=True))
+        return self._opened[-1]
 
-        def take(step: int) -> BatchShare | None:
-            cut = self.ctx.next_cut()
-            return strategy.take(next_meeting(step, own.steps_per_epoch, config.train, config.checkpoint, cut))
-
-        def open_stream(stream: int) -> Reader:
-            return self._open_share(checked, "train", True, stream)
-
-        stream = strategy.data_rank % strategy.parts
-        own = self._open_share(data, "train", True, stream)
-        return PartsReader(own, stream, open_stream, take)
-
-    def _open_share(self, data: DataConfig, split: str, training: bool, stream: int | None = None) -> Reader:
-        """Open a share of a split.
-
-        Args:
-            data: how it is read.
-            split: which.
-            training: else every row comes once, in stored order.
-            stream: of the parts of training; None: this rank's share.
-        """
-        config, strategy, world = self.config, self.strategy, self.ctx.world_size
-        asks_others = data.on_corrupt == "quarantine" or bool(data.filters)
-        together = asks_others and world > 1
-        gather = data_gather(strategy, self.ctx, config.checkpoint.timeout_s) if together else gather_alone
-        rows = self.manifest.splits[split].rows
-        batch = config.train.global_batch if training else config.evaluation_batch(rows)
+    def _request(self, split: str, batch: int) -> ReadRequest:
         weight = self.manifest.weight
         names = [*self.columns, *([weight["column"]] if weight is not None else [])]
-        request = ReadRequest(self.dataset, self.manifest, split, names, batch)
-        number, size = (strategy.data_rank, strategy.data_size) if stream is None else (stream, strategy.parts)
-        rank = DataRank(number, size, self.device, gather, self.ctx.on_progress)
-        return make_weighted_reader(data, request, rank, evaluation=not training)
+        return ReadRequest(self.dataset, self.manifest, split, names, batch)
+
+    def _data_rank(self, number: int, size: int) -> DataRank:
+        asks_others = self.config.data.on_corrupt == "quarantine" or bool(self.config.data.filters)
+        together = asks_others and self.ctx.world_size > 1
+        timeout_s = self.config.checkpoint.timeout_s
+        gather = data_gather(self.strategy, self.ctx, timeout_s) if together else gather_alone
+        return DataRank(number, size, self.device, gather, self.ctx.on_progress)
 
     def close(self) -> None:
         for reader in self._opened:

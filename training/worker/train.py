@@ -26,6 +26,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.checkpoint.checkpointer import ROUNDS_OF_SAVE, Checkpointer, CheckpointInfo
+from sparkring.training.checkpoint.layout import CHECKPOINTS
 from sparkring.training.checkpoint.policy import Retention
 from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
@@ -58,11 +59,10 @@ from sparkring.training.optim.build import build_optimizer
 from sparkring.training.optim.schedules import after_value, make_schedule, scaled_lr
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.data_parallel.batch_norm import batch_norms
-from sparkring.training.parallel.servers.backup import BackupStrategy
+from sparkring.training.parallel.local import OptimizerFactory
 from sparkring.training.parallel.servers.link import ServersAt
-from sparkring.training.parallel.servers.strategy import ENGINE
 from sparkring.training.parallel.sparse import TableSettings
-from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
+from sparkring.training.parallel.strategy import Strategy
 from sparkring.training.tables.files import RowFile, check_whole
 from sparkring.training.tables.hot_ids import HotIds
 from sparkring.training.worker.agreement import agree_threads, agreed_model, peers, seed_everything
@@ -135,8 +135,8 @@ def train(ctx: WorkerContext) -> WorkerResult:
         checkpoints = open_checkpoints(ctx, config, run, hooks, strategy)
         # once for the dense part and the tables: where all are damaged, both begin anew
         latest = checkpoints.latest(config.checkpoint.verify)
-        if latest is not None and strategy.engine == ENGINE:
-            checkpoints.hold(latest)  # a rank that is replaced reads it again, however late
+        if latest is not None and strategy.replaces_ranks:
+            checkpoints.hold(latest)  # a new process reads it again, however late
         continued = latest is not None
         model = prepare_model(initial, config, manifest, continued=continued, gather=gather, rank=ctx.rank)
         # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
@@ -155,10 +155,10 @@ def train(ctx: WorkerContext) -> WorkerResult:
 def _train(parts: Parts, began: float) -> WorkerResult:
     """Resume, fit, export, score."""
     ctx, config, strategy, checkpoints = parts.ctx, parts.config, parts.strategy, parts.checkpoints
-    reader = parts.splits.open("train", training=True)
-    valid = parts.splits.open(config.train.valid_split, training=False)
+    reader = parts.splits.open_training()
+    valid = parts.splits.open(config.train.valid_split)
     # now, not when training is done: filters may leave nothing of it
-    test = parts.splits.open(config.train.test_split, training=False) if config.train.test_split is not None else None
+    test = parts.splits.open(config.train.test_split) if config.train.test_split is not None else None
     steps = total_steps(config.train, reader.steps_per_epoch)
     sample = next(iter(valid.batches(0)), None) if strategy.needs_sample else None
     ctx.heartbeat(0, "prepare")
@@ -308,7 +308,7 @@ def open_checkpoints(
         hooks.committed(CheckpointSeen(info.step, info.uri, info.bytes))
 
     return Checkpointer(
-        run.at("checkpoints"),
+        run.at(CHECKPOINTS),
         peers(strategy, ctx, keep.timeout_s, ROUNDS_OF_SAVE),
         Retention(keep.keep_last, keep.keep_best, keep.keep_every, config.train.best_mode),
         asynchronous=keep.asynchronous,
@@ -378,29 +378,9 @@ def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog |
         return begun
     step, kept = found
     state = TypeAdapter(TrainerState).validate_json(kept)
-    if isinstance(audit, PartsAudit):
-        assert isinstance(strategy, BackupStrategy) and isinstance(training, PartsReader)
-        audit.record_again(strategy.counted_parts(), training.read, training.steps_per_epoch)
-    elif audit is not None:
-        record_again(audit, training, begun.step, step)
+    if audit is not None:
+        strategy.record_again(audit, training, begun.step, step)
     return replace(state, step=step, consumed_samples=training.epochs.consumed_at(step), skipped_in_a_row=0)
-
-
-def record_again(audit: AuditLog, training: Reader, begun: int, step: int) -> None:
-    """Record the rows of the steps that a rank had made and not recorded when it died.
-
-    Servers have its pushes of these steps, and a replay of their logs would not give the run's bits with other rows.
-
-    Args:
-        audit: of the rank that takes its place.
-        training: reader of the training split.
-        begun: steps made when the attempt began.
-        step: steps made by the rank that died.
-    """
-    recorded = audit.take_over()
-    first = recorded[-1].epoch * training.steps_per_epoch + recorded[-1].step + 1 if recorded else begun
-    for number, batch in enumerate(training.batches(training.epochs.consumed_at(first), max(step - first, 0)), first):
-        audit.record(*divmod(number, training.steps_per_epoch), batch)
 
 
 def to_kept(state: TrainerState) -> bytes:
@@ -410,7 +390,8 @@ def to_kept(state: TrainerState) -> bytes:
 
 def server_totals(strategy: Strategy) -> ServerTotals | None:
     """What the servers have seen in this attempt; None without servers."""
-    return ServerTotals.of(strategy.server_counts()) if strategy.engine == ENGINE else None
+    counts = strategy.server_counts()
+    return ServerTotals.of(counts) if counts else None
 
 
 def table_totals(parts: Parts) -> dict[str, dict[str, int]]:

@@ -9,6 +9,8 @@ from sparkring.conf.rules.dataset import DATASET
 from sparkring.conf.rules.foreseen import FORESEEN
 from sparkring.conf.rules.recipe import RECIPE
 from sparkring.conf.rules.strategies import LAYOUT, SPARSE_TABLES
+from sparkring.pipelines.run.trial import TRIAL
+from sparkring.pipelines.sweep.job import SWEEP
 from sparkring.pipelines.validate.recipe import CLUSTER, CODE
 from sparkring.pipelines.validate.tables import TABLES
 
@@ -21,7 +23,7 @@ def is_known(schema: dict[str, Any], key: str) -> bool:
 
 
 def test_a_rule_names_keys_of_the_recipe() -> None:
-    stages = (RECIPE, FORESEEN, TABLES, CODE, DATASET, LAYOUT, SPARSE_TABLES, CLUSTER)
+    stages = (RECIPE, FORESEEN, TABLES, CODE, DATASET, LAYOUT, SPARSE_TABLES, CLUSTER, TRIAL, SWEEP)
     named = {key for rules in stages for rule in rules for key in rule.keys}
     assert len(named) > 100
     schema = json_schema()

@@ -8,7 +8,8 @@ import pytest
 
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.training.checkpoint.catalog import MARKER, committed, damage, encode_marker, leftovers, parse_marker
+from sparkring.training.checkpoint.catalog import committed, damage, encode_marker, leftovers, parse_marker
+from sparkring.training.checkpoint.layout import MARKER
 
 FILES = {f"g/{name}": {"bytes": 1, "sha256": "0" * 64} for name in ("index.json", "trainer.json", "rank-00000.json")}
 

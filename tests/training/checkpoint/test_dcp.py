@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparkring.training.checkpoint.dcp import build_index, covered, mismatch, state_shapes
+from sparkring.training.checkpoint.dcp import build_index, mismatch, state_shapes
+from sparkring.training.checkpoint.layout import covered
 
 
 def box(offsets: list[int], sizes: list[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The bytes of a checkpoint: the layout of safetensors files, and values as JSON."""
+"""The bytes of a checkpoint: the place_chunks of safetensors files, and values as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkring.training.checkpoint.format import (
     Chunk,
     decode_value,
     encode_value,
-    layout,
+    place_chunks,
     raw_bytes,
     read_rows,
 )
@@ -30,7 +30,7 @@ def test_a_file_has_the_layout_of_safetensors_and_a_part_is_named_by_its_offset(
         Chunk("w", whole.dtype, (2, 3), (0, 0), (2, 3)),
         Chunk("v", part.dtype, (4, 3), (2, 0), (1, 3)),
     ]
-    header, placed = layout(chunks, "f", {"note": "x"})
+    header, placed = place_chunks(chunks, "f", {"note": "x"})
     (tmp_path / "f").write_bytes(header + raw_bytes(whole) + raw_bytes(part))
     length = int.from_bytes(header[:8], "little")
     assert len(header) == 8 + length and length % 8 == 0

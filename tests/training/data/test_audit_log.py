@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
+import pytest
 import torch
 
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog, read_run
-from sparkring.training.data.batch import Batch
+from sparkring.training.data.batch import Batch, Reader
+from sparkring.training.data.epochs import EpochSteps
 
 
 def test_records_are_read_back_without_the_padding(tmp_path: Path) -> None:
@@ -29,3 +33,27 @@ def test_records_are_read_back_without_the_padding(tmp_path: Path) -> None:
         (2, 1, 3, 4, s, 8) for s in range(3)
     ]
     assert [r.ids.tolist() for r in records] == [[0, 7, 5], [10, 7, 5], [20, 7]]
+
+
+class Steps:
+    """A reader whose batch of step s has the row s, two steps an epoch."""
+
+    steps_per_epoch, epochs = 2, EpochSteps(4, 2)
+
+    def batches(self, consumed_samples: int, steps: int) -> Iterator[Batch]:
+        first = consumed_samples // 2
+        return (Batch({}, 1, 2, 0, ids=torch.tensor([step])) for step in range(first, first + steps))
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_steps_that_a_dead_process_made_and_did_not_record_are_recorded_once(tmp_path: Path, before: int) -> None:
+    storage, reader = open_storage(str(tmp_path)), cast(Reader, Steps())
+    header = AuditHeader(format=FORMAT, attempt=1, rank=0, size=2, dataset="d", order_state={})
+    dead = AuditLog(storage, header)
+    dead.record_steps(reader, 2, 2 + before)
+    dead.flush()
+    following = AuditLog(storage, header)
+    following.record_steps(reader, 2, 6)
+    following.flush()
+    records = sorted((r.epoch, r.step, r.ids.tolist()) for _, part in read_run(storage) for r in part)
+    assert records == [(1, 0, [2]), (1, 1, [3]), (2, 0, [4]), (2, 1, [5])]

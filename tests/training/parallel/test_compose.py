@@ -17,7 +17,7 @@ from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 
 def test_one_process_is_the_same_strategy_with_nothing_around_it() -> None:
     strategy = build_strategy(ParallelConfig(), RankInfo(), torch.device("cpu"))
-    assert type(strategy.data_parallel) is SingleProcess and type(strategy.placement) is ModelPlacement
+    assert type(strategy.local.data_parallel) is SingleProcess and type(strategy.local.placement) is ModelPlacement
     assert (strategy.engine, strategy.data_size, strategy.is_data_leader) == ("none", 1, True)
 
 

@@ -101,7 +101,7 @@ def test_layouts_and_averages_that_tables_do_not_go_with_are_refused() -> None:
 def test_columns_that_hold_no_ids_are_named(columns: dict[str, object], problem: str) -> None:
     modules = {"users": Recommender().users}
     with pytest.raises(ValueError, match=f"SparseEmbedding 'users': {problem}"):
-        SparseTables(modules, TableSettings(), 1, CPU).pull(columns, training=False)
+        SparseTables(modules, TableSettings(), Alone(), CPU).pull(columns, training=False)
 
 
 def test_rounded_rows_are_what_a_model_sees_and_pushes() -> None:
@@ -117,7 +117,7 @@ def test_rounded_rows_are_what_a_model_sees_and_pushes() -> None:
 def test_the_bytes_of_the_pull_are_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """One process sends nothing: whether the rows are pulled within is what is looked at."""
     strategy, within = recommending(0, 1, {}), list[bool]()
-    measuring, pull = strategy._measuring, strategy.tables.pull
+    measuring, pull = strategy.local.measuring, strategy.tables.pull
     inside = False
 
     @contextmanager
@@ -132,7 +132,7 @@ def test_the_bytes_of_the_pull_are_measured_too(monkeypatch: pytest.MonkeyPatch)
         within.append(inside)
         pull(columns, training)
 
-    monkeypatch.setattr(strategy, "_measuring", noted)
+    monkeypatch.setattr(strategy.local, "measuring", noted)
     monkeypatch.setattr(strategy.tables, "pull", pulling)
     strategy.forward_backward(rating_batch(0))
     assert within == [True]
@@ -152,7 +152,7 @@ def test_uses_of_ids_are_counted_in_training_and_not_in_evaluation() -> None:
 
 
 def test_a_checkpoint_of_other_tables_is_refused_by_name() -> None:
-    made = SparseTables({"users": Recommender().users}, TableSettings(TablesConfig()), 1, CPU)
+    made = SparseTables({"users": Recommender().users}, TableSettings(TablesConfig()), Alone(), CPU)
     with pytest.raises(ValueError, match="'items' is another model's; the model has \\['users'\\]"):
         made.load({"items": [], "users": []})
     with pytest.raises(ValueError, match="'users' is missing"):

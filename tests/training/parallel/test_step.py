@@ -87,7 +87,7 @@ def test_a_step_whose_gradients_are_not_finite_moves_nothing() -> None:
     before = strategy.prepared.module.weight.detach().clone()
     strategy.forward_backward(batch(float("nan")))
     info = strategy.step(0.1)
-    assert info.skipped and info.first_bad_rank == 0 and strategy.steps == 0
+    assert info.skipped and info.first_bad_rank == 0 and strategy.local.steps == 0
     assert torch.equal(strategy.prepared.module.weight, before)
 
 

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.training.checkpoint.catalog import MARKER
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.format import CheckpointError
+from sparkring.training.checkpoint.layout import MARKER
 from sparkring.training.checkpoint.policy import Retention
 from sparkring.training.tables.files import newest, stored_dumps, to_tensors
 from sparkring.training.tables.hashing import BUCKETS, bucket_of, bucket_owners

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import Count, Stored, parse
-from sparkring.training.data.batch import Batch
+from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.order import Ints
 
 FORMAT = 3
@@ -67,6 +67,20 @@ class AuditLog:
         self._segment = len(own)
         found = (read_records(self._storage.read_bytes(path), f"{self._storage.uri}/{path}") for path in own)
         return [record for _, records in found for record in records]
+
+    def record_steps(self, reader: Reader, begun: int, step: int) -> None:
+        """Record the steps that a process of this rank, which died in this attempt, had made and not recorded.
+
+        Args:
+            reader: of the training split.
+            begun: steps made when the attempt began.
+            step: steps made by that process.
+        """
+        recorded, per_epoch = self.take_over(), reader.steps_per_epoch
+        first = recorded[-1].epoch * per_epoch + recorded[-1].step + 1 if recorded else begun
+        batches = reader.batches(reader.epochs.consumed_at(first), max(step - first, 0))
+        for number, batch in enumerate(batches, first):
+            self.record(*divmod(number, per_epoch), batch)
 
     def flush(self) -> None:
         """Write what was recorded; due before a checkpoint is committed, and at the end."""

@@ -28,20 +28,27 @@ from sparkring.training.models.task import Task
 from sparkring.training.parallel.averaging.links import Links
 from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS, RULES, copy_into
 from sparkring.training.parallel.data_parallel.base import DataParallel
+from sparkring.training.parallel.local import LocalStep, OptimizerFactory, StepInfo
 from sparkring.training.parallel.measure import storage_bytes
+from sparkring.training.parallel.meeting import GroupMeeting
 from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 from sparkring.training.parallel.process_groups import RankContext
 from sparkring.training.parallel.residuals import Residuals
-from sparkring.training.parallel.state import load_optimizer_state, load_tensors, persistent_buffers, plain_name
-from sparkring.training.parallel.step import MeshStrategy
-from sparkring.training.parallel.strategy import OptimizerFactory, StepInfo
+from sparkring.training.parallel.state import (
+    TensorInfo,
+    load_optimizer_state,
+    load_tensors,
+    persistent_buffers,
+    plain_name,
+)
+from sparkring.training.parallel.strategy import Strategy
 
 AVERAGING = "averaging"  # part of a checkpoint's state
 MEAN = "mean"  # part of it: the means of the weights, where they are not what is evaluated
 STEP_COUNT = "step"  # key of an optimizer's state
 
 
-class AveragedStrategy(MeshStrategy):
+class AveragedStrategy(Strategy):
     """See strategy.Strategy."""
 
     meets_each_step = False
@@ -63,9 +70,11 @@ class AveragedStrategy(MeshStrategy):
             clip_norm: largest norm of a replica's gradient; None: not clipped.
             links: between the replicas.
         """
-        super().__init__(context, data_parallel, placement, clip_norm)
-        self.settings, self.links = context.config.averaging, links
-        self.residuals = Residuals(data_parallel, links.replica, links.replicas, apart=True)
+        local = LocalStep(context, data_parallel, placement, clip_norm)
+        local.averaged_ranks = links.replicas
+        local.residuals = Residuals(data_parallel, links.replica, links.replicas, apart=True)
+        super().__init__(local, context.at.dp, context.mesh.dp)
+        self.settings, self.links, self.meeting = context.config.averaging, links, GroupMeeting(local)
         self.rule = RULES[self.settings.kind](self.settings, links)
         self.clock = 0  # steps so far, skipped ones included: the same on every rank
         self.skipped_in_window = 0  # steps, by this replica
@@ -101,20 +110,21 @@ class AveragedStrategy(MeshStrategy):
 
     # --- one step ------------------------------------------------------------------------------------------------
 
-    def _averaged_ranks(self) -> int:
-        return self.links.replicas
-
-    def _first_bad_rank(self) -> int | None:
-        return None if math.isfinite(float(self.loss_sum)) else self.rank
+    def forward_backward(self, batch: Batch) -> torch.Tensor:
+        self.expect_step()
+        return self.local.compute(batch)
 
     def step(self, lr: float) -> StepInfo:
         """Step this replica. Its skipped steps are counted by all ranks when the window ends."""
-        info = super().step(lr)
+        self.awaits_step = False
+        info = self.local.step(lr)
+        if info.skipped and not math.isfinite(float(self.local.loss_sum)):
+            info = replace(info, first_bad_rank=self.rank)
         self.clock += 1
         self.skipped_in_window += info.skipped
         if self.in_window:
             return replace(info, counted_skips=0)
-        with self.data_parallel.waiting():
+        with self.local.data_parallel.waiting():
             return replace(info, counted_skips=self._end_window())
 
     def _end_window(self) -> int:
@@ -123,7 +133,7 @@ class AveragedStrategy(MeshStrategy):
         self.rule.end_window(self._weights(), self.clock // self.settings.every)
         copy_into(self.prepared.buffers, self.links.of_first(self.prepared.buffers))
         if self.settings.inner_state == "averaged":
-            means = self._mean_optimizer(self.own_state()["optimizer"])
+            means = self._mean_optimizer(self.local.own_state()["optimizer"])
             load_optimizer_state(self.prepared.optimizer, self.prepared.named, self.aliases, means)
         self.window_bytes = self.links.sent_bytes - sent
         skipped, self.skipped_in_window = self.skipped_in_window, 0
@@ -150,7 +160,7 @@ class AveragedStrategy(MeshStrategy):
     def averaged(self) -> Iterator[None]:
         """Within, the weights are what the rule says is evaluated, and buffers rank 0's. Collective."""
         weights, buffers = self._weights(), self.prepared.buffers
-        with self.data_parallel.waiting():
+        with self.local.data_parallel.waiting():
             values = self.rule.evaluated(weights, self.in_window)
             firsts = self.links.of_first(buffers) if self.in_window else []
         changed = [*(weights if values is not None else []), *(buffers if firsts else [])]
@@ -159,14 +169,23 @@ class AveragedStrategy(MeshStrategy):
         yield  # not in a `try`: after an error nothing is evaluated any more
         copy_into(changed, kept)
 
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        return self.meeting.sum_over_data(values)
+
+    def share_of_sum(self, values: torch.Tensor) -> torch.Tensor:
+        return self.meeting.share_of_sum(values)
+
+    def stream_model(self) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:
+        return self.meeting.stream_model()
+
     def measure(self) -> dict[str, float]:
         sent = self.window_bytes / self.settings.every
-        self.data_parallel.step_bytes = sent if self.settings.groups == "rank" else 0.0
-        found = super().measure()
+        self.local.data_parallel.step_bytes = sent if self.settings.groups == "rank" else 0.0
+        found = self.meeting.combine(self.local.measure())
         if self.settings.groups == "host":
             found[f"sent_bytes {BETWEEN_HOSTS}"] = sent
         carried = storage_bytes(t for tensors in self.rule.shared().values() for t in tensors)
-        return found | {"optimizer_bytes": found["optimizer_bytes"] + carried} if self.memory else found
+        return found | {"optimizer_bytes": found["optimizer_bytes"] + carried} if self.local.memory else found
 
     # --- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -183,7 +202,7 @@ class AveragedStrategy(MeshStrategy):
             own = self._own_part()
             if self._weights_differ() and not self.rule.evaluates_mean:
                 own[MEAN] = dict(zip(names, self.links.mean(self._weights()), strict=True))
-            return self._means() | self.residuals.tensors() | {AVERAGING: averaging | own}
+            return self._means() | self.local.residuals.tensors() | {AVERAGING: averaging | own}
         have = {name.split(".")[1] for name in stored if name.startswith(f"{AVERAGING}.")}
         room = {part: tensors for part, tensors in averaging.items() if part in have}
         replicas = [part for part in have if part.startswith(f"{self.settings.kind}-")]
@@ -191,11 +210,11 @@ class AveragedStrategy(MeshStrategy):
             room[self.own_key] = self._room(stored)
         elif MEAN in have and not self.rule.evaluates_mean and self.rule.shared().keys() <= have:  # of this kind
             room[MEAN] = dict(zip(names, (weight.clone() for weight in self._weights()), strict=True))
-        return super().state_dict(stored) | ({AVERAGING: room} if room else {})
+        return self.local.state_dict(stored) | ({AVERAGING: room} if room else {})
 
     def _means(self) -> dict[str, Any]:
         """Saved once for all ranks: what is evaluated, means of moments, and rank 0's buffers and loss scale."""
-        state, weights = self.own_state(), self._weights()
+        state, weights = self.local.own_state(), self._weights()
         if self._weights_differ():
             evaluated = self.rule.evaluated(weights, self.in_window)
             state["model"] |= zip(self._names(), weights if evaluated is None else evaluated, strict=True)
@@ -208,7 +227,7 @@ class AveragedStrategy(MeshStrategy):
 
     def _own_part(self) -> dict[str, Any]:
         """What differs between replicas, by replica; ranks of one replica write the same."""
-        state, parts = self.own_state(), dict[str, Any]()
+        state, parts = self.local.own_state(), dict[str, Any]()
         if self._weights_differ():
             parts["model"] = dict(zip(self._names(), self._weights(), strict=True)) | self._buffers()
         if self._optimizers_differ():
@@ -219,7 +238,7 @@ class AveragedStrategy(MeshStrategy):
 
     def _room(self, stored: Iterable[str]) -> dict[str, Any]:
         """Copies to load this replica's own part into; of names that the model does not have there are none."""
-        state = self.own_state() | {"window": {"skipped": torch.tensor(0)}}
+        state = self.local.own_state() | {"window": {"skipped": torch.tensor(0)}}
         parts: dict[str, Any] = {}
         for part, _, name in (n.split(".", 2)[2].partition(".") for n in stored if n.startswith(self._prefix)):
             if name in state[part]:
@@ -229,7 +248,7 @@ class AveragedStrategy(MeshStrategy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         given = state.get(AVERAGING, {})
         own = given.get(self.own_key, {"model": state["model"] | given[MEAN]} if MEAN in given else {})
-        super().load_state_dict(state | {part: state[part] | own[part] for part in own if part in state})
+        self.local.load_state_dict(state | {part: state[part] | own[part] for part in own if part in state})
         self.clock = int(given["clock"]["steps"]) if "clock" in given else 0
         self.skipped_in_window = int(own["window"]["skipped"]) if "window" in own else 0
         carried = self.rule.shared()
@@ -258,4 +277,4 @@ class AveragedStrategy(MeshStrategy):
     def close(self, failed: bool = False) -> None:
         if not failed:
             self.links.close()
-        super().close(failed)
+        self.meeting.close(failed)

@@ -13,9 +13,13 @@ from collections.abc import Mapping
 
 import torch
 
-from sparkring.training.data.batch import Batch, BatchShare
+from sparkring.training.data.audit.log import AuditLog
+from sparkring.training.data.audit.parts import PartsAudit
+from sparkring.training.data.batch import Batch, BatchShare, Reader
+from sparkring.training.data.parts import PartsReader
+from sparkring.training.parallel.local import StepInfo
 from sparkring.training.parallel.servers.strategy import ServersStrategy, norm_of
-from sparkring.training.parallel.strategy import StepInfo
+from sparkring.training.parallel.strategy import MeetsAt, OpenShare
 from sparkring.training.servers.backup import AHEAD, StepOutcome
 from sparkring.training.servers.client import statuses
 from sparkring.training.servers.messages import ShardStatus
@@ -51,17 +55,27 @@ class BackupStrategy(ServersStrategy):
             self._go_on()
         return self.link.client.take(self.clock, limit)
 
-    def counted_parts(self) -> list[BatchShare]:
-        """The parts that this rank's gradients have made steps with since the last checkpoint."""
-        return self.link.client.counted()
+    def open_training(self, open_share: OpenShare, meets_at: MeetsAt) -> Reader:
+        """Open the parts that this rank is given, of any stream; its own is verified, others by their ranks."""
+        stream = self.data_rank % self.parts
+        own = open_share(stream, self.parts)
+
+        def open_stream(other: int) -> Reader:
+            return open_share(other, self.parts, verified=False)
+
+        return PartsReader(own, stream, open_stream, lambda step: self.take(meets_at(step, own.steps_per_epoch)))
+
+    def record_again(self, audit: AuditLog | PartsAudit, training: Reader, begun: int, step: int) -> None:
+        """Record the parts that this rank's gradients have made steps with since the last checkpoint."""
+        assert isinstance(audit, PartsAudit) and isinstance(training, PartsReader)
+        audit.record_again(self.link.client.counted(), training.read, training.steps_per_epoch)
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
         self._hot = dict(self.tables.hot)
         if batch.part is not None:
             return super().forward_backward(batch)
         self._batch, self.awaits_step = batch, True
-        self.loss_sum = torch.zeros((), dtype=torch.float64)
-        return self.loss_sum
+        return torch.zeros((), dtype=torch.float64)
 
     def _draws_at(self) -> tuple[int, int]:
         assert self._batch is not None and self._batch.part is not None
@@ -73,7 +87,7 @@ class BackupStrategy(ServersStrategy):
         if self._batch.part is not None:
             frames, _ = self._pushed(lr)
             has_gradient = ShardStatus.LATE not in statuses(frames)
-        with self.data_parallel.waiting():
+        with self.local.data_parallel.waiting():
             outcome = self._outcome(has_gradient)
         counted = has_gradient and self.rank in outcome.counted
         if not counted:

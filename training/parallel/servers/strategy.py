@@ -28,24 +28,24 @@ from torch import nn
 
 from sparkring.training.data.batch import Batch, BatchShare
 from sparkring.training.models.initial import EagerValue, InitialModel, eager_model, named_tensors
+from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.data_parallel.base import SingleProcess
 from sparkring.training.parallel.gradients import REACH_STEPS, clip_factor, square_sum
-from sparkring.training.parallel.measure import combined, memory_bytes
+from sparkring.training.parallel.local import LocalStep, OptimizerFactory, StepInfo
+from sparkring.training.parallel.measure import combined
 from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 from sparkring.training.parallel.process_groups import RankContext
 from sparkring.training.parallel.servers.link import ServerLink
-from sparkring.training.parallel.servers.tables import Position, ServedTables
+from sparkring.training.parallel.servers.tables import ServedTables
 from sparkring.training.parallel.sparse import TableSettings, distinct_ids
 from sparkring.training.parallel.state import TensorInfo, optimizer_tensors, plain_name, stream_tensors
-from sparkring.training.parallel.step import MeshStrategy
-from sparkring.training.parallel.strategy import Gather, OptimizerFactory, StepInfo
+from sparkring.training.parallel.strategy import Gather, Strategy
 from sparkring.training.servers.client import Gradient, Pulled, cut_gradient, global_squares, statuses
 from sparkring.training.servers.definition import Definition
 from sparkring.training.servers.messages import PushReply, ShardStatus
 from sparkring.training.tables.hashing import Ids
 
-ENGINE = "servers"
 LOOP = "loop"  # name of the loop's state that is kept at the first server
 LATE = "late"  # name of the LateNote there
 
@@ -65,10 +65,11 @@ class LateNote:
     added: list[str]
 
 
-class ServersStrategy(MeshStrategy):
+class ServersStrategy(Strategy):
     """See strategy.Strategy."""
 
     meets_each_step = False
+    replaces_ranks = True
     backup = 0  # ranks that a step does not wait for
 
     def __init__(
@@ -88,9 +89,12 @@ class ServersStrategy(MeshStrategy):
             link: to the servers.
             tables: of the model's SparseEmbeddings.
         """
-        super().__init__(context, SingleProcess(ENGINE), placement, clip_norm, None, tables)
-        self.link, self.settings = link, context.config.servers
-        self.rank, self.data_rank, self.data_size = link.rank, link.rank, link.world
+        local = LocalStep(context, SingleProcess("servers"), placement, clip_norm, None, tables)
+        super().__init__(local, link.rank, link.world)
+        self.link, self.settings, self.rank = link, context.config.servers, link.rank
+        local.averaged_ranks, local.is_alone = self.parts, False
+        local.make_tables = self._make_tables
+        self._served = self._make_tables({})
         self.clock = 0  # steps that this rank has made since the run began
         self.attempt = 0  # number of the try at the next one
         self._pulled: Pulled | None = None  # of the step that is being made
@@ -101,10 +105,9 @@ class ServersStrategy(MeshStrategy):
         self._skipped = 0  # steps of this rank since ranks met
         self._to_count = 0  # skipped steps of all ranks, when they met
 
-    @property
-    def _served(self) -> ServedTables:
-        assert isinstance(self.tables, ServedTables)
-        return self.tables
+    def _make_tables(self, modules: Mapping[str, SparseEmbedding]) -> ServedTables:
+        self._served = ServedTables(modules, self.local.table_settings, self.link, self.local.device)
+        return self._served
 
     @property
     def definition(self) -> Definition:
@@ -127,12 +130,8 @@ class ServersStrategy(MeshStrategy):
     ) -> None:
         initial = model if isinstance(model, InitialModel) else eager_model(model, "it has memory", self.rank == 0)
         super().prepare(with_all_values(initial), task, make_optimizer, sample, compiled)
-        local, position = self.tables, Position(self.rank, self.link.world)
         self._unreached = {plain_name(name) for name, _ in self.prepared.named}
-        self.link.define(self._defined([table.table.spec for table in local.tables.values()]))
-        self.tables = ServedTables(
-            local.modules, self.table_settings, position, self.device, self.link.client, self.is_replacement
-        )
+        self.link.define(self._defined([table.table.spec for table in self.tables.tables.values()]))
         self._take_fixed_values()
         if self.rank == 0 and not self.is_replacement:
             self.link.client.load_dense(self._flat_weights(), {})
@@ -146,7 +145,7 @@ class ServersStrategy(MeshStrategy):
                 f"parallel.servers: the model's trained parameters have the dtypes {', '.join(sorted(dtypes))}, and "
                 "servers hold weights of one: convert the model to one, or freeze the others"
             )
-        share = self.table_settings.lr_share
+        share = self.local.table_settings.lr_share
         settings = {name: getattr(self.settings, name) for name in ("bound", "max_lag", "damp")}
         return Definition(self.link.world, shapes, dtypes.pop(), tables, share, **settings, backup=self.backup)
 
@@ -161,13 +160,14 @@ class ServersStrategy(MeshStrategy):
     def forward_backward(self, batch: Batch) -> torch.Tensor:
         if self.link.met_at == self.clock:
             self._go_on()
+        self.expect_step()
         self._batch, self._sent_before = batch, self.link.client.sent_bytes
         self._ids = self._served.distinct(batch.on_host)
         return self._computed(batch)
 
     def _computed(self, batch: Batch) -> torch.Tensor:
         """Pull, and compute the gradient of this try."""
-        with self.data_parallel.waiting():
+        with self.local.data_parallel.waiting():
             pulled = self.link.client.pull(self.clock, self.attempt, self._ids)
         return self.compute(batch, pulled, self._ids)
 
@@ -180,15 +180,18 @@ class ServersStrategy(MeshStrategy):
         self._pulled, self._ids = pulled, ids
         self._write_weights(pulled.weights)
         self._served.take(ids, pulled.rows)
-        torch.manual_seed(draws_seed(self.table_settings.seed, *self._draws_at()))
-        return super().forward_backward(batch)
+        torch.manual_seed(draws_seed(self.local.table_settings.seed, *self._draws_at()))
+        return self.local.compute(batch)
 
     def _draws_at(self) -> tuple[int, int]:
         """(rank, step) that random numbers are of."""
         return self.rank, self.clock
 
-    def _averaged_ranks(self) -> int:
-        return self.definition.parts
+    def step(self, lr: float) -> StepInfo:
+        self.awaits_step = False
+        info = self._step(lr)
+        self.local.end_step(info.skipped)
+        return info
 
     def _step(self, lr: float) -> StepInfo:
         while True:
@@ -203,25 +206,22 @@ class ServersStrategy(MeshStrategy):
             self.prepared.optimizer.zero_grad(set_to_none=True)
             assert self._batch is not None
             self._computed(self._batch)
-            self.awaits_step = False
 
     def _pushed(self, lr: float) -> tuple[list[PushReply], float]:
         """Push this rank's gradient; the servers' answers, and its norm before it was clipped."""
         gradient, own = self.gradient(lr)
         assert self._pulled is not None
-        if self.residuals.late:
-            self._note_late(self._pulled.versions[0], self.residuals.added if math.isfinite(own) else [])
+        if self.local.residuals.late:
+            self._note_late(self._pulled.versions[0], self.local.residuals.added if math.isfinite(own) else [])
         pushes = cut_gradient(gradient, self.definition, self.rank, self.clock, self.attempt, self._pulled.versions)
-        with self.data_parallel.waiting():
+        with self.local.data_parallel.waiting():
             frames = self.link.client.push(pushes)
-        if self._is_measured():
-            self.data_parallel.step_bytes = float(self.link.client.sent_bytes - self._sent_before)
+        if self.local.is_measured:
+            self.local.data_parallel.step_bytes = float(self.link.client.sent_bytes - self._sent_before)
         return frames, own
 
     def _made(self, info: StepInfo) -> StepInfo:
-        if not self.memory:
-            named = self.prepared.named
-            self.memory = memory_bytes(self.prepared.module, [p for _, p in named], self.prepared.optimizer, [])
+        self.local.count_memory()
         if info.counted and not info.skipped:
             self._commit_late()
         self.clock, self.attempt = self.clock + 1, 0
@@ -231,20 +231,20 @@ class ServersStrategy(MeshStrategy):
         """Leave a LateNote at the first server before a push, or after one that was counted."""
         part = self._batch.part if self._batch is not None else None
         place = None if part is None else (part.clock, part.stream)
-        note = LateNote(self.clock, version, place, sorted(self.residuals.late), list(added))
+        note = LateNote(self.clock, version, place, sorted(self.local.residuals.late), list(added))
         self.link.client.keep(LATE, json.dumps(asdict(note)).encode())
 
     def _commit_late(self) -> None:
         """Drop the residuals that the step just made has."""
-        if self.residuals.added:
-            self.residuals.commit()
+        if self.local.residuals.added:
+            self.local.residuals.commit()
             self._note_late(0, [])
 
     def _resume_late(self, version: int) -> None:
         """Drop the residuals that the pushes of the dead process have. `version`: of the first server."""
         note = LateNote(**json.loads(self.link.client.kept(LATE)))
-        late = {name: self.residuals.late[name] for name in note.waiting if name in self.residuals.late}
-        self.residuals.late, self.residuals.added = late, [name for name in note.added if name in late]
+        late = {name: self.local.residuals.late[name] for name in note.waiting if name in self.local.residuals.late}
+        self.local.residuals.late, self.local.residuals.added = late, [name for name in note.added if name in late]
         made = note.clock < self.clock and version > note.version  # a skipped step leaves the version
         if made and (note.part is None or BatchShare(*note.part) in self.link.client.counted()):
             self._commit_late()
@@ -261,12 +261,12 @@ class ServersStrategy(MeshStrategy):
         prepared = self.prepared
         names = [plain_name(name) for name, _ in prepared.named]
         self._unreached -= {name for name, (_, p) in zip(names, prepared.named, strict=True) if p.grad is not None}
-        self.residuals.add_late(prepared.named, self.aliases, self.scaler.scale * self.definition.parts)
+        self.local.residuals.add_late(prepared.named, self.aliases, self.local.scaler.scale * self.definition.parts)
         grads = [p.grad for _, p in prepared.named]
-        squares = square_sum([g for g in grads if g is not None], self.device, holders=1)
-        norm = math.sqrt(float(squares) + self._served.squares()) / self.scaler.scale
-        share = 1.0 if self.definition.synchronous else clip_factor(norm, self.clip_norm)
-        factor = share / self.scaler.scale
+        squares = square_sum([g for g in grads if g is not None], self.local.device, holders=1)
+        norm = math.sqrt(float(squares) + self._served.squares()) / self.local.scaler.scale
+        share = 1.0 if self.definition.synchronous else clip_factor(norm, self.local.clip_norm)
+        factor = share / self.local.scaler.scale
         parts = [
             (torch.zeros_like(p) if grad is None else grad).detach().reshape(-1)
             for (_, p), grad in zip(prepared.named, grads, strict=True)
@@ -279,7 +279,7 @@ class ServersStrategy(MeshStrategy):
 
     def settled_factor(self, norm: float) -> float:
         """With bound 0: what the gradient of a step is multiplied by; NaN where it is skipped."""
-        return clip_factor(norm, self.clip_norm) if math.isfinite(norm) else math.nan
+        return clip_factor(norm, self.local.clip_norm) if math.isfinite(norm) else math.nan
 
     # --- weights -------------------------------------------------------------------------------------------------
 
@@ -304,14 +304,14 @@ class ServersStrategy(MeshStrategy):
         """See Strategy.begin."""
         self.link.meet(b"")  # every server knows by now that no step is made yet
         if self.rank == 0 and not self.is_replacement:
-            if self.residuals.late:
+            if self.local.residuals.late:
                 self._note_late(0, [])
             self.link.client.begin(step)
         self.link.meet(b"")  # others may wait here for a rank that has died between the two
         if self.is_replacement:
             self.clock, self.attempt, version = self.link.client.restart()
             self.link.go_on(self.clock, self.clock > step and meets_after(self.clock))
-            if self.residuals.late:
+            if self.local.residuals.late:
                 self._resume_late(version)
             return self.clock, self.link.client.kept(LOOP)
         self.clock, self.link.begun = step, True
@@ -361,7 +361,7 @@ class ServersStrategy(MeshStrategy):
 
     def measure(self) -> dict[str, float]:
         self._meet()
-        found = super().measure()
+        found = combined([self.local.measure()])
         answers = self.link.meet(json.dumps(found).encode(), at=self.clock)
         return combined([json.loads(answer) for answer in answers])
 
@@ -386,7 +386,7 @@ class ServersStrategy(MeshStrategy):
             by_name = {plain_name(name): parameter for name, parameter in self.prepared.named}
             for part in parts:
                 self._write_state(by_name[part.slice.name], part)
-        return super().state_dict(stored)
+        return self.local.state_dict(stored)
 
     @torch.no_grad()
     def _write_state(self, parameter: nn.Parameter, part: Any) -> None:
@@ -401,9 +401,9 @@ class ServersStrategy(MeshStrategy):
             target.copy_(part.value.reshape(target.shape))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
+        self.local.load_state_dict(state)
         if self.rank:  # rank 0 adds them for all, and saves those that wait
-            self.residuals.late = {}
+            self.local.residuals.late = {}
         if self.rank == 0 and not (self.is_replacement and not self.link.begun):
             optimizer = self.prepared.optimizer
             states = {
@@ -420,7 +420,7 @@ class ServersStrategy(MeshStrategy):
 
     def stream_model(self) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:
         self._served.fetch()
-        described, values = stream_tensors(self.own_state()["model"], self.prepared.plain_keys, 0, 1)
+        described, values = stream_tensors(self.local.own_state()["model"], self.prepared.plain_keys, 0, 1)
         return described, values if self.rank == 0 else iter([None] * len(described))
 
     def close(self, failed: bool = False) -> None:

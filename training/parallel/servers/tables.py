@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from sparkring.training.data.batch import Columns
 from sparkring.training.models.sparse_embedding import PulledRows, SparseEmbedding
+from sparkring.training.parallel.servers.link import ServerLink
 from sparkring.training.parallel.sparse import SparseTables, TableSettings, distinct_ids
 from sparkring.training.servers.client import ALL_BYTES
 from sparkring.training.tables.exchange import Counts
@@ -19,7 +21,6 @@ from sparkring.training.tables.files import RowFile, stored_dumps, to_tensors
 from sparkring.training.tables.hashing import Ids
 from sparkring.training.tables.hot_ids import hot_ids_of
 from sparkring.training.tables.lookup import LookupTable
-from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import TableDump
 
 Array = NDArray[Any]
@@ -59,25 +60,20 @@ class ServedTables(SparseTables):
         self,
         modules: Mapping[str, SparseEmbedding],
         settings: TableSettings,
-        position: Position,
+        link: ServerLink,
         device: torch.device,
-        servers: RowServers,
-        suppressed: bool,
     ) -> None:
         """Begin; the tables of this process stay empty but for an export.
 
         Args:
             modules: by table name.
-            settings: of all tables.
-            position: of this rank.
+            settings: of all tables; how rows are sent between ranks does not count.
+            link: to the servers, which hold the rows.
             device: of the rows that are pulled.
-            servers: hold the rows.
-            suppressed: this rank takes the place of one that died: what is loaded is on the servers already.
         """
-        super().__init__(modules, settings, 1, device)
-        self._exchange = position
-        self.tables = {name: ShardedTable(held.table.spec, position) for name, held in self.tables.items()}
-        self._servers, self.suppressed = servers, suppressed
+        unsent = settings.config.model_copy(update={"lag": 0, "wire": "fp32", "place": "shard"})
+        super().__init__(modules, replace(settings, config=unsent), Position(link.rank, link.world), device)
+        self._link, self._servers = link, cast(RowServers, link.client)
 
     def distinct(self, columns: Columns) -> list[Ids]:
         """By table, the distinct ids (n,) of a batch to train on, which are counted as used."""
@@ -135,7 +131,7 @@ class ServedTables(SparseTables):
     def load(self, stored: Mapping[str, Sequence[Mapping[str, RowFile]]]) -> None:
         self.check_stored(stored)
         for number, (name, each) in enumerate(self.tables.items()):
-            if not self.suppressed:
+            if not self._link.is_replacement:  # else what is loaded is on the servers already
                 for dump in stored_dumps(name, stored[name], each.own_buckets):
                     self._servers.load_table(number, dump)
             self.hot[name] = hot_ids_of(stored[name], self._exchange.rank, self._exchange.world)
@@ -156,7 +152,7 @@ class ServedTables(SparseTables):
         return found
 
     def begin_with(self, others: Mapping[str, LookupTable]) -> None:
-        if self.suppressed:
+        if self._link.is_replacement:
             return
         for number, (name, each) in enumerate(self.tables.items()):
             for ids, rows in others[name].content(each.own_buckets):

@@ -62,7 +62,7 @@ def opened(made: Sequence[Server], rank: int, world: int, settings: dict[str, An
     strategy = build_strategy(parallel, RankInfo(rank, world, rank, world), CPU, servers=at)
     assert isinstance(strategy, ServersStrategy)
     strategy.prepare(Model(), SquaredError(), make_sgd)
-    state = strategy.own_state()
+    state = strategy.local.own_state()
     residuals = {name: torch.full_like(p, 5.0) for name, p in strategy.prepared.named}
     state["residuals"] = {f"rank-0000{r}/{name}": value for r in range(2) for name, value in residuals.items()}
     strategy.load_state_dict(state)
@@ -146,7 +146,7 @@ def test_a_backup_rank_0_that_takes_anothers_place_adds_late_residuals_once(end:
     with servers(2, 2, make=make_sgd) as made, ThreadPoolExecutor(2) as threads:
         ranks = list(threads.map(lambda rank: opened(made, rank, 2, settings), range(2)))
         list(threads.map(begin, ranks))
-        assert not ranks[1].residuals.late, "rank 0 adds all of them"
+        assert not ranks[1].local.residuals.late, "rank 0 adds all of them"
         try:
             if end is not None:
                 ends_after(ranks[0].link.client, *end)
@@ -173,7 +173,7 @@ def test_residuals_wait_on_where_the_others_steps_went_on_or_skipped_without_the
     with servers(2, 2, make=make_sgd) as made, ThreadPoolExecutor(2) as threads:
         ranks = list(threads.map(lambda rank: opened(made, rank, 2, settings), range(2)))
         list(threads.map(begin, ranks))
-        due = set(ranks[0].residuals.late)
+        due = set(ranks[0].local.residuals.late)
         ends_after(ranks[0].link.client, *(("settle", 1) if bound == 0 else ("keep", 1)))
         first = threads.submit(step_of, ranks[0], None)
         if bound is None:
@@ -184,6 +184,6 @@ def test_residuals_wait_on_where_the_others_steps_went_on_or_skipped_without_the
         ranks[0] = opened(made, 0, 2, settings)
         begin(ranks[0])
         assert ranks[0].clock == (1 if bound == 0 else 0)
-        assert set(ranks[0].residuals.late) == due, "no step has them"
+        assert set(ranks[0].local.residuals.late) == due, "no step has them"
         for rank in ranks:
             rank.close()
