@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -39,6 +38,7 @@ from sparkring.pipelines.tracking.store.sink import MOST_FAILURES, MlflowSink, r
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.tracking.ui import pages
 from sparkring.pipelines.tracking.views import NOTE, VIEW
+from tests.helpers.servers import answering
 from tests.waits import wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -576,17 +576,11 @@ def test_a_server_of_mlflow_2_is_named_at_the_start_and_nothing_is_dropped(
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with answering(server):
         uri = f"http://127.0.0.1:{server.server_address[1]}"
         with Tracker(quick(tmp_path, uri=uri), "j", "n") as tracker:
             wait_for(lambda: f"{uri} is MLflow {version}, and 3.0 or newer is needed" in caplog.text)
         assert tracker.waiting == 2
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_status_after_success_failure_and_signals(tmp_path: Path) -> None:
