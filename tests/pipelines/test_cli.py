@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import random
 import re
@@ -103,6 +104,19 @@ def test_a_full_disk_is_named_with_the_file_and_what_to_do(
     told = capsys.readouterr().err
     assert "No space left on device" in told and str(tmp_path / "report.html") in told and "same command again" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.spark
+def test_a_full_disk_that_a_task_of_spark_met_is_named_with_the_file_and_what_to_do(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/shard.parquet")
+
+    monkeypatch.setattr("sparkring.pipelines.report.report.redraw", lambda _: spark.range(1).foreach(write))
+    assert main(["report", "flights"]) == Exit.RESOURCES
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "No space left on device: '/data/shard.parquet': make room there" in told and "Traceback" not in told
 
 
 @pytest.mark.parametrize("words", [["config", "schema"], ["config", "show", "flights"]])
@@ -206,6 +220,7 @@ etl:
 """
 
 
+@pytest.mark.slow  # a full disk is named above, and as seen by Spark in tests/training/launch/test_failure.py
 @pytest.mark.spark
 def test_a_full_disk_of_datasets_is_exit_5_with_what_to_do(tmp_path: Path, private_mounts: list[str]) -> None:
     """A tmpfs without room for the dataset, and then without any."""
