@@ -278,9 +278,10 @@ def stop_here(
 
     stopper = threading.Thread(target=stop)
     stopper.start()
-    done = workplace.run_here(*words)
+    with pytest.raises(SystemExit) as ended:
+        workplace.run_here(*words)
     stopper.join()
-    return done.returncode, done.stderr
+    return int(ended.value.code or 0), caplog.text
 
 
 # Of the second, the JVM and the ranks get the signal too: so do those of test_spark.py and test_script.py.
@@ -354,7 +355,7 @@ def test_a_job_on_servers_is_made_again_from_its_logs_and_a_log_that_is_missing_
     workplace: Workplace, finished: subprocess.CompletedProcess[str]
 ) -> None:
     assert finished.returncode == 0
-    servers = ("parallel.servers.per_host=1", "parallel.servers.bound=2", "train.epochs=1", "data.audit=true")
+    servers = ("parallel.servers.per_host=1", "parallel.servers.bound=2", "train.epochs=2", "data.audit=true")
     done = workplace.run_here("train", RECIPE, *servers, "report.baselines=false")
     assert done.returncode == 0, done.stderr
     run = f"data/runs/weather/{workplace.record()['folder']}"

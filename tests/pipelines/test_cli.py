@@ -142,7 +142,7 @@ def test_a_broken_connection_is_not_taken_for_a_broken_pipe(
 
 
 def test_the_ui_takes_its_servers_with_it(tmp_path: Path) -> None:
-    """MLflow starts a server and consumers below it; a SIGTERM to the command alone left them, and the port, behind."""
+    """MLflow starts servers below it; a SIGTERM to the command alone left them, and the port, behind."""
     (tmp_path / "mine.yaml").write_text("name: mine\ndataset: somewhere\n")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from sparkring.conf.blocks.etl import EtlConfig
-from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.storage import open_storage
+from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest
+from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
 from sparkring.etl.errors import ChecksFailed, EtlError
 from sparkring.etl.raw import unpack_flights
@@ -259,15 +259,20 @@ def test_a_failed_build_leaves_the_dataset_that_was_there_or_none(spark, built_p
     manifest = Path(built.uri) / "_manifest.json"
     before, files = manifest.read_bytes(), {str(p) for p in Path(built.uri).rglob("*.parquet")}
     monkeypatch.setattr("sparkring.etl.build.find_dataset", lambda storage, fingerprint: None)
-    monkeypatch.setattr(
-        "sparkring.conf.storage.Storage.put_atomic", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt())
-    )
+    put = Storage.put_atomic
+
+    def put_or_die(storage, relative, data):
+        if relative == MANIFEST_NAME:
+            raise KeyboardInterrupt
+        put(storage, relative, data)
+
+    monkeypatch.setattr(Storage, "put_atomic", put_or_die)
     with pytest.raises(KeyboardInterrupt):
         build(spark, plain(raw), Path(built.uri).parent)
     assert manifest.read_bytes() == before and {str(p) for p in Path(built.uri).rglob("*.parquet")} == files
     with pytest.raises(KeyboardInterrupt):
         build(spark, plain(raw), tmp_path)
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("flights-*")
     assert list(folder.glob("data-*/train-*.parquet")) and not (folder / "_manifest.json").exists()
     assert find_dataset(open_storage(str(folder)), "0" * 64) is None
 
