@@ -273,7 +273,7 @@ def test_a_failed_build_leaves_the_dataset_that_was_there_or_none(spark, built_p
     with pytest.raises(KeyboardInterrupt):
         build(spark, plain(raw), tmp_path)
     (folder,) = tmp_path.glob("flights-*")
-    assert list(folder.glob("data-*/train-*.parquet")) and not (folder / "_manifest.json").exists()
+    assert not (folder / MANIFEST_NAME).exists() and not list(tmp_path.rglob("*.parquet"))
     assert find_dataset(open_storage(str(folder)), "0" * 64) is None
 
 
