@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +26,9 @@ from mlflow.pyfunc import load_model
 
 from sparkring.etl.raw import unpack_flights
 from sparkring.pipelines.model.check import ask, data_folder, import_problem
+from tests import waits
 from tests.e2e.commands import run_here
+from tests.helpers.signals import stopped_when
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "own_table"
@@ -267,24 +268,16 @@ def stop_here(
     """Run the command in this process, which gets SIGTERM once its ranks wait."""
     pace.set("hold")
 
-    def stop() -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not pace.is_held and time.monotonic() < deadline:
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
-        while STOPPING not in caplog.text and time.monotonic() < deadline:
-            time.sleep(0.05)
+    def go_on() -> None:
+        waits.wait_for(lambda: STOPPING in caplog.text)
         pace.set("slow")
 
-    stopper = threading.Thread(target=stop)
-    stopper.start()
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as ended, stopped_when(lambda: pace.is_held, go_on):
         workplace.run_here(*words)
-    stopper.join()
     return int(ended.value.code or 0), caplog.text
 
 
-# Of the second, the JVM and the ranks get the signal too: so do those of test_spark.py and test_script.py.
+# Of the second, the JVM gets the signal too, as in tests/pipelines/test_spark.py, and the ranks.
 @pytest.mark.parametrize("by", ["a signal to the driver", pytest.param("a signal to all", marks=pytest.mark.slow)])
 def test_a_job_that_is_killed_and_then_stopped_is_finished_by_the_same_command(
     workplace: Workplace, finished: subprocess.CompletedProcess[str], by: str, caplog: pytest.LogCaptureFixture
