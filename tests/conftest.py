@@ -103,12 +103,17 @@ def descendants() -> Descendants:
 
 
 @pytest.fixture(autouse=True)
-def leaves_nothing_behind(descendants: Descendants) -> Iterator[None]:
+def leaves_nothing_behind(descendants: Descendants, request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that leaks environment variables, processes, or what it says of Spark jobs fails, named, instead of
     poisoning the next one."""
-    environment, processes, properties = dict(os.environ), descendants.pids(), _job_properties()
+    on_spark = "spark" in request.fixturenames or request.node.get_closest_marker("spark") is not None
+    environment, processes, properties = (
+        dict(os.environ),
+        descendants.pids(),
+        _job_properties() if on_spark else set[str](),
+    )
     yield
-    said = _job_properties() - properties
+    said = _job_properties() - properties if on_spark else set[str]()
     changed = {k for k in environment.keys() | os.environ.keys() if environment.get(k) != os.environ.get(k)}
     sklearn_sets = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}  # when it is imported
     changed -= (

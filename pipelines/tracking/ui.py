@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from sparkring.pipelines.tracking.views import VIEW, links, nights_key, runs_key
 from sparkring.training.launch.host.processes import adopt_orphans, end_descendants
 
 log = logging.getLogger(__name__)
+WITHOUT_CONSUMERS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # seven processes for jobs of its own
 
 
 def pages(config: TrackingConfig, recipe: str) -> dict[str, str]:
@@ -48,11 +50,11 @@ def serve_ui(config: TrackingConfig, recipe: str, port: int) -> int:
     log.info("MLflow UI of %s: http://127.0.0.1:%d (end it with Ctrl-C)", store_uri, port)
     for name, path in pages(config, recipe).items():
         log.info("%s of %s: http://127.0.0.1:%d/%s", name, recipe, port, path)
-    # MLflow starts servers and consumers of its own, which would outlive it and hold the port.
+    # MLflow starts servers of its own, which would outlive it and hold the port.
     adopt_orphans()
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        return subprocess.call([*command, "--workers", "1"])
+        return subprocess.call([*command, "--workers", "1"], env=WITHOUT_CONSUMERS | os.environ)
     finally:
         signal.signal(signal.SIGTERM, before)
         end_descendants()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from sparkring.conf.errors import error_line, first_line
+from tests.helpers.servers import answering
 
 
 @pytest.mark.parametrize(
@@ -35,21 +35,18 @@ class Unavailable(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def ports() -> Iterator[dict[str, int]]:
     """A server that answers 503, a socket that nobody answers, and a port where nobody listens."""
+    server = http.server.HTTPServer(("127.0.0.1", 0), Unavailable)
     with (
-        http.server.HTTPServer(("127.0.0.1", 0), Unavailable) as server,
+        answering(server),
         socket.create_server(("127.0.0.1", 0)) as silent,
         socket.socket() as bound,
     ):
         bound.bind(("127.0.0.1", 0))
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
         yield {
             "unavailable": server.server_port,
             "silent": silent.getsockname()[1],
             "closed": bound.getsockname()[1],
         }
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize(

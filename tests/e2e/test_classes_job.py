@@ -48,6 +48,7 @@ def write_recipe(folder: Path) -> None:
     (folder / "kinds.yaml").write_text(yaml.safe_dump(recipe))
 
 
+@pytest.mark.slow  # classes as texts, from files to a served model: test_image_job.py
 def test_twelve_classes_as_texts(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,10 @@ from sparkring.pipelines.run.trial import trial_overrides
 from sparkring.training.worker.result import MODEL, read_result
 from tests.pipelines.init.test_init import write_images
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]  # `make test` runs a regression by the tutorial of a table
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+]  # `make test` runs a regression by the tutorial of a table, in its own process
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 500
 ROWS = 600

@@ -26,11 +26,14 @@ from mlflow.pyfunc import load_model
 
 from sparkring.etl.raw import unpack_flights
 from sparkring.pipelines.model.check import ask, data_folder, import_problem
+from tests import waits
 from tests.e2e.commands import run_here
+from tests.helpers.signals import stopped_when
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "own_table"
 LIMIT_S = 400
+STOPPING = "stopping after a last checkpoint"
 
 
 class Workplace:
@@ -246,20 +249,50 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], what
         time.sleep(0.05)
 
 
+def stop_group(workplace: Workplace, pace: Pace, begin: Callable[[], subprocess.Popen[str]]) -> tuple[int, str]:
+    """Start the command, and send SIGTERM to its whole group once its ranks wait, as `timeout` does."""
+    process, log = begin(), workplace.folder / "started.log"
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGTERM)
+    wait_for(lambda: STOPPING in log.read_text(), process, "heard the signal", log)
+    pace.set("slow")
+    code = process.wait(timeout=LIMIT_S)
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive, "ranks or the JVM outlived the job"
+    return code, log.read_text()
+
+
+def stop_here(
+    workplace: Workplace, pace: Pace, words: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> tuple[int, str]:
+    """Run the command in this process, which gets SIGTERM once its ranks wait."""
+    pace.set("hold")
+
+    def go_on() -> None:
+        waits.wait_for(lambda: STOPPING in caplog.text)
+        pace.set("slow")
+
+    with pytest.raises(SystemExit) as ended, stopped_when(lambda: pace.is_held, go_on):
+        workplace.run_here(*words)
+    return int(ended.value.code or 0), caplog.text
+
+
+# Of the second, the JVM gets the signal too, as in tests/pipelines/test_spark.py, and the ranks.
+@pytest.mark.parametrize("by", ["a signal to the driver", pytest.param("a signal to all", marks=pytest.mark.slow)])
 def test_a_job_that_is_killed_and_then_stopped_is_finished_by_the_same_command(
-    workplace: Workplace, finished: subprocess.CompletedProcess[str]
+    workplace: Workplace, finished: subprocess.CompletedProcess[str], by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SIGKILL, another job, the same command and SIGTERM to its group (as `timeout` sends it), the same once more.
+    """SIGKILL, another job, the same command and SIGTERM, the same once more.
 
     An attempt's number that is used twice would overwrite what an earlier attempt wrote of the audit.
     """
     assert finished.returncode == 0
     log, pace = workplace.folder / "started.log", Pace(workplace.folder)
-    words = ("train", RECIPE, "train.epochs=2", "checkpoint.every_steps=10", "train.log_every_steps=1", "train.seed=9")
-    words += ("data.audit=true", "report.baselines=false", "train.hooks=[own_pace:Paced]")
+    words = ("train", RECIPE, "train.epochs=2", "checkpoint.every_steps=10", "train.log_every_steps=1")
+    words += (f"train.seed={9 + len(by)}", "data.audit=true", "report.baselines=false", "train.hooks=[own_pace:Paced]")
 
-    def begin() -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-        """The command, once its ranks wait behind the checkpoint of step 10, and all processes below it."""
+    def begin() -> subprocess.Popen[str]:
+        """Start the command; it is returned once its ranks wait behind the checkpoint of step 10."""
         pace.set("hold")
         process = workplace.start(*words)
 
@@ -270,9 +303,10 @@ def test_a_job_that_is_killed_and_then_stopped_is_finished_by_the_same_command(
             return record["pid"] == process.pid and pace.is_held and all(map(Path.exists, found))
 
         wait_for(waits, process, "trained to a checkpoint", log)
-        return process, psutil.Process(process.pid).children(recursive=True)
+        return process
 
-    process, family = begin()
+    process = begin()
+    family = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
     killed = workplace.record()
@@ -282,17 +316,13 @@ def test_a_job_that_is_killed_and_then_stopped_is_finished_by_the_same_command(
     assert workplace.run_here("etl", RECIPE).returncode == 0
     assert {r.info.status for r in workplace.mlflow_runs()} == {"FINISHED", "KILLED"}
 
-    process, family = begin()
-    os.killpg(process.pid, signal.SIGTERM)
-    wait_for(lambda: "stopping after a last checkpoint" in log.read_text(), process, "heard the signal", log)
-    pace.set("slow")
-    assert process.wait(timeout=LIMIT_S) == 143, log.read_text()[-3000:]
+    here = by == "a signal to the driver"
+    code, said = stop_here(workplace, pace, words, caplog) if here else stop_group(workplace, pace, begin)
+    assert code == 143 and STOPPING in said, said[-3000:]
     pace.file.unlink()
     stopped = workplace.record()
     assert (stopped["status"], stopped["attempts"]) == ("interrupted", 2)
     assert stopped["folder"] == killed["folder"]
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert not alive, "ranks or the JVM outlived the job"
     runs = workplace.mlflow_runs()
     jobs = [r for r in runs if r.data.tags["sparkring.key"] == "job"]
     (parent,) = [r for r in jobs if r.data.tags["sparkring.job"] == f"weather/{killed['folder']}"]
@@ -377,9 +407,8 @@ def test_training_goes_on_without_the_tracking_server(
     workplace: Workplace, finished: subprocess.CompletedProcess[str]
 ) -> None:
     assert finished.returncode == 0
-    done = workplace.run_here(
-        "train", RECIPE, "train.steps=5", "tracking.uri=http://127.0.0.1:9", "report.baselines=false"
-    )
+    away = ("tracking.uri=http://127.0.0.1:9", "tracking.request_timeout_s=2", "tracking.request_retries=0")
+    done = workplace.run_here("train", RECIPE, "train.steps=5", "report.baselines=false", *away)
     assert done.returncode == 0, done.stderr
     assert "cannot be reached" in done.stderr
     assert list((workplace.folder / "data/mlflow").rglob("*.jsonl")), "nothing was kept for later"

@@ -67,6 +67,7 @@ def write_recipe(folder: Path, **etl: Any) -> None:
     (folder / "films.yaml").write_text(yaml.safe_dump(recipe))
 
 
+@pytest.mark.slow  # on ranks: tests/training/test_worker.py; judged: tests/pipelines/evaluation/test_multilabel.py
 def test_several_labels_from_the_table_to_the_prediction(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import mlflow
 import pyspark
 import pytest
 
@@ -22,7 +24,7 @@ from tests.e2e.commands import run_here
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {path.stem: path.read_text() for path in (ROOT / "docs/tutorials").glob("*.md")}
 LIMIT_S = 560
-IN_MAKE_TEST = "table"  # the others take minutes together
+HERE = "table"  # the page whose job runs in `make test`, in this process: all pages together take many minutes
 NEEDS_A_JOB = r"spark-class|mlflow|sparkring predict|sparkring sweep(?!.*--dry-run)"
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.M | re.S)
 
@@ -151,22 +153,25 @@ def run_in_this_process(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
                         raise AssertionError(f"{other}: teach this test the command")
 
 
-@pytest.mark.parametrize("name", sorted(PAGES.keys() - {"README", IN_MAKE_TEST}))
-def test_what_a_page_does_before_a_job_works(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spark
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - {"README"}))
+def test_what_a_page_does_before_a_job_works_and_one_page_whole(
+    tmp_path: Path, spark: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # MLflow adds a model's folder of code
     known = {*sys.modules}
     try:
-        run_in_this_process(without_jobs(PAGES[name]), monkeypatch)
+        run_in_this_process(PAGES[name] if name == HERE else without_jobs(PAGES[name]), monkeypatch)
     finally:  # another page may have a module of the same name
         for module in {*sys.modules} - known:
             if str(tmp_path) in (getattr(sys.modules[module], "__file__", None) or ""):
                 del sys.modules[module]
+        mlflow.set_tracking_uri(None)  # as it was: it is an environment variable, too
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n == IN_MAKE_TEST else pytest.mark.slow) for n in sorted(PAGES.keys() - {"README"})],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - {"README"}))
 def test_a_page_runs_as_it_stands(tmp_path: Path, name: str) -> None:
     run(PAGES[name], tmp_path)

@@ -96,8 +96,9 @@ def test_the_wheel_installs_no_module_that_a_project_may_have(site: Path) -> Non
     assert [entry.name for entry in (site / "pipelines").iterdir() if entry.suffix] == ["serving.py"]
 
 
-@pytest.mark.spark
-def test_a_project_with_folders_named_as_ours_trains_and_serves_its_own_model(site: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A user's project whose folders have the names of ours, with a model in one of them."""
     for name in ("conf", "etl", "pipelines", "training"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text('OWNER = "user"\n')
@@ -106,13 +107,33 @@ def test_a_project_with_folders_named_as_ours_trains_and_serves_its_own_model(si
     (tmp_path / "mine.yaml").write_text(RECIPE)
     rows = "\n".join(f"{i},{i % 7 - 3},{int(i % 7 > 3)}" for i in range(800))
     (tmp_path / "rows.csv").write_text(f"id,x,low\n{rows}\n")
-    path = [tmp_path, site]
+    return tmp_path
 
-    done = run(CLI, "run", "mine.yaml", cwd=tmp_path, path=path)
+
+OWN_MODEL = """
+import importlib
+from sparkring.conf.load import load_config
+from sparkring.conf.references import load_reference
+
+assert {importlib.import_module(name).OWNER for name in ("conf", "etl", "training")} == {"user"}
+print(load_reference(load_config("mine.yaml").config.model.factory).__name__)
+"""
+
+
+def test_a_project_with_folders_named_as_ours_keeps_its_names(site: Path, project: Path) -> None:
+    done = run(OWN_MODEL, cwd=project, path=[project, site])
+    assert (done.returncode, done.stdout) == (0, "Net\n"), done.stderr[-3000:]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_project_with_folders_named_as_ours_trains_and_serves_its_own_model(site: Path, project: Path) -> None:
+    path = [project, site]
+    done = run(CLI, "run", "mine.yaml", cwd=project, path=path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.startswith(str(site))
 
-    served = run(PREDICT, "models:/mine/1", str(site), cwd=tmp_path, path=path)
+    served = run(PREDICT, "models:/mine/1", str(site), cwd=project, path=path)
     assert served.returncode == 0, served.stderr[-3000:]
     first, second = served.stdout.splitlines()
     assert first.startswith("[0.") and first == second

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import random
 import re
@@ -105,6 +106,19 @@ def test_a_full_disk_is_named_with_the_file_and_what_to_do(
     assert "Traceback" not in told
 
 
+@pytest.mark.spark
+def test_a_full_disk_that_a_task_of_spark_met_is_named_with_the_file_and_what_to_do(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/shard.parquet")
+
+    monkeypatch.setattr("sparkring.pipelines.report.report.redraw", lambda _: spark.range(1).foreach(write))
+    assert main(["report", "flights"]) == Exit.RESOURCES
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "No space left on device: '/data/shard.parquet': make room there" in told and "Traceback" not in told
+
+
 @pytest.mark.parametrize("words", [["config", "schema"], ["config", "show", "flights"]])
 def test_a_pipe_whose_reader_has_ended_is_no_error(words: list[str]) -> None:
     """As `| head`, at its earliest. Unix tools end with 141 then, 128 + SIGPIPE."""
@@ -128,7 +142,7 @@ def test_a_broken_connection_is_not_taken_for_a_broken_pipe(
 
 
 def test_the_ui_takes_its_servers_with_it(tmp_path: Path) -> None:
-    """MLflow starts a server and consumers below it; a SIGTERM to the command alone left them, and the port, behind."""
+    """MLflow starts servers below it; a SIGTERM to the command alone left them, and the port, behind."""
     (tmp_path / "mine.yaml").write_text("name: mine\ndataset: somewhere\n")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -206,6 +220,7 @@ etl:
 """
 
 
+@pytest.mark.slow  # a full disk is named above, and as seen by Spark in tests/training/launch/test_failure.py
 @pytest.mark.spark
 def test_a_full_disk_of_datasets_is_exit_5_with_what_to_do(tmp_path: Path, private_mounts: list[str]) -> None:
     """A tmpfs without room for the dataset, and then without any."""

@@ -40,6 +40,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow  # which devices a rank sees is decided in tests/training/launch/test_topology.py
 @pytest.mark.spark
 @pytest.mark.ranks
 def test_ranks_see_the_devices_spark_gave_their_task(tmp_path: Path) -> None:

@@ -146,12 +146,18 @@ with spark_session("told", SparkConfig(), LaunchConfig(world=1), data_bytes=1) a
 @pytest.mark.parametrize(
     ("flag", "archive", "told", "warned"),
     [
-        ("", None, [*SHORT], ""),
+        pytest.param("", None, [*SHORT], "", marks=pytest.mark.slow),  # as the suite's session below
         pytest.param(  # Spark's launcher lets Java ignore it
             "-XX:+NoSuchFlag", None, ["-XX:+NoSuchFlag", "-XX:+IgnoreUnrecognizedVMOptions"], "", marks=pytest.mark.slow
         ),
         ("-XX:+UseG1GC -XX:+UseParallelGC", None, [], "this Java does not start with -XX:+UseG1GC -XX:+UseParallelGC"),
-        ("-XX:-UseSerialGC", b"of another Java", ["-XX:-UseSerialGC", "-XX:SharedArchiveFile={archive}"], ""),
+        pytest.param(
+            "-XX:-UseSerialGC",
+            b"of another Java",
+            ["-XX:-UseSerialGC", "-XX:SharedArchiveFile={archive}"],
+            "",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["taken", "unknown flag", "conflict", "foreign archive"],
 )

@@ -90,9 +90,11 @@ def rows(tables):
     ("sent", "codes", "said"),
     [
         ([signal.SIGINT], {130}, "sparkring: interrupted\n"),
-        ([signal.SIGINT, signal.SIGINT], {130, -signal.SIGINT}, "sparkring: interrupted"),  # also while Python ends
-        ([signal.SIGHUP, signal.SIGHUP], {143}, "sparkring: stopped by SIGHUP\n"),
-        # handled as SIGHUP is; tests/e2e/test_job.py sends it to a job that trains
+        pytest.param(  # also while Python ends
+            [signal.SIGINT, signal.SIGINT], {130, -signal.SIGINT}, "sparkring: interrupted", marks=pytest.mark.slow
+        ),
+        # Handled as SIGTERM is, which tests/e2e/test_job.py sends to a job that trains; the second ones of both above.
+        pytest.param([signal.SIGHUP] * 2, {143}, "sparkring: stopped by SIGHUP\n", marks=pytest.mark.slow),
         pytest.param([signal.SIGTERM], {143}, "sparkring: stopped by SIGTERM\n", marks=pytest.mark.slow),
     ],
     ids=["Ctrl-C", "Ctrl-C twice", "a closed terminal", "SIGTERM"],

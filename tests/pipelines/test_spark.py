@@ -41,7 +41,10 @@ with spark_session("held", SparkConfig(), LaunchConfig()) as spark:
 """
 
 
-@pytest.mark.parametrize("command", [[sys.executable], [SUBMIT, "--master", "local[2]"]], ids=["sparkring", "submit"])
+BY_SUBMIT = pytest.param([SUBMIT, "--master", "local[2]"], id="submit", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("command", [pytest.param([sys.executable], id="sparkring"), BY_SUBMIT])
 def test_a_jvm_told_to_end_waits_for_the_job_to_have_ended(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "job.py").write_text(JOB)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_PYTHON": sys.executable}
@@ -149,7 +152,7 @@ def wait_for_empty_group(group: int) -> None:
 
 @pytest.mark.parametrize(
     ("until", "said"),
-    [("starting", []), ("opened", []), ("used", ["active True rows 10"])],
+    [("starting", []), pytest.param("opened", [], marks=pytest.mark.slow), ("used", ["active True rows 10"])],
 )
 def test_a_session_that_is_opened_ahead_is_used_or_leaves_nothing(tmp_path: Path, until: str, said: list[str]) -> None:
     process = start_ahead(tmp_path, until)
@@ -186,7 +189,10 @@ with spark_session("loud", config, LaunchConfig(world=1)) as spark:
 """
 
 
-@pytest.mark.parametrize(("log", "python"), [("file", None), ("console", "/from/the/environment")])
+@pytest.mark.parametrize(
+    ("log", "python"),
+    [("file", "/from/the/environment"), pytest.param("console", None, marks=pytest.mark.slow)],
+)
 def test_sparks_own_log_is_in_the_file_that_is_named_or_on_the_console_and_its_python_is_the_recipes(
     tmp_path: Path, log: str, python: str | None
 ) -> None:
@@ -282,6 +288,7 @@ with spark_session("x", SparkConfig(), LaunchConfig(world=1)) as spark:
 """
 
 
+@pytest.mark.slow  # a message of Java that names the cause is tested above
 def test_a_user_id_without_a_name_works(tmp_path: Path) -> None:
     """As a container of OpenShift has it, with a home that cannot be written."""
     os.chmod(tmp_path, 0o777)

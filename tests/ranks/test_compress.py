@@ -73,7 +73,7 @@ def test_a_resumed_run_has_the_same_bits(saved: list[dict[str, Any]]) -> None:
             assert max(float(t.abs().max()) for t in rank[name]["carried"].values()) > 1e-3, name
 
 
-@pytest.mark.parametrize(("engine", "world"), [("horovod", 2), ("torch", 4)])
+@pytest.mark.parametrize(("engine", "world"), [("horovod", 2), pytest.param("torch", 4, marks=pytest.mark.slow)])
 def test_residuals_keep_their_sum_in_another_world(
     launch: Any, saved: list[dict[str, Any]], folder: Path, engine: str, world: int
 ) -> None:
@@ -120,7 +120,7 @@ APART = {
 }
 
 
-@pytest.mark.parametrize("world", [3, 4])
+@pytest.mark.parametrize("world", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_replicas_add_what_was_carried_once_and_resume_where_each_of_them_was(
     launch: Any, saved: list[dict[str, Any]], folder: Path, world: int
 ) -> None:

@@ -73,6 +73,19 @@ GPT = {
 }
 
 
+# In `make test`: each level of ZeRO, each kind of codec, each axis; others differ in how often they send, or in pairs.
+COVERING = {
+    *("ddp", "zero1 accumulate", "zero2", "zero3 accumulate", "gpt zero1 bf16", "gpt zero3", "untied zero3"),
+    *("tp zero3", "1f1b zero1", "tp checkpointing", "cp", "interleaved", "int8", "topk", "powersgd"),
+    *("horovod accumulate", "horovod zero1", "zero3 hybrid"),
+}
+PARTS = pytest.mark.parametrize("part", ["covering", pytest.param("rest", marks=pytest.mark.slow)])
+
+
+def chosen(cases: dict[str, Any], part: str) -> dict[str, Any]:
+    return {name: case for name, case in cases.items() if (name in COVERING) == (part == "covering")}
+
+
 @pytest.fixture(scope="module")
 def fork_server() -> Iterator[RankForkServer]:
     """Forks the ranks of `launch` in a network namespace in which nothing else sends."""
@@ -109,28 +122,36 @@ def assert_as_planned(launch: Any, world: int, cases: dict[str, Any], engine: st
     assert not wrong, "\n".join(wrong)
 
 
-def test_data_parallel_on_two_ranks(launch: Any) -> None:
+@PARTS
+def test_data_parallel_on_two_ranks(launch: Any, part: str) -> None:
     gpt = {name: ("gpt", case) for name, case in {**GPT_ZERO, **BF16}.items()}
     gpt["untied zero3"] = ("untied gpt", GPT_ZERO["gpt zero3"])
-    assert_as_planned(launch, 2, {**{name: ("wide", case) for name, case in WIDE.items()}, **gpt})
+    assert_as_planned(launch, 2, chosen({**{name: ("wide", case) for name, case in WIDE.items()}, **gpt}, part))
 
 
-def test_data_parallel_on_four_ranks(launch: Any) -> None:
-    chosen = {name: WIDE[name] for name in ("ddp", "zero1 accumulate", "zero2", "zero3 accumulate")}
-    assert_as_planned(launch, 4, {name: ("wide", case) for name, case in {**chosen, **HYBRID}.items()})
+@PARTS
+def test_data_parallel_on_four_ranks(launch: Any, part: str) -> None:
+    again = {f"{name} on four": WIDE[name] for name in ("ddp", "zero1 accumulate", "zero2", "zero3 accumulate")}
+    assert_as_planned(launch, 4, {name: ("wide", case) for name, case in chosen({**again, **HYBRID}, part).items()})
 
 
-def test_zero_within_model_parallel(launch: Any) -> None:
-    assert_as_planned(launch, 4, {name: ("gpt", case) for name, case in MIXED.items()})
+@PARTS
+def test_zero_within_model_parallel(launch: Any, part: str) -> None:
+    assert_as_planned(launch, 4, {name: ("gpt", case) for name, case in chosen(MIXED, part).items()})
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_horovod(launch: Any, world: int) -> None:
-    assert_as_planned(launch, world, {name: ("wide", case) for name, case in HOROVOD.items()}, engine="horovod")
+@pytest.mark.parametrize(
+    ("world", "part"),
+    [(2, "covering"), *(pytest.param(*it, marks=pytest.mark.slow) for it in ((2, "rest"), (4, "all")))],
+)
+def test_horovod(launch: Any, world: int, part: str) -> None:
+    cases = HOROVOD if part == "all" else chosen(HOROVOD, part)
+    assert_as_planned(launch, world, {name: ("wide", case) for name, case in cases.items()}, engine="horovod")
 
 
-def test_gradients_through_a_codec(launch: Any) -> None:
-    cases = {name: ("wider", {"engine": "torch", **case}) for name, case in CODECS.items()}
+@PARTS
+def test_gradients_through_a_codec(launch: Any, part: str) -> None:
+    cases = {name: ("wider", {"engine": "torch", **case}) for name, case in chosen(CODECS, part).items()}
     assert_as_planned(launch, 3, cases)
 
 
@@ -143,11 +164,12 @@ def test_averages_of_weights(launch: Any) -> None:
     assert_as_planned(launch, 3, {name: ("wide", {"engine": "torch", **case}) for name, case in AVERAGED.items()})
 
 
-def test_model_parallel(launch: Any) -> None:
-    assert_as_planned(launch, 2, {name: ("gpt", case) for name, case in GPT.items()})
+@PARTS
+def test_model_parallel(launch: Any, part: str) -> None:
+    assert_as_planned(launch, 2, {name: ("gpt", case) for name, case in chosen(GPT, part).items()})
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_rows_of_sparse_tables(launch: Any, world: int) -> None:
     """Each distinct id once, however many of a rank's rows have it."""
     cases = {"shard": {}, "shard bf16": {"wire": "bf16"}, "replicate": {"place": "replicate"}, "lag": {"lag": 2}}
@@ -158,7 +180,7 @@ def test_rows_of_sparse_tables(launch: Any, world: int) -> None:
             assert found["counted"] == pytest.approx(counted, rel=0.01), (name, found)
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_weights_and_rows_on_servers(launch: Any, servers: int) -> None:
     """5.9 MB a step. Allowed are 2 % for the heads of frames, of TCP and of IP, for acknowledgments, and for rounds in
     which ranks meet before and after the steps that are counted; of what training counts, for heads of frames only."""

@@ -15,7 +15,9 @@ LAYOUTS = {name: {"engine": "torch", **TWO[name]} for name in ("zero2", "zero3",
 HOROVOD = {"zero1": {"engine": "horovod", "zero": 1}}
 
 
-@pytest.mark.parametrize(("engine", "cases"), [("torch", LAYOUTS), ("horovod", HOROVOD)])
+@pytest.mark.parametrize(
+    ("engine", "cases"), [("torch", LAYOUTS), pytest.param("horovod", HOROVOD, marks=pytest.mark.slow)]
+)
 def test_every_layout_steps_as_one_process(launch: Any, engine: str, cases: dict[str, Any]) -> None:
     found = launch(2, "cases_own_optimizer:many", {"cases": cases}, engine=engine)[0]
     for optimizer in OPTIMIZERS:

@@ -202,7 +202,10 @@ SAVED = {  # name -> case, steps before the checkpoint
 }
 
 
-@pytest.mark.parametrize(("engine", "names"), [("torch", list(SAVED)), ("horovod", ["in a window", "diloco"])])
+@pytest.mark.parametrize(
+    ("engine", "names"),
+    [("torch", list(SAVED)), pytest.param("horovod", ["in a window", "diloco"], marks=pytest.mark.slow)],
+)
 def test_a_resume_goes_on_bit_for_bit_another_world_with_the_means_and_the_ring_or_one_rank_with_what_was_scored(
     launch: Any, tmp_path: Path, engine: str, names: list[str]
 ) -> None:

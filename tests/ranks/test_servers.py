@@ -52,7 +52,9 @@ def difference(parts: list[dict[str, Any]], expected: dict[str, Any]) -> float:
     return max(*found, float((outputs - expected["outputs"]).abs().max()) / 10)
 
 
-@pytest.mark.parametrize(("ranks", "servers", "cases"), [(2, 2, TWO), (3, 1, RULES), (4, 3, RULES)])
+@pytest.mark.parametrize(
+    ("ranks", "servers", "cases"), [(2, 2, TWO), (3, 1, RULES), pytest.param(4, 3, RULES, marks=pytest.mark.slow)]
+)
 def test_ranks_on_servers_with_bound_0_are_one_process(
     launch: Any, ranks: int, servers: int, cases: dict[str, Any]
 ) -> None:
@@ -93,7 +95,9 @@ def union(parts: list[tuple[int, int]], of: int) -> Batch:
     return Batch(columns, sum(piece.rows for piece in pieces), pieces[0].global_rows, 0, weight)
 
 
-@pytest.mark.parametrize(("ranks", "servers", "backup"), [(2, 1, 1), (4, 2, 1), (5, 1, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "servers", "backup"), [(2, 1, 1), (4, 2, 1), pytest.param(5, 1, 2, marks=pytest.mark.slow)]
+)
 def test_with_backup_workers_a_step_is_one_process_on_the_rows_that_counted(
     launch: Any, ranks: int, servers: int, backup: int
 ) -> None:

@@ -17,7 +17,9 @@ LAYOUTS = {name: {"engine": "torch", **TWO[name]} for name in NAMES}
 HOROVOD = {"ring": {"engine": "horovod"}, "zero1": {"engine": "horovod", "zero": 1}}
 
 
-@pytest.mark.parametrize(("engine", "cases"), [("torch", LAYOUTS), ("horovod", HOROVOD)])
+@pytest.mark.parametrize(
+    ("engine", "cases"), [("torch", LAYOUTS), pytest.param("horovod", HOROVOD, marks=pytest.mark.slow)]
+)
 def test_every_layout_begins_with_the_values_of_the_file(
     launch: Any, tmp_path: Path, engine: str, cases: dict[str, Any]
 ) -> None:

@@ -92,7 +92,7 @@ def assert_skipped_together(ranks: list[dict[str, Any]], bad: dict[str, int]) ->
         assert [info["moved"] for info in infos] == [True, False, True], name
 
 
-@pytest.mark.parametrize(("world", "layouts"), [(2, NAN), (4, NAN_FOUR)])
+@pytest.mark.parametrize(("world", "layouts"), [(2, NAN), pytest.param(4, NAN_FOUR, marks=pytest.mark.slow)])
 def test_a_nan_on_one_rank_skips_the_step_on_all(launch: Any, world: int, layouts: dict[str, Any]) -> None:
     layouts = {name: (case, rank) for name, (case, rank) in layouts.items() if runs_here(case, world)}
     cases = {name: settings for name, (settings, _) in layouts.items()}

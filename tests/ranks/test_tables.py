@@ -78,7 +78,12 @@ def whole(parts: list[dict[str, Any]], table: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("world", "engine", "cases"),
-    [(2, "torch", TWO), (3, "torch", RULES), (4, "torch", RULES), (2, "horovod", HOROVOD)],
+    [
+        (2, "torch", TWO),
+        (3, "torch", RULES),
+        pytest.param(4, "torch", RULES, marks=pytest.mark.slow),
+        (2, "horovod", HOROVOD),
+    ],
 )
 def test_a_table_on_ranks_is_the_table_of_one_process(
     launch: Any, world: int, engine: str, cases: dict[str, Any]
@@ -121,7 +126,11 @@ def test_gradients_that_ranks_apply_one_after_the_other_make_another_table(launc
 
 @pytest.mark.parametrize(
     ("world", "engine", "cases"),
-    [(2, "torch", LAGGED), (3, "torch", LAGGED_ON_THREE), (2, "horovod", LAGGED_ON_HOROVOD)],
+    [
+        (2, "torch", LAGGED),
+        pytest.param(3, "torch", LAGGED_ON_THREE, marks=pytest.mark.slow),
+        (2, "horovod", LAGGED_ON_HOROVOD),
+    ],
 )
 def test_a_lag_on_ranks_is_that_of_one_process_and_two_runs_are_equal_in_bits(
     launch: Any, world: int, engine: str, cases: dict[str, Any]

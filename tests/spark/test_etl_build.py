@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from sparkring.conf.blocks.etl import EtlConfig
-from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.storage import open_storage
+from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest
+from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
 from sparkring.etl.errors import ChecksFailed, EtlError
 from sparkring.etl.raw import unpack_flights
@@ -220,8 +220,8 @@ with spark_session("killed", SparkConfig(), LaunchConfig(world=2), data_bytes=0)
 """
 
 
-# What is seen of the second is seen without a process, too: a rebuild that fails behind its last file, below.
-@pytest.mark.parametrize("when", ["write", pytest.param("manifest", marks=pytest.mark.slow)])
+@pytest.mark.slow  # what is left without a manifest is seen without a process, too: the builds that fail below
+@pytest.mark.parametrize("when", ["write", "manifest"])
 def test_kill_9_leaves_no_dataset_where_there_was_none(raw, tmp_path, when):
     mark, datasets = tmp_path / "mark", tmp_path / "datasets"
     shards = 200 if when == "write" else 3
@@ -253,18 +253,28 @@ def test_kill_9_leaves_no_dataset_where_there_was_none(raw, tmp_path, when):
     assert find_dataset(open_storage(str(folder)), "0" * 64) is None
 
 
-def test_a_failed_rebuild_leaves_the_dataset_that_was_there(spark, built_plain, raw, monkeypatch):
+def test_a_failed_build_leaves_the_dataset_that_was_there_or_none(spark, built_plain, raw, monkeypatch, tmp_path):
     """The job dies after all files are written and before the manifest is: readers see the old dataset, whole."""
     built = built_plain
     manifest = Path(built.uri) / "_manifest.json"
     before, files = manifest.read_bytes(), {str(p) for p in Path(built.uri).rglob("*.parquet")}
     monkeypatch.setattr("sparkring.etl.build.find_dataset", lambda storage, fingerprint: None)
-    monkeypatch.setattr(
-        "sparkring.conf.storage.Storage.put_atomic", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt())
-    )
+    put = Storage.put_atomic
+
+    def put_or_die(storage, relative, data):
+        if relative == MANIFEST_NAME:
+            raise KeyboardInterrupt
+        put(storage, relative, data)
+
+    monkeypatch.setattr(Storage, "put_atomic", put_or_die)
     with pytest.raises(KeyboardInterrupt):
         build(spark, plain(raw), Path(built.uri).parent)
     assert manifest.read_bytes() == before and {str(p) for p in Path(built.uri).rglob("*.parquet")} == files
+    with pytest.raises(KeyboardInterrupt):
+        build(spark, plain(raw), tmp_path)
+    (folder,) = tmp_path.glob("flights-*")
+    assert not (folder / MANIFEST_NAME).exists() and not list(tmp_path.rglob("*.parquet"))
+    assert find_dataset(open_storage(str(folder)), "0" * 64) is None
 
 
 @pytest.mark.parametrize(

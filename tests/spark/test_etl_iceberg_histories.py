@@ -36,7 +36,7 @@ from tests.etl.sources.iceberg.tables import catalog_at, delete_by_position, pin
 from tests.spark.test_etl_iceberg import multiset
 
 pytestmark = pytest.mark.spark
-HISTORIES = int(os.environ.get("SPARKRING_HISTORIES", "8"))
+HISTORIES = int(os.environ.get("SPARKRING_HISTORIES", "4"))
 STEPS = 10
 ITEM = StructType(NestedField(100, "p", IntegerType()), NestedField(101, "q", StringType()))
 TYPES = [IntegerType(), LongType(), FloatType(), DoubleType(), DecimalType(9, 2), DateType(), TimestampType()]

@@ -434,7 +434,7 @@ def test_another_order_is_refused_by_name_unless_told_otherwise(
     assert told.result.steps == 30
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_other_passes_are_refused_where_batch_normalization_counts_their_rows(
     group: WorkerGroup, table: Path, tmp_path: Path, world: int
 ) -> None:
@@ -520,6 +520,7 @@ def test_averages_a_plateau_and_an_own_optimizer_go_on_after_a_kill_as_if_it_had
     assert plain.result.test != pytest.approx(whole.result.test, rel=1e-6), "those that are scored are not"
 
 
+@pytest.mark.slow  # resumed and carried on: tests/ranks/test_compress.py
 def test_a_codecs_residuals_go_on_after_a_kill_and_in_a_world_of_one(
     group: WorkerGroup, oracle: Job, table: Path, tmp_path: Path
 ) -> None:
@@ -540,6 +541,7 @@ def test_a_codecs_residuals_go_on_after_a_kill_and_in_a_world_of_one(
     assert alone.result.finished and alone.losses[30] == pytest.approx(oracle.losses[30], rel=0.05)
 
 
+@pytest.mark.slow  # resumed in a window, and in another world: tests/ranks/test_replicas.py
 def test_replicas_go_on_inside_a_window_after_a_kill_and_with_fewer_ranks(
     group: WorkerGroup, oracle: Job, table: Path, tmp_path: Path
 ) -> None:

@@ -208,7 +208,7 @@ def test_a_rank_that_died_just_before_an_evaluation_to_which_no_other_had_come_e
     check_whole(job)
 
 
-@pytest.mark.parametrize("entry", ["dies_before_begin", "dies_after_begin"])
+@pytest.mark.parametrize("entry", ["dies_before_begin", pytest.param("dies_after_begin", marks=pytest.mark.slow)])
 def test_a_rank_that_died_between_the_load_of_a_checkpoint_and_the_first_step_is_replaced(
     group: WorkerGroup,
     ring: Job,
@@ -260,6 +260,7 @@ def test_a_killed_server_ends_the_attempt_and_training_goes_on_from_the_last_che
     check_whole(job)
 
 
+@pytest.mark.slow  # a server killed behind a checkpoint is above
 def test_a_server_lost_before_any_checkpoint_lets_training_begin_anew(
     group: WorkerGroup,
     hashed: Path,  # noqa: F811
@@ -366,6 +367,7 @@ def test_backup_workers_stop_go_on_with_fewer_ranks_and_with_the_ring(
     assert job.result.valid["loss"] < 1.05 * ring.result.valid["loss"]
 
 
+@pytest.mark.slow  # one killed rank is replaced above; kills at random: test_worker_servers_kills.py
 def test_killed_backup_workers_are_replaced_and_no_part_is_lost_or_recorded_twice(
     group: WorkerGroup,
     hashed: Path,  # noqa: F811

@@ -235,7 +235,12 @@ def test_weighted_rows_are_compared_with_weighted_least_squares(by: Any, spark: 
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("task", ["binary", "multiclass"])
+@pytest.mark.parametrize(
+    ("by", "task"),
+    [("driver", "binary"), ("driver", "multiclass")]
+    + [pytest.param("spark", task, marks=pytest.mark.slow) for task in ("binary", "multiclass")],
+    indirect=["by"],
+)
 def test_rows_of_weight_0_change_nothing_and_equal_weights_neither(
     by: Any, spark: Any, tmp_path: Path, task: str
 ) -> None:

@@ -30,6 +30,7 @@ from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
 from sparkring.training.launch.failure import LaunchError
 from sparkring.training.worker.result import MODEL
+from tests.helpers.servers import answering
 from tests.pipelines.results import train_result
 
 COMMAND = ["sparkring", "run", "nights.yaml"]
@@ -77,15 +78,11 @@ def serving(status: int = 200, location: str = "", delay_s: float = 0.0) -> Iter
     released = threading.Event()
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server = Server(http.server_address[1])
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield server
-    finally:
-        released.set()
-        http.shutdown()
-        thread.join()
-        http.server_close()
+    with answering(http):
+        try:
+            yield server
+        finally:
+            released.set()
 
 
 def recipe(folder: Path, *targets: dict[str, Any], **notify: Any) -> Path:

@@ -80,6 +80,7 @@ print(spark.sparkContext.pythonExec)
 """
 
 
+@pytest.mark.slow  # ranks of a session that a notebook made: tests/pipelines/test_notebook.py
 @pytest.mark.spark
 @pytest.mark.ranks
 def test_ranks_of_a_session_made_elsewhere_run_this_python(tmp_path: Path) -> None:

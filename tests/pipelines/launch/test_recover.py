@@ -462,6 +462,16 @@ spark.stop()
 
 
 @pytest.mark.spark
+def test_a_rank_killed_on_spark_is_a_new_attempt_in_the_same_application(spark: Any, tmp_path: Path) -> None:
+    events: list[Event] = []
+    policy, platform = RestartPolicy(2, backoff_s=0.1), spark_platform(spark, LaunchOptions())
+    job = recovery(tmp_path, [[6, 1, 1, "SIGKILL"]], policy, platform, events)
+    assert job.run().result == {"finished": True, "total": EXPECTED, "world": 2}
+    assert ends(events) == [(1, "signal", "retry")] and [e.attempt for e in events if isinstance(e, Recovered)] == [2]
+
+
+@pytest.mark.slow  # what is lost with an executor is decided as what is lost with a rank, above, and in tests/chaos
+@pytest.mark.spark
 def test_an_executor_killed_on_a_cluster_is_a_new_stage_of_the_same_application(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", CLUSTER, str(tmp_path), str(Path(__file__).parent)]

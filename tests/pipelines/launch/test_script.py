@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,7 @@ from sparkring.pipelines.cli.machines import FLAGS
 from sparkring.pipelines.launch import script as launch
 from sparkring.pipelines.run.exit_codes import Exit
 from tests.e2e.commands import run_here
+from tests.helpers.signals import stopped_when
 
 ROOT = Path(__file__).parents[3]
 
@@ -157,38 +154,25 @@ def test_a_script_of_two_ranks_fails_once_and_is_started_again(spark: Any, tmp_p
 
 HANDLER = """
 import os, signal, sys, time
+from pathlib import Path
+rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
 def end(number, frame):
-    print("saved", flush=True)
-    sys.exit(int(os.environ["RANK"]))
+    (folder / f"saved-{rank}").touch()
+    sys.exit(rank)
 signal.signal(signal.SIGTERM, end)
-print("ready", flush=True)
+(folder / f"ready-{rank}").touch()
 time.sleep(600)
 """
 
 
 @pytest.mark.spark
-def test_a_script_with_a_handler_for_sigterm_hears_of_the_end_by_it(tmp_path: Path) -> None:
+def test_a_script_with_a_handler_for_sigterm_hears_of_the_end_by_it(spark: Any, tmp_path: Path) -> None:
     """One rank ends well and one with an exit code: the command was told to end, and says so by its own."""
     (tmp_path / "train.py").write_text(HANDLER)
-    command = [sys.executable, "-m", "sparkring.pipelines.cli", "launch", "--world", "2", "train.py"]
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=(tmp_path / "err").open("w"),
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    try:
-        assert sorted(process.stdout.readline() for _ in range(2)) == ["[rank 0] ready\n", "[rank 1] ready\n"]
-        process.send_signal(signal.SIGTERM)
-        lines, _ = process.communicate(timeout=600)
-    finally:
-        process.kill()
-    assert sorted(lines.splitlines()) == ["[rank 0] saved", "[rank 1] saved"]
-    assert process.returncode == Exit.TERMINATED, (tmp_path / "err").read_text()
+    ready, saved = ([tmp_path / f"{word}-{rank}" for rank in (0, 1)] for word in ("ready", "saved"))
+    with pytest.raises(SystemExit) as ended, stopped_when(lambda: all(file.exists() for file in ready)):
+        run_here(tmp_path, "launch", "--world", "2", "train.py", str(tmp_path))
+    assert ended.value.code == Exit.TERMINATED and all(file.exists() for file in saved)
 
 
 MODULE = """

@@ -330,6 +330,7 @@ def test_a_recipe_without_the_block_is_refused(tmp_path: Path) -> None:
         run_predict(load_config(str(path)))
 
 
+@pytest.mark.slow  # a writer that is killed at any moment: test_publish.py
 def test_killed_in_the_middle_of_the_second_run_a_date_has_the_first_ones_version(
     tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -220,6 +220,7 @@ def test_a_model_that_training_began_from_must_be_the_same(workplace: Workplace,
     assert "the model that training began from cannot be read" in workplace.refusal(copied, "metrics")
 
 
+@pytest.mark.slow  # which weights are compared: the test above
 def test_a_run_that_began_with_a_registered_models_weights_says_so_and_keeps_them(
     workplace: Workplace, spark: Any, tmp_path: Path
 ) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,6 +10,7 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.schedule import upstream
 from sparkring.pipelines.schedule.errors import NotReady, UpstreamUnreadable
 from sparkring.pipelines.schedule.upstream import LOOK_EVERY_S, wait_for
+from tests.helpers.servers import answering
 
 
 def test_nothing_is_waited_for_where_everything_is_there(folder: Storage) -> None:
@@ -59,12 +59,8 @@ def forbidding() -> Iterator[str]:
         def log_message(self, *_: object) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(server):
+        yield f"127.0.0.1:{server.server_port}"
 
 
 def test_a_path_without_rights_ends_the_wait_at_once(forbidding: str, monkeypatch: pytest.MonkeyPatch) -> None:

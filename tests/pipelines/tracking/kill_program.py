@@ -43,13 +43,17 @@ def main() -> None:
     experiment = client.get_experiment_by_name("kills").experiment_id
     for job in range(1, number + 1):
         register(settings, job)
-        (run,) = client.search_runs([experiment], f"tags.`sparkring.job` = 'j{job}'")
-        models = client.search_logged_models([experiment], f"name = 'final-{job}'")
-        versions = client.search_model_versions(f"name = 'm{job}'")
-        alias = client.get_model_version_by_alias(f"m{job}", "champion").version
-        files = client.list_artifacts(run.info.run_id)
-        print(json.dumps([len(models), str(models[0].status), len(run.outputs.model_outputs), len(versions), int(alias),
-                          len(files)]))  # fmt: skip
+        print(json.dumps(stored(client, experiment, job)))
+
+
+def stored(client: MlflowClient, experiment: str, job: int) -> list[Any]:
+    """What the store holds of a job: models, their status, outputs of its run, versions, the alias' version, files."""
+    (run,) = client.search_runs([experiment], f"tags.`sparkring.job` = 'j{job}'")
+    models = client.search_logged_models([experiment], f"name = 'final-{job}'")
+    versions = client.search_model_versions(f"name = 'm{job}'")
+    alias = client.get_model_version_by_alias(f"m{job}", "champion").version
+    outputs, files = run.outputs.model_outputs, client.list_artifacts(run.info.run_id)
+    return [len(models), str(models[0].status), len(outputs), len(versions), int(alias), len(files)]
 
 
 def register_in_child(settings: TrackingConfig, job: int, kill_after: int) -> int | None:
@@ -87,7 +91,11 @@ def register(settings: TrackingConfig, job: int) -> None:
             loader_module="tiny_loader",
         )
     )  # fmt: skip
-    MlflowSink(settings, journal).drain()
+    try:
+        MlflowSink(settings, journal).drain()
+    except KeyboardInterrupt:
+        journal.close(delete=False)
+        raise
     journal.close(delete=True)
 
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
@@ -24,6 +23,7 @@ from sparkring.pipelines.tracking.store.embedded import open_client
 from sparkring.pipelines.tracking.store.fetch import copy_model, find_model
 from sparkring.pipelines.tracking.store.registry import Registry
 from sparkring.pipelines.tracking.store.sink import MlflowSink
+from tests.helpers.servers import answering
 
 OURS = "https://mlflow.example:5000"
 
@@ -83,12 +83,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str | Non
 
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Stranger)
+    with answering(server):
         yield f"http://127.0.0.1:{server.server_port}", seen
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize("way", ["model", "run of the model"])

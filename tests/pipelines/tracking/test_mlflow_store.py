@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -39,6 +38,8 @@ from sparkring.pipelines.tracking.store.sink import MOST_FAILURES, MlflowSink, r
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.tracking.ui import pages
 from sparkring.pipelines.tracking.views import NOTE, VIEW
+from tests.helpers.servers import answering
+from tests.pipelines.tracking import kill_program
 from tests.waits import wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -248,6 +249,7 @@ def test_a_part_that_finished_before_its_job_ended_is_one_run_when_the_job_goes_
         assert tracker.run_id("train") != first[1]  # of another job: that one had finished
 
 
+@pytest.mark.slow  # a job's model does: tests/e2e/test_job.py
 def test_the_model_loads_in_a_fresh_process(store: Path, tmp_path: Path) -> None:
     settings = quick(store)
     (tmp_path / "model.json").write_text('{"factor": 3.0}')
@@ -279,13 +281,39 @@ def test_the_model_loads_in_a_fresh_process(store: Path, tmp_path: Path) -> None
     assert "[3.0, 6.0]" in done.stdout and "'name': 'x'" in done.stdout
 
 
+ONCE = [1, "READY", 1, 1, 1, 0]  # as kill_program.stored has it
+
+
+@pytest.mark.parametrize("call", kill_program.CALLS)
+def test_a_model_is_registered_once_whatever_call_its_job_ended_behind(
+    store: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    settings, number = quick(store, experiment="kills"), kill_program.CALLS.index(call)
+    (store / "data").mkdir(exist_ok=True)
+    (store / "data/model.json").write_text('{"factor": 3.0}')
+    made = getattr(MlflowClient, call)
+
+    def ends(*args: Any, **kwargs: Any) -> None:
+        made(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(MlflowClient, call, ends)
+        kill_program.register(settings, number)
+    replay(settings)
+    kill_program.register(settings, number)
+    client = client_of(settings)
+    assert kill_program.stored(client, client.get_experiment_by_name("kills").experiment_id, number) == ONCE
+
+
+@pytest.mark.slow
 def test_a_model_is_registered_once_whenever_its_job_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("kill_program.py")), str(tmp_path)]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == 4 + 1, "a job for each of the calls, and one that is not killed"
-    assert found == [[1, "READY", 1, 1, 1, 0]] * len(found)
+    assert found == [ONCE] * len(found)
 
 
 def test_an_alias_stays_on_the_later_model_when_the_journal_of_an_earlier_one_is_sent(
@@ -576,17 +604,11 @@ def test_a_server_of_mlflow_2_is_named_at_the_start_and_nothing_is_dropped(
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with answering(server):
         uri = f"http://127.0.0.1:{server.server_address[1]}"
         with Tracker(quick(tmp_path, uri=uri), "j", "n") as tracker:
             wait_for(lambda: f"{uri} is MLflow {version}, and 3.0 or newer is needed" in caplog.text)
         assert tracker.waiting == 2
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_status_after_success_failure_and_signals(tmp_path: Path) -> None:

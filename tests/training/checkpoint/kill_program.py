@@ -1,6 +1,8 @@
 """Fork a child that saves three checkpoints and kills itself at its n-th write call, for every n there is.
 
-usage: checkpoint_kill_program.py local|bucket FOLDER
+usage: checkpoint_kill_program.py local|bucket FOLDER EVERY
+
+`EVERY`: 1 for every n there is, 7 for every seventh.
 
 Prints one JSON line per n: {"n", "call", "killed"}; the folder FOLDER/<n> holds what the child left. `local` is a real
 disk (open, write, fsync, rename, delete); `bucket` an object store: a file appears whole when its stream is closed.
@@ -166,9 +168,9 @@ def child(kind: str, folder: str, n: int, report: int) -> None:
 
 
 def main() -> None:
-    kind, folder = sys.argv[1:]
+    kind, folder, every = sys.argv[1:]
     torch.set_num_threads(1)
-    for n in range(1, 1000):
+    for n in range(1, 1000, int(every)):
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:

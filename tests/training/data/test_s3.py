@@ -23,6 +23,7 @@ from sparkring.training.data.build import make_reader
 from sparkring.training.data.order import epoch_ids
 from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import ReadRequest
+from tests.helpers.servers import answering
 
 MakeDataset = Callable[..., DatasetManifest]
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
@@ -127,8 +128,6 @@ def bucket(s3_port: int, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     proxy = make_proxy(s3_port, faults)
-    thread = threading.Thread(target=proxy.serve_forever, daemon=True)
-    thread.start()
     client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{s3_port}", region_name="us-east-1")
     client.create_bucket(Bucket="lake")
 
@@ -141,10 +140,8 @@ def bucket(s3_port: int, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Ite
             f"s3://lake/sets/{folder.name}?endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
         )
 
-    yield upload
-    proxy.shutdown()
-    proxy.server_close()
-    thread.join()
+    with answering(proxy):
+        yield upload
 
 
 def read_epoch(storage: Storage, cache: CacheConfig) -> tuple[list[list[int]], ParquetReader]:

@@ -205,9 +205,9 @@ def slow_on_rank_1(ctx: Any) -> None:
     ("engine", "zero"),
     [
         pytest.param("horovod", 0, marks=pytest.mark.horovod),
-        pytest.param("horovod", 1, marks=pytest.mark.horovod),
+        pytest.param("horovod", 1, marks=[pytest.mark.horovod, pytest.mark.slow]),
         ("torch", 0),
-        ("torch", 1),
+        pytest.param("torch", 1, marks=pytest.mark.slow),
         ("torch", 3),
     ],
 )
@@ -268,6 +268,7 @@ def test_a_stopped_process_is_named_though_it_cannot_speak(group: WorkerGroup) -
     assert "T (stopped)" in error.failure.words
 
 
+@pytest.mark.slow  # who waits for a rank that works is decided above
 @pytest.mark.ranks
 def test_a_rank_whose_work_is_long_holds_up_the_others_and_nobody_hangs(group: WorkerGroup) -> None:
     """Rank 1 goes through its files for longer than the limit; rank 0 has none, and waits in a collective."""
@@ -290,6 +291,7 @@ def test_a_rank_whose_work_is_long_holds_up_the_others_and_nobody_hangs(group: W
     assert len([e for e in events if isinstance(e, Heartbeat) and "hashed" in e.phase]) < 8, "one a second is sent"
 
 
+@pytest.mark.slow  # who hangs is decided above
 @pytest.mark.ranks
 def test_slow_but_moving_is_no_hang(group: WorkerGroup) -> None:
     def entry(ctx: Any) -> int:

@@ -142,7 +142,7 @@ def steps(rank: Rank, count: int = 5, drop: bool = False) -> Any:
     return sums, made, rank.residuals()
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("codec", CODECS)
 def test_steps_and_residuals_are_the_gradients_and_all_ranks_agree(codec: str, ranks: int) -> None:
     found = on_ranks(ranks, CODECS[codec], steps)
@@ -213,7 +213,7 @@ STEPS = 50
 SIZES = sorted({blocks * 1024 + rest for blocks in range(4) for rest in (0, 1, 10, 300)} - {0})
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_constant_gradient_is_applied_in_full_whatever_the_size_of_its_bucket(codec: str, ranks: int) -> None:
     """Buckets of up to three blocks and a rest: what is not sent is bounded, so its share goes to zero with the steps.

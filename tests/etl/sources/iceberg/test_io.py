@@ -6,7 +6,6 @@ import http.server
 import json
 import os
 import shutil
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.iceberg.files import footers
 from sparkring.etl.sources.iceberg.io import is_below
 from tests.etl.sources.iceberg.tables import catalog_at, delete_by_position, paths, pinned
+from tests.helpers.servers import answering
 
 CHOICES = {
     "py-io-impl": "tests.etl.sources.iceberg.not_imported.Spy",
@@ -78,15 +78,12 @@ def rest_catalog(table):
         def log_message(self, *_):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, pytest.MonkeyPatch.context() as patch:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with answering(server), pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYICEBERG_CATALOG__PROD__URI", f"http://127.0.0.1:{server.server_port}")
         patch.setenv("PYICEBERG_CATALOG__PROD__TYPE", "rest")
         patch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
         yield
-        server.shutdown()
-        thread.join()
 
 
 def used_properties(**options) -> dict[str, str]:

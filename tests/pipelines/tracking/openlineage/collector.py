@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.helpers.servers import answering
+
 PATH = "/api/v1/lineage"
 
 
@@ -59,12 +61,8 @@ class Handler(BaseHTTPRequestHandler):
 def collecting(port: int = 0) -> Iterator[Collector]:
     """A collector that runs inside the block. `port` 0: any free one."""
     server = Collector(port)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.released.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with answering(server):
+        try:
+            yield server
+        finally:
+            server.released.set()
