@@ -29,13 +29,21 @@ def score_text(value: float) -> str:
 
 def ended_line(train: WorkerResult, config: RunConfig) -> str:
     """Say where training ended, and whose step's weights the model has."""
-    at = f"ended at step {train.steps}"
-    if train.stopped_early and config.train.early_stopping is not None:
-        stop = config.train.early_stopping
-        at += f", early: no better {stop.metric} in {stop.patience} evaluations"
+    unit = "round" if config.model.is_trees else "step"
+    at = f"ended at {unit} {train.steps}"
+    if train.stopped_early:
+        at += f", early: {_patience(config)}"
     best = train.best_value if train.exported_step == train.best_step else None
     why = "" if best is None else f", the best by {config.train.best_metric} ({score_text(best)})"
-    return f"{at}; the model is that of step {train.exported_step}{why}"
+    return f"{at}; the model is that of {unit} {train.exported_step}{why}"
+
+
+def _patience(config: RunConfig) -> str:
+    """What ended training early."""
+    stop = config.train.early_stopping
+    if config.model.is_trees:
+        return f"no better {config.train.best_metric} in {config.trees.early_stopping_rounds} rounds"
+    return f"no better {stop.metric} in {stop.patience} evaluations" if stop is not None else "it had stopped improving"
 
 
 def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> list[str]:
@@ -84,6 +92,8 @@ def longer_command(result: TrainResult, resolved: Resolved) -> str:
     if is_short or evaluations < 2 or result.train.best_step != result.train.steps:
         return ""
     limit = f"train.steps={2 * train.steps}" if train.steps is not None else f"train.epochs={2 * (train.epochs or 1)}"
+    if resolved.config.model.is_trees:
+        limit = f"trees.rounds={2 * resolved.config.trees.rounds}"
     command = shlex.join(["sparkring", "run" if resolved.config.etl is not None else "train", resolved.recipe, limit])
     return f"{command}   (the last evaluation was the best)"
 

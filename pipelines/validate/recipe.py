@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -68,9 +69,8 @@ def check_recipe(config: RunConfig) -> None:
 
 def recipe_problems(config: RunConfig) -> Problems:
     """What is wrong with the recipe, its code, and the slots that its own Spark would have."""
-    code = refusals(
-        factory_problems(config), decoder_problems(config), metric_problems_of(config), training_problems(config)
-    )
+    family = trees_problems(config) if config.model.is_trees else [*factory_problems(config)]
+    code = refusals(family, decoder_problems(config), metric_problems_of(config), training_problems(config))
     recipe = refusals(
         foreseen_problems(config), code, [] if code else layout_problems_of(config), warm_start_problems(config)
     )
@@ -166,8 +166,17 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
         yield f"model.inputs: {model.factory}.forward does not take {len(model.inputs)} columns: {problem}"
 
 
+def trees_problems(config: RunConfig) -> list[str]:
+    """Trees without the package that grows them."""
+    if find_spec("xgboost") is not None:
+        return []
+    return ["model.family = 'trees': needs XGBoost, which is not installed: pip install 'sparkring[trees]'"]
+
+
 def training_problems(config: RunConfig) -> list[str]:
     """Import an optimizer and a schedule of the user's, and try them; import the hooks."""
+    if config.model.is_trees:
+        return hook_problems(config.train.hooks)
     parallel = config.parallel
     is_sharded = parallel.zero > 0 or parallel.tp != 1 or parallel.servers.per_host > 0
     own = [*optimizer_problems(config.optim, is_sharded), *schedule_problems(config.optim, config.train.steps)]

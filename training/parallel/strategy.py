@@ -39,19 +39,14 @@ class StepInfo:
     counted: bool = True  # this rank's rows are in the step; with backup workers they may come again in a later one
 
 
-class Strategy(ABC):
-    """Life: prepare -> (forward_backward, step, evaluate, state_dict)* -> close."""
+class Ranks(ABC):
+    """What reading, evaluation and checkpoints need of a job's ranks, whatever model they train."""
 
-    engine: str  # what carries the collectives: "horovod", "torch-gloo", "torch-nccl", "none"
+    engine: str  # what carries the collectives: "horovod", "torch-gloo", "torch-nccl", "xgboost", "none"
     data_rank: int  # which part of each global batch this rank reads ...
     data_size: int  # ... of how many
-    aliases: dict[str, str]  # further names of shared parameters and buffers -> the first; empty before `prepare`
     is_data_leader: bool  # of the ranks that read the same rows, this one reports them
-    is_output_rank: bool  # this rank sees the model's outputs (the last pipeline stage)
-    tables: SparseTables  # of the model's SparseEmbeddings; false where it has none
-    needs_sample: bool  # `prepare` skips checks or measurements if it is called without a sample
     lookahead: int = 1  # steps: rows of a step may be of global batches up to so many, less one, further on
-    meets_each_step: bool = True  # ranks wait for each other in every step; else nothing else may make them, either
 
     @property
     def parts(self) -> int:
@@ -61,7 +56,32 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def waited_s(self) -> float:
-        """Seconds blocked on other ranks' gradients and weights so far; the rest of a step is this rank's own work."""
+        """Seconds blocked on other ranks so far; the rest of a step is this rank's own work."""
+
+    @abstractmethod
+    def evaluate(self, batch: Batch) -> Any:
+        """Model outputs without gradients; None on ranks that do not see them. Collective: every rank calls it."""
+
+    @abstractmethod
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum a small float64 tensor over the data ranks, the same result on every rank of the world."""
+
+    def open_gather(self, behind: int = 0) -> Gather | None:
+        """Open an all-gather of its own; None: a process group of torch's carries it. Collective.
+
+        `behind`: it is called from a thread beside training too, so many times in a row for one purpose; 0: it is not.
+        """
+        return None
+
+
+class Strategy(Ranks):
+    """Life: prepare -> (forward_backward, step, evaluate, state_dict)* -> close."""
+
+    aliases: dict[str, str]  # further names of shared parameters and buffers -> the first; empty before `prepare`
+    is_output_rank: bool  # this rank sees the model's outputs (the last pipeline stage)
+    tables: SparseTables  # of the model's SparseEmbeddings; false where it has none
+    needs_sample: bool  # `prepare` skips checks or measurements if it is called without a sample
+    meets_each_step: bool = True  # ranks wait for each other in every step; else nothing else may make them, either
 
     @abstractmethod
     def prepare(
@@ -100,14 +120,6 @@ class Strategy(ABC):
     def step(self, lr: float) -> StepInfo:
         """Finish the reduction, clip, step at learning rate `lr`, zero the gradients."""
 
-    @abstractmethod
-    def evaluate(self, batch: Batch) -> Any:
-        """Model outputs without gradients; None where not `is_output_rank`. Collective: every rank calls it."""
-
-    @abstractmethod
-    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum a small float64 tensor over the data ranks, the same result on every rank of the world."""
-
     def begin(self, step: int, meets_after: Callable[[int], bool] = lambda step: False) -> tuple[int, bytes] | None:
         """Learn, before the first step, how many steps the run has made. Collective.
 
@@ -120,13 +132,6 @@ class Strategy(ABC):
 
     def keep(self, state: bytes) -> None:
         """Keep the loop's state after an evaluation, for a rank that takes another's place."""
-        return None
-
-    def open_gather(self, behind: int = 0) -> Gather | None:
-        """Open an all-gather of its own; None: a process group of torch's carries it. Collective.
-
-        `behind`: it is called from a thread beside training too, so many times in a row for one purpose; 0: it is not.
-        """
         return None
 
     def server_counts(self) -> list[dict[str, Any]]:
