@@ -18,15 +18,17 @@ class TreesConfig(Strict):
 
     rounds: PositiveInt = Field(5000, description="most rounds; early stopping usually ends training long before")
     early_stopping_rounds: PositiveInt | None = Field(
-        50, description="rounds without a better train.best_metric before training stops; None: all rounds are made"
+        50,
+        description="rounds without a better train.best_metric before training stops, and the best ones become the "
+        "model; None: all rounds are made, and train.export decides",
     )
-    learning_rate: Share = Field(0.1, description="share of each tree's values that is added; lower needs more rounds")
+    learning_rate: Share = Field(0.05, description="share of each tree's values that is added; lower needs more rounds")
     max_depth: PositiveInt = Field(6, description="splits between a tree's root and a leaf, at most")
     min_child_weight: NonNegativeFloat = Field(
-        1.0, description="least sum of second derivatives in a leaf; of a squared error the rows, by their weights"
+        2.0, description="least sum of second derivatives in a leaf; of a squared error the rows, by their weights"
     )
-    subsample: Share = Field(1.0, description="share of the rows that each tree is grown on")
-    columns_per_tree: Share = Field(1.0, description="share of the columns that each tree may split")
+    subsample: Share = Field(0.8, description="share of the rows that each tree is grown on")
+    columns_per_tree: Share = Field(0.8, description="share of the columns that each tree may split")
     l2: NonNegativeFloat = Field(1.0, description="penalty of the square of leaf values")
     min_gain: NonNegativeFloat = Field(0.0, description="least gain of a split")
     max_bin: Annotated[int, Field(ge=2, le=65535)] = Field(

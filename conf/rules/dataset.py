@@ -9,6 +9,7 @@ from sparkring.conf.features import State
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.rules.promotion import dataset_promotion_problems, nearest
 from sparkring.conf.rules.recipe import BUILT_IN_TABULAR
+from sparkring.conf.rules.trees import tree_column_problems
 from sparkring.conf.tasks import LabelForm, as_texts, some
 
 
@@ -21,7 +22,9 @@ def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
             problems.append(f"train.{key} = {split!r}: the dataset has the splits {sorted(manifest.splits)}")
     if "train" not in manifest.splits:
         problems.append(f"the dataset has no split 'train', only {sorted(manifest.splits)}")
-    elif config.data.mix is None and config.data.tail != "pad" and not config.data.filters:
+    elif (
+        not config.model.is_trees and config.data.mix is None and config.data.tail != "pad" and not config.data.filters
+    ):
         rows = manifest.splits["train"].rows
         if train.global_batch > rows:
             problems.append(
@@ -29,7 +32,15 @@ def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
                 "epoch has no full batch; make it smaller, or set data.tail to pad"
             )
     problems += label_problems(config, manifest.columns, manifest.features)
+    if config.model.is_trees:
+        problems += tree_column_problems(_features(config, manifest), manifest.hashed)
     return problems + group_problems(config, manifest) + dataset_promotion_problems(config, manifest)
+
+
+def _features(config: RunConfig, manifest: DatasetManifest) -> list[Column]:
+    """The tensors that a model is fed."""
+    wanted = config.model.inputs
+    return [c for c in manifest.tensors if (c.role == "feature" if wanted is None else c.name in wanted)]
 
 
 def label_problems(config: RunConfig, columns: Iterable[Column], features: State) -> list[str]:
@@ -78,7 +89,7 @@ def label_range_problem(config: RunConfig, label: str, low: float, high: float) 
 
 
 def _is_built_in_tabular(config: RunConfig) -> bool:
-    return config.model.factory.endswith(BUILT_IN_TABULAR)
+    return not config.model.is_trees and config.model.factory.endswith(BUILT_IN_TABULAR)
 
 
 def _tags_problems(config: RunConfig, label: str, names: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.promotion import nearest, promotion_problems
 from sparkring.conf.rules.strategies import table_problem
+from sparkring.conf.rules.trees import WITHOUT_TREES, trees_rule_problems
 from sparkring.conf.secrets import HIDDEN, redact, redacted
 from sparkring.conf.tasks import TABLE_TASKS, TASKS, LabelForm
 from sparkring.conf.uris import NO_SECRETS, check_uri
@@ -218,6 +219,12 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it, or set optim.schedule to plateau",
     ),
     NoEffect(
+        WITHOUT_TREES,
+        lambda c: c.model.is_trees,
+        "with model.family = trees",
+        "remove it, or set model.family to net",
+    ),
+    NoEffect(
         ("warm_start.retrain_every", "warm_start.after_correction"),
         lambda c: c.warm_start is not None and c.warm_start.model is not None,
         "with warm_start.model, which is always started from",
@@ -363,6 +370,7 @@ def combination_problems(config: RunConfig) -> list[str]:
     return [
         *(conflict.problem.format(c=config) for conflict in CONFLICTS if conflict.applies(config)),
         *([problem] if (problem := _table_problem(config)) else []),
+        *trees_rule_problems(config),
         *secret_problems(config),
         *must_beat_problems(config),
         *mode_problems(config),

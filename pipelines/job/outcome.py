@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
+from sparkring.pipelines.evaluation.trees import named_beside
 from sparkring.pipelines.run.trial import TAG
 from sparkring.training.worker.result import TrainResult, WorkerResult
 
@@ -64,8 +65,9 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
     split = config.train.test_split or config.train.valid_split
     experiment = config.tracking.named(config.name).experiment
     gap = result.trees_gap
+    loss = config.model.kind.metric("loss").title if config.model.kind.is_table else ""
     facts = {
-        "verdict": "" if gap is None else gap.describe(config.model.kind.metric("loss").title),
+        "verdict": "" if gap is None else gap.describe(loss, named_beside(config.model)),
         "model": model.text,
         "report": f"{result.run}/report.html",
         "browse": result.tracking_url or f"sparkring ui {recipe}   (MLflow experiment {experiment!r})",

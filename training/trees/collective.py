@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 import numpy as np
 import torch
@@ -41,8 +42,14 @@ def connected(info: RankInfo, gather: Gather, timeout_s: float) -> Iterator[None
         tracker.start()
     address = json.loads(gather(json.dumps(tracker.worker_args() if tracker else None).encode())[0])
     # Ranks are sorted by their task's name, so that theirs are ours: sums are made in the same order in each attempt.
-    xgb_collective.init(**address, dmlc_task_id=f"{info.rank:08d}", dmlc_timeout=seconds, dmlc_retry=3)
-    yield
+    with redirect_stdout(io.StringIO()):  # it prints which task is which rank
+        xgb_collective.init(**address, dmlc_task_id=f"{info.rank:08d}", dmlc_timeout=seconds, dmlc_retry=3)
+    try:
+        yield
+    except BaseException:
+        if tracker is not None:
+            del tracker.handle  # which it would free, with an error of its own
+        raise
     xgb_collective.finalize()
     if tracker is not None:
         tracker.wait_for(seconds)

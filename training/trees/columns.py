@@ -6,6 +6,7 @@ know. A category of the manifest's list has its code, those outside the list sha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,7 +76,7 @@ def is_category(column: Column) -> bool:
 def _values(column: Column, columns: Columns) -> Matrix:
     """The values (rows, elements) of one tensor."""
     given: torch.Tensor = columns[column.name]
-    values: Matrix = given.numpy().reshape(len(given), -1).astype(np.float32)
+    values: Matrix = given.numpy().reshape(len(given), math.prod(column.shape)).astype(np.float32)
     if column.cardinality is not None:
         values[values == NULL_CODE] = np.nan
     if column.mask is not None:

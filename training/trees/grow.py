@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import xgboost
 
@@ -14,18 +15,20 @@ from sparkring.training.trees.collective import summed
 from sparkring.training.trees.columns import TreeColumns
 from sparkring.training.trees.model import TreesModel
 from sparkring.training.trees.rows import HeldBatch
+from sparkring.training.trees.sample import Sampler
 from sparkring.training.waiting import waits_for_ranks
 
 
 class TreesRanks(Ranks):
     """A rank's part of the trees. Life: begin -> (add_round, evaluate, state)* -> keep_rounds -> evaluate."""
 
-    def __init__(self, info: RankInfo, columns: TreeColumns) -> None:
+    def __init__(self, info: RankInfo, columns: TreeColumns, sampler: Sampler) -> None:
         self.engine = "xgboost"
         self.data_rank, self.data_size, self.is_data_leader = info.rank, info.world_size, True
-        self.columns = columns
+        self.columns, self.sampler = columns, sampler
         self.booster = xgboost.Booster()
         self._training: xgboost.DMatrix | None = None
+        self._weights = np.zeros(0, np.float32)  # of the training rows
 
     @property
     def waited_s(self) -> float:
@@ -34,7 +37,7 @@ class TreesRanks(Ranks):
     def begin(self, params: dict[str, Any], training: HeldBatch, state: bytes | None = None) -> None:
         """Begin without trees, or with those of a checkpoint."""
         assert training.matrix is not None, "it is held"
-        self._training = training.matrix
+        self._training, self._weights = training.matrix, training.row_weights().numpy().astype(np.float32)
         self.booster = xgboost.Booster(params, [training.matrix])
         if state is not None:
             self.booster.load_model(bytearray(state))
@@ -44,6 +47,7 @@ class TreesRanks(Ranks):
     def add_round(self, number: int) -> None:
         """Add the trees of a round, counted from 0. Collective."""
         assert self._training is not None, "begin comes first"
+        self.sampler.apply(self._training, self._weights, number)
         self.booster.update(self._training, number)
 
     def keep_rounds(self, rounds: int) -> None:

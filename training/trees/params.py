@@ -23,7 +23,7 @@ OBJECTIVES = {
 
 
 def booster_params(trees: TreesConfig, kind: TaskKind, classes: int, seed: int, threads: int) -> dict[str, Any]:
-    """Make the parameters of a booster.
+    """Make the parameters of a booster. `trees.subsample` is none: sample.py says why.
 
     Args:
         trees: the recipe's block.
@@ -40,13 +40,11 @@ def booster_params(trees: TreesConfig, kind: TaskKind, classes: int, seed: int, 
         "learning_rate": trees.learning_rate,
         "max_depth": trees.max_depth,
         "min_child_weight": trees.min_child_weight,
-        "subsample": trees.subsample,
         "colsample_bytree": trees.columns_per_tree,
         "reg_lambda": trees.l2,
         "gamma": trees.min_gain,
         "max_bin": trees.max_bin,
         "seed": seed,
-        "seed_per_iteration": True,  # a round draws the same samples whether or not training was interrupted
         "nthread": threads,
         "verbosity": 1,
     }

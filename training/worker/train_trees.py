@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
+from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch, Reader
@@ -31,6 +32,7 @@ from sparkring.training.trees.grow import TreesRanks
 from sparkring.training.trees.model import write_trees
 from sparkring.training.trees.params import booster_params, count_classes
 from sparkring.training.trees.rows import HeldBatch, TreeRows
+from sparkring.training.trees.sample import Sampler
 from sparkring.training.worker.agreement import agree_threads, peers
 from sparkring.training.worker.parts import (
     MODEL_FOLDER,
@@ -69,7 +71,8 @@ def train(ctx: WorkerContext) -> WorkerResult:
     timeout_s = config.launch.collective_timeout_s
     if ctx.world_size > 1:
         start_process_group(ctx.rank_info, CPU, timedelta(seconds=timeout_s))
-    ranks = TreesRanks(ctx.rank_info, TreeColumns.of(manifest, columns.features))
+    sampler = Sampler(config.train.seed, ctx.rank, config.trees.subsample, config.trees.columns_per_tree)
+    ranks = TreesRanks(ctx.rank_info, TreeColumns.of(manifest, columns.features), sampler)
     gather = peers(ranks, ctx, config.checkpoint.timeout_s).gather
     offer = max(1, usable_cores() // max(ctx.local_size, 1))  # ranks of one host share its cores
     threads = agree_threads(run, config.train.threads_per_rank, offer, gather, ctx.rank)
@@ -121,9 +124,8 @@ def _train(parts: TreesParts, began: float) -> WorkerResult:
     begun = resume(parts, training, record)
     settings = round_settings(config.train, config.trees)
     steps = config.trees.rounds
-    ctx.event(
-        "training", {"from_step": begun.step, "steps": steps, "per_epoch": 1, "startup_s": time.monotonic() - began}
-    )
+    started = {"from_step": begun.step, "steps": steps, "per_epoch": 1, "startup_s": time.monotonic() - began}
+    ctx.event("training", started | {"unit": "round"})
     began_training = time.monotonic()
     state = fit_rounds(
         ranks, reader, make_callbacks(parts, training, held, record), ctx, settings, config.checkpoint, begun
@@ -149,13 +151,19 @@ def _train(parts: TreesParts, began: float) -> WorkerResult:
         train_left_out=left_out(reader),
     )
     if result.finished:  # else: asked to stop; the last checkpoint is where the next command goes on
-        rounds = state.best_step if config.train.export == "best" and state.best_step is not None else state.step
+        rounds = exported_rounds(config, state)
         ranks.keep_rounds(rounds)
         if ctx.rank == 0:
             write_trees(parts.run.at(MODEL_FOLDER), ranks.booster)
         result = score_test_split(parts, test, replace(result, exported_step=rounds, weights=MODEL_FOLDER))
     parts.checkpoints.close()
     return result
+
+
+def exported_rounds(config: RunConfig, state: TrainerState) -> int:
+    """How many rounds the model has: with early stopping the best, as all later ones were made to find that out."""
+    takes_best = config.trees.early_stopping_rounds is not None or config.train.export == "best"
+    return state.best_step if takes_best and state.best_step is not None else state.step
 
 
 def hold_rows(parts: TreesParts, reader: Reader, valid: Reader) -> tuple[HeldBatch, HeldBatch]:
