@@ -31,7 +31,7 @@ class HeldBatch(Batch):
 
 
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """Some rows: (rows, columns), labels as the task has them, weights and row numbers, (rows,) each."""
 
     values: Matrix
@@ -50,7 +50,7 @@ class TreeRows:
     max_bin: int
     threads: int
 
-    def block(self, batch: Batch) -> Block:
+    def block(self, batch: Batch) -> RowBlock:
         """The rows of a batch that are no padding. ValueError for values and labels that are not finite."""
         real = batch.real_rows()
         values = self.columns.matrix(batch.columns)[real.numpy()]
@@ -68,7 +68,7 @@ class TreeRows:
                 f"label {self.labels}: {bad} values of {len(found)} rows are infinite or NaN; leave such rows out in "
                 "the recipe's SQL, or add a check of level row"
             )
-        return Block(values, labels, batch.row_weights()[real], batch.ids[real])
+        return RowBlock(values, labels, batch.row_weights()[real], batch.ids[real])
 
     def hold(self, batches: Iterator[Batch], like: xgboost.DMatrix | None = None) -> HeldBatch:
         """Read a split whole. `like`: the training rows' matrix, whose intervals other splits take. Collective."""
@@ -93,7 +93,7 @@ class TreeRows:
         """Read the training split once for each pass of XGBoost's, and keep its intervals in `folder`. Collective."""
         blocks = map(self.block, batches())
         labels, weights, ids = self._joined(
-            [Block(block.values[:0], block.labels, block.weights, block.ids) for block in blocks]
+            [RowBlock(block.values[:0], block.labels, block.weights, block.ids) for block in blocks]
         )
         pages = _Pages(lambda: in_pages(map(self.block, batches())), self, folder)
         matrix = xgboost.ExtMemQuantileDMatrix(
@@ -101,7 +101,7 @@ class TreeRows:
         )
         return self._held(matrix, labels, weights, ids)
 
-    def _joined(self, blocks: list[Block]) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    def _joined(self, blocks: list[RowBlock]) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
         labels = {name: torch.cat([block.labels[name] for block in blocks]) for name in self.labels}
         return labels, torch.cat([block.weights for block in blocks]), torch.cat([block.ids for block in blocks])
 
@@ -121,9 +121,9 @@ class TreeRows:
 class _Pages(xgboost.DataIter):
     """Gives XGBoost the training rows in pages, once for each of its passes."""
 
-    def __init__(self, blocks: Callable[[], Iterator[Block]], rows: TreeRows, folder: str) -> None:
+    def __init__(self, blocks: Callable[[], Iterator[RowBlock]], rows: TreeRows, folder: str) -> None:
         self._blocks, self._rows = blocks, rows
-        self._pass: Iterator[Block] = iter(())
+        self._pass: Iterator[RowBlock] = iter(())
         super().__init__(cache_prefix=f"{folder}/pages", release_data=True)
 
     def reset(self) -> None:
@@ -143,9 +143,9 @@ class _Pages(xgboost.DataIter):
         return True
 
 
-def in_pages(blocks: Iterator[Block]) -> Iterator[Block]:
+def in_pages(blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
     """Join blocks to pages of about PAGE_ROWS rows."""
-    waiting: list[Block] = []
+    waiting: list[RowBlock] = []
     for block in blocks:
         waiting.append(block)
         if sum(len(each.weights) for each in waiting) >= PAGE_ROWS:
@@ -155,10 +155,10 @@ def in_pages(blocks: Iterator[Block]) -> Iterator[Block]:
         yield _one(waiting)
 
 
-def _one(blocks: list[Block]) -> Block:
+def _one(blocks: list[RowBlock]) -> RowBlock:
     labels = {name: torch.cat([block.labels[name] for block in blocks]) for name in blocks[0].labels}
     values = np.concatenate([block.values for block in blocks])
-    return Block(values, labels, torch.cat([b.weights for b in blocks]), torch.cat([b.ids for b in blocks]))
+    return RowBlock(values, labels, torch.cat([b.weights for b in blocks]), torch.cat([b.ids for b in blocks]))
 
 
 def joined(parts: list[Matrix], columns: int) -> Matrix:
