@@ -183,6 +183,18 @@ def trees_of(booster: xgboost.Booster) -> Any:
     return json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]
 
 
+def test_rows_that_do_not_fit_into_memory_are_kept_on_disk(
+    group: WorkerGroup, pair: TreesJob, table: Path, tmp_path: Path
+) -> None:
+    """In other pages, so with other sums; the same small table has the same intervals."""
+    words = ["trees.rounds=8", "trees.subsample=1", "trees.columns_per_tree=1", "trees.early_stopping_rounds=null"]
+    held, paged = (
+        TreesJob(tmp_path / f"run-{share}", table, *words, f"trees.memory_share={share}").run(group, 2)
+        for share in (0.5, 1e-12)
+    )
+    np.testing.assert_allclose(paged.predictions(), held.predictions(), atol=1e-4)
+
+
 # --- data that is hard to learn from
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import psutil
 import torch
 import xgboost
 
@@ -28,6 +29,10 @@ class HeldBatch(Batch):
     """All rows of a split that this rank has, as one batch; `columns` are the labels alone."""
 
     matrix: xgboost.DMatrix | None = None
+
+    @property
+    def is_in_memory(self) -> bool:
+        return not isinstance(self.matrix, xgboost.ExtMemQuantileDMatrix)
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,14 @@ class TreeRows:
             )
         return RowBlock(values, labels, batch.row_weights()[real], batch.ids[real])
 
+    def fit(self, rows: int, share: float, ranks: int) -> bool:
+        """Whether so many rows, with their intervals, fit into a share of this rank's part of its host's free memory.
+
+        `ranks`: of this host.
+        """
+        needed = rows * len(self.columns.names) * CELL_BYTES
+        return needed <= share * psutil.virtual_memory().available / ranks
+
     def hold(self, batches: Iterator[Batch], like: xgboost.DMatrix | None = None) -> HeldBatch:
         """Read a split whole. `like`: the training rows' matrix, whose intervals other splits take. Collective."""
         blocks = [self.block(batch) for batch in batches]
@@ -91,10 +104,7 @@ class TreeRows:
 
     def hold_on_disk(self, batches: Callable[[], Iterator[Batch]], folder: str) -> HeldBatch:
         """Read the training split once for each pass of XGBoost's, and keep its intervals in `folder`. Collective."""
-        blocks = map(self.block, batches())
-        labels, weights, ids = self._joined(
-            [RowBlock(block.values[:0], block.labels, block.weights, block.ids) for block in blocks]
-        )
+        labels, weights, ids = self._joined([without_values(self.block(batch)) for batch in batches()])
         pages = _Pages(lambda: in_pages(map(self.block, batches())), self, folder)
         matrix = xgboost.ExtMemQuantileDMatrix(
             pages, max_bin=self.max_bin, nthread=self.threads, enable_categorical=True
@@ -141,6 +151,11 @@ class _Pages(xgboost.DataIter):
             feature_types=self._rows.columns.types,
         )
         return True
+
+
+def without_values(block: RowBlock) -> RowBlock:
+    """The block's labels, weights and row numbers alone, in memory of its own."""
+    return replace(block, values=np.zeros((0, 0), np.float32))
 
 
 def in_pages(blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:

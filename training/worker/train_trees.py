@@ -9,6 +9,7 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ class TreesParts(RankParts):
     strategy: TreesRanks
     columns: ModelColumns
     threads: int
+    pages: str  # local folder for rows that do not fit into memory
 
 
 def train(ctx: WorkerContext) -> WorkerResult:
@@ -77,7 +79,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
     offer = max(1, usable_cores() // max(ctx.local_size, 1))  # ranks of one host share its cores
     threads = agree_threads(run, config.train.threads_per_rank, offer, gather, ctx.rank)
     torch.set_num_threads(threads)
-    with connected(ctx.rank_info, gather, timeout_s):
+    with connected(ctx.rank_info, gather, timeout_s), TemporaryDirectory(prefix="sparkring-trees-") as pages:
         ctx.event("ring", {"engine": ranks.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
         hooks = Hooks(config.train.hooks, ctx.rank == 0)
         checkpoints = open_checkpoints(ctx, config, run, hooks, ranks)
@@ -98,6 +100,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
             splits=splits,
             columns=columns,
             threads=threads,
+            pages=pages,
         )
         try:
             return _train(parts, began)
@@ -168,10 +171,16 @@ def exported_rounds(config: RunConfig, state: TrainerState) -> int:
 
 def hold_rows(parts: TreesParts, reader: Reader, valid: Reader) -> tuple[HeldBatch, HeldBatch]:
     """Read this rank's training and validation rows for all rounds. Collective."""
-    columns = parts.strategy.columns
-    rows = TreeRows(columns, parts.task, parts.columns.labels, parts.config.trees.max_bin, parts.threads)
-    training = rows.hold(reader.batches())
-    log.info("%d rows of %d columns on rank %d", training.rows, len(columns.names), parts.ctx.rank)
+    config, ctx, columns = parts.config.trees, parts.ctx, parts.strategy.columns
+    rows = TreeRows(columns, parts.task, parts.columns.labels, config.max_bin, parts.threads)
+    own = -(-parts.manifest.splits["train"].rows // ctx.world_size)
+    fits = rows.fit(own, config.memory_share, ctx.local_size)
+    if all(answer == b"fits" for answer in parts.gather(b"fits" if fits else b"-")):
+        training = rows.hold(reader.batches())
+    else:  # on all ranks, as they make the same passes together
+        training = rows.hold_on_disk(reader.batches, parts.pages)
+    where = "in memory" if training.is_in_memory else f"in pages below {parts.pages}"
+    log.info("%d training rows of %d columns, %s", training.rows, len(columns.names), where)
     return training, rows.hold(valid.batches(), like=training.matrix)
 
 
