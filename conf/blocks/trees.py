@@ -28,7 +28,9 @@ class TreesConfig(Strict):
         2.0, description="least sum of second derivatives in a leaf; of a squared error the rows, by their weights"
     )
     subsample: Share = Field(0.8, description="share of the rows that each tree is grown on")
-    columns_per_tree: Share = Field(0.8, description="share of the columns that each tree may split")
+    columns_per_tree: Share = Field(
+        0.8, description="share of the columns that each round's trees may split, rounded up"
+    )
     l2: NonNegativeFloat = Field(1.0, description="penalty of the square of leaf values")
     min_gain: NonNegativeFloat = Field(0.0, description="least gain of a split")
     max_bin: Annotated[int, Field(ge=2, le=65535)] = Field(

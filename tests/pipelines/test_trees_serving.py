@@ -17,10 +17,15 @@ from sparkring.conf.load import ConfigError
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
+from sparkring.pipelines.context.etl_step import Dataset
+from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.pipelines.model.export import export
 from sparkring.pipelines.model.model_start import start_problems
 from sparkring.pipelines.model.sources import model_sources, requirements
+from sparkring.pipelines.promotion.champion import predict_test_rows, read_champion
 from sparkring.pipelines.serving import Predictor, load_trusted
+from sparkring.pipelines.tracking.alias import Version
+from sparkring.pipelines.validate import recipe as recipe_module
 from sparkring.training.model.folder import describe_model, model_files, weights_sha256
 from sparkring.training.model.recipe_model import pick_columns
 from sparkring.training.trees.columns import TreeColumns, seen_by
@@ -141,3 +146,24 @@ def test_a_network_does_not_start_with_trees(model: Storage) -> None:
     net = RunConfig.model_validate({"name": "n", "dataset": "d", "model": {"start": model.uri}})
     (problem,) = start_problems(net).recipe
     assert problem.startswith(f"model.start.weights = {model.uri!r}: is of family trees")
+
+
+def test_trees_without_their_package_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_module, "find_spec", lambda name: None)
+    problems = recipe_module.recipe_problems(CONFIG)
+    (problem,) = problems.recipe
+    assert problem == "model.family = 'trees': needs XGBoost, which is not installed: pip install 'sparkring[trees]'"
+
+
+def test_a_champion_of_trees_scores_the_rows_of_another_dataset(model: Storage, tmp_path: Path) -> None:
+    """Whatever family is trained today; by the champion's own codes."""
+    folder = open_storage(str(write_homes(tmp_path / "now")))
+    manifest = read_manifest(folder)
+    states = [dict(state) for state in manifest.features["features"]]
+    states[1]["values"] = ["Bern", "Lima", "Rome", "Oslo"]
+    now = Dataset(manifest.model_copy(update={"features": manifest.features | {"features": states}}), folder)
+    champion = read_champion(Version("homes", "1", at_ms=1), model, CONFIG)
+    net = RunConfig.model_validate({"name": "homes", "dataset": "somewhere"})
+    found = predict_test_rows(champion, net, now, split_rows(now, "test", net.data, []))
+    expected = predictor(model).predict(raw_rows(tmp_path / "now"))["prediction"].to_numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

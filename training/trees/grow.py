@@ -37,6 +37,7 @@ class TreesRanks(Ranks):
     def begin(self, params: dict[str, Any], training: HeldBatch, state: bytes | None = None) -> None:
         """Begin without trees, or with those of a checkpoint."""
         assert training.matrix is not None, "it is held"
+        params = params | {"colsample_bytree": self.sampler.share_drawn(training.matrix.num_col())}
         self._training, self._weights = training.matrix, training.row_weights().numpy().astype(np.float32)
         self.booster = xgboost.Booster(params, [training.matrix])
         if state is not None:

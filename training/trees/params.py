@@ -23,7 +23,7 @@ OBJECTIVES = {
 
 
 def booster_params(trees: TreesConfig, kind: TaskKind, classes: int, seed: int, threads: int) -> dict[str, Any]:
-    """Make the parameters of a booster. `trees.subsample` is none: sample.py says why.
+    """Make the parameters of a booster. `subsample` and `columns_per_tree` are sample.py's.
 
     Args:
         trees: the recipe's block.
@@ -40,7 +40,6 @@ def booster_params(trees: TreesConfig, kind: TaskKind, classes: int, seed: int, 
         "learning_rate": trees.learning_rate,
         "max_depth": trees.max_depth,
         "min_child_weight": trees.min_child_weight,
-        "colsample_bytree": trees.columns_per_tree,
         "reg_lambda": trees.l2,
         "gamma": trees.min_gain,
         "max_bin": trees.max_bin,

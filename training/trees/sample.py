@@ -7,6 +7,7 @@ columns whose weights differ by 12 orders of magnitude XGBoost draws the heavy o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +33,17 @@ class Sampler:
         """
         if self.rows < 1:
             matrix.set_info(weight=weights * self.row_mask(len(weights), number))
-        if self.columns < 1:
+        if self.taken(matrix.num_col()) < matrix.num_col():
             matrix.set_info(feature_weights=self.column_weights(matrix.num_col(), number))
+
+    def taken(self, columns: int) -> int:
+        """How many columns a round has, rounded up: of two or three, all, or no tree would see them together."""
+        return max(1, math.ceil(self.columns * columns))
+
+    def share_drawn(self, columns: int) -> float:
+        """XGBoost's `colsample_bytree`, of which it takes the whole part of columns."""
+        taken = self.taken(columns)
+        return 1.0 if taken == columns else (taken + 0.5) / columns
 
     def row_mask(self, rows: int, number: int) -> NDArray[np.bool_]:
         draw = np.random.default_rng([self.seed % 2**32, number, self.rank])
@@ -42,7 +52,7 @@ class Sampler:
 
     def column_weights(self, columns: int, number: int) -> NDArray[np.float32]:
         """As many columns are heavy as XGBoost draws."""
-        taken = np.random.default_rng([self.seed % 2**32, number]).permutation(columns)
+        order = np.random.default_rng([self.seed % 2**32, number]).permutation(columns)
         weights = np.full(columns, LEFT_OUT, np.float32)
-        weights[taken[: max(1, int(self.columns * columns))]] = TAKEN
+        weights[order[: self.taken(columns)]] = TAKEN
         return weights
