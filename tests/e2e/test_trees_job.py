@@ -88,9 +88,10 @@ def test_trees_are_trained_judged_beside_a_network_registered_and_reproduced(
     raw = pd.read_parquet(tmp_path / "visits.parquet")
     assert scored["id"].tolist() == raw["id"].tolist()
     booster = xgboost.Booster(model_file=run / "model/trees.ubj")
-    values = json.loads((run / "model/manifest.json").read_text())["features"]["features"][1]["values"]
-    codes = raw["city"].map({value: 2 + place for place, value in enumerate(values)})
-    alone = booster.inplace_predict(np.column_stack([raw["price"], codes]).astype(np.float32))
+    states = json.loads((run / "model/manifest.json").read_text())["features"]["features"]
+    values = next(state["values"] for state in states if state["name"] == "city")
+    columns = {"price": raw["price"], "city": raw["city"].map({value: 2 + n for n, value in enumerate(values)})}
+    alone = booster.inplace_predict(np.column_stack([columns[name] for name in booster.feature_names or []]))
     np.testing.assert_allclose(scored["prediction"], alone, rtol=1e-6)
 
     assert main(["reproduce", str(run)]) == Exit.OK, capsys.readouterr().err
