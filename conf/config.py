@@ -22,6 +22,7 @@ from sparkring.conf.blocks.storage import StorageConfig
 from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.blocks.train import TrainConfig
+from sparkring.conf.blocks.trees import TreesConfig
 from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schema import RUN_NAME, Strict
@@ -44,6 +45,7 @@ class RunConfig(Strict):
     warm_start: WarmStartConfig | None = Field(None, description="None: train from scratch")
     optim: OptimConfig = OptimConfig()
     tables: TablesConfig = TablesConfig()
+    trees: TreesConfig = TreesConfig()
     train: TrainConfig = TrainConfig()
     parallel: ParallelConfig = ParallelConfig()
     launch: LaunchConfig = LaunchConfig()

@@ -12,10 +12,10 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -33,14 +33,17 @@ from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.decoding.columns import RaggedArray, numpy_dtype, one_array
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.features.transform import RawColumn, RawFeatures
-from sparkring.training.model.folder import CONFIG, attach_tables, model_files, read_model_folder
+from sparkring.training.model.folder import CONFIG, TrainedModel, attach_tables, model_files, read_model_folder
 from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task, start_model
 from sparkring.training.models.gpt import Sampling, generate
 from sparkring.training.models.initial import InitialModel
+from sparkring.training.trees.columns import seen_by
 
 if TYPE_CHECKING:
     from sparkring.pipelines.tracking.ops import NamedType
 
+Model: TypeAlias = Callable[..., torch.Tensor]
+"""A torch module, or trees: from what a task takes of a batch to its outputs."""
 BATCH_ROWS = 4096
 TENSOR_ROWS = 32_768  # rows whose features are made at once: in fewer calls, each of which costs microseconds
 IMAGE_BYTES = 32 << 20  # of decoded images that are scored at once
@@ -65,6 +68,20 @@ def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping
     model = build_model(config, manifest)
     model.load_state_dict(weights)
     return model.eval()
+
+
+def read_model(folder: Storage, trained: TrainedModel) -> Model:
+    """Read what a model folder holds: a module with its weights and tables, or trees.
+
+    StoredError for a file that is damaged; ValueError, TypeError or RuntimeError where it fits no model.
+    """
+    if trained.config.model.is_trees:
+        from sparkring.training.trees.model import read_trees  # XGBoost, which networks need not have
+
+        return read_trees(folder, trained.config, trained.manifest)
+    model = trained_model(trained.config, trained.manifest, read_weights(folder))
+    attach_tables(model, folder)
+    return model
 
 
 @dataclass(frozen=True)
@@ -119,13 +136,13 @@ class Predictor:
     Several labels have a probability each, `label_<name>`.
     """
 
-    def __init__(self, config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]):
-        self.manifest = manifest
+    def __init__(self, config: RunConfig, manifest: DatasetManifest, model: Model):
+        self.manifest = manifest = seen_by(config.model, manifest)
         self.kind = config.model.kind
         self.label_names = manifest.label_names if self.kind.has_several_labels else []
         self.columns = pick_columns(manifest, config.model)
         self.task: Any = recipe_task(config.model, self.columns)
-        self.model = trained_model(config, manifest, weights)
+        self.model = model
         self.raw = raw_inputs(config, manifest)
         self._features = None
         if self.raw.states:
@@ -308,12 +325,12 @@ class Writer:
     greedy), and gives a frame with `text`, the continuation of each prompt.
     """
 
-    def __init__(self, config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]):
+    def __init__(self, config: RunConfig, manifest: DatasetManifest, model: Model):
         from sparkring.etl.text.tokenizer import Codec  # here: a model of tables needs no tokenizer
 
         self.codec = Codec(manifest.text["tokenizer_json"], manifest.text["size"])
         self.context: int = manifest.text["seq_len"] - 1
-        self.model = trained_model(config, manifest, weights)
+        self.model: Any = model
 
     def predict(self, model_input: Any, params: Any = None) -> pd.DataFrame:
         rows = pd.DataFrame(model_input)
@@ -364,13 +381,10 @@ def _has_module(code: Path, name: str) -> bool:
 
 def make_predictor(folder: Storage) -> Predictor | Writer:
     """Load a model folder whose code is trusted. StoredError where its parts make no model."""
-    model = read_model_folder(folder)
-    kind = Writer if model.config.model.kind.is_text else Predictor
-    weights = read_weights(folder)
+    trained = read_model_folder(folder)
+    kind = Writer if trained.config.model.kind.is_text else Predictor
     try:
-        predictor = kind(model.config, model.manifest, weights)
-        attach_tables(predictor.model, folder)
-        return predictor
+        return kind(trained.config, trained.manifest, read_model(folder, trained))
     except StoredError:
         raise
     except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: torch's, of memory and of shapes

@@ -1,6 +1,6 @@
 """The recipe's `model` block: its class, its task, and the weights it starts with."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -47,6 +47,11 @@ class ModelConfig(Strict):
     """`factory` is `module:Class` of a torch module. Where it has `from_manifest(manifest, **args)` that builds it
     (sizes of vocabularies come from the dataset), else `Class(**args)`."""
 
+    family: Literal["net", "trees"] = Field(
+        "net",
+        description="net: the torch module of `factory`; trees: gradient-boosted trees of XGBoost by the block "
+        "`trees`, which take every feature column of a table",
+    )
     factory: Reference = Field(
         "sparkring.training.models.tabular:Tabular", description="module:Class of a torch module"
     )
@@ -74,6 +79,10 @@ class ModelConfig(Strict):
     @classmethod
     def _weights_alone(cls, start: Any) -> Any:
         return {"weights": start} if isinstance(start, str) else start
+
+    @property
+    def is_trees(self) -> bool:
+        return self.family == "trees"
 
     @property
     def kind(self) -> TaskKind:

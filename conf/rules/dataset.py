@@ -11,6 +11,7 @@ from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.rules.promotion import drift_column_problems
 from sparkring.conf.rules.recipe import BUILT_IN_TABULAR
 from sparkring.conf.rules.rule import Rule, nearest
+from sparkring.conf.rules.trees import tree_column_problems
 from sparkring.conf.tasks import LabelForm, as_texts, some
 
 
@@ -34,11 +35,22 @@ def _split_problems(on: OnDataset) -> Iterator[str]:
 def _batch_problems(on: OnDataset) -> Iterator[str]:
     data, batch, train = on.config.data, on.config.train.global_batch, on.manifest.splits.get("train")
     is_whole = data.mix is None and data.tail != "pad" and not data.filters  # no batch is filled up with other rows
-    if train is not None and is_whole and batch > train.rows:
+    if train is not None and is_whole and not on.config.model.is_trees and batch > train.rows:
         yield (
             f"train.global_batch = {batch}: larger than the training split of {train.rows} rows, so an epoch has no "
             "full batch; make it smaller, or set data.tail to pad"
         )
+
+
+def _tree_columns(on: OnDataset) -> Iterator[str]:
+    if on.config.model.is_trees:
+        yield from tree_column_problems(_features(on.config, on.manifest), on.manifest.hashed)
+
+
+def _features(config: RunConfig, manifest: DatasetManifest) -> list[Column]:
+    """The tensors that a model is fed."""
+    wanted = config.model.inputs
+    return [c for c in manifest.tensors if (c.role == "feature" if wanted is None else c.name in wanted)]
 
 
 def label_problems(config: RunConfig, columns: Iterable[Column], features: State) -> list[str]:
@@ -87,7 +99,7 @@ def label_range_problem(config: RunConfig, label: str, low: float, high: float) 
 
 
 def _is_built_in_tabular(config: RunConfig) -> bool:
-    return config.model.factory.endswith(BUILT_IN_TABULAR)
+    return not config.model.is_trees and config.model.factory.endswith(BUILT_IN_TABULAR)
 
 
 def _tags_problems(config: RunConfig, label: str, names: Sequence[str]) -> list[str]:
@@ -157,5 +169,6 @@ DATASET: tuple[Rule[OnDataset], ...] = (
     Rule(("train.valid_split", "train.test_split"), _split_problems),
     Rule(("train.global_batch", "data.tail", "data.filters", "data.mix"), _batch_problems),
     *DECLARED,
+    Rule(("model.family", "model.inputs", "etl.features"), _tree_columns),
     Rule(("drift.rules",), lambda on: drift_column_problems(on.config, on.manifest)),
 )

@@ -9,6 +9,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.promotion import PROMOTION
 from sparkring.conf.rules.rule import Rule, find_problems, nearest, no_effect, refuse
 from sparkring.conf.rules.strategies import SPARSE_TABLES, TableLayout
+from sparkring.conf.rules.trees import TREES, WITHOUT_TREES
 from sparkring.conf.secrets import HIDDEN, redact, redacted
 from sparkring.conf.tasks import TABLE_TASKS, TASKS, LabelForm
 from sparkring.conf.uris import NO_SECRETS, check_uri
@@ -195,6 +196,12 @@ NO_EFFECT: tuple[Rule[RunConfig], ...] = (
         lambda c: c.optim.schedule != "plateau",
         "where optim.schedule is not plateau",
         "remove it, or set optim.schedule to plateau",
+    ),
+    no_effect(
+        WITHOUT_TREES,
+        lambda c: c.model.is_trees,
+        "with model.family = trees",
+        "remove it, or set model.family to net",
     ),
     no_effect(
         ("warm_start.retrain_every", "warm_start.after_correction"),
@@ -504,6 +511,7 @@ def metric_problems(config: RunConfig, names: Sequence[str]) -> list[str]:
 
 RECIPE: tuple[Rule[RunConfig], ...] = (
     *CONFLICTS,
+    *TREES,
     Rule(
         ("etl.features", "parallel.tp", "parallel.pp", "parallel.cp", "parallel.averaging.kind", "optim.ema"),
         _sparse_table_problems,

@@ -36,8 +36,9 @@ def add_commands(commands: Commands) -> None:
         "target", help="models:/<name>@<alias>, models:/<name>/<version>, an MLflow model's folder or a run's `model`"
     )
     _add_registry(export)
-    export.add_argument("--format", choices=["pt2", "onnx"], default="pt2", help="torch.export (default) or ONNX")
-    export.add_argument("--out", metavar="FILE", help="default: model.pt2 or model.onnx; must not exist")
+    text = "of a network pt2 (torch.export, the default) or onnx, of trees XGBoost's ubj (the default) or json"
+    export.add_argument("--format", choices=["pt2", "onnx", "ubj", "json"], help=text)
+    export.add_argument("--out", metavar="FILE", help="default: model.<format>; must not exist")
     text = "prove from a run's audit log that every row was consumed once per epoch"
     audit = add_command(commands, "audit", _audit, text, ["sparkring audit data/runs/flights/RUN"])
     audit.add_argument("run_folder", help="of a run with data.audit=true")
@@ -122,7 +123,7 @@ def _serve_check(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.model.export import export
 
-    out = Path(arguments.out or f"model.{arguments.format}")
+    out = Path(arguments.out) if arguments.out else None
     return export(arguments.target, arguments.format, out, _tracking(arguments), print)
 
 

@@ -33,10 +33,9 @@ from sparkring.pipelines.evaluation.multilabel import scores_by_label
 from sparkring.pipelines.evaluation.ranking import POPULARITY, make_ranking, popularity
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.pipelines.evaluation.trees import TREES, Grown
-from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical
 from sparkring.training.metrics import Rows, perplexity, row_values, task_scores
-from sparkring.training.model.folder import attach_tables
+from sparkring.training.model.folder import TrainedModel
 from sparkring.training.model.recipe_model import pick_columns
 from sparkring.training.worker.result import (
     MODEL,
@@ -92,7 +91,7 @@ def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out:
     `rows`: of the test split; `held_out`: the model's predictions of them.
     """
     config, dataset, kind = job.config, job.dataset, job.config.model.kind
-    columns = pick_columns(dataset.manifest, config.model)
+    columns = pick_columns(dataset.manifest, config.model.model_copy(update={"family": "net"}))  # as baselines see them
     assert columns.label is not None, "build_task has asked for it"
     check_labels(held_out.labels, ", ".join(columns.labels))
     label_names = dataset.manifest.label_names if kind.has_several_labels else []
@@ -188,8 +187,7 @@ def evaluate_text(config: RunConfig, manifest: DatasetManifest, folder: Storage,
         scores["unigram frequencies"] = {"loss": entropy, "perplexity": perplexity(entropy)}
     assert train.weights is not None, "training is finished"
     model = folder.at(train.weights)
-    writer = serving.Writer(config, manifest, read_weights(model))
-    attach_tables(writer.model, model)
+    writer = serving.Writer(config, manifest, serving.read_model(model, TrainedModel(config, manifest)))
     row = {"prompt": config.report.sample_prompt, "tokens": config.report.sample_tokens}
     (written,) = writer.predict([row])["text"]
     return Evaluated(scores=scores, sample=config.report.sample_prompt + written)

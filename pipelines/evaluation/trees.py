@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.tasks import DEVIANCE, LabelForm, TaskKind
 from sparkring.pipelines.evaluation.linear import Design
 
@@ -21,6 +22,11 @@ MOST_CODES = 255  # of a feature that is split by sets of its codes; one of more
 MOST_OUTPUTS = 20  # classes or labels, for each of which trees are grown
 MOST_CELLS = 1 << 22  # cells of the training rows, times their outputs: some 4 seconds
 SEED = 0
+
+
+def named_beside(model: ModelConfig) -> str:
+    """What a verdict calls the baseline, beside a model that may be of trees itself."""
+    return "scikit-learn's trees with its defaults" if model.is_trees else "gradient-boosted trees"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
+from sparkring.pipelines.evaluation.trees import named_beside
 from sparkring.pipelines.run.trial import TAG
 from sparkring.training.worker.result import TrainResult, WorkerResult
 
@@ -29,13 +30,21 @@ def score_text(value: float) -> str:
 
 def ended_line(train: WorkerResult, config: RunConfig) -> str:
     """Say where training ended, and whose step's weights the model has."""
-    at = f"ended at step {train.steps}"
-    if train.stopped_early and config.train.early_stopping is not None:
-        stop = config.train.early_stopping
-        at += f", early: no better {stop.metric} in {stop.patience} evaluations"
+    unit = "round" if config.model.is_trees else "step"
+    at = f"ended at {unit} {train.steps}"
+    if train.stopped_early:
+        at += f", early: {_patience(config)}"
     best = train.best_value if train.exported_step == train.best_step else None
     why = "" if best is None else f", the best by {config.train.best_metric} ({score_text(best)})"
-    return f"{at}; the model is that of step {train.exported_step}{why}"
+    return f"{at}; the model is that of {unit} {train.exported_step}{why}"
+
+
+def _patience(config: RunConfig) -> str:
+    """What ended training early."""
+    stop = config.train.early_stopping
+    if config.model.is_trees:
+        return f"no better {config.train.best_metric} in {config.trees.early_stopping_rounds} rounds"
+    return f"no better {stop.metric} in {stop.patience} evaluations" if stop is not None else "it had stopped improving"
 
 
 def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> list[str]:
@@ -56,8 +65,9 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
     split = config.train.test_split or config.train.valid_split
     experiment = config.tracking.named(config.name).experiment
     gap = result.trees_gap
+    loss = config.model.kind.metric("loss").title if config.model.kind.is_table else ""
     facts = {
-        "verdict": "" if gap is None else gap.describe(config.model.kind.metric("loss").title),
+        "verdict": "" if gap is None else gap.describe(loss, named_beside(config.model)),
         "model": model.text,
         "report": f"{result.run}/report.html",
         "browse": result.tracking_url or f"sparkring ui {recipe}   (MLflow experiment {experiment!r})",
@@ -84,6 +94,8 @@ def longer_command(result: TrainResult, resolved: Resolved) -> str:
     if is_short or evaluations < 2 or result.train.best_step != result.train.steps:
         return ""
     limit = f"train.steps={2 * train.steps}" if train.steps is not None else f"train.epochs={2 * (train.epochs or 1)}"
+    if resolved.config.model.is_trees:
+        limit = f"trees.rounds={2 * resolved.config.trees.rounds}"
     command = shlex.join(["sparkring", "run" if resolved.config.etl is not None else "train", resolved.recipe, limit])
     return f"{command}   (the last evaluation was the best)"
 

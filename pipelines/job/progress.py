@@ -32,7 +32,7 @@ class ProgressDisplay:
     def __init__(self, interactive: bool | None = None) -> None:
         """`interactive`: show a bar; None: where stderr is a terminal."""
         self.interactive = sys.stderr.isatty() if interactive is None else interactive
-        self.total, self.per_epoch = 0, 1
+        self.total, self.per_epoch, self.unit = 0, 1, "step"
         self.began = (0, time.monotonic())  # step and time at which this attempt's training began
         self.bar: tqdm[Any] | None = None
         self.last_line = self.last_evaluation = 0.0
@@ -58,12 +58,12 @@ class ProgressDisplay:
         if name == "ring":
             self._print(f"ring of {data['world']} formed, engine {data['engine']}")
         elif name == "training":
-            self.total, self.per_epoch = data["steps"], data["per_epoch"]
+            self.total, self.per_epoch, self.unit = data["steps"], data["per_epoch"], data.get("unit", "step")
             self.began = (data["from_step"], time.monotonic())
-            epochs = -(-self.total // self.per_epoch)
-            self._print(f"training from step {data['from_step']} to {self.total}, {epochs} epochs")
+            epochs = f", {-(-self.total // self.per_epoch)} epochs" if self.unit == "step" else " at most"
+            self._print(f"training from {self.unit} {data['from_step']} to {self.total}{epochs}")
             if self.interactive:
-                self.bar = tqdm(total=self.total, initial=data["from_step"], unit="step", dynamic_ncols=True)
+                self.bar = tqdm(total=self.total, initial=data["from_step"], unit=self.unit, dynamic_ncols=True)
         elif name == "resumed":
             self._print(f"resumed from the checkpoint of step {data['step']}")
             for reason in data["skipped"]:
@@ -74,12 +74,12 @@ class ProgressDisplay:
     def _metrics(self, step: int, values: dict[str, float]) -> None:
         valid = {k.removeprefix("valid/"): v for k, v in values.items() if k.startswith("valid/")}
         if valid:
-            self.unshown = f"step {step}: valid " + " ".join(f"{k} {score_text(v)}" for k, v in valid.items())
+            self.unshown = f"{self.unit} {step}: valid " + " ".join(f"{k} {score_text(v)}" for k, v in valid.items())
             if (now := time.monotonic()) - self.last_evaluation >= EVALUATION_EVERY_S:
                 self.last_evaluation = now
                 self._show_evaluation()
         elif "train/loss" in values:
-            epoch = f"epoch {-(-step // self.per_epoch)}"
+            epoch = f"epoch {-(-step // self.per_epoch)}" if self.unit == "step" else "all rows"
             shown = f"loss {score_text(values['train/loss'])}, {values.get('perf/rows_per_s', 0.0):,.0f} rows/s"
             if self.bar is not None:
                 self.bar.set_description_str(epoch, refresh=False)
@@ -87,8 +87,8 @@ class ProgressDisplay:
                 self.bar.set_postfix_str(shown)
             elif (now := time.monotonic()) - self.last_line >= LINE_EVERY_S:
                 self.last_line = now
-                left = time_left(step, self.total, self.began, now)
-                self._print(f"step {step} of {self.total}, {epoch}: {shown}{left}")
+                left = time_left(step, self.total, self.began, now) if self.unit == "step" else ""  # ends early
+                self._print(f"{self.unit} {step} of {self.total}, {epoch}: {shown}{left}")
 
     def _beside_steps(self, phase: str) -> None:
         """Show how far an evaluation or the export is: `evaluate batch 20 of 300`."""

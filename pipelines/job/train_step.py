@@ -54,7 +54,8 @@ from sparkring.training.worker.result import FailedAttempt, History, RunIdentity
 
 log = logging.getLogger(__name__)
 TRAIN = "train"  # key of its run in MLflow
-ENTRY = "sparkring.training.worker.train:train"
+ENTRIES = {"net": "sparkring.training.worker.train:train", "trees": "sparkring.training.worker.train_trees:train"}
+"""What ranks run, by `model.family`."""
 SERVER_ENTRY = "sparkring.training.worker.server:serve"
 SERVERS = "servers.json"  # artifact: what parameter servers have seen
 HOT_IDS = "hot_ids.json"  # artifact: the ids of sparse tables that training used most
@@ -93,8 +94,7 @@ def train(
         tracker.keep_checkpoints(TRAIN, [info.uri for info in kept])
         rank_0 = TypeAdapter(WorkerResult).validate_python(launched.result)
         log.info("%s", ended_line(rank_0, config))
-        plan = format_rows(plan_and_measured(config, job.dataset.manifest, rank_0.measured))
-        tracker.artifact(TRAIN, plan + "\n", "plan.txt")
+        plan = "" if config.model.is_trees else layout_plan(job, rank_0)
         record_tables(tracker, rank_0)
         record_servers(tracker, rank_0)
         trained = Trained(
@@ -137,6 +137,13 @@ def record_inputs(job: JobContext, key: str) -> None:
         is_read = key == JOB or (context == "testing") == (key != TRAIN)
         if split is not None and split in splits and is_read:
             job.tracker.dataset(key, split_info(job.dataset, split), context)
+
+
+def layout_plan(job: JobContext, rank_0: WorkerResult) -> str:
+    """The layout's table of predicted and measured memory and bytes, which is tracked too."""
+    plan = format_rows(plan_and_measured(job.config, job.dataset.manifest, rank_0.measured))
+    job.tracker.artifact(TRAIN, plan + "\n", "plan.txt")
+    return plan
 
 
 def record_tables(tracker: Tracker, rank_0: WorkerResult) -> None:
@@ -250,18 +257,20 @@ def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:
 
 
 def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
-    """What every rank runs: `sparkring.training.worker.train.train` with the resolved configuration."""
+    """What every rank runs: the entry of its family of models, with the resolved configuration."""
     payload = TrainPayload(
         config=resolved.as_dict(), config_digest=resolved.digest, dataset=dataset.folder.uri, run=run.uri
     )
     parallel, timeout_s = resolved.config.parallel, resolved.config.launch.collective_timeout_s
     servers = parallel.servers.per_host
     # Our own code is preloaded too: a retry starts seconds sooner.
-    ring = ("torch",) if parallel.engine == "torch" or servers else PRELOAD
+    ring = ("torch",) if parallel.engine == "torch" or servers or resolved.config.model.is_trees else PRELOAD
     # torch's first optimizer imports dynamo: seconds, which a rank or its replacement would spend after it was forked.
-    preload = (*ring, "torch._dynamo", module_of(ENTRY))
+    optimizer = () if resolved.config.model.is_trees else ("torch._dynamo",)
+    entry = ENTRIES[resolved.config.model.family]
+    preload = (*ring, *optimizer, module_of(entry))
     return JobSpec(
-        ENTRY,
+        entry,
         payload.to_json(),
         preload=(*preload, module_of(SERVER_ENTRY)) if servers else preload,
         collective_timeout_s=timeout_s,

@@ -16,7 +16,14 @@ Effect = Literal["training", "bits", "none"]
 bits, so metrics can be compared. none: weights do not depend on it, or only a user's own code can make them."""
 
 TOLERANCE = 1e-4
-SUMS = ("torch", "numpy", "pyarrow", "horovod")  # packages that compute, or that decode what is computed on
+SUMS = (
+    "torch",
+    "numpy",
+    "pyarrow",
+    "horovod",
+    "xgboost",
+    "xgboost-cpu",
+)  # packages that compute, or that decode what is computed on
 TRAINS = ("sparkring.conf", "sparkring.training")
 GONE = "not there"
 

@@ -1,6 +1,7 @@
 """`sparkring export`: a registered model as one file of torch.export or ONNX, for what serves without Python.
 
-The file computes what the model does after its features: from the tensors that they make of a raw row to the
+Trees become XGBoost's own file, which every library that reads its models takes. Of a network the file
+computes what the model does after its features: from the tensors that they make of a raw row to the
 prediction. What they do is data, not computation (vocabularies, scales), and stands in the file's metadata under
 METADATA.
 """
@@ -30,15 +31,18 @@ from sparkring.conf.storage import open_storage
 from sparkring.pipelines.model.check import data_folder, find_folder
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.scratch import scratch_folder
-from sparkring.pipelines.serving import CODE, Writer, load_trusted
+from sparkring.pipelines.serving import CODE, Predictor, Writer, load_trusted
 from sparkring.training.checkpoint.weights import FILE as WEIGHTS
 from sparkring.training.data.decoding.columns import numpy_dtype
-from sparkring.training.model.folder import CONFIG, read_model_folder
+from sparkring.training.model.folder import CONFIG, TREES_FILE, TrainedModel, read_model_folder
 from sparkring.training.models.sparse_embedding import sparse_embeddings
 
-Format = Literal["pt2", "onnx"]
+Format = Literal["pt2", "onnx", "ubj", "json"]
+FORMATS: dict[str, tuple[Format, ...]] = {"net": ("pt2", "onnx"), "trees": ("ubj", "json")}
+"""What a family of models can be written as, the default first."""
 Tensors = dict[str, torch.Tensor]
 METADATA = "sparkring.json"
+TOLD = ("name", "column", "kind", "values", "period")  # of features of trees, which no scale changes
 TRACED_ROWS, CHECKED_ROWS = 3, (1, 2, 257)  # the file must not know how many it was made with
 ROUNDING = 1e-5  # ONNX's runtime sums in another order
 
@@ -89,7 +93,9 @@ class Source:
         return self.about | {"inputs": inputs}
 
 
-def export(target: str, form: Format, out: Path, tracking: TrackingConfig, say: Callable[[str], None]) -> int:
+def export(
+    target: str, form: Format | None, out: Path | None, tracking: TrackingConfig, say: Callable[[str], None]
+) -> int:
     """Write the model as one file, load it again, and compare; returns the exit code.
 
     Raises StoredError for a target that is no model; ConfigError where `out` exists, a package is missing, or the
@@ -97,17 +103,20 @@ def export(target: str, form: Format, out: Path, tracking: TrackingConfig, say: 
 
     Args:
         target: models:/<name>@<alias>, models:/<name>/<version>, an MLflow model's folder or a run's `model` folder.
-        form: of the file.
-        out: the file, which is made whole or not at all.
+        form: of the file; None: the family's default.
+        out: the file, which is made whole or not at all; None: model.<form>.
         tracking: where the registry is.
         say: takes lines for the user.
     """
     check_can_write(form, out)
     with scratch_folder("export") as scratch:
-        source = read_source(target, tracking, scratch)
+        folder = find_files(target, tracking, scratch)
+        family = read_model_folder(open_storage(str(folder))).config.model.family
+        form = checked_form(target, family, form)
+        out = out or Path(f"model.{form}")
+        check_can_write(form, out)
         made = scratch / out.name
-        write(source, form, made)
-        problem, how = compare(source, form, made)
+        problem, how = (export_trees if family == "trees" else export_net)(folder, target, form, made)
         if problem:
             say(f"{target}: {problem}")
             return Exit.QUALITY
@@ -115,13 +124,60 @@ def export(target: str, form: Format, out: Path, tracking: TrackingConfig, say: 
         part = out.with_name(f".{out.name}.part")
         part.write_bytes(made.read_bytes())
         os.replace(part, out)
-    say(f"{target}: {out}: {len(source.columns)} inputs, any number of rows; {how}")
+    say(f"{target}: {out}: {how}")
     return Exit.OK
 
 
-def check_can_write(form: Format, out: Path) -> None:
+def checked_form(target: str, family: str, form: Format | None) -> Format:
+    """The form that was asked for, or the family's default. ConfigError for one of another family."""
+    known = FORMATS[family]
+    if form is not None and form not in known:
+        raise ConfigError(target, [f"--format {form}: a model of family {family} is written as {' or '.join(known)}"])
+    return form or known[0]
+
+
+def export_net(folder: Path, target: str, form: Format, made: Path) -> tuple[str, str]:
+    """Write a network and run the file beside it; a problem, or "", and what the file is."""
+    source = read_source(folder, target)
+    write(source, form, made)
+    problem, how = compare(source, form, made)
+    return problem, f"{len(source.columns)} inputs, any number of rows; {how}"
+
+
+def export_trees(folder: Path, target: str, form: Format, made: Path) -> tuple[str, str]:
+    """Write trees as XGBoost does and read them again; a problem, or "", and what the file is.
+
+    The file's attribute `sparkring` says what its columns are made of: a category is its place in a list.
+    """
+    import xgboost  # which networks need not have
+
+    from sparkring.training.trees.model import read_trees
+
+    stored = open_storage(str(folder))
+    trained, found = read_model_folder(stored), load_trusted(str(folder))
+    assert isinstance(found, Predictor), "no language model is of trees"
+    about = about_table(target, stored.sha256(TREES_FILE), trained, found)
+    about["features"] = [{key: state[key] for key in TOLD if key in state} for state in found.raw.states]
+    trees = read_trees(stored, trained.config, trained.manifest).booster
+    as_stored = trees.save_raw("ubj")
+    trees.set_attr(sparkring=json.dumps(about))
+    trees.save_model(made)
+    again = xgboost.Booster(model_file=made)
+    again.set_attr(sparkring=None)
+    problem = "" if again.save_raw("ubj") == as_stored else "the file that was written holds other trees"
+    return problem, f"{trees.num_boosted_rounds()} rounds over {trees.num_features()} columns, as XGBoost's own file"
+
+
+def about_table(target: str, sha256: str, trained: TrainedModel, found: Predictor) -> dict[str, Any]:
+    """What the file of a table's model says of itself. `sha256`: of its weights, or trees."""
+    about: dict[str, Any] = {"model": target, "weights_sha256": sha256, "task": trained.config.model.task}
+    return about | {"classes": found.label_names or list(trained.manifest.classes), "features": found.raw.states}
+
+
+def check_can_write(form: Format | None, out: Path | None) -> None:
     """Raise ConfigError for a file that exists, or where the packages of its format are missing."""
-    problems = [f"--out {out}: exists; take another name, or delete it"] if out.exists() else []
+    exists = out is not None and out.exists()
+    problems = [f"--out {out}: exists; take another name, or delete it"] if exists else []
     if form == "onnx":
         try:
             import onnxruntime  # noqa: F401
@@ -132,29 +188,32 @@ def check_can_write(form: Format, out: Path) -> None:
         raise ConfigError("export", problems)
 
 
-def read_source(target: str, tracking: TrackingConfig, scratch: Path) -> Source:
-    """Load the model, copied below `scratch` if it is registered. StoredError for what is none, or is not trusted."""
+def find_files(target: str, tracking: TrackingConfig, scratch: Path) -> Path:
+    """The folder of a model's own files, copied below `scratch` if it is registered. StoredError for what is none."""
     if not REGISTERED.fullmatch(target) and (Path(target) / CONFIG).exists():
-        folder = Path(target)
-    else:
-        folder = data_folder(find_folder(target, tracking, scratch), target)
+        return Path(target)
+    return data_folder(find_folder(target, tracking, scratch), target)
+
+
+def read_source(folder: Path, target: str) -> Source:
+    """Load a network. StoredError for what is none, or is not trusted."""
     code = folder.parent.parent / CODE
     if code.is_dir():
         sys.path.append(str(code))  # as MLflow does; last, so that sparkring is the one that runs
     found, stored = load_trusted(str(folder)), open_storage(str(folder))
-    if tables := sparse_embeddings(found.model):
+    model: Any = found.model
+    if tables := sparse_embeddings(model):
         problem = f"its sparse tables ({', '.join(tables)}) are files beside the model, which one file cannot hold; "
         raise ConfigError(target, [f"{problem}serve it from its folder, or by `sparkring predict`"])
     trained = read_model_folder(stored)
-    about: dict[str, Any] = {"model": target, "weights_sha256": stored.sha256(WEIGHTS)}
-    about["task"] = trained.config.model.task
+    sha256 = stored.sha256(WEIGHTS)
     if isinstance(found, Writer):
-        module = Exported(found.model, lambda columns: (columns["tokens"],), lambda logits: logits)
+        module = Exported(model, lambda columns: (columns["tokens"],), lambda logits: logits)
         tokens = Column(name="tokens", dtype="int64", cardinality=found.codec.size)
+        about = {"model": target, "weights_sha256": sha256, "task": trained.config.model.task}
         return Source(module, [tokens], about | {"text": trained.manifest.text}, longest=found.context)
-    module = Exported(found.model, found.task.inputs, found.task.probabilities)
-    about |= {"classes": found.label_names or list(trained.manifest.classes), "features": found.raw.states}
-    return Source(module, found.raw.tensors, about)
+    module = Exported(model, found.task.inputs, found.task.probabilities)
+    return Source(module, found.raw.tensors, about_table(target, sha256, trained, found))
 
 
 def write(source: Source, form: Format, path: Path) -> None:

@@ -28,7 +28,7 @@ from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.tracking.client import client_limits
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.training.checkpoint.weights import FILE, open_weights
-from sparkring.training.model.folder import MANIFEST, weights_at
+from sparkring.training.model.folder import MANIFEST, TREES_FILE, weights_at
 from sparkring.training.model.start import match_tensors
 from sparkring.training.models.warm_start import WarmStartError, compare_features
 from sparkring.training.tasks import model_class
@@ -79,6 +79,8 @@ def start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -
                 _find(config, start)
             return Problems()
         folder, file = weights_at(start.weights)
+        if folder.exists(TREES_FILE):
+            return Problems([f"{key}: is of family trees, whose file has no tensors; begin with a network's"])
         if not folder.exists(file):
             return Problems([f"{key}: there is no {folder.uri}/{file}"])
         check_matches(config, start, manifest)

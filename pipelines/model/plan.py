@@ -41,7 +41,12 @@ UNPLANNED = "activations, and what is sent for them, are not planned"
 
 
 def layout_problems_of(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
-    """Problems of the parallel block, key first. `manifest` adds those of the model."""
+    """Problems of the parallel block, key first. `manifest` adds those of the model.
+
+    None of trees: what they have no use for is refused when the recipe is read (conf/rules/trees.py).
+    """
+    if config.model.is_trees:
+        return []
     try:
         model = meta_model(config, manifest) if manifest is not None or knows_its_size(config) else None
     except ValueError as error:  # names model.factory or model.args, and what is wrong with them
@@ -151,6 +156,8 @@ def sequence_length(config: RunConfig) -> int:
 
 def show_plan(config: RunConfig) -> str:
     """The table as text, what is not planned and why, and settings that have no effect."""
+    if config.model.is_trees:
+        return "model.family = trees: each rank holds its rows, and ranks add up histograms; there is no layout to plan"
     plan = cost_plan(config, known_manifest(config))
     notes = find_notes(LAYOUT, layout_of(config.parallel, plan.mesh, device_of(config)))
     untraced = [f"{UNPLANNED}: {plan.untraced}"] if plan.untraced else []

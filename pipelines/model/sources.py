@@ -24,6 +24,7 @@ OURS = "sparkring"
 INSTALLED = {"site-packages", "dist-packages"}  # folders of pip's packages
 LOADER = "sparkring.pipelines.serving"
 TOKENIZER, DECODE = "sparkring.etl.text.tokenizer", "sparkring.training.data.decoding.cells"
+TREES = "sparkring.training.trees.model"
 LOOK_ON = """
 # Added where this file was copied into a model: what it does not carry is taken from an installed sparkring.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
@@ -52,6 +53,7 @@ def model_sources(config: RunConfig, images: bool = False) -> Sources:
     own = [module_of(each) for each in config.model_code.values()]
     also = [TOKENIZER] if config.model.kind.is_text else []
     also += [DECODE] if images else []
+    also += [TREES] if config.model.is_trees else []
     return collect([LOADER, *also, *own])
 
 

@@ -22,12 +22,12 @@ from sparkring.pipelines import serving
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.pipelines.tracking.alias import Version
-from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
-from sparkring.training.model.folder import CONFIG, TrainedModel, attach_tables, read_model_folder
+from sparkring.training.model.folder import CONFIG, TrainedModel, read_model_folder
 from sparkring.training.model.predictions import Predictions
 from sparkring.training.model.recipe_model import pick_columns, recipe_task
+from sparkring.training.trees.columns import seen_by
 
 log = logging.getLogger(__name__)
 Array = NDArray[Any]
@@ -86,11 +86,10 @@ def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: Spli
             raise ValueError(f"its {of.replace('_', ' ')} are {theirs}, this dataset's {ours}")
     assert split is not None, "there are test rows"
     features = {key: state for key, state in trained.manifest.features.items() if key != "weight"}  # of its own rows
-    manifest = with_features(dataset.manifest, features)
+    manifest = seen_by(trained.config.model, with_features(dataset.manifest, features))
     model_block = trained.config.model.model_copy(update={"label": config.model.label})
     columns = pick_columns(manifest, model_block)
-    model = serving.trained_model(trained.config, trained.manifest, read_weights(champion.folder))
-    attach_tables(model, champion.folder)
+    model = serving.read_model(champion.folder, trained)
     task: Any = recipe_task(model_block, columns)
     at_a_time = config.evaluation_batch(manifest.splits[split].rows)
     request = ReadRequest(dataset.folder, manifest, split, columns.read, at_a_time)

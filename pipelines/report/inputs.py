@@ -12,6 +12,7 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.tasks import PERPLEXITY, POSITIVE_SHARE
 from sparkring.pipelines.evaluation.balance import differences, split_losses
 from sparkring.pipelines.evaluation.evaluate import HeldOut, lost_to
+from sparkring.pipelines.evaluation.trees import named_beside
 from sparkring.training.metrics import perplexity
 from sparkring.training.worker.result import MODEL, GroupScores, Scores, TrainResult
 
@@ -116,13 +117,14 @@ class ReportInputs:
     def beside_trees(self) -> str:
         """A sentence on the model and trees; empty where no trees were fitted."""
         gap = self.result.trees_gap
-        return "" if gap is None else f"It is {gap.describe(self.config.model.kind.metric('loss').title)}."
+        model = self.config.model
+        return "" if gap is None else f"It is {gap.describe(model.kind.metric('loss').title, named_beside(model))}."
 
     @property
     def facts(self) -> dict[str, str]:
         """Label -> text or http(s) link."""
         config, result, train = self.config, self.result, self.result.train
-        ema = self.config.optim.ema
+        unit, ema = "round" if config.model.is_trees else "step", config.optim.ema
         averaged = f", its weights averaged over steps (optim.ema = {ema})" if ema is not None else ""
         lost, alias = lost_to(result.scores, config.report, result.missing), config.tracking.alias
         facts = {
@@ -133,8 +135,8 @@ class ReportInputs:
             "configuration": result.config_digest,
             "engine": f"{train.engine}, {train.world} ranks",
             "model": self.model,
-            "steps": f"{train.steps:,} ({train.consumed_samples:,} samples), best at step {train.best_step}; "
-            f"the model is step {train.exported_step}'s{averaged}",
+            f"{unit}s": f"{train.steps:,} ({train.consumed_samples:,} samples), best at {unit} {train.best_step}; "
+            f"the model is {unit} {train.exported_step}'s{averaged}",
         }
         if lost:
             facts["not good enough"] = f"{'; '.join(lost)}: the alias {alias!r} was not given to it"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -138,6 +139,11 @@ def device_problems(config: RunConfig) -> Iterator[str]:
 # --- the user's code
 
 
+def family_problems(config: RunConfig) -> Iterable[str]:
+    """Look for the package of trees, or import the network."""
+    return trees_problems() if config.model.is_trees else factory_problems(config)
+
+
 def factory_problems(config: RunConfig) -> Iterator[str]:
     """Import `model.factory` and compare `model.args` with its signature; make the model, if it needs no dataset."""
     model = config.model
@@ -159,8 +165,17 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
         yield f"model.inputs: {model.factory}.forward does not take {len(model.inputs)} columns: {problem}"
 
 
+def trees_problems() -> list[str]:
+    """Trees without the package that grows them."""
+    if find_spec("xgboost") is not None:
+        return []
+    return ["model.family = 'trees': needs XGBoost, which is not installed: pip install 'sparkring[trees]'"]
+
+
 def training_problems(config: RunConfig) -> list[str]:
     """Import an optimizer and a schedule of the user's, and try them; import the hooks."""
+    if config.model.is_trees:
+        return hook_problems(config.train.hooks)
     parallel = config.parallel
     is_sharded = parallel.zero > 0 or parallel.tp != 1 or parallel.servers.per_host > 0
     own = [*optimizer_problems(config.optim, is_sharded), *schedule_problems(config.optim, config.train.steps)]
@@ -280,7 +295,7 @@ def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
 
 
 CODE: tuple[Rule[RunConfig], ...] = (
-    Rule(("model.factory", "model.args", "model.inputs", "optim.groups"), factory_problems),
+    Rule(("model.family", "model.factory", "model.args", "model.inputs", "optim.groups"), family_problems),
     Rule(("data.decoders",), decoder_problems),
     Rule(("train.best_metric", "train.early_stopping", "promote.rules", "model.task"), metric_problems_of),
     Rule(("optim.name", "optim.schedule", "train.hooks", "parallel.zero", "parallel.tp"), training_problems),

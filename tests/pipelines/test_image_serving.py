@@ -61,7 +61,7 @@ def cells() -> list[bytes]:
 @pytest.fixture(scope="module")
 def predictor() -> Predictor:
     torch.manual_seed(0)
-    return Predictor(CONFIG, photos(), Cnn().state_dict())
+    return Predictor(CONFIG, photos(), Cnn().eval())
 
 
 def test_raw_stored_and_sent_images_are_scored_alike(predictor: Predictor, cells: list[bytes]) -> None:

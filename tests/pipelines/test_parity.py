@@ -77,7 +77,7 @@ def test_training_and_serving_make_the_same_inputs(
     reader.close()
     model = {"args": {"width": 4, "blocks": 1}, "inputs": inputs}
     config = RunConfig.model_validate({"name": "p", "dataset": "somewhere", "model": model})
-    predictor = Predictor(config, manifest, build_model(config, manifest).state_dict())
+    predictor = Predictor(config, manifest, build_model(config, manifest).eval())
     raw = pd.DataFrame({name: pd.Series(v.to_pylist(), dtype=object) for name, v in STORED.items() if name != "late"})
     raw = raw.rename(columns={"x": "raw"} if features else {})
     raw["n"] = raw["n"] if as_objects else raw["n"].astype("Int64")
@@ -100,7 +100,7 @@ def test_a_mask_there_is_not_is_no_input(tmp_path: Path) -> None:
 def test_the_tabular_model_tells_a_null_from_a_zero(tmp_path: Path) -> None:
     config = RunConfig.model_validate({"name": "p", "dataset": "somewhere", "model": {"args": {"width": 4}}})
     manifest = written(tmp_path, {})
-    predictor = Predictor(config, manifest, build_model(config, manifest).state_dict())
+    predictor = Predictor(config, manifest, build_model(config, manifest).eval())
     null, zero = predictor.predict(pd.DataFrame({"x": [None, 0.0], "n": [1, 1], "f": [1.0, 1.0]}))["prediction"]
     assert null != zero
 

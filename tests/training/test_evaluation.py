@@ -125,9 +125,9 @@ def test_a_task_of_ones_own_sees_its_rows_in_the_order_of_the_dataset() -> None:
 
 def test_the_metrics_are_beside_the_means_where_they_are_asked_for() -> None:
     task, reader = build_task("binary", ["x"], "y", None), SimpleNamespace(batches=lambda: iter(CUTS["padded"][0]))
-    means = evaluate_split(Given(), reader, task)  # type: ignore[arg-type]
+    means = evaluate_split(Given(), reader.batches(), task)  # type: ignore[arg-type]
     whole = WholeSplit(task, lambda mine: [mine], True)
-    both = evaluate_split(Given(), reader, task, whole=whole)  # type: ignore[arg-type]
+    both = evaluate_split(Given(), reader.batches(), task, whole=whole)  # type: ignore[arg-type]
     scores, labels = torch.sigmoid(SCORES[:12]).numpy(), LABELS[:12].numpy()
     assert both == means | task_scores(BINARY, labels, scores, names=("auc", "average_precision", "f1"))
 

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from sparkring.conf.blocks.train import TrainConfig
-from sparkring.training.data.batch import Batch, Reader
+from sparkring.training.data.batch import Batch
 from sparkring.training.models.task import Task
-from sparkring.training.parallel.strategy import Strategy
+from sparkring.training.parallel.strategy import Ranks
 
 
 def evaluate_split(
-    strategy: Strategy,
-    reader: Reader,
+    ranks: Ranks,
+    batches: Iterable[Batch],
     task: Task,
     on_batch: Callable[[Batch, Any], None] | None = None,
     on_progress: Callable[[int], None] = lambda number: None,
@@ -28,8 +28,8 @@ def evaluate_split(
     They are sums over rows and ranks, divided by the rows' weights; or by the task's `counted_share` of each.
 
     Args:
-        strategy: holds the model.
-        reader: of the split; it pads its last batch.
+        ranks: hold the model.
+        batches: of the split; the last one is padded.
         task: the loss and the metrics.
         on_batch: gets every non-empty batch and its outputs, on the ranks that see outputs.
         on_progress: gets the number of each batch, so that a long split is not taken for a hang.
@@ -37,9 +37,9 @@ def evaluate_split(
     """
     names = ("loss", *task.metric_names())
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)  # each metric's, and the divisor
-    for number, batch in enumerate(reader.batches()):
+    for number, batch in enumerate(batches):
         on_progress(number)
-        outputs = strategy.evaluate(batch)
+        outputs = ranks.evaluate(batch)
         if outputs is None or batch.rows == 0:
             continue
         if on_batch is not None:
@@ -52,7 +52,7 @@ def evaluate_split(
         sums[:-1] += torch.stack([(values[name].double() * weight).sum() for name in names]).cpu()
         share = task.counted_share(batch.columns)
         sums[-1] += (weight if share is None else share.to(weight) * weight).sum().cpu()
-    sums = strategy.sum_over_data(sums)
+    sums = ranks.sum_over_data(sums)
     total = float(sums[-1])
     found = {name: float(sums[i]) / total if total else math.nan for i, name in enumerate(names)}
     return found if whole is None else found | whole.metrics()

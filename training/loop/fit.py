@@ -241,14 +241,9 @@ def fit(
             state = callbacks.on_evaluated(after_evaluation(state, metrics, config))
             metric = state.last_valid[config.best_metric]
             improves = state.best_step == state.step
-        if timing.is_overdue(checkpoint.every_s):
-            reporter.ask_checkpoint()
         # after the evaluation: a stop that is asked for while it runs is heard when it ends
-        stop, save_now = reporter.cut_after(state.step)
-        save_now |= checkpoint.on_improvement and improves
-        finished = stop or state.stopped_early or state.step >= last
-        on_schedule = checkpoint.every_steps is not None and state.step % checkpoint.every_steps == 0
-        if save_now or finished or on_schedule:
+        finished, save_now = ends_and_saves(state, last, checkpoint, reporter, timing)
+        if save_now or (checkpoint.on_improvement and improves):
             reporter.heartbeat(state.step, "checkpoint")
             loss_sum, loss_rows = window.total(strategy)
             with timing.measure("checkpoint_stall"):
@@ -257,6 +252,26 @@ def fit(
         if finished:
             break
     return state
+
+
+def ends_and_saves(
+    state: TrainerState, last: int, checkpoint: CheckpointConfig, reporter: Reporter, timing: LoopTiming
+) -> tuple[bool, bool]:
+    """Decide after a step whether training ends, and whether a checkpoint is due by schedule, request or end.
+
+    Args:
+        state: after the step and its evaluation.
+        last: step that training ends with.
+        checkpoint: when one is due.
+        reporter: the driver, which announces stops and checkpoints.
+        timing: when the last checkpoint was written.
+    """
+    if timing.is_overdue(checkpoint.every_s):
+        reporter.ask_checkpoint()
+    stop, save_now = reporter.cut_after(state.step)
+    finished = stop or state.stopped_early or state.step >= last
+    on_schedule = checkpoint.every_steps is not None and state.step % checkpoint.every_steps == 0
+    return finished, save_now or finished or on_schedule
 
 
 def after_step(state: TrainerState, batch: Batch, info: StepInfo) -> TrainerState:

@@ -11,7 +11,7 @@ import torch
 
 from sparkring.training.data.batch import ONCE, Batch, Reader
 from sparkring.training.launch.messages import WindowTiming
-from sparkring.training.parallel.strategy import Strategy
+from sparkring.training.parallel.strategy import Ranks
 
 
 class LoopTiming:
@@ -22,7 +22,7 @@ class LoopTiming:
         self.last_s: dict[str, float] = {}  # of the last block of each cause
         self.busy_s: list[float] = []  # of each step: its data and computation, without waits for other ranks
         self.steps = 0
-        self.waited_s = 0.0  # of the strategy, when the window was opened
+        self.waited_s = 0.0  # of the ranks, when the window was opened
         self.opened = self.last_checkpoint = time.monotonic()
         self.asked = False  # for the next checkpoint
 
@@ -58,7 +58,7 @@ class LoopTiming:
         self.asked = True
         return True
 
-    def take(self, reader: Reader, strategy: Strategy, global_rows: int) -> tuple[WindowTiming, dict[str, float]]:
+    def take(self, reader: Reader, ranks: Ranks, global_rows: int) -> tuple[WindowTiming, dict[str, float]]:
         """Close the window: its timing, and all that was measured under the names that MLflow shows.
 
         These are the timing's seconds, rows per second of the job, GPU memory, and the reader's counts per step.
@@ -68,7 +68,7 @@ class LoopTiming:
         reader_s, counts = reader.meter.take_seconds(), reader.meter.take_counts()
         timing = WindowTiming(
             step_s=seconds.pop("step_s", 0.0),
-            wait_s=(strategy.waited_s - self.waited_s) / steps,
+            wait_s=(ranks.waited_s - self.waited_s) / steps,
             data_stall_s=seconds.pop("data_stall_s", 0.0),
             busy_sd_s=statistics.pstdev(self.busy_s) if self.busy_s else 0.0,
             between_s=seconds,
@@ -79,7 +79,7 @@ class LoopTiming:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             shown["gpu/peak_allocated_bytes"] = float(torch.cuda.max_memory_allocated())
         shown |= {f"data/{name}": count / steps for name, count in counts.items()}
-        self.waited_s = strategy.waited_s
+        self.waited_s = ranks.waited_s
         self.spent_s, self.busy_s, self.steps, self.opened = {}, [], 0, time.monotonic()
         return timing, shown
 

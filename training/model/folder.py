@@ -3,6 +3,7 @@
     <folder>/config.json    the resolved configuration: which module, with which arguments, for which task
              manifest.json  the dataset's manifest: columns, vocabularies, fitted feature state
              weights.safetensors  parameter name -> tensor (training/checkpoint/weights.py)
+             trees.ubj     in their place: trees (model.family), as XGBoost's own file
              tables.json    where the model has sparse tables: what they are, by name
              tables/<name>/part-00000.safetensors  the rows of rank 0's buckets, in order of their ids' hashes
 
@@ -36,8 +37,7 @@ from sparkring.training.tables.lookup import LookupPart, LookupTable
 from sparkring.training.tables.sharded import ShardedTable
 
 CONFIG, MANIFEST, TABLES = "config.json", "manifest.json", "tables.json"
-FILES = (CONFIG, MANIFEST, FILE)
-"""Of every model; `model_files` lists those of one."""
+TREES_FILE = "trees.ubj"
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,11 @@ def part_file(table: str, rank: int) -> str:
 
 def model_files(folder: Storage) -> list[str]:
     """The files of a model, which are copied together."""
+    always = [CONFIG, MANIFEST, TREES_FILE if folder.exists(TREES_FILE) else FILE]
     if not folder.exists(TABLES):
-        return list(FILES)
+        return always
     tables = read(TablesFile, folder, TABLES).tables
-    return [*FILES, TABLES, *(part_file(name, rank) for name in tables for rank in range(tables[name].parts))]
+    return [*always, TABLES, *(part_file(name, rank) for name in tables for rank in range(tables[name].parts))]
 
 
 def weights_sha256(folder: Storage) -> str:
@@ -164,7 +165,7 @@ def describe_model(folder: Storage, config: RunConfig, manifest: DatasetManifest
 
 def read_model_folder(folder: Storage) -> TrainedModel:
     """Read what is beside the weights. StoredError names a file that is missing or damaged."""
-    if missing := [name for name in FILES if not folder.exists(name)]:
+    if missing := [name for name in model_files(folder) if not folder.exists(name)]:
         raise StoredError(f"{folder.uri}: no model: it has no {', '.join(missing)}")
     config = parse(RunConfig, folder.read_bytes(CONFIG), f"{folder.uri}/{CONFIG}")
     manifest = DatasetManifest.from_json(folder.read_bytes(MANIFEST), f"{folder.uri}/{MANIFEST}")

@@ -45,6 +45,7 @@ def pick_columns(manifest: DatasetManifest, model: ModelConfig, samples: bool = 
             raise ValueError(f"{key}: {unknown} not in dataset {manifest.name!r}, which has {sorted(known)}")
     made = [column for column in tensors if column.role == "feature"]
     features = inputs or [*(c.name for c in made), *(c.mask for c in made if c.mask is not None)]
+    features = for_trees(manifest, features, inputs) if model.is_trees else features
     features = [*features, *([SAMPLE] if samples and inputs is None else [])]
     labels = [label] if label else [c.name for c in tensors if c.role == "label"]
     if shown := [name for name in labels if name in features]:
@@ -61,13 +62,26 @@ def pick_columns(manifest: DatasetManifest, model: ModelConfig, samples: bool = 
     return ModelColumns(features, labels if len(labels) > 1 else next(iter(labels), None), list(read))
 
 
+def for_trees(manifest: DatasetManifest, features: list[str], inputs: list[str] | None) -> list[str]:
+    """Leave out what tells a network that a number is null: trees see it as missing, which masks make of it.
+
+    `inputs`: named by the recipe, which stay.
+    """
+    masks = [c.mask for c in manifest.tensors if c.mask is not None and c.name in features]
+    states = manifest.features.get("features", [])
+    indicators = {f"{state['name']}__null" for state in states if state["kind"] == "numeric" and state["indicator"]}
+    left_out = indicators - {*(inputs or [])}
+    return list(dict.fromkeys([*(name for name in features if name not in left_out), *masks]))
+
+
 def recipe_task(model: ModelConfig, columns: ModelColumns, manifest: DatasetManifest | None = None) -> Task:
     """Build the recipe's task for these columns. ValueError where the task does not go with them.
 
     `manifest`: says which token pads the texts of a language model; None: none does.
     """
     padding = {} if manifest is None or "pad_id" not in manifest.text else {"pad_id": manifest.text["pad_id"]}
-    return build_task(model.task, columns.features, columns.label, model.inputs, args=model.task_args, **padding)
+    inputs = None if model.is_trees else model.inputs  # trees take one dict of all of them
+    return build_task(model.task, columns.features, columns.label, inputs, args=model.task_args, **padding)
 
 
 def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:

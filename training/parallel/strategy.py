@@ -35,13 +35,54 @@ class OpenShare(Protocol):
     def __call__(self, stream: int, streams: int, verified: bool = True) -> Reader: ...
 
 
-class Strategy(ABC):
+class Ranks(ABC):
+    """What reading, evaluation and checkpoints need of a job's ranks, whatever model they train."""
+
+    data_rank: int  # which part of each global batch this rank reads ...
+    data_size: int  # ... of how many
+    lookahead: int = 1  # steps: rows of a step may be of global batches up to so many, less one, further on
+
+    @property
+    @abstractmethod
+    def engine(self) -> str:
+        """What carries the collectives: "horovod", "torch-gloo", "torch-nccl", "servers", "xgboost", "none"."""
+
+    @property
+    @abstractmethod
+    def is_data_leader(self) -> bool:
+        """Whether this rank, of those that read the same rows, reports them."""
+
+    @property
+    @abstractmethod
+    def waited_s(self) -> float:
+        """Seconds blocked on other ranks so far; the rest of a step is this rank's own work."""
+
+    def open_training(self, open_share: OpenShare, meets_at: MeetsAt) -> Reader:
+        """Open the rows that this rank trains on: its share of each global batch."""
+        return open_share(self.data_rank, self.data_size)
+
+    @abstractmethod
+    def evaluate(self, batch: Batch) -> Any:
+        """Model outputs without gradients; None on ranks that do not see them. Collective: every rank calls it."""
+
+    @abstractmethod
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum a small float64 tensor over the data ranks, the same result on every rank of the world."""
+
+    def open_gather(self, behind: int = 0) -> Gather | None:
+        """Open an all-gather of its own; None: a process group of torch's carries it. Collective.
+
+        `behind`: it is called from a thread beside training too, so many times in a row for one purpose; 0: it is not.
+        """
+        return None
+
+
+class Strategy(Ranks):
     """What ranks do together with what each computes by itself (`local`).
 
     Life: prepare -> (forward_backward, step, evaluate, state_dict)* -> close.
     """
 
-    lookahead: int = 1  # steps: rows of a step may be of global batches up to so many, less one, further on
     meets_each_step: bool = True  # ranks wait for each other in every step; else nothing else may make them, either
     replaces_ranks: bool = False  # a new process may take a dead rank's place, so the checkpoint it starts from is kept
 
@@ -118,10 +159,6 @@ class Strategy(ABC):
         """
         self.local.prepare(model, task, make_optimizer, sample, compiled)
 
-    def open_training(self, open_share: OpenShare, meets_at: MeetsAt) -> Reader:
-        """Open the rows that this rank trains on: its share of each global batch."""
-        return open_share(self.data_rank, self.data_size)
-
     def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches of training; tables may look at some before their turn (tables.lag)."""
         return self.tables.ahead(batches)
@@ -146,10 +183,6 @@ class Strategy(ABC):
     def evaluate(self, batch: Batch) -> Any:
         """Model outputs without gradients; None where not `is_output_rank`. Collective: every rank calls it."""
         return self.local.evaluate(batch)
-
-    @abstractmethod
-    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum a small float64 tensor over the data ranks, the same result on every rank of the world."""
 
     def begin(self, step: int, meets_after: Callable[[int], bool] = lambda step: False) -> tuple[int, bytes] | None:
         """Learn, before the first step, how many steps the run has made. Collective.
@@ -179,13 +212,6 @@ class Strategy(ABC):
         """
         assert isinstance(audit, AuditLog)
         audit.record_steps(training, begun, step)
-
-    def open_gather(self, behind: int = 0) -> Gather | None:
-        """Open an all-gather of its own; None: a process group of torch's carries it. Collective.
-
-        `behind`: it is called from a thread beside training too, so many times in a row for one purpose; 0: it is not.
-        """
-        return None
 
     def server_counts(self) -> list[dict[str, Any]]:
         """What each server has seen; empty without servers."""

@@ -21,7 +21,7 @@ from sparkring.training.checkpoint.peers import Peers, solo, torch_peers
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.model.recipe_model import build_model
 from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model
-from sparkring.training.parallel.strategy import Strategy
+from sparkring.training.parallel.strategy import Ranks, Strategy
 
 log = logging.getLogger(__name__)
 THREADS = "threads.json"
@@ -109,16 +109,16 @@ def agreed_model(
     return model
 
 
-def peers(strategy: Strategy, ctx: WorkerContext, timeout_s: float, behind: int = 0) -> Peers:
+def peers(ranks: Ranks, ctx: WorkerContext, timeout_s: float, behind: int = 0) -> Peers:
     """The ranks' all-gather: the strategy's, or over Gloo with a timeout; a single rank's own answer. Collective.
 
     Args:
-        strategy: may have one of its own.
+        ranks: may have one of their own.
         ctx: of this rank.
         timeout_s: of Gloo's.
-        behind: see Strategy.open_gather.
+        behind: see Ranks.open_gather.
     """
-    gather = strategy.open_gather(behind)
+    gather = ranks.open_gather(behind)
     if gather is not None:
         return Peers(ctx.rank, ctx.world_size, gather)
     return torch_peers(timedelta(seconds=timeout_s)) if ctx.world_size > 1 else solo()

@@ -288,13 +288,16 @@ class TreesGap:
     theirs: float
     half_width: float  # of the 95 % interval of ours - theirs, by the variance over rows
 
-    def describe(self, loss: str) -> str:
-        """What the model is beside the trees, in words that follow "it is". `loss`: its title."""
+    def describe(self, loss: str, trees: str = "gradient-boosted trees") -> str:
+        """What the model is beside the trees, in words that follow "it is".
+
+        `loss`: its title; `trees`: what the baseline is called.
+        """
         gap = self.ours - self.theirs
         numbers = f"{loss} {self.ours:.5g} against {self.theirs:.5g}, {gap:+.2g} ± {self.half_width:.2g}"
         if abs(gap) <= self.half_width:
-            return f"not certainly better or worse than gradient-boosted trees ({numbers})"
-        return f"{'better' if gap < 0 else 'worse'} than gradient-boosted trees ({numbers})"
+            return f"not certainly better or worse than {trees} ({numbers})"
+        return f"{'better' if gap < 0 else 'worse'} than {trees} ({numbers})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from sparkring.training.data.request import AllGather, DataRank, ReadRequest, ga
 from sparkring.training.data.weights import WeightedReader
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.loop.fit import next_meeting
-from sparkring.training.parallel.strategy import Strategy
+from sparkring.training.parallel.strategy import Ranks
 from sparkring.training.worker.agreement import peers
 
 
@@ -31,7 +31,7 @@ class Splits:
     config: RunConfig
     dataset: Storage
     manifest: DatasetManifest
-    strategy: Strategy
+    strategy: Ranks
     device: torch.device
     columns: Sequence[str]
     _opened: list[Reader] = field(default_factory=list)
@@ -88,7 +88,7 @@ def make_weighted_reader(config: DataConfig, request: ReadRequest, rank: DataRan
     return reader if weight is None else WeightedReader(reader, weight["column"], weight["mean"])
 
 
-def data_gather(strategy: Strategy, ctx: WorkerContext, timeout_s: float) -> AllGather:
+def data_gather(strategy: Ranks, ctx: WorkerContext, timeout_s: float) -> AllGather:
     """All-gather of JSON values between data ranks: one answer per data rank, in their order."""
     everyone = peers(strategy, ctx, timeout_s)
 

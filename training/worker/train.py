@@ -10,7 +10,7 @@ import collections
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import reduce
@@ -23,21 +23,18 @@ from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.conf.blocks.train import EarlyStopping
 from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import DatasetManifest, read_manifest
-from sparkring.conf.storage import Storage, open_storage
-from sparkring.training.checkpoint.checkpointer import ROUNDS_OF_SAVE, Checkpointer, CheckpointInfo
-from sparkring.training.checkpoint.layout import CHECKPOINTS
-from sparkring.training.checkpoint.policy import Retention
+from sparkring.conf.manifest import read_manifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.checkpoint.checkpointer import CheckpointInfo
 from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from sparkring.training.data.audit.parts import PartsAudit
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.parts import PartsReader
-from sparkring.training.data.resume import PASSES, explain_difference
-from sparkring.training.hooks import CheckpointSeen, EvaluationSeen, Hooks, StepSeen
+from sparkring.training.hooks import EvaluationSeen, Hooks, StepSeen
 from sparkring.training.launch.host.processes import usable_cores
 from sparkring.training.launch.host.rank import WorkerContext
-from sparkring.training.loop.evaluation import WholeSplit, evaluate_split, wants_whole_split
+from sparkring.training.loop.evaluation import evaluate_split, wants_whole_split
 from sparkring.training.loop.fit import (
     Callbacks,
     LoopRecord,
@@ -51,10 +48,8 @@ from sparkring.training.loop.fit import (
     total_steps,
 )
 from sparkring.training.model.folder import open_tables, write_tables
-from sparkring.training.model.predictions import Predictions
 from sparkring.training.model.prepare import TrainableModel, prepare_model
 from sparkring.training.model.recipe_model import start_model
-from sparkring.training.models.task import Task
 from sparkring.training.optim.build import build_optimizer
 from sparkring.training.optim.schedules import after_value, make_schedule, scaled_lr
 from sparkring.training.parallel.compose import build_strategy
@@ -63,43 +58,30 @@ from sparkring.training.parallel.local import OptimizerFactory
 from sparkring.training.parallel.servers.link import ServersAt
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.strategy import Strategy
-from sparkring.training.tables.files import RowFile, check_whole
 from sparkring.training.tables.hot_ids import HotIds
 from sparkring.training.worker.agreement import agree_threads, agreed_model, peers, seed_everything
 from sparkring.training.worker.device import pick_device
+from sparkring.training.worker.parts import (
+    MODEL_FOLDER,
+    RankParts,
+    check_continues,
+    open_checkpoints,
+    score_test_split,
+)
 from sparkring.training.worker.payload import TrainPayload
 from sparkring.training.worker.result import IdUses, ServerTotals, WorkerResult
 from sparkring.training.worker.splits import Splits, left_out
 
 log = logging.getLogger(__name__)
-MODEL_FOLDER = "model"  # below the run folder
 HOT_IDS = 20  # of each sparse table, in the result
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What one training is made of on this rank."""
+class Parts(RankParts):
+    """What training a network is made of on this rank."""
 
-    ctx: WorkerContext
-    payload: TrainPayload
-    config: RunConfig
-    manifest: DatasetManifest
-    run: Storage
     strategy: Strategy
     model: TrainableModel
-    gather: Callable[[bytes], list[bytes]]  # between all ranks
-    hooks: Hooks
-    checkpoints: Checkpointer
-    latest: CheckpointInfo | None  # the checkpoint to go on from
-    splits: Splits
-
-    @property
-    def task(self) -> Task:
-        return self.model.task
-
-    def whole_split(self) -> WholeSplit:
-        """A collector for one evaluation."""
-        return WholeSplit(self.task, self.gather, self.strategy.is_data_leader, self.manifest.weight is not None)
 
 
 def train(ctx: WorkerContext) -> WorkerResult:
@@ -142,7 +124,21 @@ def train(ctx: WorkerContext) -> WorkerResult:
         # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
         seed_everything(config.train.seed, strategy.data_rank)
         splits = Splits(ctx, config, dataset, manifest, strategy, device, model.columns.read)
-        parts = Parts(ctx, payload, config, manifest, run, strategy, model, gather, hooks, checkpoints, latest, splits)
+        parts = Parts(
+            ctx=ctx,
+            payload=payload,
+            config=config,
+            manifest=manifest,
+            run=run,
+            strategy=strategy,
+            task=model.task,
+            gather=gather,
+            hooks=hooks,
+            checkpoints=checkpoints,
+            latest=latest,
+            splits=splits,
+            model=model,
+        )
         result = _train(parts, began)
         failed = False
         return result
@@ -233,7 +229,7 @@ def make_callbacks(
         with strategy.averaged():
             return evaluate_split(
                 strategy,
-                valid,
+                valid.batches(),
                 parts.task,
                 on_progress=lambda n: ctx.heartbeat(step, f"evaluate batch {n + 1} of {valid.steps_per_epoch}"),
                 whole=parts.whole_split() if gathers else None,
@@ -288,43 +284,6 @@ def loss_seen(strategy: Strategy, loss_sum: float) -> float:
     return loss_sum * strategy.parts
 
 
-def open_checkpoints(
-    ctx: WorkerContext, config: RunConfig, run: Storage, hooks: Hooks, strategy: Strategy
-) -> Checkpointer:
-    """Open the run's checkpoints; driver and hooks hear of each that is committed. Collective.
-
-    Args:
-        ctx: of this rank.
-        config: the recipe.
-        run: the run folder.
-        hooks: of the user.
-        strategy: carries what ranks say to each other.
-    """
-    keep = config.checkpoint
-
-    def on_commit(info: CheckpointInfo) -> None:
-        data = {"step": info.step, "uri": info.uri, "metric": info.metric, "bytes": info.bytes, "world": info.world}
-        ctx.event("checkpoint", data)
-        hooks.committed(CheckpointSeen(info.step, info.uri, info.bytes))
-
-    return Checkpointer(
-        run.at(CHECKPOINTS),
-        peers(strategy, ctx, keep.timeout_s, ROUNDS_OF_SAVE),
-        Retention(keep.keep_last, keep.keep_best, keep.keep_every, config.train.best_mode),
-        asynchronous=keep.asynchronous,
-        on_commit=on_commit,
-        on_progress=ctx.on_progress,
-        check=check_usable,
-    )
-
-
-def check_usable(trainer: dict[str, Any], tables: Mapping[str, Sequence[Mapping[str, RowFile]]]) -> None:
-    """Raise ValueError where training cannot go on from a checkpoint's values, or a table lacks some of its rows."""
-    TypeAdapter(LoopRecord).validate_python(trainer)
-    for name, files in tables.items():
-        check_whole(name, files)
-
-
 def resume(parts: Parts, record: dict[str, Any]) -> TrainerState:
     """Load the newest good checkpoint into the strategy and return its state; a new state without a checkpoint.
 
@@ -342,16 +301,7 @@ def resume(parts: Parts, record: dict[str, Any]) -> TrainerState:
     strategy.load_state_dict(weights)
     load_tables(parts, latest)
     stored = check.validate_python(restored.trainer)
-    passes = record.get("accumulate")
-    before = {"dataset": stored["dataset"], PASSES: stored.get("accumulate", passes)} | stored["order"]
-    if differences := explain_difference(before, {"dataset": record["dataset"], PASSES: passes} | record["order"]):
-        message = f"{latest.uri}: was trained on other batches: {'; '.join(differences)}"
-        if not keep.allow_other_order:
-            raise ValueError(
-                f"{message}. Give the run another name, set checkpoint.resume=false to start anew, "
-                "or checkpoint.allow_other_order=true to go on all the same"
-            )
-        log.warning("%s; going on because checkpoint.allow_other_order is set", message)
+    check_continues(latest, stored, record, keep)
     state = stored["state"]
     parts.ctx.event("resumed", {"step": state.step, "uri": latest.uri, "skipped": list(latest.skipped)})
     return state
@@ -464,25 +414,6 @@ def with_progress(values: Iterator[Any], on_progress: Callable[[int], None]) -> 
     for number, value in enumerate(values):
         on_progress(number)
         yield value
-
-
-def score_test_split(parts: Parts, test: Reader | None, result: WorkerResult) -> WorkerResult:
-    """Add the metrics over `train.test_split`, and the file of this rank's predictions where the task has any."""
-    ctx, strategy, task = parts.ctx, parts.strategy, parts.task
-    if test is None:
-        return result
-    predictions = Predictions(task) if strategy.is_data_leader else None
-    metrics = evaluate_split(
-        strategy,
-        test,
-        task,
-        on_batch=predictions.add if predictions else None,
-        on_progress=lambda n: ctx.heartbeat(result.steps, f"test batch {n + 1} of {test.steps_per_epoch}"),
-        whole=parts.whole_split() if task.split_metric_names() else None,
-    )
-    name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
-    file = predictions.write(parts.run, name) if predictions else None
-    return replace(result, test=metrics, test_left_out=left_out(test), predictions=file)
 
 
 def optimizer_factory(optim: OptimConfig) -> OptimizerFactory:

@@ -21,6 +21,32 @@ etl:
 """
 
 
+OF_NETWORKS = (
+    "parallel.pp=2",
+    "parallel.tp=2",
+    "parallel.cp=2",
+    "parallel.zero=1",
+    "parallel.shard=2",
+    "parallel.engine=torch",
+    "parallel.accumulate=2",
+    "parallel.micro_batches=2",
+    "parallel.offload=true",
+    "parallel.activation_checkpointing=true",
+    "parallel.precision=bf16",
+    "parallel.compress.codec=int8",
+    "parallel.averaging.kind=local_sgd",
+    "parallel.servers.per_host=1",
+    "optim.ema=0.9",
+    "optim.groups=[{match: a, frozen: true}]",
+    "train.compile=true",
+    "model.start=weights.safetensors",
+    "warm_start={model: /m}",
+    "data.reader=petastorm",
+    "data.mix={parts: [{dataset: a}, {dataset: b}]}",
+    "data.audit=true",
+)
+
+
 def recipe(tmp_path: Path, text: str) -> str:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
@@ -41,6 +67,12 @@ def problems(tmp_path: Path, text: str, *overrides: str) -> list[str]:
         (SMALL + "train: {steps: 10}\noptim: {warmup_steps: 10}\n", "optim.warmup_steps = 10"),
         (SMALL + "train: {valid_split: test}\n", "train.test_split = 'test'"),
         (SMALL + "report: {must_beat: [loss], baselines: false}\n", "report.baselines is false"),
+        (SMALL + "model: {family: trees, task: my.task:Mine}\n", "model.task = 'my.task:Mine': trees learn binary, "),
+        (SMALL + "model: {family: trees}\ntrain: {device: cuda}\n", "train.device = 'cuda': trees are trained on CPUs"),
+        (
+            ETL.replace("{kind: numeric}", "{kind: hashed}") + "model: {family: trees}\n",
+            "etl.features.id: trees split numbers and categories, none of kind hashed; make it categorical",
+        ),
         (SMALL + "report: {must_beat: [perplexity]}\n", "baselines of model.task = 'binary' have"),
         (SMALL + "report: {must_beat: [loss]}\ntrain: {test_split: null}\n", "train.test_split is null"),
         (SMALL + "report: {must_beat: [loss]}\nmodel: {task: my.task:Mine}\n", "no baselines for model.task"),
@@ -164,6 +196,7 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         (["warm_start.model=/m"], "warm_start.after_correction=warm"),
         ([], "tables.betas=[0.5, 0.5]"),
         (["tables.optimizer=sgd"], "tables.eps=1"),
+        *((["model.family=trees"], key) for key in OF_NETWORKS),
     ],
 )
 def test_a_key_without_effect_is_refused_and_its_default_is_not(tmp_path: Path, run: list[str], idle: str) -> None:

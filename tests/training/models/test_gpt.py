@@ -82,7 +82,7 @@ def test_padding_is_not_counted_as_predicted_tokens() -> None:
     tokens[0, :11] = 1
     batch = Batch({"tokens": tokens}, 3, 2, 2, weight=torch.tensor([1.0, 1.0, 0.0]))
     reader = SimpleNamespace(batches=lambda: iter([batch]))
-    found = evaluate_split(Uniform(), reader, LanguageModelTask(pad_id=5))  # type: ignore[arg-type]
+    found = evaluate_split(Uniform(), reader.batches(), LanguageModelTask(pad_id=5))  # type: ignore[arg-type]
     assert found["loss"] == pytest.approx(math.log(6)) and found["bits_per_token"] == pytest.approx(math.log2(6))
     assert found["token_accuracy"] == 1.0
 

@@ -1,0 +1,169 @@
+"""A model of trees predicts from raw rows what its training saw, and is written as XGBoost's own file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import xgboost
+
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.config import RunConfig
+from sparkring.conf.load import ConfigError
+from sparkring.conf.manifest import read_manifest
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.stored import StoredError
+from sparkring.pipelines.context.etl_step import Dataset
+from sparkring.pipelines.evaluation.split_rows import split_rows
+from sparkring.pipelines.model.export import export
+from sparkring.pipelines.model.model_start import start_problems
+from sparkring.pipelines.model.sources import model_sources, requirements
+from sparkring.pipelines.promotion.champion import predict_test_rows, read_champion
+from sparkring.pipelines.serving import Predictor, load_trusted
+from sparkring.pipelines.tracking.alias import Version
+from sparkring.pipelines.validate import recipe as recipe_module
+from sparkring.training.model.folder import describe_model, model_files, weights_sha256
+from sparkring.training.model.recipe_model import pick_columns
+from sparkring.training.trees.columns import TreeColumns, seen_by
+from sparkring.training.trees.model import write_trees
+from tests.training.trees.tables import write_homes
+
+CONFIG = RunConfig.model_validate({"name": "homes", "dataset": "somewhere", "model": {"family": "trees"}})
+CODES = {None: np.nan, "Bern": 1, "Oslo": 2, "Rome": 3, "Lima": 4}
+
+
+def raw_rows(folder: Path) -> pd.DataFrame:
+    return pq.read_table(folder / "test.parquet", columns=["price", "city", "area", "place"]).to_pandas()
+
+
+def matrix(rows: pd.DataFrame) -> np.ndarray:
+    """The rows as a person would give them to the library."""
+    city = [CODES.get(None if pd.isna(name) else name, 1) for name in rows["city"]]
+    return np.column_stack([rows["price"], city, rows["area"], np.stack(rows["place"])]).astype(np.float32)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return write_homes(tmp_path / "table")
+
+
+@pytest.fixture
+def model(tmp_path: Path, table: Path) -> Storage:
+    """A model folder as training leaves it."""
+    manifest, folder = read_manifest(open_storage(str(table))), open_storage(str(tmp_path / "model"))
+    seen = seen_by(CONFIG.model, manifest)
+    columns = TreeColumns.of(seen, pick_columns(seen, CONFIG.model).features)
+    rows, labels = matrix(raw_rows(table)), pq.read_table(table / "test.parquet")["label"].to_numpy()
+    data = xgboost.QuantileDMatrix(
+        rows, labels, feature_names=columns.names, feature_types=columns.types, enable_categorical=True
+    )
+    write_trees(folder, xgboost.train({"objective": "binary:logistic", "nthread": 1}, data, 20))
+    describe_model(folder, CONFIG, manifest)
+    return folder
+
+
+def predictor(model: Storage) -> Predictor:
+    found = load_trusted(model.uri)
+    assert isinstance(found, Predictor)
+    return found
+
+
+def test_raw_rows_are_predicted_as_by_the_library_alone(model: Storage, table: Path) -> None:
+    rows, served = raw_rows(table), predictor(model)
+    alone = xgboost.Booster(model_file=f"{model.uri}/trees.ubj").inplace_predict(matrix(rows))
+    found = served.predict(rows)["prediction"].to_numpy()
+    np.testing.assert_allclose(found, alone, rtol=1e-6)
+    assert len(np.unique(found)) > 50
+    stored = served.scores_of_stored(pq.read_table(table / "test.parquet", columns=served.stored_columns))
+    assert found.tobytes() == stored.tobytes(), "a raw row is to the model what a stored one is"
+
+
+def test_a_null_is_missing_and_a_category_never_seen_is_one_outside_the_list(model: Storage) -> None:
+    served, place = predictor(model), [0.0, 0.0]
+    odd = pd.DataFrame({"price": [None, 3.0], "city": ["Atlantis", None], "area": [None, 1.0], "place": [place, place]})
+    bern = odd.assign(city=["Bern", None])
+    found = served.predict(odd)["prediction"].to_numpy()
+    assert np.isfinite(found).all() and found.tobytes() == served.predict(bern)["prediction"].to_numpy().tobytes()
+    np.testing.assert_allclose(
+        found, xgboost.Booster(model_file=f"{model.uri}/trees.ubj").inplace_predict(matrix(odd)), rtol=1e-6
+    )
+
+
+def test_a_model_has_its_own_files_and_their_hash(model: Storage) -> None:
+    assert model_files(model) == ["config.json", "manifest.json", "trees.ubj"]
+    assert weights_sha256(model) == model.sha256("trees.ubj")
+
+
+def test_damaged_trees_are_refused(model: Storage) -> None:
+    data = model.read_bytes("trees.ubj")
+    model.put_atomic("trees.ubj", data[: len(data) // 2])
+    with pytest.raises(StoredError, match=r"trees\.ubj: no trees of XGBoost"):
+        load_trusted(model.uri)
+    model.delete("trees.ubj")
+    with pytest.raises(StoredError, match="it has no"):
+        load_trusted(model.uri)
+
+
+def test_trees_of_other_columns_are_refused(model: Storage) -> None:
+    other = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"inputs": ["area"]})})
+    model.put_atomic("config.json", json.dumps(other.model_dump(mode="json")).encode())
+    with pytest.raises(StoredError, match=r"its columns are \['price', .* those of the folder's manifest \['area'\]"):
+        load_trusted(model.uri)
+
+
+@pytest.mark.parametrize("form", [None, "ubj", "json"])
+def test_the_exported_file_is_the_librarys_own(model: Storage, table: Path, tmp_path: Path, form: str | None) -> None:
+    out, said = tmp_path / f"out.{form or 'ubj'}", list[str]()
+    assert export(model.uri, form, out, TrackingConfig(), said.append) == 0  # type: ignore[arg-type]
+    assert said == [f"{model.uri}: {out}: 20 rounds over 5 columns, as XGBoost's own file"]
+    booster = xgboost.Booster(model_file=out)
+    rows = raw_rows(table)
+    np.testing.assert_allclose(
+        booster.inplace_predict(matrix(rows)), predictor(model).predict(rows)["prediction"], rtol=1e-6
+    )
+    about = json.loads(booster.attr("sparkring") or "")
+    assert about["features"][1]["values"] == ["Oslo", "Rome", "Lima"] and about["task"] == "binary"
+
+
+def test_a_format_of_networks_is_refused(model: Storage, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--format pt2: a model of family trees is written as ubj or json"):
+        export(model.uri, "pt2", tmp_path / "x.pt2", TrackingConfig(), print)
+
+
+def test_what_it_takes_to_load_the_model_travels_with_it() -> None:
+    sources = model_sources(CONFIG)
+    assert "sparkring/training/trees/model.py" in sources.files
+    assert any(line.startswith("xgboost") for line in requirements(sources.packages))
+    assert "xgboost" not in model_sources(CONFIG.model_copy(update={"model": CONFIG.model.model_copy(
+        update={"family": "net"})})).packages  # fmt: skip
+
+
+def test_a_network_does_not_start_with_trees(model: Storage) -> None:
+    net = RunConfig.model_validate({"name": "n", "dataset": "d", "model": {"start": model.uri}})
+    (problem,) = start_problems(net).recipe
+    assert problem.startswith(f"model.start.weights = {model.uri!r}: is of family trees")
+
+
+def test_trees_without_their_package_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_module, "find_spec", lambda name: None)
+    problems = recipe_module.recipe_problems(CONFIG)
+    (problem,) = problems.recipe
+    assert problem == "model.family = 'trees': needs XGBoost, which is not installed: pip install 'sparkring[trees]'"
+
+
+def test_a_champion_of_trees_scores_the_rows_of_another_dataset(model: Storage, tmp_path: Path) -> None:
+    """Whatever family is trained today; by the champion's own codes."""
+    folder = open_storage(str(write_homes(tmp_path / "now")))
+    manifest = read_manifest(folder)
+    states = [dict(state) for state in manifest.features["features"]]
+    states[1]["values"] = ["Bern", "Lima", "Rome", "Oslo"]
+    now = Dataset(manifest.model_copy(update={"features": manifest.features | {"features": states}}), folder)
+    champion = read_champion(Version("homes", "1", at_ms=1), model, CONFIG)
+    net = RunConfig.model_validate({"name": "homes", "dataset": "somewhere"})
+    found = predict_test_rows(champion, net, now, split_rows(now, "test", net.data, []))
+    expected = predictor(model).predict(raw_rows(tmp_path / "now"))["prediction"].to_numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -1,0 +1,1 @@
+"""Gradient-boosted trees by XGBoost: the only room that imports it."""

@@ -1,0 +1,56 @@
+"""Trained trees: one file of XGBoost's own, and what they predict for rows of the dataset's tensors."""
+
+from __future__ import annotations
+
+import torch
+import xgboost
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import StoredError
+from sparkring.training.data.batch import Columns
+from sparkring.training.model.folder import TREES_FILE
+from sparkring.training.model.recipe_model import pick_columns
+from sparkring.training.trees.columns import TreeColumns
+
+
+class TreesModel:
+    """Computes what a task takes for a model's outputs: the sums of leaf values, before any link function.
+
+    Called as a module is: `model(columns)` with tensors by name gives (rows,) or (rows, classes or labels) float32.
+    """
+
+    def __init__(self, booster: xgboost.Booster, columns: TreeColumns) -> None:
+        self.booster, self.columns = booster, columns
+
+    def __call__(self, columns: Columns) -> torch.Tensor:
+        sums = self.booster.inplace_predict(self.columns.matrix(columns), predict_type="margin")
+        return torch.from_numpy(sums)
+
+
+def read_trees(folder: Storage, config: RunConfig, manifest: DatasetManifest, threads: int = 1) -> TreesModel:
+    """Read the trees of a model folder. StoredError for a file that is damaged, or of another dataset's columns.
+
+    Args:
+        folder: the model's.
+        config: its recipe.
+        manifest: of the dataset it was trained on.
+        threads: that predict.
+    """
+    booster = xgboost.Booster({"nthread": threads})
+    try:
+        booster.load_model(bytearray(folder.read_bytes(TREES_FILE)))
+    except xgboost.core.XGBoostError as error:
+        raise StoredError(f"{folder.uri}/{TREES_FILE}: no trees of XGBoost {xgboost.__version__} ({error})") from error
+    columns = TreeColumns.of(manifest, pick_columns(manifest, config.model).features)
+    if booster.feature_names != columns.names or booster.feature_types != columns.types:
+        raise StoredError(
+            f"{folder.uri}/{TREES_FILE}: its columns are {booster.feature_names}, those of the folder's manifest "
+            f"{columns.names}"
+        )
+    return TreesModel(booster, columns)
+
+
+def write_trees(folder: Storage, booster: xgboost.Booster) -> None:
+    folder.put_atomic(TREES_FILE, bytes(booster.save_raw("ubj")))

@@ -1,0 +1,67 @@
+"""The recipe's `trees` block as XGBoost's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sparkring.conf.blocks.model import ModelConfig
+from sparkring.conf.blocks.trees import TreesConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, LabelForm, TaskKind
+
+OBJECTIVES = {
+    BINARY.name: "binary:logistic",
+    MULTICLASS.name: "multi:softprob",
+    MULTILABEL.name: "binary:logistic",  # trees for each label
+    REGRESSION.name: "reg:squarederror",
+    POISSON.name: "count:poisson",
+}
+"""Task -> objective whose sums of leaf values are the outputs that the task's loss takes (training/tasks.py)."""
+
+
+def booster_params(trees: TreesConfig, kind: TaskKind, classes: int, seed: int, threads: int) -> dict[str, Any]:
+    """Make the parameters of a booster. `subsample` and `columns_per_tree` are sample.py's.
+
+    Args:
+        trees: the recipe's block.
+        kind: of the task.
+        classes: how many there are; of other tasks unused.
+        seed: of the samples of rows and columns.
+        threads: of this rank.
+    """
+    params = {
+        "objective": OBJECTIVES[kind.name],
+        "tree_method": "hist",
+        "device": "cpu",
+        "disable_default_eval_metric": True,  # ours are computed from predictions
+        "learning_rate": trees.learning_rate,
+        "max_depth": trees.max_depth,
+        "min_child_weight": trees.min_child_weight,
+        "reg_lambda": trees.l2,
+        "gamma": trees.min_gain,
+        "max_bin": trees.max_bin,
+        "seed": seed,
+        "nthread": threads,
+        "verbosity": 1,
+    }
+    return params | ({"num_class": classes} if kind.form is LabelForm.CLASS else {})
+
+
+def count_classes(
+    manifest: DatasetManifest, model: ModelConfig, labels: torch.Tensor, gather: Callable[[bytes], list[bytes]]
+) -> int:
+    """Count the classes of a label: those of its texts, or up to the largest number on any rank. Collective.
+
+    Args:
+        manifest: of the dataset.
+        model: the recipe's block.
+        labels: of this rank's training rows.
+        gather: all-gather of bytes between the ranks.
+    """
+    if model.kind.form is not LabelForm.CLASS:
+        return 1
+    largest = int(labels.max()) if len(labels) else 0
+    return len(manifest.classes) or 1 + max(int(answer) for answer in gather(str(largest).encode()))

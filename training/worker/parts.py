@@ -1,0 +1,134 @@
+"""What a training is made of on one rank, and what every kind of model does the same way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from sparkring.conf.blocks.checkpoint import CheckpointConfig
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import Storage
+from sparkring.training.checkpoint.checkpointer import ROUNDS_OF_SAVE, Checkpointer, CheckpointInfo
+from sparkring.training.checkpoint.layout import CHECKPOINTS
+from sparkring.training.checkpoint.policy import Retention
+from sparkring.training.data.batch import Reader
+from sparkring.training.data.resume import PASSES, explain_difference
+from sparkring.training.hooks import CheckpointSeen, Hooks
+from sparkring.training.launch.host.rank import WorkerContext
+from sparkring.training.loop.evaluation import WholeSplit, evaluate_split
+from sparkring.training.loop.fit import LoopRecord
+from sparkring.training.model.predictions import Predictions
+from sparkring.training.models.task import Task
+from sparkring.training.parallel.strategy import Ranks
+from sparkring.training.tables.files import RowFile, check_whole
+from sparkring.training.worker.agreement import peers
+from sparkring.training.worker.payload import TrainPayload
+from sparkring.training.worker.result import WorkerResult
+from sparkring.training.worker.splits import Splits, left_out
+
+log = logging.getLogger(__name__)
+MODEL_FOLDER = "model"  # below the run folder
+
+
+@dataclass(frozen=True)
+class RankParts:
+    """What one training is made of on this rank, whatever model it trains."""
+
+    ctx: WorkerContext
+    payload: TrainPayload
+    config: RunConfig
+    manifest: DatasetManifest
+    run: Storage
+    strategy: Ranks
+    task: Task
+    gather: Callable[[bytes], list[bytes]]  # between all ranks
+    hooks: Hooks
+    checkpoints: Checkpointer
+    latest: CheckpointInfo | None  # the checkpoint to go on from
+    splits: Splits
+
+    def whole_split(self) -> WholeSplit:
+        """A collector for one evaluation."""
+        return WholeSplit(self.task, self.gather, self.strategy.is_data_leader, self.manifest.weight is not None)
+
+
+def open_checkpoints(ctx: WorkerContext, config: RunConfig, run: Storage, hooks: Hooks, ranks: Ranks) -> Checkpointer:
+    """Open the run's checkpoints; driver and hooks hear of each that is committed. Collective.
+
+    Args:
+        ctx: of this rank.
+        config: the recipe.
+        run: the run folder.
+        hooks: of the user.
+        ranks: carry what ranks say to each other.
+    """
+    keep = config.checkpoint
+
+    def on_commit(info: CheckpointInfo) -> None:
+        data = {"step": info.step, "uri": info.uri, "metric": info.metric, "bytes": info.bytes, "world": info.world}
+        ctx.event("checkpoint", data)
+        hooks.committed(CheckpointSeen(info.step, info.uri, info.bytes))
+
+    return Checkpointer(
+        run.at(CHECKPOINTS),
+        peers(ranks, ctx, keep.timeout_s, ROUNDS_OF_SAVE),
+        Retention(keep.keep_last, keep.keep_best, keep.keep_every, config.train.best_mode),
+        asynchronous=keep.asynchronous,
+        on_commit=on_commit,
+        on_progress=ctx.on_progress,
+        check=check_usable,
+    )
+
+
+def check_usable(trainer: dict[str, Any], tables: Mapping[str, Sequence[Mapping[str, RowFile]]]) -> None:
+    """Raise ValueError where training cannot go on from a checkpoint's values, or a table lacks some of its rows."""
+    TypeAdapter(LoopRecord).validate_python(trainer)
+    for name, files in tables.items():
+        check_whole(name, files)
+
+
+def check_continues(
+    latest: CheckpointInfo, stored: LoopRecord, record: Mapping[str, Any], keep: CheckpointConfig
+) -> None:
+    """Raise ValueError where a checkpoint is of another dataset, order or pass, by name.
+
+    Args:
+        latest: the checkpoint.
+        stored: what it says of them.
+        record: what this attempt would store.
+        keep: may allow another order.
+    """
+    passes = record.get("accumulate")
+    before = {"dataset": stored["dataset"], PASSES: stored.get("accumulate", passes)} | stored["order"]
+    if differences := explain_difference(before, {"dataset": record["dataset"], PASSES: passes} | record["order"]):
+        message = f"{latest.uri}: was trained on other batches: {'; '.join(differences)}"
+        if not keep.allow_other_order:
+            raise ValueError(
+                f"{message}. Give the run another name, set checkpoint.resume=false to start anew, "
+                "or checkpoint.allow_other_order=true to go on all the same"
+            )
+        log.warning("%s; going on because checkpoint.allow_other_order is set", message)
+
+
+def score_test_split(parts: RankParts, test: Reader | None, result: WorkerResult) -> WorkerResult:
+    """Add the metrics over `train.test_split`, and the file of this rank's predictions where the task has any."""
+    ctx, strategy, task = parts.ctx, parts.strategy, parts.task
+    if test is None:
+        return result
+    predictions = Predictions(task) if strategy.is_data_leader else None
+    metrics = evaluate_split(
+        strategy,
+        test.batches(),
+        task,
+        on_batch=predictions.add if predictions else None,
+        on_progress=lambda n: ctx.heartbeat(result.steps, f"test batch {n + 1} of {test.steps_per_epoch}"),
+        whole=parts.whole_split() if task.split_metric_names() else None,
+    )
+    name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
+    file = predictions.write(parts.run, name) if predictions else None
+    return replace(result, test=metrics, test_left_out=left_out(test), predictions=file)
