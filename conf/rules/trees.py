@@ -24,8 +24,6 @@ WITHOUT_TREES = (
     "parallel.compress.codec",
     "parallel.averaging.kind",
     "parallel.servers.per_host",
-    "optim.ema",
-    "optim.groups",
     "train.compile",
     "model.start",
     "warm_start",
@@ -35,7 +33,7 @@ WITHOUT_TREES = (
 )
 """Keys of networks alone: set with trees, they would be ignored without a word.
 
-Others may be set, so that one recipe describes both families: model.factory and args, the rest of optim, train.epochs.
+Others may be set, so that one recipe describes both families: model.factory and args, optim, train.epochs.
 """
 
 
