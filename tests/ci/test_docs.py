@@ -110,6 +110,14 @@ def test_the_page_of_a_package_has_a_line_for_every_room(package: str) -> None:
     assert sorted(named) == sorted(rooms(package))
 
 
+@pytest.mark.parametrize("package", sorted({*PACKAGES} - {"tests"}))
+def test_each_folder_of_a_package_has_a_file_to_begin_with(package: str) -> None:
+    page = PAGES[f"docs/explanation/packages/{package}.md"]
+    begins = dict(re.findall(r"^\| `(\w+/)` \| .+ \| `(\w+\.\w+)` \|$", page, re.M))
+    assert begins.keys() == {name for name in rooms(package) if name.endswith("/")}
+    assert [name for name in begins if not (ROOT / package / name / begins[name]).is_file()] == []
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_page_of_a_package_says_which_three_files_to_read_first(package: str) -> None:
     first = re.search(r"Three files to read first: (.*?)\n\n", PAGES[f"docs/explanation/packages/{package}.md"], re.S)
