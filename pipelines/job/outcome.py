@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
+from sparkring.conf.rules.recipe import RECIPE
+from sparkring.conf.rules.rule import find_problems
 from sparkring.pipelines.evaluation.trees import named_beside
 from sparkring.pipelines.run.trial import TAG
 from sparkring.training.worker.result import TrainResult, WorkerResult
@@ -72,6 +74,7 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
         "report": f"{result.run}/report.html",
         "browse": result.tracking_url or f"sparkring ui {recipe}   (MLflow experiment {experiment!r})",
         "longer": longer_command(result, resolved),
+        "trees": trees_command(result, resolved),
         "next": next_command(resolved, model),
         "time": _time_line(result.timings),
     }
@@ -88,16 +91,36 @@ def longer_command(result: TrainResult, resolved: Resolved) -> str:
 
     Not for a trial, which is short on purpose, nor for a date, whose recipe decides for all dates.
     """
-    train = resolved.config.train
+    config, train = resolved.config, resolved.config.train
     evaluations = len(result.history.get(f"valid/{train.best_metric}", ()))
-    is_short = TAG in resolved.config.tracking.tags or resolved.interval is not None
-    if is_short or evaluations < 2 or result.train.best_step != result.train.steps:
+    if not _is_whole(resolved) or evaluations < 2 or result.train.best_step != result.train.steps:
         return ""
     limit = f"train.steps={2 * train.steps}" if train.steps is not None else f"train.epochs={2 * (train.epochs or 1)}"
-    if resolved.config.model.is_trees:
-        limit = f"trees.rounds={2 * resolved.config.trees.rounds}"
-    command = shlex.join(["sparkring", "run" if resolved.config.etl is not None else "train", resolved.recipe, limit])
-    return f"{command}   (the last evaluation was the best)"
+    if config.model.is_trees:
+        limit = f"trees.rounds={2 * config.trees.rounds}"
+    return f"{_again(resolved, limit)}   (the last evaluation was the best)"
+
+
+def trees_command(result: TrainResult, resolved: Resolved) -> str:
+    """What trains trees on the same dataset, where they are certainly better than this network; empty for others."""
+    config, gap = resolved.config, result.trees_gap
+    if gap is None or not gap.is_worse or config.model.is_trees or not _is_whole(resolved):
+        return ""
+    of_trees = config.model_copy(update={"model": config.model.model_copy(update={"family": "trees"})})
+    if find_problems(RECIPE, of_trees):
+        return ""
+    return f"{_again(resolved, 'model.family=trees')}   (trains trees instead)"
+
+
+def _is_whole(resolved: Resolved) -> bool:
+    """Whether a run is neither a trial nor of a date."""
+    return TAG not in resolved.config.tracking.tags and resolved.interval is None
+
+
+def _again(resolved: Resolved, setting: str) -> str:
+    """The command of this run, with one more setting."""
+    verb = "run" if resolved.config.etl is not None else "train"
+    return shlex.join(["sparkring", verb, resolved.recipe, setting])
 
 
 def next_command(resolved: Resolved, model: ModelPlace) -> str:

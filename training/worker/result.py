@@ -288,6 +288,11 @@ class TreesGap:
     theirs: float
     half_width: float  # of the 95 % interval of ours - theirs, by the variance over rows
 
+    @property
+    def is_worse(self) -> bool:
+        """Whether the model is certainly worse than the trees."""
+        return self.ours - self.theirs > self.half_width
+
     def describe(self, loss: str, trees: str = "gradient-boosted trees") -> str:
         """What the model is beside the trees, in words that follow "it is".
 

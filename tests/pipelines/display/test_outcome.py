@@ -16,6 +16,7 @@ from sparkring.pipelines.job.outcome import (
     next_command,
     outcome,
     score_table,
+    trees_command,
 )
 from sparkring.pipelines.run.trial import TAG
 from sparkring.training.worker.result import MODEL, TreesGap
@@ -99,6 +100,26 @@ def test_a_run_whose_last_evaluation_was_the_best_says_how_to_train_longer(
     assert found == (f"sparkring {command}   (the last evaluation was the best)" if command else "")
     said = outcome(result, resolved(tmp_path, *words), ModelPlace("m"))
     assert ("longer" in said) == bool(command)
+
+
+@pytest.mark.parametrize(
+    ("words", "ours", "command"),
+    [
+        ([], 0.5, "sparkring train 'my sales.yaml' model.family=trees   (trains trees instead)"),
+        ([], 0.37, ""),
+        (["model.family=trees"], 0.5, ""),
+        (["parallel.zero=1"], 0.5, ""),
+        ([f"tracking.tags={{{TAG}: 100 rows}}"], 0.5, ""),
+    ],
+    ids=["worse", "within the interval", "trees already", "a recipe that trees refuse", "a trial"],
+)
+def test_a_network_that_loses_to_trees_says_how_to_train_them(
+    tmp_path: Path, words: list[str], ours: float, command: str
+) -> None:
+    gap = TreesGap(rows=100, ours=ours, theirs=0.25, half_width=0.125)
+    result, given = train_result(trees_gap=gap), resolved(tmp_path, *words)
+    assert trees_command(result, given) == command
+    assert ("  trees " in outcome(result, given, ModelPlace("m"))) == bool(command)
 
 
 REGISTERED, CHAMPION = ModelPlace("", "models:/s/7"), ModelPlace("", "models:/s/7", has_alias=True)
