@@ -36,11 +36,11 @@ def recipe(tmp_path: Path, *words: str) -> RunConfig:
 
 def test_scores_are_a_table_with_blanks_where_a_model_has_none() -> None:
     assert score_table({"a": {"loss": 350170946.29}}, "t")[1].split() == ["a", "350,170,946"]
-    scores = {MODEL: {"loss": 0.59912, "auc": 0.7}, "majority rate": {"auc": 0.5, "accuracy": 2 / 3}}
+    scores = {MODEL: {"loss": 0.59912, "auc": 0.7}, "majority rate": {"auc": 0.0, "accuracy": 2 / 3}}
     assert score_table(scores, "test split") == [
         "test split       loss     auc  accuracy",
         f"{MODEL:<13}  0.5991  0.7000",
-        "majority rate          0.5000    0.6667",
+        "majority rate          0.0000    0.6667",
     ]
 
 
