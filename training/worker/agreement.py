@@ -116,9 +116,9 @@ def peers(strategy: Strategy, ctx: WorkerContext, timeout_s: float, behind: int 
         strategy: may have one of its own.
         ctx: of this rank.
         timeout_s: of Gloo's.
-        behind: see Strategy.open_gather.
+        behind: see Meeting.open_gather.
     """
-    gather = strategy.open_gather(behind)
+    gather = strategy.meeting.open_gather(behind)
     if gather is not None:
         return Peers(ctx.rank, ctx.world_size, gather)
     return torch_peers(timedelta(seconds=timeout_s)) if ctx.world_size > 1 else solo()
