@@ -18,14 +18,14 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import nn
 
-from sparkring.training.data.batch import Batch, BatchShare
+from sparkring.training.data.batch import Batch
 from sparkring.training.models.initial import EagerValue, InitialModel, eager_model, named_tensors
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.models.task import Task
@@ -34,6 +34,7 @@ from sparkring.training.parallel.gradients import REACH_STEPS, clip_factor, squa
 from sparkring.training.parallel.local import LocalStep, OptimizerFactory, StepInfo
 from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 from sparkring.training.parallel.process_groups import RankContext
+from sparkring.training.parallel.servers.late import LateNotes
 from sparkring.training.parallel.servers.link import ServerLink
 from sparkring.training.parallel.servers.tables import ServedTables
 from sparkring.training.parallel.sparse import TableSettings, distinct_ids
@@ -43,23 +44,6 @@ from sparkring.training.servers.client import Gradient, Pulled, cut_gradient, gl
 from sparkring.training.servers.definition import Definition
 from sparkring.training.servers.messages import PushReply, ShardStatus
 from sparkring.training.tables.hashing import Ids
-
-LATE = "late"  # name of the LateNote there
-
-
-@dataclass(frozen=True)
-class LateNote:
-    """What became of the residuals of a codec that rank 0 adds to its gradients, for the process that replaces it.
-
-    clock: of the push that follows. version: of the first server at its pull. part: (clock, stream) with backup
-    workers. waiting: names of the residuals that no step before it has. added: those of them that it has.
-    """
-
-    clock: int
-    version: int
-    part: tuple[int, int] | None
-    waiting: list[str]
-    added: list[str]
 
 
 class ServersStrategy(Strategy):
@@ -89,6 +73,7 @@ class ServersStrategy(Strategy):
         local = LocalStep(context, SingleProcess("servers"), placement, clip_norm, None, tables)
         super().__init__(local, link, link.rank, link.world)
         self.link, self.settings = link, context.config.servers
+        self.late = LateNotes(link.client, local.residuals)
         local.averaged_ranks, local.is_alone = self.parts, False
         local.make_tables = self._make_tables
         self._served = self._make_tables({})
@@ -212,8 +197,7 @@ class ServersStrategy(Strategy):
         """Push this rank's gradient; the servers' answers, and its norm before it was clipped."""
         gradient, own = self.gradient(lr)
         assert self._pulled is not None
-        if self.local.residuals.late:
-            self._note_late(self._pulled.versions[0], self.local.residuals.added if math.isfinite(own) else [])
+        self.late.before_push(self.clock, self._pulled.versions[0], self._batch, math.isfinite(own))
         pushes = cut_gradient(gradient, self.definition, self.rank, self.clock, self.attempt, self._pulled.versions)
         with self.local.data_parallel.waiting():
             frames = self.link.client.push(pushes)
@@ -224,31 +208,9 @@ class ServersStrategy(Strategy):
     def _made(self, info: StepInfo) -> StepInfo:
         self.local.count_memory()
         if info.counted and not info.skipped:
-            self._commit_late()
+            self.late.commit(self.clock, self._batch)
         self.link.clock, self.attempt = self.clock + 1, 0
         return info
-
-    def _note_late(self, version: int, added: Sequence[str]) -> None:
-        """Leave a LateNote at the first server before a push, or after one that was counted."""
-        part = self._batch.part if self._batch is not None else None
-        place = None if part is None else (part.clock, part.stream)
-        note = LateNote(self.clock, version, place, sorted(self.local.residuals.late), list(added))
-        self.link.client.keep(LATE, json.dumps(asdict(note)).encode())
-
-    def _commit_late(self) -> None:
-        """Drop the residuals that the step just made has."""
-        if self.local.residuals.added:
-            self.local.residuals.commit()
-            self._note_late(0, [])
-
-    def _resume_late(self, version: int) -> None:
-        """Drop the residuals that the pushes of the dead process have. `version`: of the first server."""
-        note = LateNote(**json.loads(self.link.client.kept(LATE)))
-        late = {name: self.local.residuals.late[name] for name in note.waiting if name in self.local.residuals.late}
-        self.local.residuals.late, self.local.residuals.added = late, [name for name in note.added if name in late]
-        made = note.clock < self.clock and version > note.version  # a skipped step leaves the version
-        if made and (note.part is None or BatchShare(*note.part) in self.link.client.counted()):
-            self._commit_late()
 
     def _own_info(self, norm: float) -> StepInfo:
         """Of a step that this rank has made by itself; those of all are counted when ranks have met."""
@@ -305,15 +267,13 @@ class ServersStrategy(Strategy):
         """See Strategy.begin."""
         self.link.meet(b"")  # every server knows by now that no step is made yet
         if self.rank == 0 and not self.is_replacement:
-            if self.local.residuals.late:
-                self._note_late(0, [])
+            self.late.begin(self.clock)
             self.link.client.begin(step)
         self.link.meet(b"")  # others may wait here for a rank that has died between the two
         if self.is_replacement:
             self.link.clock, self.attempt, version = self.link.client.restart()
             self.link.go_on(self.clock, self.clock > step and meets_after(self.clock))
-            if self.local.residuals.late:
-                self._resume_late(version)
+            self.late.take_over(self.clock, version)
             return self.clock, self.link.kept()
         self.link.clock, self.link.begun = step, True
         return None
