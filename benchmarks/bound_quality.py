@@ -71,9 +71,8 @@ class Workers:
 
     def push(self, worker: int, clock: int, batch: Batch, pulled: Pulled) -> None:
         """Compute with what was pulled, and push."""
-        self.strategy.rank, self.strategy.clock = worker, clock
+        self.strategy.rank, self.strategy.link.clock = worker, clock
         self.strategy.compute(batch, pulled, self.strategy.distinct_ids(batch))
-        self.strategy.awaits_step = False
         gradient, _ = self.strategy.gradient(self.lr)
         self.strategy.prepared.optimizer.zero_grad(set_to_none=True)
         (push,) = cut_gradient(gradient, self.shard.definition, worker, clock, 0, pulled.versions)

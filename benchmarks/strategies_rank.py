@@ -125,7 +125,7 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, seconds
     bare = BARE[name.partition(",")[0]](model(), part.columns["tokens"], rank, world, passes, bf16)
     for _ in range(WARM_UP):
         our_loss, bare_loss = ours(), bare()
-    losses = [float(strategy.sum_over_data(our_loss.reshape(1)).sum()) / rows, mean_loss(bare_loss)]
+    losses = [float(strategy.meeting.sum_over_data(our_loss.reshape(1)).sum()) / rows, mean_loss(bare_loss)]
     off = 1e-2 if bf16 else 1e-3
     assert abs(losses[0] - losses[1]) < off, f"{name}: ours and bare code do not train the same: {losses}"
     gc.collect()

@@ -103,10 +103,10 @@ def trained(strategy: MeshStrategy, dtype: torch.dtype, uneven: bool = False) ->
         losses.append(float(loss))
         if step == 12:  # ranks meet, and go on
             with strategy.averaged():
-                strategy.sum_over_data(torch.ones(2, dtype=torch.float64))
+                strategy.meeting.sum_over_data(torch.ones(2, dtype=torch.float64))
     with strategy.averaged():
         outputs = strategy.evaluate(rank_part(rating_batch(99, dtype), strategy, uneven))
-        losses = strategy.sum_over_data(torch.tensor(losses, dtype=torch.float64)).tolist()
+        losses = strategy.meeting.sum_over_data(torch.tensor(losses, dtype=torch.float64)).tolist()
         dense = full_state(strategy)
         tables = strategy.tables.tables
         dumps = {name: vars(table.table.dump(table.own_buckets)) for name, table in tables.items()}
@@ -117,7 +117,7 @@ def trained(strategy: MeshStrategy, dtype: torch.dtype, uneven: bool = False) ->
         "dense": dense,
         "outputs": outputs,
         "tables": dumps,
-        "counts": strategy.server_counts(),
+        "counts": strategy.meeting.server_counts(),
     }
 
 
@@ -159,7 +159,7 @@ def backed(rank: int, world: int, case: dict[str, Any], at: ServersAt, folder: P
         dense = full_state(strategy)
         tables = strategy.tables.tables
         dumps = {name: vars(table.table.dump(table.own_buckets)) for name, table in tables.items()}
-    counts = strategy.server_counts()
+    counts = strategy.meeting.server_counts()
     strategy.close()
     return {"norms": norms, "counted": counted, "dense": dense, "tables": dumps, "counts": counts}
 
@@ -209,10 +209,10 @@ class Constant(Task):
 
 def quiet_bytes(strategy: ServersStrategy) -> int:
     """Sent over the loopback interface, when all ranks are here and the wire is quiet."""
-    strategy._meet()
+    strategy.link.wait_for_all()
     time.sleep(0.2)
     count = loopback_bytes()
-    strategy._meet()
+    strategy.link.wait_for_all()
     return count
 
 

@@ -36,7 +36,7 @@ def run_steps(strategy: MeshStrategy, steps: range) -> list[float]:
         batch = token_batch(step)
         value = strategy.forward_backward(rank_part(batch, strategy))
         strategy.step(1e-3)
-        losses.append(float(strategy.sum_over_data(value.reshape(1).double()).sum()) / batch.global_rows)
+        losses.append(float(strategy.meeting.sum_over_data(value.reshape(1).double()).sum()) / batch.global_rows)
     return losses
 
 

@@ -185,7 +185,7 @@ def train(
             value = strategy.forward_backward(part)
             infos.append(strategy.step(lr))
         reads.append(host.count)
-        losses.append(float(strategy.sum_over_data(value.reshape(1).double()).sum()) / batch.global_rows)
+        losses.append(float(strategy.meeting.sum_over_data(value.reshape(1).double()).sum()) / batch.global_rows)
     return {
         "losses": losses,
         "infos": infos,

@@ -39,6 +39,10 @@ class Given:
     def evaluate(self, batch: Batch) -> torch.Tensor:
         return batch.columns["score"]
 
+    @property
+    def meeting(self) -> Any:
+        return self
+
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
         return values
 

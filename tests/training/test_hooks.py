@@ -88,5 +88,7 @@ def test_the_loss_a_hook_sees_is_summed_over_ranks_only_where_they_meet_in_each_
     def strategy(kind: type[MeshStrategy], **parts: Any) -> Any:
         return SimpleNamespace(meets_each_step=kind.meets_each_step, parts=4, **parts)
 
-    assert loss_seen(strategy(MeshStrategy, sum_over_data=lambda values: 3 * values), 2.0) == 6.0
+    assert (
+        loss_seen(strategy(MeshStrategy, meeting=SimpleNamespace(sum_over_data=lambda values: 3 * values)), 2.0) == 6.0
+    )
     assert loss_seen(strategy(AveragedStrategy), 2.0) == 8.0, "four ranks with rank 0's rows"

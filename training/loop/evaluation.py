@@ -52,7 +52,7 @@ def evaluate_split(
         sums[:-1] += torch.stack([(values[name].double() * weight).sum() for name in names]).cpu()
         share = task.counted_share(batch.columns)
         sums[-1] += (weight if share is None else share.to(weight) * weight).sum().cpu()
-    sums = ranks.sum_over_data(sums)
+    sums = ranks.meeting.sum_over_data(sums)
     total = float(sums[-1])
     found = {name: float(sums[i]) / total if total else math.nan for i, name in enumerate(names)}
     return found if whole is None else found | whole.metrics()

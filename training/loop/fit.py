@@ -308,7 +308,7 @@ def validate(step: int, callbacks: Callbacks, reporter: Reporter, timing: LoopTi
 
 
 def sum_over_ranks(strategy: Strategy, values: list[float]) -> list[float]:
-    summed: list[float] = strategy.sum_over_data(torch.tensor(values, dtype=torch.float64)).tolist()
+    summed: list[float] = strategy.meeting.sum_over_data(torch.tensor(values, dtype=torch.float64)).tolist()
     return summed
 
 
@@ -340,7 +340,7 @@ class LossWindow:
 
         `is_first`: the rank that counts the rows, which are the same on all, and what a checkpoint had carried over.
         """
-        own = float(strategy.share_of_sum(torch.tensor(self._own(), dtype=torch.float64)))
+        own = float(strategy.meeting.share_of_sum(torch.tensor(self._own(), dtype=torch.float64)))
         part = (self.carried_sum + own, float(max(self.rows, 1))) if is_first else (own, 0.0)
         self.carried_sum, self.rows, self.losses = 0.0, 0, []
         return part

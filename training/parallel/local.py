@@ -143,10 +143,6 @@ class LocalStep:
         return self._prepared
 
     @property
-    def is_prepared(self) -> bool:
-        return self._prepared is not None
-
-    @property
     def pipeline(self) -> Pipeline | None:
         return self.placement.pipeline
 
@@ -413,6 +409,12 @@ class LocalStep:
         finally:
             self.data_parallel.after_evaluate()
             module.train()
+
+    def close(self, failed: bool) -> None:
+        """End threads, and the collectives that the batch axes have of their own."""
+        self.tables.close(failed)
+        if self._prepared is not None:
+            self.data_parallel.close(failed)
 
     def measure(self) -> dict[str, float]:
         """Measure this rank's part of what Strategy.measure gives."""

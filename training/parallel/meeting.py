@@ -1,8 +1,9 @@
-"""What the ranks of a process group do when they meet: to sum scores, to compare measurements, to write the model."""
+"""What the ranks of a run do when they meet: to evaluate, to write a checkpoint, to stop. A class per way they talk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,17 +12,56 @@ import torch.distributed as dist
 from sparkring.training.parallel.local import LocalStep
 from sparkring.training.parallel.measure import combined
 from sparkring.training.parallel.process_groups import abort_process_groups
-from sparkring.training.parallel.state import TensorInfo, model_tensors, stream_tensors
+
+Gather = Callable[[bytes], list[bytes]]
+"""All-gather of bytes between all ranks: every rank gets all values, in the order of the ranks."""
 
 
-class GroupMeeting:
-    """All ranks of the world, over torch.distributed. Its methods are collective; one process is a special case."""
+class Meeting(ABC):
+    """Between all ranks of the world; every method but `share_of_sum` is collective unless it says otherwise."""
+
+    rank: int
+    world: int
+
+    @abstractmethod
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum a small float64 tensor over the data ranks, the same result on every rank of the world."""
+
+    def share_of_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """This rank's summand of `sum_over_data`, on the CPU; 0 where another rank reports the same rows."""
+        return values.detach().to("cpu", torch.float64)
+
+    @abstractmethod
+    def combine(self, mine: dict[str, float]) -> dict[str, float]:
+        """Combine what every rank has measured (Strategy.measure)."""
+
+    def open_gather(self, behind: int = 0) -> Gather | None:
+        """Open an all-gather of its own; None: a process group of torch's carries it.
+
+        `behind`: it is called from a thread beside training too, so many times in a row for one purpose; 0: it is not.
+        """
+        return None
+
+    def keep(self, state: bytes) -> None:
+        """Keep the loop's state after an evaluation, for a rank that takes another's place. Not collective."""
+        return None
+
+    def server_counts(self) -> list[dict[str, Any]]:
+        """What each server has seen; empty without servers. Not collective."""
+        return []
+
+    @abstractmethod
+    def close(self, failed: bool) -> None:
+        """Destroy what ranks talk over on success, abort it on error; never waits for a dead peer."""
+
+
+class GroupMeeting(Meeting):
+    """Over torch.distributed. One process is a special case."""
 
     def __init__(self, local: LocalStep) -> None:
         self.local, self.rank, self.world = local, local.rank, local.mesh.world
 
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
-        """See Strategy.sum_over_data."""
         if self.world == 1:
             return values
         share = self.share_of_sum(values)
@@ -29,32 +69,19 @@ class GroupMeeting:
         return share
 
     def share_of_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """See Strategy.share_of_sum; not collective."""
         share = torch.zeros(values.shape).double()
         if self.local.is_sequence_leader:
             share = values.detach().to("cpu", torch.float64)
         return share / self.local.mesh.cp
 
     def combine(self, mine: dict[str, float]) -> dict[str, float]:
-        """Combine what every rank has measured."""
         everyone: list[Any] = [mine] * self.world
         if self.world > 1:
             dist.all_gather_object(everyone, mine)
         return combined(everyone)
 
-    def stream_model(self) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:
-        """See Strategy.stream_model."""
-        prepared = self.local.prepared
-        return stream_tensors(
-            model_tensors(prepared.module, self.local.aliases), prepared.plain_keys, self.rank, self.world
-        )
-
     def close(self, failed: bool) -> None:
-        """See Strategy.close."""
-        local = self.local
-        local.tables.close(failed)
-        if local.is_prepared:
-            local.data_parallel.close(failed)
+        self.local.close(failed)
         if not dist.is_initialized():
             return
         if failed:

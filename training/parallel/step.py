@@ -18,7 +18,6 @@ from sparkring.training.parallel.meeting import GroupMeeting
 from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 from sparkring.training.parallel.process_groups import RankContext
 from sparkring.training.parallel.sparse import TableSettings
-from sparkring.training.parallel.state import TensorInfo
 from sparkring.training.parallel.strategy import Strategy
 
 
@@ -40,8 +39,7 @@ class MeshStrategy(Strategy):
             context, data_parallel, placement, clip_norm, ema, tables: as of LocalStep.
         """
         local = LocalStep(context, data_parallel, placement, clip_norm, ema, tables)
-        super().__init__(local, context.at.dp, context.mesh.dp)
-        self.meeting = GroupMeeting(local)
+        super().__init__(local, GroupMeeting(local), context.at.dp, context.mesh.dp)
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
         self.expect_step()
@@ -62,15 +60,6 @@ class MeshStrategy(Strategy):
 
     # --- between steps -------------------------------------------------------------------------------------------
 
-    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
-        return self.meeting.sum_over_data(values)
-
-    def share_of_sum(self, values: torch.Tensor) -> torch.Tensor:
-        return self.meeting.share_of_sum(values)
-
-    def measure(self) -> dict[str, float]:
-        return self.meeting.combine(self.local.measure())
-
     def state_dict(self, stored: Mapping[str, Sequence[int] | None] | None = None) -> dict[str, Any]:
         return self.local.state_dict(stored)
 
@@ -88,9 +77,3 @@ class MeshStrategy(Strategy):
         yield  # not in a `try`: after an error no rank waits for the others to share weights again
         average.swap()
         data_parallel.share_weights()
-
-    def stream_model(self) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:
-        return self.meeting.stream_model()
-
-    def close(self, failed: bool = False) -> None:
-        self.meeting.close(failed)

@@ -20,11 +20,10 @@ from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.models.initial import InitialModel
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.local import LocalStep, OptimizerFactory, PreparedModel, StepInfo
+from sparkring.training.parallel.meeting import Meeting
 from sparkring.training.parallel.sparse import SparseTables
-from sparkring.training.parallel.state import TensorInfo
+from sparkring.training.parallel.state import TensorInfo, model_tensors, stream_tensors
 
-Gather = Callable[[bytes], list[bytes]]
-"""All-gather of bytes between all ranks: every rank gets all values, in the order of the ranks."""
 MeetsAt = Callable[[int, int], int]
 """(step, steps per epoch) -> the next step at which ranks meet, by schedule or by a cut."""
 
@@ -38,6 +37,7 @@ class OpenShare(Protocol):
 class Ranks(ABC):
     """What reading, evaluation and checkpoints need of a job's ranks, whatever model they train."""
 
+    meeting: Meeting
     data_rank: int  # which part of each global batch this rank reads ...
     data_size: int  # ... of how many
     lookahead: int = 1  # steps: rows of a step may be of global batches up to so many, less one, further on
@@ -65,20 +65,9 @@ class Ranks(ABC):
     def evaluate(self, batch: Batch) -> Any:
         """Model outputs without gradients; None on ranks that do not see them. Collective: every rank calls it."""
 
-    @abstractmethod
-    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum a small float64 tensor over the data ranks, the same result on every rank of the world."""
-
-    def open_gather(self, behind: int = 0) -> Gather | None:
-        """Open an all-gather of its own; None: a process group of torch's carries it. Collective.
-
-        `behind`: it is called from a thread beside training too, so many times in a row for one purpose; 0: it is not.
-        """
-        return None
-
 
 class Strategy(Ranks):
-    """What ranks do together with what each computes by itself (`local`).
+    """How ranks make steps of what each computes (`local`); what they do when they meet is in `meeting`.
 
     Life: prepare -> (forward_backward, step, evaluate, state_dict)* -> close.
     """
@@ -86,9 +75,9 @@ class Strategy(Ranks):
     meets_each_step: bool = True  # ranks wait for each other in every step; else nothing else may make them, either
     replaces_ranks: bool = False  # a new process may take a dead rank's place, so the checkpoint it starts from is kept
 
-    def __init__(self, local: LocalStep, data_rank: int, data_size: int) -> None:
+    def __init__(self, local: LocalStep, meeting: Meeting, data_rank: int, data_size: int) -> None:
         """Begin unprepared. This rank reads part `data_rank` of `data_size` of each global batch."""
-        self.local, self.rank = local, local.rank
+        self.local, self.meeting, self.rank = local, meeting, meeting.rank
         self.data_rank, self.data_size = data_rank, data_size
         self.awaits_step = False  # forward_backward was called
 
@@ -190,12 +179,8 @@ class Strategy(Ranks):
         `meets_after`: whether ranks evaluate or write a checkpoint on schedule after so many steps.
 
         Where this rank takes the place of one that died while the others went on, returns the steps it had made and
-        what `keep` was last given; else None.
+        what `Meeting.keep` was last given; else None.
         """
-        return None
-
-    def keep(self, state: bytes) -> None:
-        """Keep the loop's state after an evaluation, for a rank that takes another's place."""
         return None
 
     def record_again(self, audit: AuditLog | PartsAudit, training: Reader, begun: int, step: int) -> None:
@@ -213,15 +198,6 @@ class Strategy(Ranks):
         assert isinstance(audit, AuditLog)
         audit.record_steps(training, begun, step)
 
-    def server_counts(self) -> list[dict[str, Any]]:
-        """What each server has seen; empty without servers."""
-        return []
-
-    def share_of_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """This rank's summand of `sum_over_data`, on the CPU; 0 where another rank reports the same rows."""
-        return values.detach().to("cpu", torch.float64)
-
-    @abstractmethod
     def measure(self) -> dict[str, float]:
         """The quantities the planner predicts, measured, under its names; the same on every rank. Collective.
 
@@ -229,6 +205,7 @@ class Strategy(Ranks):
         the most that forward kept for backward (not under activation checkpointing) and the bytes sent (the ranks'
         mean). A pipeline's bubble since the second step.
         """
+        return self.meeting.combine(self.local.measure())
 
     @abstractmethod
     def state_dict(self, stored: Mapping[str, Sequence[int] | None] | None = None) -> dict[str, Any]:
@@ -247,13 +224,15 @@ class Strategy(Ranks):
         """Within, the weights are their averages (optim.ema), if there are any. Collective; nothing trains there."""
         return nullcontext()
 
-    @abstractmethod
     def stream_model(self) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:
         """The whole model's parameters and persistent buffers under the first of their plain names, and their values.
 
         One value at a time: on rank 0's CPU, None on the other ranks. Collective; every rank exhausts the iterator.
         """
+        prepared, meeting = self.prepared, self.meeting
+        own = model_tensors(prepared.module, self.aliases)
+        return stream_tensors(own, prepared.plain_keys, meeting.rank, meeting.world)
 
-    @abstractmethod
     def close(self, failed: bool = False) -> None:
         """Destroy collectives on success, abort them on error; never waits for a dead peer."""
+        self.meeting.close(failed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
 import numpy as np
@@ -14,9 +14,8 @@ import xgboost.collective as xgb_collective
 from xgboost.tracker import RabitTracker
 
 from sparkring.conf.rank_info import RankInfo
+from sparkring.training.parallel.meeting import Gather, Meeting
 from sparkring.training.waiting import waits_for_ranks
-
-Gather = Callable[[bytes], list[bytes]]
 
 
 @contextmanager
@@ -55,10 +54,21 @@ def connected(info: RankInfo, gather: Gather, timeout_s: float) -> Iterator[None
         tracker.wait_for(seconds)
 
 
-@waits_for_ranks
-def summed(values: torch.Tensor) -> torch.Tensor:
-    """Sum a float64 tensor over the ranks. Collective."""
-    if not xgb_collective.is_distributed():
-        return values
-    total = xgb_collective.allreduce(values.numpy(), xgb_collective.Op.SUM)
-    return torch.from_numpy(np.asarray(total).reshape(values.shape))
+class TreesMeeting(Meeting):
+    """Over XGBoost's collective."""
+
+    def __init__(self, info: RankInfo) -> None:
+        self.rank, self.world = info.rank, info.world_size
+
+    @waits_for_ranks
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        if not xgb_collective.is_distributed():
+            return values
+        total = xgb_collective.allreduce(values.numpy(), xgb_collective.Op.SUM)
+        return torch.from_numpy(np.asarray(total).reshape(values.shape))
+
+    def combine(self, mine: dict[str, float]) -> dict[str, float]:
+        return mine  # nothing is planned of trees, so nothing is measured
+
+    def close(self, failed: bool) -> None:
+        """Do nothing: `connected` closes."""

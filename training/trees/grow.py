@@ -11,7 +11,7 @@ import xgboost
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.parallel.strategy import Ranks
-from sparkring.training.trees.collective import summed
+from sparkring.training.trees.collective import TreesMeeting
 from sparkring.training.trees.columns import TreeColumns
 from sparkring.training.trees.model import TreesModel
 from sparkring.training.trees.rows import HeldBatch
@@ -25,7 +25,7 @@ class TreesRanks(Ranks):
     engine, is_data_leader = "xgboost", True
 
     def __init__(self, info: RankInfo, columns: TreeColumns, sampler: Sampler) -> None:
-        self.data_rank, self.data_size = info.rank, info.world_size
+        self.data_rank, self.data_size, self.meeting = info.rank, info.world_size, TreesMeeting(info)
         self.columns, self.sampler = columns, sampler
         self.booster = xgboost.Booster()
         self._training: xgboost.DMatrix | None = None
@@ -66,6 +66,3 @@ class TreesRanks(Ranks):
         if isinstance(batch, HeldBatch) and batch.matrix is not None:
             return torch.from_numpy(self.booster.predict(batch.matrix, output_margin=True))
         return TreesModel(self.booster, self.columns)(batch.columns)
-
-    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
-        return summed(values)

@@ -116,9 +116,9 @@ def peers(ranks: Ranks, ctx: WorkerContext, timeout_s: float, behind: int = 0) -
         ranks: may have one of their own.
         ctx: of this rank.
         timeout_s: of Gloo's.
-        behind: see Ranks.open_gather.
+        behind: see Meeting.open_gather.
     """
-    gather = ranks.open_gather(behind)
+    gather = ranks.meeting.open_gather(behind)
     if gather is not None:
         return Peers(ctx.rank, ctx.world_size, gather)
     return torch_peers(timedelta(seconds=timeout_s)) if ctx.world_size > 1 else solo()

@@ -211,7 +211,7 @@ class _Ranks:
 
     def gradient(self, one: Try, pulled: Pulled) -> Gradient:
         batch = self.batches[one.worker].at(one.clock)
-        self.strategy.rank, self.strategy.clock = one.worker, one.clock
+        self.strategy.rank, self.strategy.link.clock = one.worker, one.clock
         self.strategy.compute(batch, pulled, self.strategy.distinct_ids(batch))
         gradient, _ = self.strategy.gradient(self.lr_at(one.clock if one.step is None else one.step))
         self.strategy.prepared.optimizer.zero_grad(set_to_none=True)

@@ -264,7 +264,7 @@ def make_callbacks(
     def on_evaluated(state: TrainerState) -> TrainerState:
         hooks.evaluated(EvaluationSeen(state.step, dict(state.last_valid), state.best_step, state.best_value))
         state = follow(state)
-        strategy.keep(to_kept(state))
+        strategy.meeting.keep(to_kept(state))
         return state
 
     schedule = learning_rate_schedule(parts.config, total_steps(parts.config.train, per_epoch))
@@ -317,7 +317,7 @@ def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog |
         audit: gets every batch; None: batches are not recorded.
     """
     strategy = parts.strategy
-    strategy.keep(to_kept(begun))
+    strategy.meeting.keep(to_kept(begun))
     train, keep = parts.config.train, parts.config.checkpoint
 
     def is_due(step: int) -> bool:
@@ -340,7 +340,7 @@ def to_kept(state: TrainerState) -> bytes:
 
 def server_totals(strategy: Strategy) -> ServerTotals | None:
     """What the servers have seen in this attempt; None without servers."""
-    counts = strategy.server_counts()
+    counts = strategy.meeting.server_counts()
     return ServerTotals.of(counts) if counts else None
 
 

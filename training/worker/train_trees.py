@@ -225,7 +225,7 @@ def make_callbacks(parts: TreesParts, training: HeldBatch, valid: HeldBatch, rec
 
     def on_round(state: TrainerState) -> None:
         if hooks.sees_steps:
-            loss, weight = ranks.sum_over_data(torch.tensor(train_loss(), dtype=torch.float64)).tolist()
+            loss, weight = ranks.meeting.sum_over_data(torch.tensor(train_loss(), dtype=torch.float64)).tolist()
             lr, world = parts.config.trees.learning_rate, parts.ctx.world_size
             seen = (
                 state.step,

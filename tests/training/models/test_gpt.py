@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +72,10 @@ class Uniform:
         logits = torch.zeros(*batch.columns["tokens"][:, 1:].shape, 6, dtype=torch.float64)
         logits[..., 1] = 1e-9
         return logits
+
+    @property
+    def meeting(self) -> Any:
+        return self
 
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
         return values

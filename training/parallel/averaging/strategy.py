@@ -35,7 +35,6 @@ from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 from sparkring.training.parallel.process_groups import RankContext
 from sparkring.training.parallel.residuals import Residuals
 from sparkring.training.parallel.state import (
-    TensorInfo,
     load_optimizer_state,
     load_tensors,
     persistent_buffers,
@@ -73,8 +72,8 @@ class AveragedStrategy(Strategy):
         local = LocalStep(context, data_parallel, placement, clip_norm)
         local.averaged_ranks = links.replicas
         local.residuals = Residuals(data_parallel, links.replica, links.replicas, apart=True)
-        super().__init__(local, context.at.dp, context.mesh.dp)
-        self.settings, self.links, self.meeting = context.config.averaging, links, GroupMeeting(local)
+        super().__init__(local, GroupMeeting(local), context.at.dp, context.mesh.dp)
+        self.settings, self.links = context.config.averaging, links
         self.rule = RULES[self.settings.kind](self.settings, links)
         self.clock = 0  # steps so far, skipped ones included: the same on every rank
         self.skipped_in_window = 0  # steps, by this replica
@@ -169,19 +168,10 @@ class AveragedStrategy(Strategy):
         yield  # not in a `try`: after an error nothing is evaluated any more
         copy_into(changed, kept)
 
-    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
-        return self.meeting.sum_over_data(values)
-
-    def share_of_sum(self, values: torch.Tensor) -> torch.Tensor:
-        return self.meeting.share_of_sum(values)
-
-    def stream_model(self) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:
-        return self.meeting.stream_model()
-
     def measure(self) -> dict[str, float]:
         sent = self.window_bytes / self.settings.every
         self.local.data_parallel.step_bytes = sent if self.settings.groups == "rank" else 0.0
-        found = self.meeting.combine(self.local.measure())
+        found = super().measure()
         if self.settings.groups == "host":
             found[f"sent_bytes {BETWEEN_HOSTS}"] = sent
         carried = storage_bytes(t for tensors in self.rule.shared().values() for t in tensors)
@@ -277,4 +267,4 @@ class AveragedStrategy(Strategy):
     def close(self, failed: bool = False) -> None:
         if not failed:
             self.links.close()
-        self.meeting.close(failed)
+        super().close(failed)

@@ -93,7 +93,7 @@ class BackupStrategy(ServersStrategy):
         if not counted:
             self.tables.hot = dict(self._hot)
         if self.rank in outcome.counted and math.isfinite(outcome.norm):  # also one of the process that this replaces
-            self._commit_late()
+            self.late.commit(self.clock, self._batch)
         return self._made(
             StepInfo(
                 outcome.norm,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
-from sparkring.training.parallel.strategy import Gather
+from sparkring.training.parallel.measure import combined
+from sparkring.training.parallel.meeting import Gather, Meeting
 from sparkring.training.servers.client import Client, ServerConnection
 from sparkring.training.servers.definition import Definition
 from sparkring.training.servers.protocol import pack_tensors, unpack_tensors
 from sparkring.training.servers.rounds import START
 
 MAIN, PART = "main", "part"  # channels
+LOOP = "loop"  # name of the loop's state that is kept at the first server
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class ServersAt:
     secret: bytes
 
 
-class ServerLink:
+class ServerLink(Meeting):
     """One rank's way to the servers, and through them to the other ranks.
 
     Rounds before the first step are numbered; later ones are numbered anew at each step where ranks meet, so that a
@@ -34,6 +39,7 @@ class ServerLink:
     def __init__(self, client: Client, rank: int, world: int) -> None:
         self.client, self.rank, self.world = client, rank, world
         self.is_replacement = False
+        self.clock = 0  # steps that this rank has made since the run began
         self.begun = False  # steps may be made
         self.met_at: int | None = None  # the step after which ranks have met, and not gone on
         self._scope, self._number = START, 0
@@ -88,12 +94,37 @@ class ServerLink:
         mine = b"".join(bytes(part) for part in pack_tensors(on_host)) if self.rank == 0 else b""
         return unpack_tensors(self.meet(mine)[0])
 
-    def open_gather(self, behind: int) -> Gather:
-        """All-gather of bytes on a connection of its own. Every rank opens them in the same order.
+    def wait_for_all(self) -> None:
+        """Wait until every rank has made as many steps; they stay there until all go on (`part`)."""
+        self.meet(b"", at=self.clock)
 
-        `behind`: it is called from a thread beside training too, so many times in a row for one purpose; 0: only where
-        ranks meet.
-        """
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        own = self.share_of_sum(values)
+        answers = self.meet(own.numpy().tobytes(), at=self.clock)
+        parts = [torch.from_numpy(np.frombuffer(answer, np.float64).copy()) for answer in answers]
+        return torch.stack(parts).sum(dim=0).reshape(own.shape)
+
+    def combine(self, mine: dict[str, float]) -> dict[str, float]:
+        self.wait_for_all()
+        answers = self.meet(json.dumps(combined([mine])).encode(), at=self.clock)
+        return combined([json.loads(answer) for answer in answers])
+
+    def keep(self, state: bytes) -> None:
+        if self.rank == 0 and not (self.is_replacement and not self.begun):
+            self.client.keep(LOOP, state)
+
+    def kept(self) -> bytes:
+        """What `keep` was last given by rank 0."""
+        return self.client.kept(LOOP)
+
+    def server_counts(self) -> list[dict[str, Any]]:
+        return self.client.counts()
+
+    def close(self, failed: bool) -> None:
+        self.client.close()
+
+    def open_gather(self, behind: int = 0) -> Gather:
+        """See Meeting.open_gather. On a connection of its own; every rank opens them in the same order."""
         self._gathers.append(_Gather(self, f"gather {len(self._gathers)}", self.client.open_channel(), behind))
         return self._gathers[-1]
 

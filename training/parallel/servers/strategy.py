@@ -18,51 +18,32 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from sparkring.training.data.batch import Batch, BatchShare
+from sparkring.training.data.batch import Batch
 from sparkring.training.models.initial import EagerValue, InitialModel, eager_model, named_tensors
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.data_parallel.base import SingleProcess
 from sparkring.training.parallel.gradients import REACH_STEPS, clip_factor, square_sum
 from sparkring.training.parallel.local import LocalStep, OptimizerFactory, StepInfo
-from sparkring.training.parallel.measure import combined
 from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 from sparkring.training.parallel.process_groups import RankContext
+from sparkring.training.parallel.servers.late import LateNotes
 from sparkring.training.parallel.servers.link import ServerLink
 from sparkring.training.parallel.servers.tables import ServedTables
 from sparkring.training.parallel.sparse import TableSettings, distinct_ids
 from sparkring.training.parallel.state import TensorInfo, optimizer_tensors, plain_name, stream_tensors
-from sparkring.training.parallel.strategy import Gather, Strategy
+from sparkring.training.parallel.strategy import Strategy
 from sparkring.training.servers.client import Gradient, Pulled, cut_gradient, global_squares, statuses
 from sparkring.training.servers.definition import Definition
 from sparkring.training.servers.messages import PushReply, ShardStatus
 from sparkring.training.tables.hashing import Ids
-
-LOOP = "loop"  # name of the loop's state that is kept at the first server
-LATE = "late"  # name of the LateNote there
-
-
-@dataclass(frozen=True)
-class LateNote:
-    """What became of the residuals of a codec that rank 0 adds to its gradients, for the process that replaces it.
-
-    clock: of the push that follows. version: of the first server at its pull. part: (clock, stream) with backup
-    workers. waiting: names of the residuals that no step before it has. added: those of them that it has.
-    """
-
-    clock: int
-    version: int
-    part: tuple[int, int] | None
-    waiting: list[str]
-    added: list[str]
 
 
 class ServersStrategy(Strategy):
@@ -90,12 +71,12 @@ class ServersStrategy(Strategy):
             tables: of the model's SparseEmbeddings.
         """
         local = LocalStep(context, SingleProcess("servers"), placement, clip_norm, None, tables)
-        super().__init__(local, link.rank, link.world)
-        self.link, self.settings, self.rank = link, context.config.servers, link.rank
+        super().__init__(local, link, link.rank, link.world)
+        self.link, self.settings = link, context.config.servers
+        self.late = LateNotes(link.client, local.residuals)
         local.averaged_ranks, local.is_alone = self.parts, False
         local.make_tables = self._make_tables
         self._served = self._make_tables({})
-        self.clock = 0  # steps that this rank has made since the run began
         self.attempt = 0  # number of the try at the next one
         self._pulled: Pulled | None = None  # of the step that is being made
         self._ids: list[Ids] = []
@@ -108,6 +89,11 @@ class ServersStrategy(Strategy):
     def _make_tables(self, modules: Mapping[str, SparseEmbedding]) -> ServedTables:
         self._served = ServedTables(modules, self.local.table_settings, self.link, self.local.device)
         return self._served
+
+    @property
+    def clock(self) -> int:
+        """Steps that this rank has made since the run began."""
+        return self.link.clock
 
     @property
     def definition(self) -> Definition:
@@ -211,8 +197,7 @@ class ServersStrategy(Strategy):
         """Push this rank's gradient; the servers' answers, and its norm before it was clipped."""
         gradient, own = self.gradient(lr)
         assert self._pulled is not None
-        if self.local.residuals.late:
-            self._note_late(self._pulled.versions[0], self.local.residuals.added if math.isfinite(own) else [])
+        self.late.before_push(self.clock, self._pulled.versions[0], self._batch, math.isfinite(own))
         pushes = cut_gradient(gradient, self.definition, self.rank, self.clock, self.attempt, self._pulled.versions)
         with self.local.data_parallel.waiting():
             frames = self.link.client.push(pushes)
@@ -223,31 +208,9 @@ class ServersStrategy(Strategy):
     def _made(self, info: StepInfo) -> StepInfo:
         self.local.count_memory()
         if info.counted and not info.skipped:
-            self._commit_late()
-        self.clock, self.attempt = self.clock + 1, 0
+            self.late.commit(self.clock, self._batch)
+        self.link.clock, self.attempt = self.clock + 1, 0
         return info
-
-    def _note_late(self, version: int, added: Sequence[str]) -> None:
-        """Leave a LateNote at the first server before a push, or after one that was counted."""
-        part = self._batch.part if self._batch is not None else None
-        place = None if part is None else (part.clock, part.stream)
-        note = LateNote(self.clock, version, place, sorted(self.local.residuals.late), list(added))
-        self.link.client.keep(LATE, json.dumps(asdict(note)).encode())
-
-    def _commit_late(self) -> None:
-        """Drop the residuals that the step just made has."""
-        if self.local.residuals.added:
-            self.local.residuals.commit()
-            self._note_late(0, [])
-
-    def _resume_late(self, version: int) -> None:
-        """Drop the residuals that the pushes of the dead process have. `version`: of the first server."""
-        note = LateNote(**json.loads(self.link.client.kept(LATE)))
-        late = {name: self.local.residuals.late[name] for name in note.waiting if name in self.local.residuals.late}
-        self.local.residuals.late, self.local.residuals.added = late, [name for name in note.added if name in late]
-        made = note.clock < self.clock and version > note.version  # a skipped step leaves the version
-        if made and (note.part is None or BatchShare(*note.part) in self.link.client.counted()):
-            self._commit_late()
 
     def _own_info(self, norm: float) -> StepInfo:
         """Of a step that this rank has made by itself; those of all are counted when ranks have met."""
@@ -304,22 +267,16 @@ class ServersStrategy(Strategy):
         """See Strategy.begin."""
         self.link.meet(b"")  # every server knows by now that no step is made yet
         if self.rank == 0 and not self.is_replacement:
-            if self.local.residuals.late:
-                self._note_late(0, [])
+            self.late.begin(self.clock)
             self.link.client.begin(step)
         self.link.meet(b"")  # others may wait here for a rank that has died between the two
         if self.is_replacement:
-            self.clock, self.attempt, version = self.link.client.restart()
+            self.link.clock, self.attempt, version = self.link.client.restart()
             self.link.go_on(self.clock, self.clock > step and meets_after(self.clock))
-            if self.local.residuals.late:
-                self._resume_late(version)
-            return self.clock, self.link.client.kept(LOOP)
-        self.clock, self.link.begun = step, True
+            self.late.take_over(self.clock, version)
+            return self.clock, self.link.kept()
+        self.link.clock, self.link.begun = step, True
         return None
-
-    def keep(self, state: bytes) -> None:
-        if self.rank == 0 and not (self.is_replacement and not self.link.begun):
-            self.link.client.keep(LOOP, state)
 
     def _go_on(self) -> None:
         """Go on after ranks have met: none pushes while another still reads. Collective."""
@@ -336,16 +293,6 @@ class ServersStrategy(Strategy):
             )
         self.prepared.optimizer.state.clear()  # was filled for a checkpoint
 
-    def _meet(self) -> None:
-        """Wait until every rank has made as many steps; they stay there until all go on (`_go_on`)."""
-        self.link.meet(b"", at=self.clock)
-
-    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
-        own = values.detach().to("cpu", torch.float64)
-        answers = self.link.meet(own.numpy().tobytes(), at=self.clock)
-        parts = [torch.from_numpy(np.frombuffer(answer, np.float64).copy()) for answer in answers]
-        return torch.stack(parts).sum(dim=0).reshape(own.shape)
-
     def evaluate(self, batch: Batch) -> Any:
         outputs = super().evaluate(batch)
         self._served.drop()
@@ -354,29 +301,17 @@ class ServersStrategy(Strategy):
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Within, the weights are the servers', at the step that all ranks have made. Collective."""
-        self._meet()
+        self.link.wait_for_all()
         self._write_weights(self.link.client.weights())
         self._buffers_of_first()
         yield
-
-    def measure(self) -> dict[str, float]:
-        self._meet()
-        found = combined([self.local.measure()])
-        answers = self.link.meet(json.dumps(found).encode(), at=self.clock)
-        return combined([json.loads(answer) for answer in answers])
-
-    def open_gather(self, behind: int = 0) -> Gather:
-        return self.link.open_gather(behind)
-
-    def server_counts(self) -> list[dict[str, Any]]:
-        return self.link.client.counts()
 
     # --- checkpoints ---------------------------------------------------------------------------------------------
 
     def state_dict(self, stored: Mapping[str, Sequence[int] | None] | None = None) -> dict[str, Any]:
         """See Strategy.state_dict. Without `stored` a cut: what the servers hold, at the step of all ranks."""
         if stored is None:
-            self._meet()
+            self.link.wait_for_all()
             if self.rank == 0:
                 self.link.client.write_logs(self.clock)
             weights, parts = self.link.client.dense_state()
@@ -422,9 +357,6 @@ class ServersStrategy(Strategy):
         self._served.fetch()
         described, values = stream_tensors(self.local.own_state()["model"], self.prepared.plain_keys, 0, 1)
         return described, values if self.rank == 0 else iter([None] * len(described))
-
-    def close(self, failed: bool = False) -> None:
-        self.link.client.close()
 
 
 def norm_of(answer: tuple[float, int | None]) -> tuple[float, int | None]:

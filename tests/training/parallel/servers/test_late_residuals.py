@@ -85,7 +85,7 @@ def ends_after(client: Client, name: str, calls: int) -> None:
 
 
 def begin(strategy: ServersStrategy) -> None:
-    strategy.keep(b"state of the loop")
+    strategy.meeting.keep(b"state of the loop")
     strategy.begin(0)
 
 
