@@ -32,7 +32,18 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 ROOT = Path(__file__).resolve().parent.parent
 SPARK_DAEMONS = ("pyspark.daemon", "pyspark/daemon", "sparkring.pipelines.run.worker_daemon")
-LONGEST = ("test_mesh", "test_cost", "test_worker", "test_job", "test_spark_submit", "test_etl_build")
+LONGEST = (
+    *(
+        "test_job",
+        "test_worker",
+        "test_mesh",
+        "test_cost",
+        "test_spark_submit",
+        "test_promotion_job",
+        "test_mlflow_store",
+    ),
+    *("test_baseline", "test_etl_build", "test_recover", "test_jdbc", "test_tutorials", "test_lake_job"),
+)
 # Both of hypothesis' limits are durations, and a fixture of one folder for all examples is what our tests want.
 hypothesis.settings.register_profile(
     "no clock",

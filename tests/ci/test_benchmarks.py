@@ -38,7 +38,9 @@ def test_it_is_known_what_each_result_measures(monkeypatch: pytest.MonkeyPatch) 
         script.measured("nothing_of_ours.md")
 
 
-@pytest.mark.parametrize("case", ["sparkring", "decode + transforms + numpy gather"])
+@pytest.mark.parametrize(
+    "case", ["sparkring", pytest.param("decode + transforms + numpy gather", marks=pytest.mark.slow)]
+)
 def test_a_case_of_the_readers_benchmark_reads_what_its_own_writer_wrote(tmp_path: Path, case: str) -> None:
     scripts = ROOT / "benchmarks"
     subprocess.run([sys.executable, "-c", WRITE, tmp_path], cwd=scripts, check=True)

@@ -56,6 +56,7 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=names, capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.slow  # `make check` builds it, strictly
 def test_the_site_builds_with_its_generated_pages(tmp_path: Path) -> None:
     done = build(ROOT / "mkdocs.yml", tmp_path)
     assert done.returncode == 0, done.stderr

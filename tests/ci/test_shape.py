@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,11 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 FILES = [path for package in CORE for path in sorted((ROOT / package).rglob("*.py"))]
 
 
-def nodes() -> Iterator[tuple[Path, ast.AST]]:
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            yield path.relative_to(ROOT), node
+@cache
+def definitions() -> list[tuple[Path, Function | ast.ClassDef]]:
+    """Every function and class, with its file."""
+    every = ((path.relative_to(ROOT), node) for path in FILES for node in ast.walk(ast.parse(path.read_text())))
+    return [(path, node) for path, node in every if isinstance(node, Function | ast.ClassDef)]
 
 
 def lacks_arguments(node: Function) -> bool:
@@ -45,7 +46,7 @@ def riddles(text: str) -> list[str]:
 
 def test_a_public_class_has_a_name_of_its_own() -> None:
     found = defaultdict(set)
-    for path, node in nodes():
+    for path, node in definitions():
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             found[node.name].add(str(path))
     assert len(found) > 500
@@ -53,7 +54,7 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
 
 
 def test_many_parameters_are_listed() -> None:
-    functions = [(path, node) for path, node in nodes() if isinstance(node, Function)]
+    functions = [(path, node) for path, node in definitions() if isinstance(node, Function)]
     assert len(functions) > 3000
     assert [f"{path}: {node.name}" for path, node in functions if lacks_arguments(node)] == []
 

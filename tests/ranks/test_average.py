@@ -18,9 +18,7 @@ HOROVOD = {f"{name}-{level}": {"engine": "horovod", "zero": level, "user": name 
            for name in ("gpt", "user") for level in (0, 1)}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("engine", "cases"), [("torch", LAYOUTS | USER), pytest.param("horovod", HOROVOD, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("engine", "cases"), [("torch", LAYOUTS | USER), ("horovod", HOROVOD)])
 def test_every_layout_averages_what_one_process_has_after_each_step(
     launch: Any, engine: str, cases: dict[str, Any]
 ) -> None:

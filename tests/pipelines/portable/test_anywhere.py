@@ -152,6 +152,7 @@ def ask_server(address: str, path: str, body: bytes | None = None) -> Any:
         return answer.read()
 
 
+@pytest.mark.slow  # the same rows as JSON, without a server: tests/e2e/test_job.py
 def test_mlflows_server_gives_the_same_numbers(predictor: Predictor, server: str) -> None:
     deadline = time.monotonic() + 120
     while True:

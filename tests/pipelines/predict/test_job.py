@@ -47,7 +47,7 @@ from tests.spark.sales import write_sales
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).parents[3]
-ROWS = 30_000
+ROWS = 9_000
 
 
 def write_rows(folder: Path, rows: int = ROWS) -> pa.Table:

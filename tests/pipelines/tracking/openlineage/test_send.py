@@ -255,9 +255,7 @@ def test_an_event_that_is_refused_holds_up_none_behind_it(
     assert replay_events(settings_of(store)) == 2
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGKILL, -9)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_stopped_job_is_aborted_and_goes_on_under_the_same_run_id(
     tmp_path: Path, collector: Collector, number: signal.Signals, code: int
 ) -> None:
