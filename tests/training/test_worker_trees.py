@@ -16,7 +16,7 @@ from sparkring.conf.load import load_config
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
-from tests.training.test_worker import Job, kill_one_rank
+from tests.training.test_worker import Job, kill_one_rank, write_table
 from tests.training.trees.tables import write_homes
 
 pytestmark = pytest.mark.ranks
@@ -135,6 +135,14 @@ def test_other_tasks_are_learnt(group: WorkerGroup, tmp_path: Path, kind: str, m
     else:
         labels = pq.read_table(table / "test.parquet")["label"].to_numpy()
         assert (scores > 0).all() and np.corrcoef(scores, labels)[0, 1] > 0.3
+
+
+def test_several_labels_are_learnt(group: WorkerGroup, tmp_path: Path) -> None:
+    """Each label has trees of its own; the columns are stored as tensors, and codes have no list."""
+    words = ["model.task=multilabel", "model.label=tags", "train.best_metric=macro_auc", "train.best_mode=max"]
+    job = TreesJob(tmp_path / "run", write_table(tmp_path / "tagged", tagged=True), *words).run(group, 2)
+    assert job.predictions().shape == (200, 3) and job.result.test["macro_auc"] > 0.85
+    assert job.booster.feature_types == ["c", "q", "q"]
 
 
 def test_weights_count(group: WorkerGroup, tmp_path: Path) -> None:
