@@ -3,7 +3,7 @@
 usage: python benchmarks/trees.py DATASET [--rounds 200] [--out FILE]
 
 DATASET is the folder that `sparkring run flights` has built. Alone is what a person writes: pandas reads the Parquet
-files, makes categories and the same columns, and `xgboost.train` evaluates the validation rows each round. Ours are
+files, makes the same columns and categories, and `xgboost.train` evaluates the validation rows each round. Ours are
 ranks in processes of their own, without Spark; their CPU seconds are from the entry to the result, all ranks together,
 and hold the reading, its hashes, checkpoints and the scores of the test rows. All on one thread a process. First a
 fixed number of rounds without samples of rows and columns, then the defaults with early stopping.
@@ -84,7 +84,8 @@ def train_alone(dataset: str, trees: dict[str, Any]) -> dict[str, Any]:
             values = stored[state["column"]]
             if state["kind"] == "categorical":
                 texts = values.astype("Int64").astype("string") if values.dtype.kind in "if" else values
-                made[state["name"]] = pd.Categorical(texts, categories=state["values"])
+                known = texts.where(texts.isin(state["values"]) | texts.isna(), "other")
+                made[state["name"]] = pd.Categorical(known, categories=["other", *state["values"]])
             elif state["kind"] == "cyclic":
                 turn = values.to_numpy(np.float64) * (2 * np.pi / state["period"])
                 made |= {f"{state['name']}_sin": np.sin(turn), f"{state['name']}_cos": np.cos(turn)}
