@@ -53,6 +53,10 @@ TREES_RULES: tuple[TreesRule, ...] = (
         f"model.task = {{c.model.task!r}}: trees learn {', '.join(TABLE_TASKS)} alone; set model.family to net",
     ),
     TreesRule(
+        lambda c: c.parallel.dp not in (-1, c.launch.world),
+        "parallel.dp = {c.parallel.dp}: trees have a data rank for each of launch.world = {c.launch.world}; remove it",
+    ),
+    TreesRule(
         lambda c: c.train.device == "cuda",
         "train.device = 'cuda': trees are trained on CPUs; set it to auto or cpu",
     ),

@@ -191,6 +191,18 @@ def trees_of(booster: xgboost.Booster) -> Any:
     return json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]
 
 
+def test_hooks_see_rounds_and_change_nothing(group: WorkerGroup, pair: TreesJob, table: Path, tmp_path: Path) -> None:
+    job = TreesJob(tmp_path / "run", table, "train.hooks=[tests.training.own_hooks:Notes]").run(group, 2)
+    assert job.bits == pair.bits
+    seen = [json.loads(line) for line in (tmp_path / "run/seen").read_text().splitlines()]
+    steps = [each for each in seen if each["kind"] == "StepSeen"]
+    assert [each["step"] for each in steps] == [*range(1, job.result.steps + 1)]
+    assert steps[4]["loss"] == pytest.approx(job.losses[5], rel=1e-12)
+    evaluations = [each for each in seen if each["kind"] == "EvaluationSeen"]
+    assert evaluations[4]["metrics"]["loss"] == pair.valid[5]["valid/loss"]
+    assert {each["step"] for each in seen if each["kind"] == "CheckpointSeen"} >= {5, 10}
+
+
 def test_rows_that_do_not_fit_into_memory_are_kept_on_disk(
     group: WorkerGroup, pair: TreesJob, table: Path, tmp_path: Path
 ) -> None:
@@ -243,6 +255,12 @@ def test_more_ranks_than_rows(group: WorkerGroup, tmp_path: Path) -> None:
     table = write_homes(tmp_path / "table", sizes={"train": 2, "valid": 1, "test": 2})
     job = TreesJob(tmp_path / "run", table, "trees.rounds=3", "data.lanes=4").run(group, 3)
     assert job.result.finished and len(job.predictions()) == 2
+
+
+def test_a_split_without_rows_is_refused(group: WorkerGroup, tmp_path: Path) -> None:
+    table = write_homes(tmp_path / "table", sizes={"train": 100, "valid": 0, "test": 20})
+    with pytest.raises(WorkerFailed, match="the split has no rows, so there is no batch to read"):
+        TreesJob(tmp_path / "run", table).run(group, 2)
 
 
 def test_infinite_values_are_refused_by_column(group: WorkerGroup, tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def exported_rounds(config: RunConfig, state: TrainerState) -> int:
 def hold_rows(parts: TreesParts, reader: Reader, valid: Reader) -> tuple[HeldBatch, HeldBatch]:
     """Read this rank's training and validation rows for all rounds. Collective."""
     config, ctx, columns = parts.config.trees, parts.ctx, parts.strategy.columns
-    rows = TreeRows(columns, parts.task, parts.columns.labels, config.max_bin, parts.threads)
+    rows = TreeRows(columns, parts.task, parts.columns.labels, config.max_bin, parts.threads, ctx.on_progress)
     own = -(-parts.manifest.splits["train"].rows // ctx.world_size)
     fits = rows.fit(own, config.memory_share, ctx.local_size)
     if all(answer == b"fits" for answer in parts.gather(b"fits" if fits else b"-")):
