@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from sparkring.conf.config import RunConfig
@@ -103,9 +104,12 @@ def train(ctx: WorkerContext) -> WorkerResult:
             pages=pages,
         )
         try:
-            return _train(parts, began)
+            result = _train(parts, began)
         finally:
             splits.close()
+    if dist.is_initialized():  # after an error it ends with the process
+        dist.destroy_process_group()
+    return result
 
 
 def _train(parts: TreesParts, began: float) -> WorkerResult:
