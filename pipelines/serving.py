@@ -76,8 +76,10 @@ def read_model(folder: Storage, trained: TrainedModel) -> Model:
     StoredError for a file that is damaged; ValueError, TypeError or RuntimeError where it fits no model.
     """
     if trained.config.model.is_trees:
-        from sparkring.training.trees.model import read_trees  # XGBoost, which networks need not have
-
+        try:
+            from sparkring.training.trees.model import read_trees  # XGBoost, which networks need not have
+        except ImportError as error:
+            raise StoredError(f"{folder.uri}: is of trees, and {error}: pip install 'sparkring[trees]'") from error
         return read_trees(folder, trained.config, trained.manifest)
     model = trained_model(trained.config, trained.manifest, read_weights(folder))
     attach_tables(model, folder)

@@ -10,7 +10,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class TreesConfig(Strict):
-    """Gradient-boosted trees of XGBoost, by histograms (docs/how-to/train-trees.md).
+    """Gradient-boosted trees of XGBoost, by histograms (docs/how-to/trees.md).
 
     A round adds a tree, or one for each class or label. It is a step wherever steps are counted: in checkpoints,
     metrics and `train.export`.

@@ -55,6 +55,12 @@ TREES: tuple[Rule[RunConfig], ...] = (
         "set model.family to net",
     ),
     refuse(
+        ("model.family", "parallel.dp", "launch.world"),
+        lambda c: c.model.is_trees and c.parallel.dp not in (-1, c.launch.world),
+        "parallel.dp = {0.parallel.dp}: trees have a data rank for each of launch.world = {0.launch.world}",
+        "remove it",
+    ),
+    refuse(
         ("model.family", "train.device"),
         lambda c: c.model.is_trees and c.train.device == "cuda",
         "train.device = 'cuda': trees are trained on CPUs",

@@ -14,7 +14,7 @@ from sparkring.pipelines.run.exit_codes import Exit
 ROOT = Path(__file__).parents[2]
 REPORT = ("matplotlib", "sklearn", "jinja2")
 TORCH_PARTS = ("torch._dynamo", "sympy", *(f"torch.distributed.{part}" for part in ("tensor", "fsdp", "checkpoint")))
-JOB = ("torch", "mlflow", "pandas", "scipy", *REPORT)
+JOB = ("torch", "mlflow", "pandas", "scipy", "xgboost", *REPORT)
 SPARK = ("pyspark", "py4j", "sqlglot")
 RECIPE = (*JOB, *SPARK, "numpy", "pyarrow")
 NOTHING = (*RECIPE, "pydantic", "yaml", "importlib.metadata")
@@ -25,14 +25,21 @@ NOT_IMPORTED = {
     "completion bash": RECIPE,
     "config show flights": RECIPE,
     "config schema": RECIPE,
-    "config validate flights --no-tables": ("mlflow", "pandas", "scipy", *REPORT, *TORCH_PARTS),
-    "plan show flights": ("mlflow", "pandas", "scipy", *REPORT, *TORCH_PARTS),  # whose dataset is not built: refused
+    "config validate flights --no-tables": ("mlflow", "pandas", "scipy", "xgboost", *REPORT, *TORCH_PARTS),
+    "plan show flights": (
+        "mlflow",
+        "pandas",
+        "scipy",
+        "xgboost",
+        *REPORT,
+        *TORCH_PARTS,
+    ),  # whose dataset is not built: refused
     "status {nights}": RECIPE,
     "run {nights} --date 1999-01-01": (*JOB, *SPARK),  # before the recipe's first date: refused
     "config show no-such-recipe": RECIPE,
     "config show flights no.such=1": RECIPE,
 }
-BEFORE_A_RECIPE_IS_CHECKED = ("mlflow", "matplotlib", "sklearn", "scipy", "pyspark.ml", *TORCH_PARTS)
+BEFORE_A_RECIPE_IS_CHECKED = ("mlflow", "xgboost", "matplotlib", "sklearn", "scipy", "pyspark.ml", *TORCH_PARTS)
 PROGRAM = """
 import sys
 from sparkring.pipelines.cli import main

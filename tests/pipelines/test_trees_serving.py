@@ -12,6 +12,7 @@ import pytest
 import xgboost
 
 from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError
 from sparkring.conf.manifest import read_manifest
@@ -28,6 +29,8 @@ from sparkring.pipelines.tracking.alias import Version
 from sparkring.pipelines.validate import recipe as recipe_module
 from sparkring.training.model.folder import describe_model, model_files, weights_sha256
 from sparkring.training.model.recipe_model import pick_columns
+from sparkring.training.model.starting import starting_model
+from sparkring.training.models.warm_start import WarmStartError
 from sparkring.training.trees.columns import TreeColumns, seen_by
 from sparkring.training.trees.model import write_trees
 from tests.training.trees.tables import write_homes
@@ -146,6 +149,13 @@ def test_a_network_does_not_start_with_trees(model: Storage) -> None:
     net = RunConfig.model_validate({"name": "n", "dataset": "d", "model": {"start": model.uri}})
     (problem,) = start_problems(net).recipe
     assert problem.startswith(f"model.start.weights = {model.uri!r}: is of family trees")
+
+
+def test_a_network_does_not_follow_a_champion_of_trees(model: Storage) -> None:
+    start = WarmStartConfig(model=model.uri)
+    net = RunConfig.model_validate({"name": "n", "dataset": "d"})
+    with pytest.raises(WarmStartError, match=r"trained with model.family = 'trees', the recipe says 'net'"):
+        starting_model(net, start)
 
 
 def test_trees_without_their_package_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

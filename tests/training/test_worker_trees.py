@@ -16,7 +16,7 @@ from sparkring.conf.load import load_config
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
-from tests.training.test_worker import Job, kill_one_rank
+from tests.training.test_worker import Job, kill_one_rank, write_table
 from tests.training.trees.tables import write_homes
 
 pytestmark = pytest.mark.ranks
@@ -137,6 +137,14 @@ def test_other_tasks_are_learnt(group: WorkerGroup, tmp_path: Path, kind: str, m
         assert (scores > 0).all() and np.corrcoef(scores, labels)[0, 1] > 0.3
 
 
+def test_several_labels_are_learnt(group: WorkerGroup, tmp_path: Path) -> None:
+    """Each label has trees of its own; the columns are stored as tensors, and codes have no list."""
+    words = ["model.task=multilabel", "model.label=tags", "train.best_metric=macro_auc", "train.best_mode=max"]
+    job = TreesJob(tmp_path / "run", write_table(tmp_path / "tagged", tagged=True), *words).run(group, 2)
+    assert job.predictions().shape == (200, 3) and job.result.test["macro_auc"] > 0.85
+    assert job.booster.feature_types == ["c", "q", "q"]
+
+
 def test_weights_count(group: WorkerGroup, tmp_path: Path) -> None:
     """Rows that weigh twice as much on each are the same rows: the mean is divided out."""
     table = write_homes(tmp_path / "table", weigh=True)
@@ -181,6 +189,18 @@ def test_trees_of_one_rank_are_those_of_the_library_alone(group: WorkerGroup, ta
 
 def trees_of(booster: xgboost.Booster) -> Any:
     return json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]
+
+
+def test_hooks_see_rounds_and_change_nothing(group: WorkerGroup, pair: TreesJob, table: Path, tmp_path: Path) -> None:
+    job = TreesJob(tmp_path / "run", table, "train.hooks=[tests.training.own_hooks:Notes]").run(group, 2)
+    assert job.bits == pair.bits
+    seen = [json.loads(line) for line in (tmp_path / "run/seen").read_text().splitlines()]
+    steps = [each for each in seen if each["kind"] == "StepSeen"]
+    assert [each["step"] for each in steps] == [*range(1, job.result.steps + 1)]
+    assert steps[4]["loss"] == pytest.approx(job.losses[5], rel=1e-12)
+    evaluations = [each for each in seen if each["kind"] == "EvaluationSeen"]
+    assert evaluations[4]["metrics"]["loss"] == pair.valid[5]["valid/loss"]
+    assert {each["step"] for each in seen if each["kind"] == "CheckpointSeen"} >= {5, 10}
 
 
 def test_rows_that_do_not_fit_into_memory_are_kept_on_disk(
@@ -235,6 +255,12 @@ def test_more_ranks_than_rows(group: WorkerGroup, tmp_path: Path) -> None:
     table = write_homes(tmp_path / "table", sizes={"train": 2, "valid": 1, "test": 2})
     job = TreesJob(tmp_path / "run", table, "trees.rounds=3", "data.lanes=4").run(group, 3)
     assert job.result.finished and len(job.predictions()) == 2
+
+
+def test_a_split_without_rows_is_refused(group: WorkerGroup, tmp_path: Path) -> None:
+    table = write_homes(tmp_path / "table", sizes={"train": 100, "valid": 0, "test": 20})
+    with pytest.raises(WorkerFailed, match="the split has no rows, so there is no batch to read"):
+        TreesJob(tmp_path / "run", table).run(group, 2)
 
 
 def test_infinite_values_are_refused_by_column(group: WorkerGroup, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def starting_model(config: RunConfig, start: WarmStartConfig) -> TrainedModel:
     """The model to start from. StoredError for a damaged folder, WarmStartError where the recipe's model is another."""
     assert start.model is not None, "`from` is made a folder before anything is launched"
     trained = read_model_folder(open_storage(start.model))
-    for key in ("factory", "args", "inputs"):
+    for key in ("family", "factory", "args", "inputs"):
         before, now = getattr(trained.config.model, key), getattr(config.model, key)
         if before != now:
             raise WarmStartError(

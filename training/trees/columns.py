@@ -22,6 +22,11 @@ from sparkring.training.data.features.tensors import element_names
 
 Matrix = NDArray[np.float32]  # (rows, columns)
 MOST_CATEGORIES = 4096  # a column of more is split as a number: by how often a category occurs
+AS_STORED: dict[str, State] = {
+    "numeric": {"transform": "none", "mean": 0.0, "std": 1.0, "fill": float("nan")},
+    "cyclic": {"fill": float("nan")},
+}
+"""Kind of feature -> what its state says for trees."""
 NUMBER, CATEGORY = "q", "c"  # as XGBoost calls the types of columns
 
 
@@ -29,14 +34,8 @@ def seen_by(model: ModelConfig, manifest: DatasetManifest) -> DatasetManifest:
     """The dataset as a recipe's model sees it: for trees numbers are neither scaled nor filled, and a null is NaN."""
     if not model.is_trees or "features" not in manifest.features:
         return manifest
-    states = [_unscaled(state) for state in manifest.features["features"]]
+    states = [state | AS_STORED.get(state["kind"], {}) for state in manifest.features["features"]]
     return manifest.model_copy(update={"features": manifest.features | {"features": states}})
-
-
-def _unscaled(state: State) -> State:
-    if state["kind"] != "numeric":
-        return state
-    return state | {"transform": "none", "mean": 0.0, "std": 1.0, "fill": float("nan")}
 
 
 @dataclass(frozen=True)

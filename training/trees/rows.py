@@ -7,7 +7,7 @@ intervals are kept in pages on the local disk.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 import xgboost
 
 from sparkring.training.data.batch import Batch
+from sparkring.training.data.request import no_progress
 from sparkring.training.models.task import Task
 from sparkring.training.trees.columns import Matrix, TreeColumns, infinite_columns
 
@@ -54,6 +55,13 @@ class TreeRows:
     labels: list[str]
     max_bin: int
     threads: int
+    on_progress: Callable[[str], None] = no_progress  # called while rows are read
+
+    def blocks(self, batches: Iterable[Batch]) -> Iterator[RowBlock]:
+        """The rows of each batch."""
+        for number, batch in enumerate(batches):
+            self.on_progress(f"read batch {number + 1}")
+            yield self.block(batch)
 
     def block(self, batch: Batch) -> RowBlock:
         """The rows of a batch that are no padding. ValueError for values and labels that are not finite."""
@@ -83,9 +91,9 @@ class TreeRows:
         needed = rows * len(self.columns.names) * CELL_BYTES
         return needed <= share * psutil.virtual_memory().available / ranks
 
-    def hold(self, batches: Iterator[Batch], like: xgboost.DMatrix | None = None) -> HeldBatch:
+    def hold(self, batches: Iterable[Batch], like: xgboost.DMatrix | None = None) -> HeldBatch:
         """Read a split whole. `like`: the training rows' matrix, whose intervals other splits take. Collective."""
-        blocks = [self.block(batch) for batch in batches]
+        blocks = [*self.blocks(batches)]
         labels, weights, ids = self._joined(blocks)
         values = joined([block.values for block in blocks], len(self.columns.names))
         del blocks
@@ -104,8 +112,8 @@ class TreeRows:
 
     def hold_on_disk(self, batches: Callable[[], Iterator[Batch]], folder: str) -> HeldBatch:
         """Read the training split once for each pass of XGBoost's, and keep its intervals in `folder`. Collective."""
-        labels, weights, ids = self._joined([without_values(self.block(batch)) for batch in batches()])
-        pages = _Pages(lambda: in_pages(map(self.block, batches())), self, folder)
+        labels, weights, ids = self._joined([*map(without_values, self.blocks(batches()))])
+        pages = _Pages(lambda: in_pages(self.blocks(batches())), self, folder)
         matrix = xgboost.ExtMemQuantileDMatrix(
             pages, max_bin=self.max_bin, nthread=self.threads, enable_categorical=True
         )

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from sparkring.conf.config import RunConfig
@@ -103,9 +104,12 @@ def train(ctx: WorkerContext) -> WorkerResult:
             pages=pages,
         )
         try:
-            return _train(parts, began)
+            result = _train(parts, began)
         finally:
             splits.close()
+    if dist.is_initialized():  # after an error it ends with the process
+        dist.destroy_process_group()
+    return result
 
 
 def _train(parts: TreesParts, began: float) -> WorkerResult:
@@ -172,7 +176,7 @@ def exported_rounds(config: RunConfig, state: TrainerState) -> int:
 def hold_rows(parts: TreesParts, reader: Reader, valid: Reader) -> tuple[HeldBatch, HeldBatch]:
     """Read this rank's training and validation rows for all rounds. Collective."""
     config, ctx, columns = parts.config.trees, parts.ctx, parts.strategy.columns
-    rows = TreeRows(columns, parts.task, parts.columns.labels, config.max_bin, parts.threads)
+    rows = TreeRows(columns, parts.task, parts.columns.labels, config.max_bin, parts.threads, ctx.on_progress)
     own = -(-parts.manifest.splits["train"].rows // ctx.world_size)
     fits = rows.fit(own, config.memory_share, ctx.local_size)
     if all(answer == b"fits" for answer in parts.gather(b"fits" if fits else b"-")):

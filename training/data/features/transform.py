@@ -121,17 +121,17 @@ class Numeric(NumberTransform):
 
 
 class Cyclic(NumberTransform):
-    """Sine and cosine of a number's place in its period; both 0 for a null."""
+    """Sine and cosine of a number's place in its period; for a null both 0, or what the state's `fill` says."""
 
     def __init__(self, state: State, spark_type: str) -> None:
         super().__init__(state, spark_type)
-        self._step = 2.0 * math.pi / state["period"]
+        self._step, self._fill = 2.0 * math.pi / state["period"], np.float32(state.get("fill", 0.0))
 
     def made(self, x: Array, null: Array | None) -> dict[str, Array]:
         sin = _by_value(x, lambda values: np.sin(values * self._step).astype(np.float32))
         cos = _by_value(x, lambda values: np.cos(values * self._step).astype(np.float32))
         made = {f"{self.name}_sin": sin, f"{self.name}_cos": cos}
-        return made if null is None else {name: np.where(null, np.float32(0.0), v) for name, v in made.items()}
+        return made if null is None else {name: np.where(null, self._fill, v) for name, v in made.items()}
 
 
 def _by_value(x: Array, function: Callable[[NDArray[np.float64]], Array]) -> Array:
