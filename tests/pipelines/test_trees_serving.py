@@ -27,12 +27,14 @@ from sparkring.pipelines.promotion.champion import predict_test_rows, read_champ
 from sparkring.pipelines.serving import Predictor, load_trusted
 from sparkring.pipelines.tracking.alias import Version
 from sparkring.pipelines.validate import recipe as recipe_module
+from sparkring.training.data.features.transform import apply_numpy
 from sparkring.training.model.folder import describe_model, model_files, weights_sha256
 from sparkring.training.model.recipe_model import pick_columns
 from sparkring.training.model.starting import starting_model
 from sparkring.training.models.warm_start import WarmStartError
 from sparkring.training.trees.columns import TreeColumns, seen_by
 from sparkring.training.trees.model import write_trees
+from tests.pipelines import served
 from tests.training.trees.tables import write_homes
 
 CONFIG = RunConfig.model_validate({"name": "homes", "dataset": "somewhere", "model": {"family": "trees"}})
@@ -76,24 +78,32 @@ def predictor(model: Storage) -> Predictor:
 
 
 def test_raw_rows_are_predicted_as_by_the_library_alone(model: Storage, table: Path) -> None:
-    rows, served = raw_rows(table), predictor(model)
+    rows, trees = raw_rows(table), predictor(model)
     alone = xgboost.Booster(model_file=f"{model.uri}/trees.ubj").inplace_predict(matrix(rows))
-    found = served.predict(rows)["prediction"].to_numpy()
+    found = trees.predict(rows)["prediction"].to_numpy()
     np.testing.assert_allclose(found, alone, rtol=1e-6)
     assert len(np.unique(found)) > 50
-    stored = served.scores_of_stored(pq.read_table(table / "test.parquet", columns=served.stored_columns))
+    stored = trees.scores_of_stored(pq.read_table(table / "test.parquet", columns=trees.stored_columns))
     assert found.tobytes() == stored.tobytes(), "a raw row is to the model what a stored one is"
 
 
 def test_a_null_is_missing_and_a_category_never_seen_is_one_outside_the_list(model: Storage) -> None:
-    served, place = predictor(model), [0.0, 0.0]
+    trees, place = predictor(model), [0.0, 0.0]
     odd = pd.DataFrame({"price": [None, 3.0], "city": ["Atlantis", None], "area": [None, 1.0], "place": [place, place]})
     bern = odd.assign(city=["Bern", None])
-    found = served.predict(odd)["prediction"].to_numpy()
-    assert np.isfinite(found).all() and found.tobytes() == served.predict(bern)["prediction"].to_numpy().tobytes()
+    found = trees.predict(odd)["prediction"].to_numpy()
+    assert np.isfinite(found).all() and found.tobytes() == trees.predict(bern)["prediction"].to_numpy().tobytes()
     np.testing.assert_allclose(
         found, xgboost.Booster(model_file=f"{model.uri}/trees.ubj").inplace_predict(matrix(odd)), rtol=1e-6
     )
+
+
+def test_nulls_of_numbers_and_of_cyclic_features_are_missing_and_others_unscaled() -> None:
+    features = seen_by(CONFIG.model, served.manifest()).features
+    found = apply_numpy(features, {"carrier": ["UA"] * 2, "month": [1] * 2, "wind": [7.5, None], "hour": [6.0, None]})
+    np.testing.assert_array_equal(found["wind"], np.array([7.5, np.nan], np.float32))
+    np.testing.assert_array_equal(found["hour_sin"], np.array([1.0, np.nan], np.float32))
+    assert np.isnan(found["hour_cos"]).tolist() == [False, True]
 
 
 def test_a_model_has_its_own_files_and_their_hash(model: Storage) -> None:

@@ -101,7 +101,6 @@ def report(
         timing: of the window, which ends.
     """
     seconds, shown = timing.take(reader, ranks, reader.epochs.samples)
-    shown["train/epoch"] = float(state.step)
     reporter.metrics(state.step, shown, timing=seconds, means={"train/loss": callbacks.train_loss()})
     valid = {f"valid/{name}": value for name, value in state.last_valid.items()}
     reporter.metrics(state.step, valid, timing=None)
