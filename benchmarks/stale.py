@@ -49,6 +49,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "sparse_tables": ("training/tables", "training/parallel/sparse.py"),
     "strategies": ("training/parallel",),
     "suite": ("tests",),
+    "tables": ("pipelines/init", "training/models/tabular.py", "training/trees"),
     "trees": ("training/trees", "training/worker/train_trees.py", "training/loop/rounds.py"),
     "whole_line": ("etl", "training", "pipelines"),
 }
