@@ -13,6 +13,8 @@ from enum import Enum
 from typing import Literal
 
 TaskName = Literal["binary", "regression", "poisson", "multiclass", "multilabel", "language_model"]
+Family = Literal["net", "trees"]
+"""What learns a task (model.family)."""
 
 
 class LabelForm(Enum):

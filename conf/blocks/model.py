@@ -1,12 +1,12 @@
 """The recipe's `model` block: its class, its task, and the weights it starts with."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
 from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.schema import Reference, Strict
-from sparkring.conf.tasks import TaskKind, TaskName, task_kind
+from sparkring.conf.tasks import Family, TaskKind, TaskName, task_kind
 
 WEIGHTS_FILE = ".safetensors"  # ends the URI of a file of weights
 
@@ -47,7 +47,7 @@ class ModelConfig(Strict):
     """`factory` is `module:Class` of a torch module. Where it has `from_manifest(manifest, **args)` that builds it
     (sizes of vocabularies come from the dataset), else `Class(**args)`."""
 
-    family: Literal["net", "trees"] = Field(
+    family: Family = Field(
         "net",
         description="net: the torch module of `factory`; trees: gradient-boosted trees of XGBoost by the block "
         "`trees`, which take every feature column of a table",

@@ -100,8 +100,8 @@ def _run_command(arguments: argparse.Namespace) -> int:
     for noisy in ("mlflow.store", "alembic", "matplotlib", "fsspec"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries: who asked says once that a server is away
-    # Twins of errors that we report ourselves, for -v alone: Spark's as JSON, py4j's and MLflow's with frames and SQL.
-    for twin in ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger", "mlflow.store.db.utils"):
+    # Copies of errors that we report ourselves, for -v alone: py4j's and MLflow's, with frames and SQL.
+    for twin in ("py4j", "mlflow.store.db.utils"):
         logging.getLogger(twin).setLevel(logging.INFO if arguments.verbose else logging.CRITICAL)
     try:
         command: Command = arguments.command

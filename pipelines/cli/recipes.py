@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import get_args
 
 from sparkring.conf.errors import ConfigError
-from sparkring.conf.tasks import TABLE_TASKS
+from sparkring.conf.tasks import TABLE_TASKS, Family
 from sparkring.pipelines.cli.arguments import Commands, add_command, add_group, add_recipe_command, load, show_examples
 from sparkring.pipelines.run.exit_codes import Exit
 
@@ -71,6 +72,8 @@ def _add_init(commands: Commands) -> None:
     interactions.add_argument("--label", metavar="COLUMN", help=text)
     table.add_argument("--label", required=True, metavar="COLUMN[,..]", help="what is to be predicted")
     table.add_argument("--task", choices=TABLE_TASKS, help="default: by the label's type and values")
+    text = "what is trained: a network (default), or gradient-boosted trees, which need the extra sparkring[trees]"
+    table.add_argument("--family", choices=get_args(Family), default="net", help=text)
 
 
 def _init_table(arguments: argparse.Namespace) -> int:
@@ -78,7 +81,7 @@ def _init_table(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.init.table import table_project
 
     folder = target_folder(arguments.folder, arguments.data)
-    project = table_project(arguments.data, arguments.label, arguments.task, folder)
+    project = table_project(arguments.data, arguments.label, arguments.task, folder, arguments.family)
     print("\n".join(write_project(folder, project, ["sparkring", *sys.argv[1:]])))
     return Exit.OK
 

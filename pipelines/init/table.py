@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.blocks.predict import OURS
-from sparkring.conf.tasks import TASKS, LabelForm
+from sparkring.conf.tasks import TASKS, Family, LabelForm
 from sparkring.etl.sources.files.read import quoted
-from sparkring.pipelines.init.columns import DATES, Columns, counts, decide_columns, in_sql
+from sparkring.pipelines.init.columns import DATES, Columns, Label, counts, decide_columns, in_sql
 from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, example_rows, python_use, run_name
 from sparkring.pipelines.init.sample import TableSample, read_sample
 
@@ -46,16 +46,25 @@ class Budget:
 TABLE = Budget(steps=4000, steps_per_epoch=128, smallest_batch=32, largest_batch=1024)
 LR, EMA, PATIENCE = 0.005, 0.998, 8
 NETWORK = {"width": 64, "blocks": 1, "dropout": 0.1, "members": 8, "cosine_width": 8}
+NET, TREES = get_args(Family)
 RARE = 0.05  # `init` warns of a label with a smaller share
 SOURCE, VIEW = "raw", "prepared"
 
 
-def table_project(data: str, label: str, task: str | None, folder: Path) -> Project:
-    """Look at the table and decide. ConfigError where the file, the label or the task will not do."""
+def table_project(data: str, label: str, task: str | None, folder: Path, family: str = NET) -> Project:
+    """Look at the table and decide. ConfigError where the file, the label or the task will not do.
+
+    Args:
+        data: file or folder.
+        label: column, or several with commas between.
+        task: by name; None: by the label.
+        folder: of the project.
+        family: NET or TREES.
+    """
     sample = read_sample(data)
     columns = decide_columns(sample, label, task)
     return Project(
-        table_recipe(sample, columns, run_name(folder.resolve().name)),
+        table_recipe(sample, columns, run_name(folder.resolve().name), family),
         decided(sample, columns),
         look_at(sample, columns),
         limit_rows=min(1000, sample.rows.num_rows),
@@ -63,17 +72,14 @@ def table_project(data: str, label: str, task: str | None, folder: Path) -> Proj
     )
 
 
-def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, Any]:
+def table_recipe(sample: TableSample, columns: Columns, name: str, family: str = NET) -> dict[str, Any]:
     """The recipe, as a dict in the order it is written."""
     label = columns.label
-    batch, epochs = TABLE.batch_and_epochs(sample.rows.num_rows)
     read = " ".join([*label.columns.values(), *columns.selected.values()])
     kept = [name for name in sample.types if quoted(name) in read]
     names = [*label.columns]
     kept_beside = [name for name in (*columns.key, *label.columns) if not OURS.fullmatch(name)]
-    model: dict[str, Any] = {"task": label.task, "args": {**NETWORK}}
-    start = TASKS[label.task].initial_outputs(label.mean, label.deviation)
-    model["args"] |= {name: round_to(value) for name, value in start.items()}
+    of_trees = {"model": {"family": TREES, "task": label.task}}
     return {
         "name": name,
         "etl": {
@@ -86,10 +92,19 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
             "features": columns.features,
             "label": names[0] if len(names) == 1 else names,
         },
-        "model": model,
+        **(of_trees if family == TREES else network(label, sample.rows.num_rows)),
+        "predict": {"rows": VIEW, "keep": kept_beside, "to": PREDICTIONS},
+    }
+
+
+def network(label: Label, rows: int) -> dict[str, Any]:
+    """The blocks of a recipe that describe a network and its training. `rows`: of the table."""
+    start = TASKS[label.task].initial_outputs(label.mean, label.deviation)
+    batch, epochs = TABLE.batch_and_epochs(rows)
+    return {
+        "model": {"task": label.task, "args": NETWORK | {name: round_to(value) for name, value in start.items()}},
         "optim": {"lr": LR, "weight_decay": 0.01, "schedule": "constant", "ema": EMA},
         "train": {"epochs": epochs, "global_batch": batch, "early_stopping": {"patience": PATIENCE}},
-        "predict": {"rows": VIEW, "keep": kept_beside, "to": PREDICTIONS},
     }
 
 

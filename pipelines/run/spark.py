@@ -24,6 +24,7 @@ from typing import Any
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.launch import LaunchConfig
@@ -132,6 +133,7 @@ def open_session(
     # PySpark 4.3 warns of pandas 3 at every session; what we use of it is tested with this pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     borrowed = SparkContext._active_spark_context is not None
+    hide_error_copies()
     if not submitted():
         # Spark would start the first `python3` of the PATH on its workers, which need not be this one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -151,6 +153,14 @@ def open_session(
             builder = builder.config(key, value)
         with interrupts_kept():
             return Opened(builder.getOrCreate(), borrowed, jvm_log)
+
+
+def hide_error_copies() -> None:
+    """Show the copies of errors that PySpark logs as JSON with debug logging alone: we report the errors ourselves."""
+    level = logging.INFO if logging.getLogger().isEnabledFor(logging.DEBUG) else logging.CRITICAL
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        # Made by PySpark's own: a plain logger of that name would raise TypeError for what PySpark gives it.
+        PySparkLogger.getLogger(name).setLevel(level)
 
 
 @contextmanager

@@ -304,3 +304,23 @@ def test_a_user_id_without_a_name_works(tmp_path: Path) -> None:
         pytest.skip("this user may not run programs as another")
     done = subprocess.run([*command, NAMELESS], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "5\n", done.stderr
+
+
+VERBOSE = """
+import logging, sys
+from sparkring.pipelines.cli import main
+assert main([*sys.argv[1:], "config", "show", "flights"]) == 0
+from sparkring.pipelines.run.spark import hide_error_copies
+hide_error_copies()
+from pyspark.errors import AnalysisException
+from pyspark.logger import PySparkLogger
+for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+    PySparkLogger.getLogger(name).error("a copy", errorClass="UNRESOLVED_COLUMN")
+"""
+
+
+@pytest.mark.parametrize("words", [["-v"], []], ids=["debug log", "usual log"])
+def test_copies_of_sql_errors_are_logged_by_pysparks_own_class(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", VERBOSE, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("a copy" in done.stderr) == bool(words)

@@ -20,6 +20,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from sparkring.conf.load import ConfigError, load_config
@@ -108,6 +109,16 @@ def test_whole_numbers_that_repeat_are_amounts_and_codes(tmp_path: Path) -> None
     taken = pa.table(columns | {"Age_Code": draw.normal(size=many), "age_code_2": draw.normal(size=many)})
     pq.write_table(taken, tmp_path / "rows.parquet")
     assert "age_code_3" in decide_columns(read_sample(str(tmp_path / "rows.parquet")), "y").features
+
+
+def test_a_recipe_of_trees_has_no_block_of_a_network(tmp_path: Path) -> None:
+    pq.write_table(pa.table(PLAIN), tmp_path / "rows.parquet")
+    words = ["init", "table", str(tmp_path / "mine"), "--data", str(tmp_path / "rows.parquet"), "--label", "price"]
+    assert main([*words, "--family", "trees"]) == 0
+    written = yaml.safe_load((tmp_path / "mine/recipe.yaml").read_text())
+    assert written["model"] == {"family": "trees", "task": "regression"}
+    assert written.keys() == {"name", "etl", "model", "predict"}
+    assert load_config(str(tmp_path / "mine/recipe.yaml")).config.model.is_trees
 
 
 @pytest.mark.parametrize(("rare", "is_told"), [(3, True), (19, True), (20, False), (200, False)])
