@@ -92,6 +92,7 @@ def environment(folder: Path) -> dict[str, str]:
         "python": f'exec {sys.executable} "$@"',
         "sparkring": f'exec {sys.executable} -m sparkring.pipelines.cli "$@"',
         "mlflow": f'exec {sys.executable} -m mlflow "$@"',
+        "uvicorn": f'exec {sys.executable} -m uvicorn "$@"',  # which MLflow's server starts
         **{name: f'exec {spark}/bin/{name} "$@"' for name in ("spark-submit", "spark-class")},
     }
     for name, line in starts.items():

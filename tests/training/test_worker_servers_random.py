@@ -28,8 +28,9 @@ MOST_ATTEMPTS = 40
 EXPECTED = ("killed by SIGKILL", "nobody knows what it had done", "of which its part is lost")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def group() -> Iterator[WorkerGroup]:
+    """Of each test its own: the fork servers that it kills are replaced by others, which must end with it."""
     with local_group(5, PRELOAD) as group:
         yield group
 
