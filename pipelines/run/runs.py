@@ -78,6 +78,10 @@ def training_settings(config: RunConfig) -> dict[str, Any]:
     blocks = {name: getattr(config, name).model_dump(mode="json") for name in ("data", "model", "optim")}
     for cosmetic in ("cache", "threads", "ahead", "max_bytes", "chunk_bytes", "verify"):
         blocks["data"].pop(cosmetic, None)
+    if config.model.is_trees:
+        blocks["trees"] = config.trees.model_dump(mode="json", exclude={"memory_share"})
+    else:
+        del blocks["model"]["family"]  # which runs of networks were stored without
     if tables := config.tables.model_dump(mode="json", exclude_defaults=True):
         blocks["tables"] = tables
     if config.warm_start is not None:

@@ -19,6 +19,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
+from sparkring.conf.blocks.trees import TreesConfig
 from sparkring.conf.load import Resolved, load_config
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
@@ -259,6 +260,23 @@ def test_settings_of_tables_that_decide_the_model_make_another_training(tmp_path
     plain = digest_of()
     words = ("lr=0.1", "optimizer=adam", "max_rows=5000", "admit_after=2", "wire=bf16", "lag=2")
     assert len({digest_of(f"tables.{word}") for word in words} | {plain}) == 7
+
+
+OF_TREES = {
+    "rounds": 7, "early_stopping_rounds": 7, "learning_rate": 0.5, "max_depth": 3, "min_child_weight": 9.0,
+    "subsample": 0.5, "columns_per_tree": 0.5, "l2": 9.0, "min_gain": 0.5, "max_bin": 9, "memory_share": 0.9,
+}  # fmt: skip
+
+
+def test_each_setting_of_trees_that_decides_the_model_makes_another_training(tmp_path: Path) -> None:
+    def digest_of(*words: str) -> str:
+        return training_digest(resolved(tmp_path, *words).config)
+
+    assert OF_TREES.keys() == TreesConfig.model_fields.keys(), "each setting is tried"
+    trees, network = digest_of("model.family=trees"), digest_of()
+    same = {key for key, value in OF_TREES.items() if digest_of("model.family=trees", f"trees.{key}={value}") == trees}
+    assert same == {"memory_share"} and trees != network
+    assert {digest_of(f"trees.{key}={value}") for key, value in OF_TREES.items()} == {network}
 
 
 EXACT = [
