@@ -45,6 +45,7 @@ class Resolved:
     origins: dict[str, str]
     interval: DataInterval | None = None  # of the command's date; None: it has none
     recipe: str = "RECIPE"  # as the command names it
+    overrides: tuple[str, ...] = ()  # of the command, `key=value`
 
     @property
     def digest(self) -> str:
@@ -60,7 +61,7 @@ def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | 
 
     `date`: fills in the recipe's templates and window; without one, a recipe with a schedule is that of its first date.
     """
-    read = read_recipe(recipe, takes_null, of_other_kinds)
+    read, overrides = read_recipe(recipe, takes_null, of_other_kinds), tuple(overrides)
     where, values, origins = read.where, read.values, read.origins
     problems: list[str] = []
     for override in overrides:
@@ -90,7 +91,7 @@ def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | 
     if problems:
         raise ConfigError(where, problems)
     origins = {key: _origin(key, origins) for key, _ in leaves(config.model_dump(mode="json"))}
-    return Resolved(config, origins, dated.interval, recipe)
+    return Resolved(config, origins, dated.interval, recipe, overrides)
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -118,9 +118,10 @@ def _is_whole(resolved: Resolved) -> bool:
 
 
 def _again(resolved: Resolved, setting: str) -> str:
-    """The command of this run, with one more setting."""
-    verb = "run" if resolved.config.etl is not None else "train"
-    return shlex.join(["sparkring", verb, resolved.recipe, setting])
+    """The command of this run, with another setting."""
+    verb, key = "run" if resolved.config.etl is not None else "train", setting.partition("=")[0]
+    kept = [word for word in resolved.overrides if word.partition("=")[0] != key]
+    return shlex.join(["sparkring", verb, resolved.recipe, *kept, setting])
 
 
 def next_command(resolved: Resolved, model: ModelPlace) -> str:

@@ -85,6 +85,7 @@ def test_the_last_words_name_the_version_the_report_and_what_to_run(tmp_path: Pa
     [
         ([], 10, 2, "train 'my sales.yaml' train.epochs=2"),
         (["train.epochs=30"], 10, 5, "train 'my sales.yaml' train.epochs=60"),
+        (["optim.lr=0.1", "train.epochs=30"], 10, 5, "train 'my sales.yaml' optim.lr=0.1 train.epochs=60"),
         (["train.steps=10"], 10, 5, "train 'my sales.yaml' train.steps=20"),
         (["train.epochs=30"], 8, 5, ""),
         ([], 10, 1, ""),
