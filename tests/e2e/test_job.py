@@ -277,8 +277,8 @@ def stop_here(
     return int(ended.value.code or 0), caplog.text
 
 
-# Of the second, the JVM gets the signal too, as in tests/pipelines/test_spark.py, and the ranks.
-@pytest.mark.parametrize("by", ["a signal to the driver", pytest.param("a signal to all", marks=pytest.mark.slow)])
+# Of the first, the JVM gets the signal too, as in tests/pipelines/test_spark.py, and the ranks.
+@pytest.mark.parametrize("by", ["a signal to all", pytest.param("a signal to the driver", marks=pytest.mark.slow)])
 def test_a_job_that_is_killed_and_then_stopped_is_finished_by_the_same_command(
     workplace: Workplace, finished: subprocess.CompletedProcess[str], by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
