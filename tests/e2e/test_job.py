@@ -278,7 +278,8 @@ def stop_here(
 
 
 # Of the first, the JVM gets the signal too, as in tests/pipelines/test_spark.py, and the ranks.
-@pytest.mark.parametrize("by", ["a signal to all", pytest.param("a signal to the driver", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["a signal to all", "a signal to the driver"])
 def test_a_job_that_is_killed_and_then_stopped_is_finished_by_the_same_command(
     workplace: Workplace, finished: subprocess.CompletedProcess[str], by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
