@@ -87,7 +87,10 @@ class Workplace:
 
 
 class Pace:
-    """How fast ranks make steps: `hold` stops them before step 15, `slow` lets a signal come long before the end."""
+    """How fast ranks make steps: `hold` stops them before step 15, `slow` lets a signal come long before the end.
+
+    They are slow from step 11 on: a stop is half a second of steps ahead, counted at the pace of the last ones.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "pace"
@@ -106,7 +109,7 @@ class Paced(Hook):
         while seen.step == 14 and PACE.exists() and PACE.read_text() == "hold":
             PACE.with_name("held").touch()
             time.sleep(0.02)
-        if seen.step >= 14 and PACE.exists():
+        if seen.step > 10 and PACE.exists():
             time.sleep(0.1)
 """
         )
@@ -277,9 +280,8 @@ def stop_here(
     return int(ended.value.code or 0), caplog.text
 
 
-# Of the first, the JVM gets the signal too, as in tests/pipelines/test_spark.py, and the ranks.
-@pytest.mark.slow
-@pytest.mark.parametrize("by", ["a signal to all", "a signal to the driver"])
+# Of the second, the JVM gets the signal too, as in tests/pipelines/test_spark.py, and the ranks.
+@pytest.mark.parametrize("by", ["a signal to the driver", pytest.param("a signal to all", marks=pytest.mark.slow)])
 def test_a_job_that_is_killed_and_then_stopped_is_finished_by_the_same_command(
     workplace: Workplace, finished: subprocess.CompletedProcess[str], by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
