@@ -60,6 +60,7 @@ from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.data_parallel.codecs import QUANTIZERS
 from sparkring.training.parallel.data_parallel.zero import TorchZero
+from sparkring.training.parallel.local import LocalStep
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.placement import make_placement
 from sparkring.training.parallel.process_groups import RankContext, make_device_mesh, start_process_group
@@ -279,7 +280,7 @@ def alone(device: torch.device) -> list[Line]:
     for settings in ({"zero": 1}, {"zero": 2}, {"zero": 3}, {"zero": 2, "offload": True}):
         config = ParallelConfig(accumulate=2, engine="torch", **settings)  # type: ignore[arg-type]
         context = RankContext(config, Mesh(), RankInfo(), device, make_device_mesh(Mesh(), 0, device))
-        strategy = MeshStrategy(context, TorchZero(context), make_placement(context), clip_norm=0.5)
+        strategy = MeshStrategy(LocalStep(context, TorchZero(context), make_placement(context), clip_norm=0.5))
         got = train_small(strategy, small_gpt(torch.float64))
         lines.append(compared(f"{settings} over {dist.get_backend_config()}", got, expected, 1e-9))
     for name, codec in QUANTIZERS.items():

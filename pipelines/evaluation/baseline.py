@@ -70,14 +70,18 @@ def fit_baselines(
     return replace(found, missing=found.missing | ({TREES: why} if scalar else {}))
 
 
+def import_library() -> None:
+    """Import what all baselines of the driver are fitted with: most of a second."""
+    import sklearn.ensemble
+    import sklearn.linear_model  # noqa: F401
+
+
 def fit_in_driver(kind: TaskKind, has_features: bool, make: Callable[[], tuple[Design, Design]]) -> Baselines:
     """Fit and score all baselines here: trees in a thread of their own, the others meanwhile.
 
     `make`: reads the designs of the training and of the test rows; it is called once.
     """
-    import sklearn.ensemble
-    import sklearn.linear_model  # noqa: F401  # both before there are threads: each would find the other's half-imported
-
+    import_library()  # before there are threads: each would find the other's imports half done
     with ThreadPoolExecutor(1) as thread:
         designs = thread.submit(make).result
         growing = thread.submit(fit_trees, kind, designs) if has_features else None

@@ -25,6 +25,7 @@ from sparkring.pipelines import serving
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.context import PERSONAL, JobContext, Publication
 from sparkring.pipelines.context.etl_step import split_name
+from sparkring.pipelines.evaluation.baseline import import_library
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, evaluate, lost_to
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
 from sparkring.pipelines.job.etl_job import describe_job, job_tags
@@ -155,8 +156,7 @@ def imported_meanwhile() -> Iterator[None]:
 
 def import_for_evaluation() -> None:
     """Import the library of the baselines, and what torch imports at its first operation on the meta device."""
-    import sklearn.ensemble
-    import sklearn.linear_model  # noqa: F401
+    import_library()
     import torch
 
     torch.zeros(1, device="meta").add(1)

@@ -65,14 +65,14 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
     """Say what came of a job, for a person who looks at the end of its output."""
     config, recipe = resolved.config, shlex.quote(resolved.recipe)
     split = config.train.test_split or config.train.valid_split
-    experiment = config.tracking.named(config.name).experiment
+    local_ui = f"sparkring ui {recipe}   (MLflow experiment {config.tracking.named(config.name).experiment!r})"
     gap = result.trees_gap
     loss = config.model.kind.metric("loss").title if config.model.kind.is_table else ""
     facts = {
         "verdict": "" if gap is None else gap.describe(loss, named_beside(config.model)),
         "model": model.text,
         "report": f"{result.run}/report.html",
-        "browse": result.tracking_url or f"sparkring ui {recipe}   (MLflow experiment {experiment!r})",
+        "browse": result.tracking_url or local_ui if config.tracking.enabled else "",
         "longer": longer_command(result, resolved),
         "trees": trees_command(result, resolved),
         "next": next_command(resolved, model),

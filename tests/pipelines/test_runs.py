@@ -20,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from sparkring.conf.blocks.trees import TreesConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved, load_config
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
@@ -277,6 +278,18 @@ def test_each_setting_of_trees_that_decides_the_model_makes_another_training(tmp
     same = {key for key, value in OF_TREES.items() if digest_of("model.family=trees", f"trees.{key}={value}") == trees}
     assert same == {"memory_share"} and trees != network
     assert {digest_of(f"trees.{key}={value}") for key, value in OF_TREES.items()} == {network}
+
+
+DECIDE = {"data", "model", "optim", "train", "trees", "tables", "warm_start", "parallel"}
+DECIDE_NOTHING = {  # of the weights; `etl` and `dataset` decide the fingerprint, which is compared too
+    *("etl", "dataset", "storage", "spark", "launch", "checkpoint", "tracking", "report", "promote", "predict"),
+    *("schedule", "drift", "notify", "retention", "description"),
+}
+
+
+def test_of_each_block_it_is_known_whether_it_decides_the_model() -> None:
+    """A block that is forgotten lets an unfinished run go on under other settings of it."""
+    assert RunConfig.model_fields.keys() - {"name"} == DECIDE | DECIDE_NOTHING
 
 
 EXACT = [

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,27 @@ def embedding_width(cardinality: int, most: int = 32) -> int:
 def module_name(column: str) -> str:
     """Key of a column's table: torch refuses dots and ModuleDict's own names."""
     return "column_" + column.replace("%", "%25").replace(".", "%2E")
+
+
+def check_columns(
+    coded: Collection[str], numeric: Collection[str], hashed: Collection[str], additive_only: Collection[str]
+) -> None:
+    """Raise ValueError where a model would have no column, or none for its MLP. The arguments are Tabular's."""
+    if not coded and not numeric and not hashed:
+        raise ValueError("a tabular model needs at least one feature column; the dataset has none with role feature")
+    if unknown := sorted(set(additive_only) - set(numeric)):
+        raise ValueError(
+            f"model.args.additive_only names {unknown}, which are no numeric feature columns of the dataset; "
+            f"it may name {sorted(numeric)}"
+        )
+    if not coded and not hashed and set(numeric) <= set(additive_only):
+        raise ValueError(f"model.args.additive_only leaves the MLP no column: {list(additive_only)} are all there are")
+
+
+def check_number(name: str, value: int, least: int) -> None:
+    """Raise ValueError where `model.args.<name>` is no whole number from `least` on."""
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"model.args.{name} = {value!r}: must be a whole number, at least {least}")
 
 
 class ResidualBlock(nn.Module):
@@ -160,19 +181,9 @@ class Tabular(nn.Module):
             cosine_width: of what the MLP reads of each number beside the number itself; 0: nothing.
         """
         super().__init__()
-        if not coded and not numeric and not hashed:
-            raise ValueError(
-                "a tabular model needs at least one feature column; the dataset has none with role feature"
-            )
-        if members < 1 or cosine_width < 0:
-            raise ValueError(
-                f"model.args: members = {members} must be at least 1, cosine_width = {cosine_width} at least 0"
-            )
-        if unknown := sorted(set(additive_only) - set(numeric)):
-            raise ValueError(
-                f"model.args.additive_only names {unknown}, which are no numeric feature columns of the dataset; "
-                f"it may name {sorted(numeric)}"
-            )
+        check_columns(coded, numeric, hashed, additive_only)
+        check_number("members", members, 1)
+        check_number("cosine_width", cosine_width, 0)
         self.coded_names, self.numeric_names, self.outputs = list(coded), list(numeric), outputs
         self.output_center, self.output_scale = output_center, output_scale
         self.deep_positions = [i for i, name in enumerate(numeric) if name not in set(additive_only)]
@@ -186,10 +197,6 @@ class Tabular(nn.Module):
         self.hashed = nn.ModuleDict(
             {module_name(name): SparseEmbedding(name, hashed_width + outputs, scale) for name in hashed}
         )
-        if not coded and not hashed and not self.deep_positions:
-            raise ValueError(
-                f"model.args.additive_only leaves the MLP no column: {list(additive_only)} are all there are"
-            )
         embedded = sum(embedding_width(n) for n in coded.values()) + hashed_width * len(hashed)
         deep, self.cosine_width = len(self.deep_positions), cosine_width
         self.cosines = Cosines(deep, cosine_width) if deep and cosine_width else None

@@ -25,6 +25,7 @@ from sparkring.training.parallel.data_parallel.horovod_ring import HorovodCollec
 from sparkring.training.parallel.data_parallel.horovod_zero import HorovodZero1
 from sparkring.training.parallel.data_parallel.zero import TorchZero
 from sparkring.training.parallel.engine import choose_engine
+from sparkring.training.parallel.local import LocalStep
 from sparkring.training.parallel.mesh import Mesh, layout_of, resolve_mesh
 from sparkring.training.parallel.model_parallel.placement import make_placement
 from sparkring.training.parallel.process_groups import (
@@ -87,7 +88,8 @@ def build_strategy(
         assert ema is None, "refused when a recipe is loaded (conf/rules/recipe.py)"
         if replicas := make_replicas(context, engine):
             return AveragedStrategy(context, replicas[0], make_placement(context), clip_norm, replicas[1])
-    return MeshStrategy(context, make_data_parallel(context, engine), make_placement(context), clip_norm, ema, tables)
+    data_parallel = make_data_parallel(context, engine)
+    return MeshStrategy(LocalStep(context, data_parallel, make_placement(context), clip_norm, ema, tables))
 
 
 def make_served(

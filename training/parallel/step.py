@@ -12,34 +12,16 @@ import torch
 import torch.distributed as dist
 
 from sparkring.training.data.batch import Batch
-from sparkring.training.parallel.data_parallel.base import DataParallel
 from sparkring.training.parallel.local import LocalStep, StepInfo
 from sparkring.training.parallel.meeting import GroupMeeting
-from sparkring.training.parallel.model_parallel.placement import ModelPlacement
-from sparkring.training.parallel.process_groups import RankContext
-from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.strategy import Strategy
 
 
 class MeshStrategy(Strategy):
     """See strategy.Strategy. One process is the same code with `SingleProcess` and nothing placed."""
 
-    def __init__(
-        self,
-        context: RankContext,
-        data_parallel: DataParallel,
-        placement: ModelPlacement,
-        clip_norm: float | None,
-        ema: float | None = None,
-        tables: TableSettings | None = None,
-    ) -> None:
-        """Take the parts that compose.py has made.
-
-        Args:
-            context, data_parallel, placement, clip_norm, ema, tables: as of LocalStep.
-        """
-        local = LocalStep(context, data_parallel, placement, clip_norm, ema, tables)
-        super().__init__(local, GroupMeeting(local), context.at.dp, context.mesh.dp)
+    def __init__(self, local: LocalStep) -> None:
+        super().__init__(local, GroupMeeting(local), local.context.at.dp, local.mesh.dp)
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
         self.expect_step()

@@ -94,7 +94,7 @@ class TreeRows:
     def hold(self, batches: Iterable[Batch], like: xgboost.DMatrix | None = None) -> HeldBatch:
         """Read a split whole. `like`: the training rows' matrix, whose intervals other splits take. Collective."""
         blocks = [*self.blocks(batches)]
-        labels, weights, ids = self._joined(blocks)
+        labels, weights, ids = without_matrix(blocks)
         values = joined([block.values for block in blocks], len(self.columns.names))
         del blocks
         matrix = xgboost.QuantileDMatrix(
@@ -112,16 +112,12 @@ class TreeRows:
 
     def hold_on_disk(self, batches: Callable[[], Iterator[Batch]], folder: str) -> HeldBatch:
         """Read the training split once for each pass of XGBoost's, and keep its intervals in `folder`. Collective."""
-        labels, weights, ids = self._joined([*map(without_values, self.blocks(batches()))])
+        labels, weights, ids = without_matrix([*map(without_values, self.blocks(batches()))])
         pages = _Pages(lambda: in_pages(self.blocks(batches())), self, folder)
         matrix = xgboost.ExtMemQuantileDMatrix(
             pages, max_bin=self.max_bin, nthread=self.threads, enable_categorical=True
         )
         return self._held(matrix, labels, weights, ids)
-
-    def _joined(self, blocks: list[RowBlock]) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        labels = {name: torch.cat([block.labels[name] for block in blocks]) for name in self.labels}
-        return labels, torch.cat([block.weights for block in blocks]), torch.cat([block.ids for block in blocks])
 
     def _targets(self, labels: Mapping[str, torch.Tensor]) -> np.ndarray:
         """Labels as XGBoost takes them, (rows,) or (rows, labels)."""
@@ -179,9 +175,13 @@ def in_pages(blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
 
 
 def _one(blocks: list[RowBlock]) -> RowBlock:
+    return RowBlock(np.concatenate([block.values for block in blocks]), *without_matrix(blocks))
+
+
+def without_matrix(blocks: list[RowBlock]) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Join the labels, weights and row numbers of blocks; there is at least one."""
     labels = {name: torch.cat([block.labels[name] for block in blocks]) for name in blocks[0].labels}
-    values = np.concatenate([block.values for block in blocks])
-    return RowBlock(values, labels, torch.cat([b.weights for b in blocks]), torch.cat([b.ids for b in blocks]))
+    return labels, torch.cat([block.weights for block in blocks]), torch.cat([block.ids for block in blocks])
 
 
 def joined(parts: list[Matrix], columns: int) -> Matrix:

@@ -75,6 +75,8 @@ def test_the_last_words_name_the_version_the_report_and_what_to_run(tmp_path: Pa
     again = outcome(train_result(tracking_url="http://mlflow/1"), scores, ModelPlace("m")).splitlines()
     assert "  valid split    loss" in again and "  browse  http://mlflow/1" in again
     assert not [line for line in again if "next" in line], "a model that is not registered cannot be asked for"
+    untracked = outcome(train_result(), resolved(tmp_path, "tracking.enabled=false"), ModelPlace("m"))
+    assert "browse" not in untracked, "MLflow has nothing of it"
     gap = TreesGap(rows=100, ours=0.5, theirs=0.25, half_width=0.125)
     beside = outcome(train_result(trees_gap=gap), resolved(tmp_path), ModelPlace("m"))
     assert "\n  verdict  worse than gradient-boosted trees (log loss (nats) 0.5 against 0.25, +0.25 ± 0.12)\n" in beside
