@@ -361,7 +361,7 @@ def _flock(descriptor: int, wait: bool) -> bool:
 def lock_file(path: str | Path, wait: bool = False, mode: int = 0o600) -> int | None:
     """Lock `path` (flock), creating it with `mode`; None where another holds it and this call does not wait.
 
-    Returns a descriptor that holds the lock until it is closed or its process ends, however it ends.
+    Returns a descriptor that holds the lock until `unlock`, or until its process ends, however it ends.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
     held = False
@@ -373,6 +373,18 @@ def lock_file(path: str | Path, wait: bool = False, mode: int = 0o600) -> int | 
     return descriptor if held else None
 
 
+def unlock(descriptor: int) -> None:
+    """Release what `lock_file` gave.
+
+    Closing alone does not: a process that another thread is just starting has a copy of the descriptor until it runs
+    its program, and the lock with it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Hold a lock between processes for the block, waiting for it."""
@@ -382,7 +394,7 @@ def exclusive(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(descriptor)
+        unlock(descriptor)
 
 
 def open_storage(uri: str) -> Storage:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from sparkring.conf.storage import Storage, lock_file, open_storage
+from sparkring.conf.storage import Storage, lock_file, open_storage, unlock
 from sparkring.conf.stored import CLOSED, Count, Label, RelativePath, Sha256, StoredError, read, up_to
 from sparkring.training.launch.failure import LaunchError
 
@@ -118,7 +118,7 @@ def staged(target: Storage) -> Iterator[Storage]:
             with contextlib.suppress(OSError):
                 _delete(folder)
     finally:
-        os.close(lock)
+        unlock(lock)
 
 
 def _sweep(root: Path) -> None:

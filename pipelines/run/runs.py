@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -29,7 +28,7 @@ from typing import Annotated, Any, Literal
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
-from sparkring.conf.storage import Storage, exclusive, lock_file, open_storage
+from sparkring.conf.storage import Storage, exclusive, lock_file, open_storage, unlock
 from sparkring.conf.stored import CLOSED, Count, FolderName, Label, Sha256, StoredError, read, up_to
 from sparkring.pipelines.run.process_id import ProcessId, is_running, this_process
 from sparkring.training.launch.failure import LaunchError
@@ -283,7 +282,7 @@ class Runs:
             return owner == here or record.status != "running" or not is_running(owner, here)
         lock = lock_file(Path(self.storage.path(f"{record.folder}/.lock")))
         if lock is not None:
-            held.callback(os.close, lock)
+            held.callback(unlock, lock)
         return lock is not None
 
     def read(self, folder: str) -> RunRecord:

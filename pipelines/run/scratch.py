@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkring.conf.storage import lock_file
+from sparkring.conf.storage import lock_file, unlock
 
 log = logging.getLogger(__name__)
 PREFIX, LOCK = "sparkring-", ".lock"
@@ -27,7 +27,7 @@ class ScratchFolder:
     def close(self) -> None:
         """Delete the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        unlock(self._lock)
 
 
 def open_scratch(purpose: str) -> ScratchFolder:
@@ -62,4 +62,4 @@ def sweep(purpose: str) -> None:
         if lock is not None:
             log.info("deleting %s: left by a process that was killed", folder)
             shutil.rmtree(folder, ignore_errors=True)  # which follows no link
-            os.close(lock)
+            unlock(lock)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.rules.rule import Rule, find_problems, refuse
 from sparkring.conf.secrets import redact
-from sparkring.conf.storage import lock_file, open_storage
+from sparkring.conf.storage import lock_file, open_storage, unlock
 from sparkring.etl.examine import Examined
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.context import JobContext
@@ -226,7 +225,7 @@ def alone(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(lock)
+        unlock(lock)
 
 
 def run_trial(sweep: Sweep, trial: Trial, parent: Parent) -> None:

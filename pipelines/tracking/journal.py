@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from sparkring.conf.storage import lock_file, open_storage
+from sparkring.conf.storage import lock_file, open_storage, unlock
 from sparkring.conf.stored import StoredError, parse
 from sparkring.pipelines.tracking.ops import Op, Sent, State, StoredOp
 
@@ -172,7 +172,7 @@ class Journal:
         os.close(self._ops)
         if delete:
             shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._lock)
+        unlock(self._lock)
 
 
 def abandoned_journals(root: Path) -> Iterator[Journal]:
@@ -186,12 +186,12 @@ def abandoned_journals(root: Path) -> Iterator[Journal]:
         if lock is None:
             continue
         if not (folder / "ops.jsonl").exists():
-            os.close(lock)
+            unlock(lock)
             continue
         try:
             journal = Journal(folder, lock)
         except (OSError, ValueError) as error:
-            os.close(lock)
+            unlock(lock)
             aside = folder.rename(folder.with_name(DAMAGED + folder.name))
             log.warning("%s is damaged (%s); this journal is set aside, others are sent", aside, error)
             continue
@@ -209,5 +209,8 @@ def _try_lock(path: Path) -> int | None:
     """The locked descriptor; None where another process holds the lock, or is just deleting the journal."""
     try:
         return lock_file(path)
-    except OSError:
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("%s cannot be locked, its journal stays: %s", path, error)
         return None

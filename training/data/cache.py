@@ -22,7 +22,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from sparkring.conf.manifest import DataFile
-from sparkring.conf.storage import CHUNK_BYTES, HashingFile, Storage, lock_file, publish
+from sparkring.conf.storage import CHUNK_BYTES, HashingFile, Storage, lock_file, publish, unlock
 from sparkring.training.data.decoding.columns import DataError
 from sparkring.training.data.files import FileOpener, missing, other_content, unreadable
 
@@ -162,7 +162,7 @@ class DiskCache:
             yield descriptor is not None
         finally:
             if descriptor is not None:
-                os.close(descriptor)
+                unlock(descriptor)
 
     def _turn_off(self, error: OSError) -> None:
         with self._lock:

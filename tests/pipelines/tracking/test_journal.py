@@ -93,6 +93,23 @@ def test_a_living_owner_is_left_alone(tmp_path: Path) -> None:
     found[0].close(delete=True)
 
 
+def test_a_closed_journal_is_free_though_a_process_that_is_starting_has_its_files(tmp_path: Path) -> None:
+    journal = Journal.create(tmp_path, "job")
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(write)
+        os.read(read, 1)  # until the test has looked
+        os._exit(0)
+    try:
+        journal.close(delete=False)
+        (found,) = abandoned_journals(tmp_path)
+        found.close(delete=True)
+    finally:
+        os.close(write), os.close(read)
+        os.waitpid(pid, 0)
+
+
 def test_files_are_copied_at_once(tmp_path: Path) -> None:
     journal = Journal.create(tmp_path, "job")
     source = tmp_path / "figure.png"

@@ -45,9 +45,17 @@ MADE = LineageDataset(
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root whose sqlite store exists: making its tables takes seconds."""
-    return tmp_path_factory.mktemp("mlflow")
+    root = tmp_path_factory.mktemp("mlflow")
+    Tracker(settings_of(root, openlineage=None, experiment="another"), "first", "first").close()
+    return root
+
+
+@pytest.fixture
+def store(empty_store: Path, tmp_path: Path) -> Path:
+    """A root of this test alone, so that what it leaves fails no other."""
+    return Path(shutil.copytree(empty_store, tmp_path / "mlflow"))
 
 
 @pytest.fixture
@@ -275,8 +283,11 @@ def test_a_stopped_job_is_aborted_and_goes_on_under_the_same_run_id(
             driver_process.kill()
     again = tracked(settings_of(tmp_path), resume=True)
     assert again == run and {event["run"]["runId"] for event in collector.events} == {run_id(run)}
-    assert collector.kinds() == ["START", "ABORT", "START", "COMPLETE"]
-    assert at(collector.events[1]) <= ended and "errorMessage" not in collector.events[1]["run"]["facets"]
+    begins = [place for place, kind in enumerate(collector.kinds()) if kind == "START"]
+    twice = begins[:2] == [0, 1]  # a kill between the collector's answer and the note of it sends an event again
+    kinds, events = collector.kinds()[twice:], collector.events[twice:]
+    assert kinds == ["START", "ABORT", "START", "COMPLETE"] and (not twice or number == signal.SIGKILL)
+    assert at(events[1]) <= ended and "errorMessage" not in events[1]["run"]["facets"]
 
 
 def test_a_killed_jobs_run_is_closed_once_though_its_events_wait(
