@@ -34,6 +34,7 @@ from sparkring.training.data.decoding.cells import own_decoder
 from sparkring.training.hooks import hook_problems
 from sparkring.training.model.recipe_model import ModelColumns, pick_columns, recipe_task
 from sparkring.training.model.starting import change_since, starting_model
+from sparkring.training.models.arguments import argument_problems
 from sparkring.training.models.groups import freeze
 from sparkring.training.models.torch_private import meta_device
 from sparkring.training.optim.own import optimizer_problems
@@ -158,6 +159,8 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
     if problem := _unbound(factory, model.args):
         takes = f"; it takes {', '.join(found)}" if (found := _takes(factory)) else ""
         yield f"model.args = {model.args}: {model.factory} does not take them: {problem}{takes}"
+    elif factory.__module__.startswith(OURS) and (wrong := list(argument_problems(factory, model.args))):
+        yield from wrong
     elif not hasattr(factory, "from_manifest") and not knows_its_size(config):
         yield from _unmade(lambda: factory(**model.args), f"model.args = {model.args}: {model.factory}")
         yield from _group_problems(config, lambda: factory(**model.args))

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.training.models.arguments import Count, Size
 
 GROUPS = 4
 
@@ -21,7 +22,12 @@ class SmallCnn(nn.Module):
     """image (B, H, W, C) uint8 -> logits (B, classes), of two classes (B,)."""
 
     def __init__(
-        self, classes: int, channels: int, width: int = 16, layers: int = 3, norm: Literal["group", "batch"] = "group"
+        self,
+        classes: int,
+        channels: int,
+        width: Size = 16,
+        layers: Count = 3,
+        norm: Literal["group", "batch"] = "group",
     ) -> None:
         """The recipe's `model.args` are the last three; the others are from the manifest.
 

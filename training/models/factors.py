@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.training.models.arguments import Positive, Size
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.models.tabular import module_name
 
@@ -29,8 +30,8 @@ class FactorizationMachine(nn.Module):
         bags: Sequence[str],
         codes: Mapping[str, int],
         numbers: Sequence[str],
-        factors: int = 16,
-        scale: float = 0.1,
+        factors: Size = 16,
+        scale: Positive = 0.1,
     ) -> None:
         """The recipe's `model.args` are the last two; the others are from the manifest.
 

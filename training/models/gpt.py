@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.training.data.batch import Columns
+from sparkring.training.models.arguments import Positive, Size
 from sparkring.training.models.loss import token_cross_entropy
 from sparkring.training.models.sharding_plan import ShardingPlan
 from sparkring.training.models.task import Task
@@ -115,13 +116,13 @@ class GPT(nn.Module):
     def __init__(
         self,
         vocab: int,
-        width: int = 256,
-        layers: int = 6,
-        heads: int = 4,
-        kv_heads: int | None = None,
-        hidden: int | None = None,
+        width: Size = 256,
+        layers: Size = 6,
+        heads: Size = 4,
+        kv_heads: Size | None = None,
+        hidden: Size | None = None,
         tied: bool = True,
-        theta: float = 10_000.0,
+        theta: Positive = 10_000.0,
     ) -> None:
         """The recipe's `model.args`.
 

@@ -27,6 +27,7 @@ from torch import nn
 
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.training.data.batch import SAMPLE
+from sparkring.training.models.arguments import Count, Positive, Share, Size
 from sparkring.training.models.dropout import Dropout
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.models.warm_start import (
@@ -64,12 +65,6 @@ def check_columns(
         )
     if not coded and not hashed and set(numeric) <= set(additive_only):
         raise ValueError(f"model.args.additive_only leaves the MLP no column: {list(additive_only)} are all there are")
-
-
-def check_number(name: str, value: int, least: int) -> None:
-    """Raise ValueError where `model.args.<name>` is no whole number from `least` on."""
-    if not isinstance(value, int) or value < least:
-        raise ValueError(f"model.args.{name} = {value!r}: must be a whole number, at least {least}")
 
 
 class ResidualBlock(nn.Module):
@@ -148,18 +143,18 @@ class Tabular(nn.Module):
         self,
         coded: dict[str, int],
         numeric: list[str],
-        width: int = 128,
-        blocks: int = 2,
-        dropout: float = 0.0,
-        outputs: int = 1,
-        bumps: int = 16,
+        width: Size = 128,
+        blocks: Count = 2,
+        dropout: Share = 0.0,
+        outputs: Size = 1,
+        bumps: Size = 16,
         additive_only: Sequence[str] = (),
         output_center: float = 0.0,
-        output_scale: float = 1.0,
+        output_scale: Positive = 1.0,
         hashed: Sequence[str] = (),
-        hashed_width: int = 16,
-        members: int = 1,
-        cosine_width: int = 0,
+        hashed_width: Size = 16,
+        members: Size = 1,
+        cosine_width: Count = 0,
     ) -> None:
         """The recipe's `model.args`, except for the first two and `hashed`.
 
@@ -182,8 +177,6 @@ class Tabular(nn.Module):
         """
         super().__init__()
         check_columns(coded, numeric, hashed, additive_only)
-        check_number("members", members, 1)
-        check_number("cosine_width", cosine_width, 0)
         self.coded_names, self.numeric_names, self.outputs = list(coded), list(numeric), outputs
         self.output_center, self.output_scale = output_center, output_scale
         self.deep_positions = [i for i, name in enumerate(numeric) if name not in set(additive_only)]
