@@ -49,7 +49,9 @@ def no_effect(keys: tuple[str, ...], applies: Callable[[RunConfig], bool], why: 
         for key in keys if applies(config) else ():
             for value, default in _value_and_default(config, key):
                 if value != default:
-                    yield f"{key} = {value!r}: has no effect {why}; {remedy}"
+                    is_block = isinstance(value, BaseModel)
+                    shown = value.model_dump(mode="json", exclude_defaults=True) if is_block else value
+                    yield f"{key} = {shown!r}: has no effect {why}; {remedy}"
 
     return Rule(keys, find)
 

@@ -271,7 +271,7 @@ def train_and_compare(
         show(f"not reproduced: {check} differ; what was trained is in {again.folder.uri}")
         return Exit.QUALITY
     root.delete(name)
-    show(f"reproduced: {check} are equal")
+    show(f"reproduced: {check} are equal; {scratch.uri} is deleted")
     return Exit.OK
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
-from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, REGRESSION, TASKS, LabelForm
+from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, TASKS, LabelForm
 from sparkring.etl.sources.files.read import quoted
 from sparkring.etl.sources.values import DECIMAL, convert
 from sparkring.pipelines.init.sample import TableSample
@@ -223,7 +223,8 @@ def _task_of(kind: str, distinct: int, rows: int) -> tuple[str | None, str]:
             return None, f"{distinct} distinct texts in {rows} rows are no classes"
         return MULTICLASS.name, f"{distinct} texts, so classes"
     if kind in WHOLE and distinct <= CLASS_NUMBERS:
-        why = f"{distinct} whole numbers, taken for classes; where they are amounts: --task {REGRESSION.name}"
+        amounts = f"where they are amounts: --task {REGRESSION.name}; where they count events: --task {POISSON.name}"
+        why = f"{distinct} whole numbers, taken for classes; {amounts}"
         return MULTICLASS.name, why
     return REGRESSION.name, "numbers"
 

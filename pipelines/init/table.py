@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.blocks.predict import OURS
-from sparkring.conf.tasks import TASKS, Family, LabelForm
+from sparkring.conf.tasks import REGRESSION, TASKS, Family, LabelForm
 from sparkring.etl.sources.files.read import quoted
 from sparkring.pipelines.init.columns import DATES, Columns, Label, counts, decide_columns, in_sql
 from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, example_rows, python_use, run_name
@@ -47,6 +47,7 @@ TABLE = Budget(steps=4000, steps_per_epoch=128, smallest_batch=32, largest_batch
 LR, EMA, PATIENCE = 0.005, 0.998, 8
 NETWORK = {"width": 64, "blocks": 1, "dropout": 0.1, "members": 8, "cosine_width": 8}
 NET, TREES = get_args(Family)
+MOST_COUNTED = 5  # events in half of the rows
 RARE = 0.05  # `init` warns of a label with a smaller share
 SOURCE, VIEW = "raw", "prepared"
 
@@ -158,6 +159,10 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
         lines.append(
             f"only {label_share:.2%} of the rows have the rarer label: accuracy says little, look at average_precision"
         )
+    if counted := count_column(sample, columns):
+        lines.append(
+            f"{counted} holds small whole numbers from 0 on: where it counts events, --task poisson predicts their rate"
+        )
     if columns.dates:
         lines.append(
             f"rows are split at random; to predict later rows from earlier ones, split by {columns.dates[0]} "
@@ -181,6 +186,17 @@ def rare_share(sample: TableSample, columns: Columns) -> float:
     counted = pc.value_counts(sample.rows.column(column).drop_null()).field("counts").to_numpy()
     share = float(counted.min() / counted.sum())
     return share if share < RARE else 0.0
+
+
+def count_column(sample: TableSample, columns: Columns) -> str:
+    """The label of a regression whose values look like counts: none below 0, half of them at most MOST_COUNTED."""
+    if columns.label.task != REGRESSION.name:
+        return ""
+    (column,) = label_columns(sample, columns)
+    values = sample.rows.column(column).drop_null()
+    if not pa.types.is_integer(values.type) or pc.min(values).as_py() != 0:
+        return ""
+    return column if pc.quantile(values, 0.5)[0].as_py() <= MOST_COUNTED else ""
 
 
 def label_columns(sample: TableSample, columns: Columns) -> list[str]:

@@ -87,19 +87,21 @@ def judge_rule(
     better, value = is_greater_better(rule, kind), ours.get(rule.metric, math.nan)
     passed = reaches_threshold(rule, better, value)
     theirs = champion.get(rule.metric, math.nan) if champion and rule.compares else None
+    share = None
     if theirs is not None:
         passed = passed and bool(changed_enough(rule, better, np.array(value), np.array(theirs)))
         if rule.confidence is not None and passed:
             assert rows is not None, "a recipe with such a rule is of a task with predictions"
             samples = resampled(kind, rule.metric, rows.labels, rows.models, weights=rows.weights)
-            share = changed_enough(rule, better, samples[:, 0], samples[:, 1]).mean()
-            passed = bool(share >= rule.confidence)
+            share = float(changed_enough(rule, better, samples[:, 0], samples[:, 1]).mean())
+            passed = share >= rule.confidence
     return RuleFinding(
         rule=rule_text(rule, better),
         passed=passed,
         rows=0 if rows is None else len(rows.labels),
         ours=finite(value),
         champion=None if theirs is None else finite(theirs),
+        resamples_met=share,
     )
 
 
@@ -203,7 +205,8 @@ def reasons_of(findings: Sequence[RuleFinding]) -> list[str]:
             where = f" where {found.slice} ({found.rows} rows)" if found.slice else ""
             beside = "" if found.champion is None else f", the champion's is {found.champion:.4f}"
             ours = "no number" if found.ours is None else f"{found.ours:.4f}"
-            lines.append(f"{found.rule}: not met{where}: it is {ours}{beside}")
+            sure = "" if found.resamples_met is None else f"; so it is in {found.resamples_met:.1%} of the resamples"
+            lines.append(f"{found.rule}: not met{where}: it is {ours}{beside}{sure}")
     return lines
 
 

@@ -185,6 +185,7 @@ class RuleFinding:
     ours: float | None  # None: no number
     champion: float | None  # on the same rows; None: not compared
     slice: str = ""  # `origin = JFK`; empty: all rows
+    resamples_met: float | None = None  # share of the resamples in which the rule holds; None: none were drawn
 
 
 @dataclass(frozen=True, kw_only=True)

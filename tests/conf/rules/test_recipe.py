@@ -202,6 +202,7 @@ def test_a_key_without_effect_is_refused_and_its_default_is_not(tmp_path: Path, 
     load_config(recipe(tmp_path, SMALL), run)
     (found,) = problems(tmp_path, SMALL, *run, idle)
     assert found.startswith(f"{idle.partition('=')[0]} = ") and "has no effect" in found
+    assert "Config(" not in found, "a block is shown as the recipe has it"
 
 
 def test_every_row_of_the_table_is_tried_above() -> None:

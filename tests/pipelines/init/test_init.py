@@ -121,6 +121,21 @@ def test_a_recipe_of_trees_has_no_block_of_a_network(tmp_path: Path) -> None:
     assert load_config(str(tmp_path / "mine/recipe.yaml")).config.model.is_trees
 
 
+@pytest.mark.parametrize(
+    ("claims", "is_told"),
+    [
+        ([i % 13 for i in range(ROWS)], False),  # half of them above 5
+        ([min(i % 40, 17) if i % 3 == 0 else 0 for i in range(ROWS)], True),
+        ([min(i % 40, 17) + 1 if i % 3 == 0 else 1 for i in range(ROWS)], False),  # no 0
+        ([float(min(i % 40, 17) if i % 3 == 0 else 0) + 0.5 for i in range(ROWS)], False),
+    ],
+)
+def test_a_label_that_looks_like_counts_is_told(tmp_path: Path, claims: list[float], is_told: bool) -> None:
+    pq.write_table(pa.table(PLAIN | {"claims": claims}), tmp_path / "rows.parquet")
+    project = table_project(str(tmp_path / "rows.parquet"), "claims", "regression", tmp_path / "mine")
+    assert any("--task poisson" in line for line in project.look_at) == is_told
+
+
 @pytest.mark.parametrize(("rare", "is_told"), [(3, True), (19, True), (20, False), (200, False)])
 def test_a_rare_label_is_told(tmp_path: Path, rare: int, is_told: bool) -> None:
     fraud = [None if i == ROWS else int(i < rare) for i in range(ROWS + 1)]

@@ -129,7 +129,10 @@ def test_the_share_of_resamples_that_the_rule_asks_for_is_enough(
     losses[better:, 0] = 2.0
     monkeypatch.setattr(rules, "resampled", lambda *_, **__: losses)
     rule = MetricRule(metric="loss", min_relative_change=0.0, confidence=0.95)
-    assert judge_rule(rule, BINARY, {"loss": 0.1}, {"loss": 0.2}, scored(1, 300, 0.1, 0.3)).passed == passed
+    found = judge_rule(rule, BINARY, {"loss": 0.1}, {"loss": 0.2}, scored(1, 300, 0.1, 0.3))
+    assert found.passed == passed and found.resamples_met == better / 1000
+    said = "it is 0.1000, the champion's is 0.2000; so it is in 94.9% of the resamples"
+    assert [line.rpartition(": ")[2] for line in reasons_of([found])] == ([] if passed else [said])
 
 
 def test_equal_models_are_surely_not_worse() -> None:
