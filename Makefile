@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE  # each command and each rank would compile our
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: help setup check format test test-slow test-gpu fuzz mutants demo ui peers compare nights pages users airflow docs lock package clean
+.PHONY: help setup check format test test-slow test-gpu fuzz mutants demo ui peers arena compare nights pages users airflow docs lock package clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,11 @@ package: setup  ## the code archive a cluster needs: dist/sparkring.zip
 peers:  ## the other readers benchmarks/data_readers.py measures, in an environment of their own: build/peers
 	@$(BIN)/python -m venv build/peers
 	@build/peers/bin/pip install --quiet --no-deps -r benchmarks/peers.txt
+
+arena: setup  ## twenty tables as `init` trains them beside LightGBM, XGBoost, CatBoost with their defaults (an hour)
+	@test -x build/arena/bin/python || $(BIN)/python -m venv build/arena
+	@build/arena/bin/pip install --quiet --no-deps -r benchmarks/arena.txt
+	@$(BIN)/python benchmarks/arena.py --out benchmarks/results/arena_2core_202611.md $(ARGS)
 
 nights: setup  ## sixty nights of flights in one go, a command each, with a correction and gc (an hour)
 	@$(BIN)/python benchmarks/nights.py --out benchmarks/results/nights_2core_202611.md $(ARGS)
