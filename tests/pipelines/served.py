@@ -10,12 +10,13 @@ import pandas as pd
 import torch
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
+from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.model.folder import describe_model
 from sparkring.training.model.recipe_model import build_model
 from sparkring.training.parallel.state import TensorInfo
+from tests.helpers.datasets import manifest_of
 
 FEATURES: dict[str, Any] = {
     "version": 1,
@@ -46,11 +47,7 @@ def manifest(format_version: int = 2) -> DatasetManifest:
             *(Column(name=n, dtype="float32") for n in ("wind", "wind__null", "hour_sin", "hour_cos")),
             label,
         ]
-    return DatasetManifest(
-        format_version=format_version,
-        name="flights", fingerprint="a" * 64, created_at="", columns=tuple(columns), files=(), splits={},
-        accounting=Accounting(rows_in=0, rows_out=0), features=FEATURES, lineage=Lineage(sources={}),
-    )  # fmt: skip
+    return manifest_of(columns=columns, format_version=format_version, name="flights", features=FEATURES)
 
 
 def export(folder: Path, model: torch.nn.Module) -> Storage:

@@ -23,11 +23,7 @@ from sparkring.conf.manifest import (
     MANIFEST_NAME,
     Accounting,
     Column,
-    DataFile,
-    DatasetManifest,
-    Lineage,
     ManifestError,
-    SplitInfo,
     WindowPart,
 )
 from sparkring.conf.storage import Storage, open_storage
@@ -46,18 +42,19 @@ from sparkring.pipelines.context.etl_step import (
 )
 from sparkring.pipelines.job.etl_job import run_etl
 from sparkring.pipelines.run.exit_codes import Exit
+from tests.helpers.datasets import manifest_of, unread_file
 
-MANIFEST = DatasetManifest(
-    name="d", fingerprint="a" * 64, created_at="",
+MANIFEST = manifest_of(
     columns=(
-        Column(name="x", dtype="float64"), Column(name="n", dtype="int8"), Column(name="y", dtype="bool"),
+        Column(name="x", dtype="float64"),
+        Column(name="n", dtype="int8"),
+        Column(name="y", dtype="bool"),
         Column(name="carrier", dtype="string", role="input", nulls="keep"),
         Column(name="day", dtype="int32", role="input", logical="date", nulls="keep"),
     ),
-    files=(DataFile(path="a.parquet", split="train", rows=3, bytes=9, sha256="ab" * 32, row_groups=(3,)),),
-    splits={"train": SplitInfo(rows=3, files=1)}, accounting=Accounting(rows_in=5, rows_out=3, quarantined={"r": 2}),
-    lineage=Lineage(sources={}),
-)  # fmt: skip
+    files=(unread_file("train", 3, "a.parquet"),),
+    accounting=Accounting(rows_in=5, rows_out=3, quarantined={"r": 2}),
+)
 
 
 def config(folder: Path) -> RunConfig:

@@ -11,7 +11,7 @@ import pytest
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
-from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.job.etl_job import run_etl
@@ -22,6 +22,7 @@ from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.validate.recipe import check_against, metric_problems_of
 from sparkring.training.tasks import Task
 from sparkring.training.worker.result import DriftFinding, Promotion
+from tests.helpers.datasets import manifest_of, unread_file
 from tests.pipelines.results import train_result
 
 SPLITS = ("train", "valid", "test")
@@ -54,15 +55,11 @@ def config(**blocks: Any) -> RunConfig:
 
 
 def manifest() -> DatasetManifest:
-    return DatasetManifest(
-        name="b", fingerprint="a" * 64, created_at="", columns=COLUMNS, lineage=Lineage(sources={}),
-        splits={name: SplitInfo(rows=5000, files=1) for name in SPLITS},
-        files=tuple(
-            DataFile(path=f"{name}.parquet", split=name, rows=5000, bytes=1, sha256="a" * 64, row_groups=(5000,))
-            for name in SPLITS
-        ),
-        accounting=Accounting(rows_in=15_000, rows_out=15_000),
-    )  # fmt: skip
+    return manifest_of(
+        columns=COLUMNS,
+        files=tuple(unread_file(name, 5000) for name in SPLITS),
+        name="b",
+    )
 
 
 def refusal(config: RunConfig, folder: Path) -> str:

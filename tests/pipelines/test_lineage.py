@@ -17,7 +17,7 @@ import yaml
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, SplitInfo, WindowPart
+from sparkring.conf.manifest import Accounting, Lineage, WindowPart
 from sparkring.conf.sources import SourceConfig
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
@@ -34,11 +34,12 @@ from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.store.fetch import RegisteredModel, copy_model
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.worker.result import SUMMARY
+from tests.helpers.datasets import manifest_of, unread_file
 from tests.pipelines.results import train_result
 from tests.pipelines.served import CONFIG, manifest, model_folder
 from tests.spark.sales import recipe, write_sales
 
-FILE = DataFile(path="a", split="train", rows=7, bytes=1, sha256="a" * 64, row_groups=(7,))
+FILE = unread_file("train", 7, "a")
 NOWHERE = TrackingConfig(root="/nowhere")
 
 
@@ -47,11 +48,7 @@ def read_of(name: str, config: SourceConfig) -> dict[str, Any]:
 
 
 def write_dataset(folder: Path, sources: dict[str, Any], **fields: Any) -> None:
-    made = DatasetManifest(
-        name="again", fingerprint="a" * 64, created_at="", columns=(), files=(FILE,),
-        splits={"train": SplitInfo(rows=7, files=1)}, accounting=Accounting(rows_in=7, rows_out=7),
-        lineage=Lineage(sources=sources), **fields,
-    )  # fmt: skip
+    made = manifest_of(files=(FILE,), name="again", lineage=Lineage(sources=sources), **fields)
     open_storage(str(folder)).put_atomic("_manifest.json", made.to_json().encode())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ import torch
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.manifest import ROW_NUMBER, Column, DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.serving import Predictor
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
 from sparkring.training.model.recipe_model import build_model, pick_columns
 from sparkring.training.tasks import build_task
+from tests.helpers.datasets import listed, manifest_of
 
 STORED = {
     "x": pa.array([1.5, None, -2.0, None, 0.0], pa.float64()),
@@ -48,17 +48,9 @@ STATES: dict[str, Any] = {
 
 def written(folder: Path, features: dict[str, Any]) -> DatasetManifest:
     (folder / "data").mkdir()
-    pq.write_table(pa.table(STORED | {ROW_NUMBER: pa.array(range(5), pa.int64())}), folder / "data/train-0.parquet")
-    data = (folder / "data/train-0.parquet").read_bytes()
-    file = DataFile(
-        path="data/train-0.parquet", split="train", rows=5, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(),
-        row_groups=(5,),
-    )  # fmt: skip
-    return DatasetManifest(
-        name="p", fingerprint="a" * 64, created_at="", columns=COLUMNS, files=(file,), features=features,
-        splits={"train": SplitInfo(rows=5, files=1)}, accounting=Accounting(rows_in=5, rows_out=5),
-        lineage=Lineage(sources={}),
-    )  # fmt: skip
+    path = folder / "data/train-0.parquet"
+    pq.write_table(pa.table(STORED | {ROW_NUMBER: pa.array(range(5), pa.int64())}), path)
+    return manifest_of(COLUMNS, [listed(folder, path, "train")], name="p", features=features)
 
 
 @pytest.mark.parametrize("inputs", [None, ["x", "x__valid", "n__valid", "f"], ["n__valid"]])

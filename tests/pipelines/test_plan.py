@@ -12,7 +12,7 @@ from torch import nn
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
-from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError
+from sparkring.conf.manifest import Column, DatasetManifest, ManifestError
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.model.plan import (
     cost_plan,
@@ -25,6 +25,7 @@ from sparkring.pipelines.model.plan import (
 )
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.planner import format_rows, table_rows
+from tests.helpers.datasets import manifest_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -176,10 +177,7 @@ def test_a_model_that_cannot_be_made_without_memory_is_made_with_it() -> None:
 
 
 def dataset_of(column: Column) -> DatasetManifest:
-    return DatasetManifest(
-        name="odd", fingerprint="a" * 64, created_at="", columns=(column, Column(name="y", dtype="bool", role="label")),
-        files=(), splits={}, accounting=Accounting(rows_in=0, rows_out=0), lineage=Lineage(sources={}),
-    )  # fmt: skip
+    return manifest_of(columns=(column, Column(name="y", dtype="bool", role="label")), name="odd")
 
 
 ODD = [

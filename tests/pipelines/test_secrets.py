@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, leaves, load_config
-from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
+from sparkring.conf.manifest import Column
 from sparkring.conf.recipes import recipe_names
 from sparkring.conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, redact, redacted
 from sparkring.conf.storage import open_storage
@@ -34,14 +34,12 @@ from sparkring.training.launch.failure import Failure, WorkerFailed
 from sparkring.training.launch.messages import AttemptEnded
 from sparkring.training.launch.topology import Child
 from sparkring.training.model.folder import describe_model
+from tests.helpers.datasets import manifest_of
 from tests.pipelines.results import train_result
 
 PLAIN, ODD = "hunter2Zq9", "hunter2Zq9/Sl4sh+x"  # the second as AWS makes them
 ABFSS = "abfss://container@account.dfs.core.windows.net/x"
-MANIFEST = DatasetManifest(
-    name="s", fingerprint="a" * 64, created_at="", columns=(), files=(), splits={}, lineage=Lineage(sources={}),
-    accounting=Accounting(rows_in=0, rows_out=0),
-)  # fmt: skip
+MANIFEST = manifest_of(name="s")
 
 URLS = [  # none has a place in a recipe
     f"s3://AKIAIOSFODNN7EXAMPLE:{ODD}@bucket/x",

@@ -14,7 +14,6 @@ import torch
 from pyspark.sql import functions as F
 
 from sparkring.conf.blocks.etl import ShardConfig
-from sparkring.conf.manifest import Accounting, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
 from sparkring.etl.columns.types import ColumnOptions, manifest_column, stored_expression
 from sparkring.etl.errors import EtlError
@@ -25,6 +24,7 @@ from sparkring.etl.split import SPLIT
 from sparkring.training.data.batch import Ragged
 from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import ReadRequest
+from tests.helpers.datasets import manifest_of
 
 pytestmark = pytest.mark.spark
 
@@ -57,11 +57,7 @@ def table(folder, files):
 def tensors(folder, files, columns):
     """What a training process gets of these files: every column of all rows, in one batch."""
     rows = sum(f.rows for f in files)
-    manifest = DatasetManifest(
-        name="d", fingerprint="0" * 64, created_at="", columns=tuple(columns), files=tuple(files),
-        splits={"train": SplitInfo(rows=rows, files=len(files))},
-        accounting=Accounting(rows_in=rows, rows_out=rows), lineage=Lineage(sources={}),
-    )  # fmt: skip
+    manifest = manifest_of(columns=columns, files=files)
     with closing(ParquetReader(ReadRequest(open_storage(str(folder)), manifest, "train", None, rows))) as reader:
         (batch,) = reader.batches(0)
     return batch.columns

@@ -13,17 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkring.conf.manifest import (
-    MANIFEST_NAME,
     ROW_NUMBER,
-    Accounting,
     Column,
-    DataFile,
     DatasetManifest,
-    Lineage,
-    SplitInfo,
 )
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.local import local_group
+from tests.helpers.datasets import listed, manifest_of, write_manifest
 
 MakeDataset = Callable[..., DatasetManifest]
 # What a rank would import by itself, for seconds: torch's first optimizer imports dynamo, pyarrow's first array pandas.
@@ -57,40 +53,16 @@ def write_dataset(
             for size in sizes:
                 writer.write_table(stored(at, size, schema), row_group_size=max(1, size))
                 at += size
-        files.append(listed(folder, path, split, tuple(sizes)))
-    manifest = DatasetManifest(
-        name="test",
-        fingerprint=hashlib.sha256(repr(groups).encode()).hexdigest(),
-        created_at="",
-        columns=tuple(columns),
-        files=tuple(files),
-        splits={split: SplitInfo(rows=at, files=len(files))},
-        accounting=Accounting(rows_in=at, rows_out=at),
-        lineage=Lineage(sources={}),
+        files.append(listed(folder, path, split))
+    manifest = manifest_of(
+        columns=columns, files=files, name="test", fingerprint=hashlib.sha256(repr(groups).encode()).hexdigest()
     )
-    (folder / MANIFEST_NAME).write_text(manifest.to_json())
-    return manifest
-
-
-def listed(folder: Path, path: Path, split: str, row_groups: tuple[int, ...]) -> DataFile:
-    """What a manifest says of a file that lies there."""
-    data = path.read_bytes()
-    return DataFile(
-        path=str(path.relative_to(folder)),
-        split=split,
-        rows=sum(row_groups),
-        bytes=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-        row_groups=row_groups,
-    )
+    return write_manifest(folder, manifest)
 
 
 def described(columns: Sequence[Column], features: dict[str, Any] | None = None) -> DatasetManifest:
     """The manifest of a dataset without files."""
-    return DatasetManifest(
-        name="test", fingerprint="ab" * 32, created_at="", columns=tuple(columns), files=(), splits={},
-        accounting=Accounting(rows_in=0, rows_out=0), lineage=Lineage(sources={}), features=features or {},
-    )  # fmt: skip
+    return manifest_of(columns=columns, name="test", features=features or {})
 
 
 @pytest.fixture

@@ -5,16 +5,14 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
+from sparkring.conf.manifest import Column
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.training.checkpoint.weights import FILE
 from sparkring.training.model.folder import describe_model, read_model_folder
+from tests.helpers.datasets import manifest_of
 
-MANIFEST = DatasetManifest(
-    name="d", fingerprint="0" * 64, created_at="", columns=(Column(name="x", dtype="float32"),), files=(), splits={},
-    accounting=Accounting(rows_in=0, rows_out=0), lineage=Lineage(sources={}),
-)  # fmt: skip
+MANIFEST = manifest_of(columns=(Column(name="x", dtype="float32"),))
 
 
 def test_a_model_folder_says_what_its_weights_are(tmp_path: Path) -> None:

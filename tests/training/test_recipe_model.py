@@ -10,11 +10,12 @@ import pytest
 
 from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
+from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.training.data.decoding.columns import DataError
 from sparkring.training.data.features.transform import TagFlags
 from sparkring.training.model.recipe_model import build_model, pick_columns
 from sparkring.training.models.warm_start import WarmStartError, compare_features
+from tests.helpers.datasets import manifest_of
 
 X = Column(name="x", dtype="float32")
 FLAGS = [Column(name=name, dtype="int64", role="label") for name in ("a", "b")]
@@ -22,11 +23,9 @@ TAGS = Column(name="tags", dtype="string", layout="ragged", role="label", logica
 
 
 def dataset(columns: list[Column], **features: Any) -> DatasetManifest:
-    return DatasetManifest(
-        name="several", fingerprint="a" * 64, created_at="", columns=(X, *columns), files=(), splits={},
-        features={"version": 1, "inputs": {}, "features": []} | features,
-        accounting=Accounting(rows_in=0, rows_out=0), lineage=Lineage(sources={}),
-    )  # fmt: skip
+    return manifest_of(
+        columns=(X, *columns), name="several", features={"version": 1, "inputs": {}, "features": []} | features
+    )
 
 
 def of_columns(*names: str, **odd: int) -> DatasetManifest:

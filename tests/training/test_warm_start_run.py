@@ -17,14 +17,9 @@ from pydantic import TypeAdapter
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
 from sparkring.conf.manifest import (
-    MANIFEST_NAME,
     ROW_NUMBER,
-    Accounting,
     Column,
-    DataFile,
     DatasetManifest,
-    Lineage,
-    SplitInfo,
 )
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.validate.recipe import warm_start_problems
@@ -37,6 +32,7 @@ from sparkring.training.model.folder import describe_model, read_model_folder
 from sparkring.training.model.start_match import StartMatch
 from sparkring.training.parallel.state import TensorInfo
 from sparkring.training.worker.result import WorkerResult
+from tests.helpers.datasets import listed, manifest_of, write_manifest
 
 pytestmark = pytest.mark.ranks
 ROWS, SHIFT = 6000, 40.0
@@ -67,30 +63,24 @@ def write_night(folder: Path, values: list[str], moved: float) -> DatasetManifes
         path = folder / f"data/{split}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, row_group_size=500)
-        sha = hashlib.sha256(path.read_bytes()).hexdigest()
-        groups = tuple([500] * (rows // 500))
-        files.append(
-            DataFile(path=f"data/{path.name}", split=split, rows=rows, bytes=path.stat().st_size, sha256=sha,
-                     row_groups=groups)
-        )  # fmt: skip
+        files.append(listed(folder, path, split))
     features: list[dict[str, Any]] = [
         {"name": "carrier", "kind": "categorical", "column": "carrier", "values": values},
         {"name": "x", "kind": "numeric", "column": "x", "transform": "none", "mean": 100.0 + moved,
          "std": 10.0 + moved / 10, "fill": 0.0, "indicator": False},
     ]  # fmt: skip
-    manifest = DatasetManifest(
-        name="nightly", fingerprint=hashlib.sha256(repr(values).encode()).hexdigest(), created_at="",
+    manifest = manifest_of(
         columns=(
             Column(name="carrier", dtype="string", role="input", nulls="keep"),
             Column(name="x", dtype="float64", role="input", nulls="keep"),
             Column(name="late", dtype="bool", role="label"),
         ),
-        files=tuple(files), splits={f.split: SplitInfo(rows=f.rows, files=1) for f in files},
-        accounting=Accounting(rows_in=ROWS + 2000, rows_out=ROWS + 2000), lineage=Lineage(sources={}),
+        files=files,
+        name="nightly",
+        fingerprint=hashlib.sha256(repr(values).encode()).hexdigest(),
         features={"version": 1, "inputs": {"carrier": "string", "x": "double"}, "features": features},
-    )  # fmt: skip
-    (folder / MANIFEST_NAME).write_text(manifest.to_json())
-    return manifest
+    )
+    return write_manifest(folder, manifest)
 
 
 @dataclasses.dataclass

@@ -21,14 +21,8 @@ from pydantic import TypeAdapter
 
 from sparkring.conf.load import load_config
 from sparkring.conf.manifest import (
-    MANIFEST_NAME,
     ROW_NUMBER,
-    Accounting,
     Column,
-    DataFile,
-    DatasetManifest,
-    Lineage,
-    SplitInfo,
 )
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
@@ -49,6 +43,7 @@ from sparkring.training.launch.messages import (
 from sparkring.training.metrics import task_scores
 from sparkring.training.worker.agreement import agree_threads
 from sparkring.training.worker.result import WorkerResult
+from tests.helpers.datasets import listed, manifest_of, write_manifest
 from tests.training.own_example import RECIPE as EXAMPLE_RECIPE
 
 pytestmark = pytest.mark.ranks
@@ -101,12 +96,7 @@ def write_table(
         path = folder / f"data/{split}-00000.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, row_group_size=100)
-        data = path.read_bytes()
-        groups = tuple(min(100, rows - first) for first in range(0, rows, 100))
-        sha = hashlib.sha256(data).hexdigest()
-        files.append(
-            DataFile(path=f"data/{path.name}", split=split, rows=rows, bytes=len(data), sha256=sha, row_groups=groups)
-        )
+        files.append(listed(folder, path, split))
     columns, features = [*COLUMNS], dict[str, Any]()
     if weigh:
         columns.append(Column(name="trust", dtype="float64", role="weight"))
@@ -115,18 +105,14 @@ def write_table(
         columns.append(Column(name="tags", dtype="string", layout="ragged", role="label", logical="array<string>"))
         state = {"name": "tags", "kind": "tags", "column": "tags", "values": TAGS, "counts": {}}
         features |= NO_FEATURES | features | {"labels": [state]}
-    manifest = DatasetManifest(
+    manifest = manifest_of(
+        columns=columns,
+        files=files,
         name="worker",
         fingerprint=hashlib.sha256(repr(poisoned).encode()).hexdigest(),
-        created_at="",
-        columns=tuple(columns),
         features=features,
-        files=tuple(files),
-        splits={split: SplitInfo(rows=rows, files=1) for split, rows in sizes.items()},
-        accounting=Accounting(rows_in=sum(sizes.values()), rows_out=sum(sizes.values())),
-        lineage=Lineage(sources={}),
     )
-    (folder / MANIFEST_NAME).write_text(manifest.to_json())
+    write_manifest(folder, manifest)
     return folder
 
 

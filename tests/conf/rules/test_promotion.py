@@ -10,9 +10,10 @@ import yaml
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
-from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage, WindowPart
+from sparkring.conf.manifest import Column, DatasetManifest, WindowPart
 from sparkring.conf.rules.dataset import DATASET, OnDataset
 from sparkring.conf.rules.rule import find_problems
+from tests.helpers.datasets import manifest_of
 
 NOT_WORSE = {"metric": "loss", "min_relative_change": 0.0}
 PSI = {"columns": ["x"], "measure": "psi", "max": 0.2}
@@ -102,13 +103,16 @@ def manifest(parts: bool) -> DatasetManifest:
     state = {"name": "x", "kind": "numeric", "column": "x", "transform": "none", "mean": 0.0, "std": 1.0, "fill": 0.0,
              "indicator": False}  # fmt: skip
     part = WindowPart(interval="2024-03-01", fingerprint="a" * 64, folder="p", rows=1)
-    return DatasetManifest(
-        name="r", fingerprint="a" * 64, created_at="", files=(), splits={}, lineage=Lineage(sources={}),
-        columns=(Column(name="x", dtype="float64", role="input"), Column(name="shop", dtype="string", role="meta"),
-                 Column(name="v", dtype="float32", layout="vector", shape=(3,))),
-        accounting=Accounting(rows_in=0, rows_out=0), parts=(part,) if parts else (),
+    return manifest_of(
+        columns=(
+            Column(name="x", dtype="float64", role="input"),
+            Column(name="shop", dtype="string", role="meta"),
+            Column(name="v", dtype="float32", layout="vector", shape=(3,)),
+        ),
+        name="r",
+        parts=(part,) if parts else (),
         features={"version": 1, "inputs": {"x": "double"}, "features": [state]},
-    )  # fmt: skip
+    )
 
 
 def test_columns_that_the_dataset_does_not_have(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkring.conf.blocks.etl import EtlConfig
-from sparkring.conf.manifest import Column, DataFile, Lineage
+from sparkring.conf.manifest import Column, Lineage
 from sparkring.conf.sources import FilesSource
 from sparkring.etl.build import numbered_files
 from sparkring.etl.columns.statistics import Measured, nothing
@@ -38,6 +38,7 @@ from sparkring.etl.windows.window import (
 from tests.ci.test_docs import ROOT
 from tests.etl.sources.iceberg.tables import NAME, catalog_at
 from tests.etl.windows.test_parts import BLOCK, config
+from tests.helpers.datasets import unread_file
 
 
 @pytest.fixture
@@ -150,9 +151,7 @@ def test_a_delta_table_is_cut_by_its_partitions(tmp_path) -> None:
 def part(interval: str, splits: dict[str, list[int]], **changes: Any) -> Part:
     """A part whose files have so many rows."""
     files = tuple(
-        DataFile(path=f"data/{s}-{i:05d}.parquet", split=s, rows=n, bytes=1, sha256="0" * 64, row_groups=(n,))
-        for s, counts in splits.items()
-        for i, n in enumerate(counts)
+        unread_file(s, n, f"data/{s}-{i:05d}.parquet") for s, counts in splits.items() for i, n in enumerate(counts)
     )
     return Part.model_construct(
         interval=interval, columns=(Column(name="x", dtype="int32"),), inputs={"x": "int"}, files=files, **changes

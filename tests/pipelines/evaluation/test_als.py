@@ -13,12 +13,13 @@ from pyspark.ml.recommendation import ALS
 
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.blocks.report import AlsConfig
-from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.manifest import Column
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation import als
 from sparkring.pipelines.evaluation.als import als_predictions, check_size, products
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
+from tests.helpers.datasets import manifest_of, unread_file
 
 Row = tuple[str | None, int | None, int, float]  # user, item, label, weight
 CONFIG = AlsConfig(rank=3, iterations=1, reg=0.05, alpha=7.0)
@@ -44,17 +45,16 @@ def rows_of(folder: Path, train: list[Row], data: DataConfig | None = None) -> t
         path = folder / f"{split}-{number}.parquet"
         pq.write_table(stored.append_column("w", pa.array(weight, pa.float64())), path)
         count = len(rows)
-        files.append(DataFile(path=path.name, split=split, rows=count, bytes=1, sha256="ab" * 32, row_groups=(count,)))
+        files.append(unread_file(split, count, path.name))
     columns = (
         Column(name="user", dtype="string"), Column(name="item", dtype="int64"),
         Column(name="taken", dtype="int64", role="label"), Column(name="w", dtype="float64", role="meta"),
     )  # fmt: skip
-    manifest = DatasetManifest(
-        name="d", fingerprint="a" * 64, created_at="", columns=columns, files=tuple(files),
-        splits={"train": SplitInfo(rows=len(train), files=2), "test": SplitInfo(rows=len(TEST), files=1)},
-        accounting=Accounting(rows_in=1, rows_out=1), lineage=Lineage(sources={}),
+    manifest = manifest_of(
+        columns=columns,
+        files=files,
         features={"version": 2, "inputs": {}, "features": [], "weight": {"column": "w", "mean": 1.0}},
-    )  # fmt: skip
+    )
     found = Dataset(manifest, open_storage(str(folder)))
     of_train, of_test = (split_rows(found, split, data or DataConfig(), []) for split in ("train", "test"))
     return of_train, of_test

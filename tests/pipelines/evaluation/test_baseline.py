@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from pyspark.ml.linalg import Vectors
 
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.manifest import ROW_NUMBER, Column, DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.conf.tasks import MULTILABEL, POISSON, REGRESSION, TASKS
 from sparkring.pipelines.context.etl_step import Dataset
@@ -33,6 +32,7 @@ from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
 from sparkring.training.metrics import task_scores
 from sparkring.training.worker.train import left_out
+from tests.helpers.datasets import listed, manifest_of
 from tests.pipelines.results import rank_result, train_result
 
 SIZES = {"train": 240, "test": 120}
@@ -49,17 +49,8 @@ def write_table(folder: Path, columns: tuple[Column, ...], make: Callable[[int],
             numbers = pa.array(range(part * rows // 2, (part + 1) * rows // 2), pa.int64())
             stored = pa.table(make(10 * number + part)).slice(0, rows // 2).append_column(ROW_NUMBER, numbers)
             pq.write_table(stored, path, write_page_checksum=True)
-            data = path.read_bytes()
-            found = hashlib.sha256(data).hexdigest()
-            files.append(
-                DataFile(path=f"data/{path.name}", split=split, rows=rows // 2, bytes=len(data), sha256=found,
-                         row_groups=(rows // 2,))
-            )  # fmt: skip
-    manifest = DatasetManifest(
-        name="b", fingerprint="a" * 64, created_at="", columns=columns, files=tuple(files),
-        splits={split: SplitInfo(rows=rows, files=2) for split, rows in SIZES.items()},
-        accounting=Accounting(rows_in=360, rows_out=360), lineage=Lineage(sources={}),
-    )  # fmt: skip
+            files.append(listed(folder, path, split))
+    manifest = manifest_of(columns=columns, files=files, name="b")
     return Dataset(manifest, open_storage(str(folder)))
 
 

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.blocks.report import RankingConfig
-from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.manifest import Column
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.ranking import make_ranking, popularity, ranking_scores
 from sparkring.pipelines.evaluation.split_rows import split_rows
+from tests.helpers.datasets import manifest_of, unread_file
 
 Row = tuple[int, bool, int]  # list, positive, prediction
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 3)), min_size=1, max_size=7)
@@ -138,20 +139,14 @@ def dataset(folder: Path, weighted: bool = False, texts: bool = False) -> Datase
             shown: list[Any] = [("no", "yes")[label] for label in labels] if texts else labels
             pq.write_table(pa.table({"item": pa.array(items, pa.string()), "taken": shown, "w": weights}), path)
             rows = len(items)
-            files.append(
-                DataFile(path=path.name, split=split, rows=rows, bytes=1, sha256="ab" * 32, row_groups=(rows,))
-            )
+            files.append(unread_file(split, rows, path.name))
     label = Column(name="taken", dtype="string" if texts else "int64", role="label")
     columns = (Column(name="item", dtype="string"), label, Column(name="w", dtype="float64", role="meta"))
     state = {"name": "taken", "kind": "classes", "column": "taken", "values": ["no", "yes"], "counts": {}}
     features: dict[str, Any] = {"version": 2, "inputs": {}, "features": []} if texts or weighted else {}
     features |= {"labels": [state]} if texts else {}
     features |= {"weight": {"column": "w", "mean": 1.0}} if weighted else {}
-    manifest = DatasetManifest(
-        name="d", fingerprint="a" * 64, created_at="", columns=columns,
-        files=tuple(files), splits={"train": SplitInfo(rows=5, files=2), "test": SplitInfo(rows=5, files=1)},
-        accounting=Accounting(rows_in=10, rows_out=10), lineage=Lineage(sources={}), features=features,
-    )  # fmt: skip
+    manifest = manifest_of(columns=columns, files=files, features=features)
     return Dataset(manifest, open_storage(str(folder)))
 
 

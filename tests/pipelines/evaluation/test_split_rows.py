@@ -9,10 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkring.conf.blocks.data import DataConfig
-from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.manifest import ROW_NUMBER, Column
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.split_rows import spark_path, split_rows
+from tests.helpers.datasets import manifest_of, unread_file
 
 
 @pytest.fixture
@@ -23,12 +24,8 @@ def dataset(tmp_path: Path) -> Dataset:
         ids = list(range(4 * number, 4 * number + 4))
         path = tmp_path / f"test-{number}.parquet"
         pq.write_table(pa.table({"x": [float(i * i) for i in ids], ROW_NUMBER: pa.array(ids, pa.int64())}), path)
-        files.append(DataFile(path=path.name, split="test", rows=4, bytes=1, sha256="ab" * 32, row_groups=(4,)))
-    manifest = DatasetManifest(
-        name="d", fingerprint="a" * 64, created_at="", columns=(Column(name="x", dtype="float64"),),
-        files=tuple(files), splits={"test": SplitInfo(rows=8, files=2)}, accounting=Accounting(rows_in=8, rows_out=8),
-        lineage=Lineage(sources={}),
-    )  # fmt: skip
+        files.append(unread_file("test", 4, path.name))
+    manifest = manifest_of(columns=(Column(name="x", dtype="float64"),), files=files)
     return Dataset(manifest, open_storage(str(tmp_path)))
 
 

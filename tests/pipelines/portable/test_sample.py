@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import Column, DataFile, DatasetManifest, SplitInfo
+from sparkring.conf.manifest import Column, DatasetManifest, SplitInfo
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context.etl_step import Dataset
@@ -27,6 +26,7 @@ from sparkring.pipelines.model.sample import (
 from sparkring.pipelines.serving import Predictor, make_predictor
 from sparkring.training.model.folder import describe_model
 from sparkring.training.model.recipe_model import build_model
+from tests.helpers.datasets import listed
 from tests.pipelines.served import CONFIG, FEATURES, export, manifest, model_folder
 
 PASSED = {
@@ -58,12 +58,7 @@ def dataset(tmp_path: Path) -> tuple[DatasetManifest, Storage]:
         )
         path = folder / f"{split}-{part}.parquet"
         pq.write_table(table, path)
-        content = path.read_bytes()
-        groups = (count,) if count else ()
-        sha256 = hashlib.sha256(content).hexdigest()
-        files.append(
-            DataFile(path=path.name, split=split, rows=count, bytes=len(content), sha256=sha256, row_groups=groups)
-        )
+        files.append(listed(folder, path, split))
     column = Column(name="level", dtype="int32", logical="int", nulls="fill", fill=7)
     features = FEATURES | {"inputs": FEATURES["inputs"] | {"lvl": "int"}, "features": [*FEATURES["features"], PASSED]}
     made = manifest().model_copy(

@@ -13,14 +13,11 @@ import torch
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import (
-    MANIFEST_NAME,
     ROW_NUMBER,
     Accounting,
     Column,
-    DataFile,
     DatasetManifest,
     Lineage,
-    SplitInfo,
     WindowPart,
 )
 from sparkring.conf.storage import open_storage
@@ -31,6 +28,7 @@ from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.model.folder import describe_model
 from sparkring.training.model.recipe_model import build_model
 from sparkring.training.parallel.state import TensorInfo
+from tests.helpers.datasets import listed, manifest_of, write_manifest
 
 COLUMNS = (
     Column(name="shop", dtype="string", role="input", nulls="keep"),
@@ -72,19 +70,15 @@ def write_dataset(folder: Path, values: list[str], mean: float, seed: int = 0) -
         path = folder / f"data/{split}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(rows_of(rows, values, seed + number), path, row_group_size=50)
-        sha = hashlib.sha256(path.read_bytes()).hexdigest()
-        groups = tuple([50] * (rows // 50))
-        files.append(
-            DataFile(path=f"data/{split}.parquet", split=split, rows=rows, bytes=path.stat().st_size, sha256=sha,
-                     row_groups=groups)
-        )  # fmt: skip
-    manifest = DatasetManifest(
-        name="nightly", fingerprint=hashlib.sha256(f"{values} {mean}".encode()).hexdigest(), created_at="",
-        columns=COLUMNS, files=tuple(files), splits={f.split: SplitInfo(rows=f.rows, files=1) for f in files},
-        accounting=Accounting(rows_in=sum(SPLITS.values()), rows_out=sum(SPLITS.values())),
-        lineage=Lineage(sources={}), features=state(values, mean),
-    )  # fmt: skip
-    (folder / MANIFEST_NAME).write_text(manifest.to_json())
+        files.append(listed(folder, path, split))
+    manifest = manifest_of(
+        columns=COLUMNS,
+        files=files,
+        name="nightly",
+        fingerprint=hashlib.sha256(f"{values} {mean}".encode()).hexdigest(),
+        features=state(values, mean),
+    )
+    write_manifest(folder, manifest)
     return Dataset(manifest, open_storage(str(folder)))
 
 
@@ -119,11 +113,13 @@ def write_part(root: Path, interval: str, table: pa.Table, fingerprint: str) -> 
 
 def window(root: Path, name: str, parts: list[WindowPart]) -> Dataset:
     """A dataset over parts, without files: only what was counted is looked at."""
-    manifest = DatasetManifest(
-        name="nightly", fingerprint=hashlib.sha256(name.encode()).hexdigest(), created_at="", columns=COLUMNS, files=(),
-        splits={}, accounting=Accounting(rows_in=0, rows_out=0), lineage=Lineage(sources={}),
-        features=state(["a", "b"], 5.0), parts=tuple(parts),
-    )  # fmt: skip
+    manifest = manifest_of(
+        columns=COLUMNS,
+        name="nightly",
+        fingerprint=hashlib.sha256(name.encode()).hexdigest(),
+        features=state(["a", "b"], 5.0),
+        parts=tuple(parts),
+    )
     (root / name).mkdir()
-    (root / name / MANIFEST_NAME).write_text(manifest.to_json())
+    write_manifest(root / name, manifest)
     return Dataset(manifest, open_storage(str(root / name)))

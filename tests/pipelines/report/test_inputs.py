@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.manifest import Column, DataFile
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.training.worker.result import MODEL, FailedAttempt, LabelBalance, Promotion
+from tests.helpers.datasets import manifest_of
 from tests.pipelines.results import rank_result, train_result
 
-MANIFEST = DatasetManifest(
-    name="again", fingerprint="a" * 64, created_at="", columns=(Column(name="late", dtype="int8", role="label"),),
+MANIFEST = manifest_of(
+    columns=(Column(name="late", dtype="int8", role="label"),),
     files=tuple(
         DataFile(path=f"{n}.parquet", split="train", rows=5, bytes=100 + n, sha256="ab" * 32, row_groups=(5,))
         for n in range(2)
     ),
-    splits={"train": SplitInfo(rows=10, files=2)}, accounting=Accounting(rows_in=10, rows_out=10),
-    lineage=Lineage(sources={}),
-)  # fmt: skip
+    name="again",
+)
 LOST = {"name": "again", "dataset": "/d", "report": {"must_beat": ["loss"]}}
 UNTRACKED = {"name": "again", "dataset": "/d", "tracking": {"enabled": False}}
 BEATEN = {MODEL: {"loss": 0.5}, "majority rate": {"loss": 0.4}}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sparkring.conf.load import Resolved, load_config
-from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, ManifestError, SplitInfo
+from sparkring.conf.manifest import Accounting, DatasetManifest, ManifestError
 from sparkring.conf.storage import open_storage
 from sparkring.conf.tasks import TASKS
 from sparkring.pipelines.evaluation.evaluate import HeldOut
@@ -25,6 +25,7 @@ from sparkring.pipelines.report.report import build_report, number, redraw, verd
 from sparkring.pipelines.run.runs import Runs
 from sparkring.training.metrics import task_scores
 from sparkring.training.worker.result import MODEL, SUMMARY, FailedAttempt, GroupScores, IdUses, RankedLists
+from tests.helpers.datasets import manifest_of, unread_file
 from tests.pipelines.results import rank_result, train_result
 
 VOID = {"meta", "br", "link", "path", "use", "rect", "img", "hr", "input"}
@@ -61,16 +62,13 @@ def manifest() -> DatasetManifest:
         {"name": "late", "rule": "share", "level": "dataset", "rows": 100, "failing": 60, "passed": False},
     ]
     sizes = [("train", 22_500)] * 4 + [("test", 10_000)]
-    files = [
-        DataFile(path=f"{i}.parquet", split=split, rows=rows, bytes=1, sha256="ab" * 32, row_groups=(rows,))
-        for i, (split, rows) in enumerate(sizes)
-    ]
-    return DatasetManifest(
-        name="flights", fingerprint="ab" * 32, created_at="", columns=(), files=tuple(files),
-        splits={"train": SplitInfo(rows=90_000, files=4), "test": SplitInfo(rows=10_000, files=1)},
+    files = [unread_file(split, rows, f"{i}.parquet") for i, (split, rows) in enumerate(sizes)]
+    return manifest_of(
+        files=files,
+        name="flights",
         accounting=Accounting(rows_in=100_010, rows_out=100_000, quarantined={"distance": 10}),
-        checks=checks, lineage=Lineage(sources={}),
-    )  # fmt: skip
+        checks=checks,
+    )
 
 
 def held_out() -> HeldOut:

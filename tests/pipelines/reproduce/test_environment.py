@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import DataFile
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines.lineage.environment import (
     content_digest,
@@ -19,6 +18,7 @@ from sparkring.pipelines.lineage.environment import (
     references,
     user_modules,
 )
+from tests.helpers.datasets import unread_file
 from tests.pipelines.served import manifest
 
 NET, PARTS = "reproduced_net", "reproduced_parts"
@@ -87,6 +87,6 @@ def test_a_manifests_content_is_not_when_it_was_written() -> None:
     made = manifest()
     assert content_digest(made.model_copy(update={"created_at": "later"})) == content_digest(made)
     assert content_digest(made.model_copy(update={"fingerprint": "9" * 64})) == content_digest(made)
-    file = DataFile(path="a", split="train", rows=7, bytes=1, sha256="a" * 64, row_groups=(7,))
+    file = unread_file("train", 7, "a")
     one, other = (made.model_copy(update={"files": (file.model_copy(update=it),)}) for it in ({}, {"sha256": "9" * 64}))
     assert content_digest(one) != content_digest(other)

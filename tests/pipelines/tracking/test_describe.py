@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.manifest import DataFile, DatasetManifest
 from sparkring.conf.plain_text import code_in_markdown
 from sparkring.pipelines.tracking.checkout import shown_command, source_name, source_tags
 from sparkring.pipelines.tracking.describe import (
@@ -26,6 +26,7 @@ from sparkring.pipelines.tracking.points import shown_name
 from sparkring.pipelines.tracking.store.registry import described
 from sparkring.pipelines.tracking.tags import DECISION, REASON
 from sparkring.training.worker.result import MODEL
+from tests.helpers.datasets import manifest_of, unread_file
 from tests.pipelines.results import train_result
 
 BEFORE = {"optim.lr": "0.1", "train.epochs": "2", "train.seed": "0", "fingerprint": "a" * 64, "tracking.root": "here"}
@@ -39,16 +40,13 @@ SCORED = train_result(
 
 
 def _file(split: str, rows: int) -> DataFile:
-    return DataFile(path=f"data/{split}.parquet", split=split, rows=rows, bytes=1, sha256="0" * 64, row_groups=(rows,))
+    return unread_file(split, rows, f"data/{split}.parquet")
 
 
 def manifest() -> DatasetManifest:
-    return DatasetManifest(
-        format_version=2, name="shop", fingerprint="a" * 64, created_at="", columns=(),
-        files=tuple(_file(split, rows) for split, rows in ROWS.items()),
-        splits={split: SplitInfo(rows=rows, files=1) for split, rows in ROWS.items()},
-        accounting=Accounting(rows_in=0, rows_out=0), features={}, lineage=Lineage(sources={}),
-    )  # fmt: skip
+    return manifest_of(
+        files=tuple(_file(split, rows) for split, rows in ROWS.items()), format_version=2, name="shop", features={}
+    )
 
 
 @pytest.mark.parametrize(

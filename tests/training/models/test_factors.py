@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.training.data.batch import Ragged
 from sparkring.training.models.factors import FactorizationMachine
 from sparkring.training.models.sparse_embedding import PulledRows, sparse_embeddings
+from tests.helpers.datasets import manifest_of
 
 IDS, FACTORS = torch.tensor([-5, 2, 9]), 3
 COLUMNS: dict[str, Any] = {
@@ -54,12 +55,9 @@ def manifest(*columns: Column) -> DatasetManifest:
     label = Column(name="liked", dtype="int32", role="label")
     hashed = {"name": "user", "kind": "hashed", "column": "name"}
     stored = Column(name="name", dtype="string", role="input", nulls="keep")
-    return DatasetManifest(
-        name="d", fingerprint="a" * 64, created_at="", columns=(stored, *columns, label),
-        files=(), splits={"train": SplitInfo(rows=0, files=0)}, accounting=Accounting(rows_in=0, rows_out=0),
-        lineage=Lineage(sources={}),
-        features={"version": 2, "inputs": {"name": "string"}, "features": [hashed]},
-    )  # fmt: skip
+    return manifest_of(
+        columns=(stored, *columns, label), features={"version": 2, "inputs": {"name": "string"}, "features": [hashed]}
+    )
 
 
 def test_columns_of_a_dataset_become_what_they_are() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
+from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.training.data.features.transform import apply_numpy
 from sparkring.training.models.initial import record_model
 from sparkring.training.models.tabular import Tabular, embedding_width
@@ -24,6 +24,7 @@ from sparkring.training.models.warm_start import (
     warm_start,
     whole,
 )
+from tests.helpers.datasets import manifest_of
 
 STATE = {"transform": "none", "fill": 1.0, "indicator": True}
 INPUTS = {"carrier": "string", "month": "int", "wind": "double", "hour": "int", "rain": "double"}
@@ -43,12 +44,11 @@ def manifest(
     features[2] |= changed
     dtypes = {"carrier": "string", "month": "int32", "wind": "float64", "hour": "int32", "rain": "float64"}
     columns = [Column(name=n, dtype=t, role="input", nulls="keep") for n, t in dtypes.items()]
-    return DatasetManifest(
-        name="flights", fingerprint="a" * 64, created_at="", files=(), splits={}, lineage=Lineage(sources={}),
+    return manifest_of(
         columns=(*columns, Column(name="late", dtype="int8", role="label")),
-        accounting=Accounting(rows_in=0, rows_out=0),
+        name="flights",
         features={"version": 1, "inputs": INPUTS, "features": [features[i] for i in order]},
-    )  # fmt: skip
+    )
 
 
 def trained(described: DatasetManifest, seed: int, **args: Any) -> Tabular:

@@ -12,15 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkring.conf.manifest import (
-    MANIFEST_NAME,
     ROW_NUMBER,
-    Accounting,
     Column,
-    DataFile,
-    DatasetManifest,
-    Lineage,
-    SplitInfo,
 )
+from tests.helpers.datasets import listed, manifest_of, write_manifest
 
 SIZES = {"train": 900, "valid": 300, "test": 200}
 COLUMNS = (
@@ -84,22 +79,14 @@ def write_homes(
         path = folder / f"{split}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table(columns | {ROW_NUMBER: np.arange(rows)}), path, row_group_size=50)
-        data, groups = path.read_bytes(), tuple(min(50, rows - first) for first in range(0, rows, 50))
-        sha256 = hashlib.sha256(data).hexdigest()
-        files.append(
-            DataFile(path=path.name, split=split, rows=rows, bytes=len(data), sha256=sha256, row_groups=groups)
-        )
+        files.append(listed(folder, path, split))
     weight = {"weight": {"column": "trust", "mean": mean}} if weigh else {}
-    manifest = DatasetManifest(
+    manifest = manifest_of(
+        columns=(*COLUMNS, *([Column(name="trust", dtype="float64", role="weight")] if weigh else [])),
+        files=files,
         name="homes",
         fingerprint=hashlib.sha256(repr(sizes).encode()).hexdigest(),
-        created_at="",
-        columns=(*COLUMNS, *([Column(name="trust", dtype="float64", role="weight")] if weigh else [])),
         features=FEATURES | weight,
-        files=tuple(files),
-        splits={split: SplitInfo(rows=rows, files=1) for split, rows in sizes.items()},
-        accounting=Accounting(rows_in=sum(sizes.values()), rows_out=sum(sizes.values())),
-        lineage=Lineage(sources={}),
     )
-    (folder / MANIFEST_NAME).write_text(manifest.to_json())
+    write_manifest(folder, manifest)
     return folder
