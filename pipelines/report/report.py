@@ -80,7 +80,7 @@ def redraw(resolved: Resolved) -> str:
     dataset = Dataset(read_manifest(storage), storage)
     drawn_from_rows = config.train.test_split is not None and result.predictions
     rows = scored_rows(config, dataset, result) if drawn_from_rows else None
-    held_out = None if rows is None else read_held_out(config, rows, folder, result)
+    held_out = None if rows is None else read_held_out(config, rows, folder, result).calibrated(result.calibration)
     folder.put_atomic("report.html", build_report(ReportInputs(result, dataset.manifest, held_out)).encode())
     return f"{folder.uri}/report.html"
 
