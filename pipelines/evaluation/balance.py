@@ -22,6 +22,7 @@ OTHER = "others"
 # What is much: differences below these are usual between splits, or noise.
 MUCH_SHARE, MUCH_MEAN, MUCH_LOSS = 0.05, 0.25, 0.2
 SURE = 4.0  # standard errors
+SHIFT = 0.1  # of log-odds: a tenth more or less
 
 
 def label_balance(
@@ -129,6 +130,24 @@ def _gap(train: LabelBalance, other: LabelBalance, name: str) -> float:
     error = math.sqrt(both * (1 - both) * (1 / train.rows + 1 / other.rows))
     gap = abs(ours - theirs)
     return gap if gap > max(MUCH_SHARE, SURE * error) else 0.0
+
+
+def shifted_class(train: LabelBalance, other: LabelBalance) -> str:
+    """The class whose odds differ most between two splits, where they certainly differ by more than SHIFT; else ""."""
+    shifts = {name: _odds_shift(train, other, name) for name in {**train.shares, **other.shares}}
+    most = max(shifts, key=lambda name: (shifts[name], name), default="")
+    return most if shifts.get(most, 0.0) > SHIFT else ""
+
+
+def _odds_shift(train: LabelBalance, other: LabelBalance, name: str) -> float:
+    """The difference of a class's log-odds in two splits; 0 where chance would give it."""
+    ours, theirs = train.shares.get(name, 0.0), other.shares.get(name, 0.0)
+    both = (ours * train.rows + theirs * other.rows) / (train.rows + other.rows)
+    error = math.sqrt(both * (1 - both) * (1 / train.rows + 1 / other.rows))
+    if abs(ours - theirs) <= SURE * error:
+        return 0.0
+    odds = [(share * of.rows + 0.5) / ((1 - share) * of.rows + 0.5) for share, of in ((ours, train), (theirs, other))]
+    return abs(math.log(odds[0] / odds[1]))
 
 
 def _other_mean(train: LabelBalance, other: LabelBalance) -> bool:

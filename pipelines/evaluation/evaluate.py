@@ -41,6 +41,7 @@ from sparkring.training.worker.result import (
     CalibrationFit,
     Evaluated,
     GroupScores,
+    LabelBalance,
     RankedLists,
     Trained,
     TrainResult,
@@ -73,9 +74,10 @@ def evaluate(job: JobContext, trained: Trained) -> tuple[Evaluated, HeldOut | No
     split, as training has measured them: before any calibration.
     """
     config, dataset = job.config, job.dataset
-    fit = calibrate(config, job.folder, trained)
+    balance = measure_labels(config, dataset, trained) if config.model.kind.is_table else {}
+    fit = calibrate(config, job.folder, trained, balance)
     if config.train.test_split is None:
-        return Evaluated(scores={MODEL: dict(trained.train.valid)}, calibration=fit), None
+        return Evaluated(scores={MODEL: dict(trained.train.valid)}, labels=balance, calibration=fit), None
     if config.model.kind.is_text:
         return evaluate_text(config, dataset.manifest, job.folder, trained.train), None
     if not trained.predictions:
@@ -92,7 +94,7 @@ def evaluate(job: JobContext, trained: Trained) -> tuple[Evaluated, HeldOut | No
     evaluated = evaluate_table(job, trained, rows, held_out)
     if fit is not None:
         fit = with_test_errors(fit, config.model.kind, own.labels, (own.scores, held_out.scores), own.weights)
-    return replace(evaluated, unseen=unseen, calibration=fit), held_out
+    return replace(evaluated, unseen=unseen, labels=balance, calibration=fit), held_out
 
 
 def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out: HeldOut) -> Evaluated:
@@ -116,7 +118,6 @@ def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out:
         scores={MODEL: trained.train.test | ours | ranked.scores} | baselines.scores | ranked.baselines.scores,
         trees_gap=None if baselines.trees is None else gap_to_trees(kind, held_out, baselines.trees),
         missing=baselines.missing | ranked.baselines.missing,
-        labels=label_balance(kind.form, compared_splits(config, dataset, train, rows), labels),
         groups=scores_by_group(config, rows, held_out),
         by_label=scores_by_label(label_names, held_out.labels, held_out.scores, held_out.weights)
         if label_names
@@ -179,13 +180,22 @@ def scores_by_group(config: RunConfig, rows: SplitRows, held_out: HeldOut) -> li
     ]
 
 
-def compared_splits(config: RunConfig, dataset: Dataset, train: SplitRows, test: SplitRows) -> dict[str, SplitRows]:
+def measure_labels(config: RunConfig, dataset: Dataset, trained: Trained) -> dict[str, LabelBalance]:
+    """What the labels are in each split."""
+    names = pick_columns(dataset.manifest, config.model.model_copy(update={"family": "net"})).labels
+    labels = [dataset.manifest.tensor(name) for name in names]
+    return label_balance(config.model.kind.form, compared_splits(config, dataset, trained), labels)
+
+
+def compared_splits(config: RunConfig, dataset: Dataset, trained: Trained) -> dict[str, SplitRows]:
     """The splits' rows by name, train first. Not of a mix, nor of Petastorm's: they train on other rows."""
-    data, valid, named = config.data, config.train.valid_split, str(config.train.test_split)
-    splits = {} if data.mix is not None or data.reader == "petastorm" else {"train": train}
+    data, valid, test = config.data, config.train.valid_split, config.train.test_split
+    splits = {}
+    if data.mix is None and data.reader != "petastorm":
+        splits["train"] = split_rows(dataset, "train", data, trained.train.train_left_out)
     if valid in dataset.manifest.splits:
         splits[valid] = split_rows(dataset, valid, data, [])
-    return splits | {named: test}
+    return splits if test is None else splits | {test: scored_rows(config, dataset, trained)}
 
 
 def evaluate_text(config: RunConfig, manifest: DatasetManifest, folder: Storage, train: WorkerResult) -> Evaluated:

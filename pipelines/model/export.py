@@ -166,7 +166,9 @@ def export_trees(folder: Path, target: str, form: Format, made: Path) -> tuple[s
     again = xgboost.Booster(model_file=made)
     again.set_attr(sparkring=None)
     problem = "" if again.save_raw("ubj") == as_stored else "the file that was written holds other trees"
-    return problem, f"{trees.num_boosted_rounds()} rounds over {trees.num_features()} columns, as XGBoost's own file"
+    how = f"{trees.num_boosted_rounds()} rounds over {trees.num_features()} columns, as XGBoost's own file"
+    apart = "" if found.calibration is None else ", without the calibration, which its attribute `sparkring` describes"
+    return problem, how + apart
 
 
 def about_table(target: str, sha256: str, trained: TrainedModel, found: Predictor) -> dict[str, Any]:

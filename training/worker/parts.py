@@ -150,6 +150,5 @@ def predict_valid_split(parts: RankParts, batches: Iterable[Batch], result: Work
 
 
 def is_calibrated(config: RunConfig) -> bool:
-    """Whether a calibration is fitted: to validation rows that neither train the model nor test it."""
-    valid = config.train.valid_split
-    return config.model.may_calibrate and valid not in ("train", config.train.test_split)
+    """Whether a calibration is fitted: to validation rows that do not train the model."""
+    return config.model.may_calibrate and config.train.valid_split != "train"

@@ -322,7 +322,8 @@ class CalibrationFit:
     rows: Count  # of the validation split that count for something
     loss_before: float  # log loss of the validation rows in nats
     loss_after: float  # the same, each row by a calibration that it was not fitted on
-    kept: Calibration | None  # None: the model's own probabilities are as good
+    kept: Calibration | None  # None: the model's own probabilities stay
+    shift: str = ""  # how labels of validation rows differ from those of training rows; then none is kept
     error_before: float | None = None
     error_after: float | None = None
 
@@ -330,6 +331,11 @@ class CalibrationFit:
         """Say what was done, in a sentence without an end."""
         losses = f"log loss {self.loss_before:.5f} before, {self.loss_after:.5f} after"
         on = f"{self.rows:,} validation rows ({losses}, on rows it was not fitted on)"
+        if self.shift:
+            return (
+                f"not calibrated: {self.shift}, and {self.method} of rows that differ like this would be wrong for "
+                "others"
+            )
         if self.kept is None:
             return f"not calibrated: {self.method} does not lower the log loss of {on}"
         test = ""
