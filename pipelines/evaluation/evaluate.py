@@ -236,6 +236,13 @@ def lost_to(
     return lost
 
 
+def has_alias(config: RunConfig, result: TrainResult) -> bool:
+    """Whether the alias was given to the model."""
+    if result.promotion is not None:
+        return result.promotion.decision == "promoted"
+    return not lost_to(result.scores, config.report, result.missing)
+
+
 def gap_to_trees(kind: TaskKind, held_out: HeldOut, trees: Grown) -> TreesGap:
     """Compare the losses of the model and of trees, row by row.
 

@@ -145,6 +145,8 @@ class LabelBalance:
     shares: Scores = field(default_factory=dict)  # class -> share of the rows; the most frequent classes
     mean: float | None = None  # of a value; None: of classes
     std: float | None = None
+    counts: list[Count] = field(default_factory=list)  # of a value: rows between two `edges`; the outermost have all
+    edges: list[float] = field(default_factory=list)  # beyond; the same in every split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,6 +412,7 @@ class TrainResult(Spent, Published, Evaluated, Trained, RunIdentity):
     __pydantic_config__ = CLOSED
 
     format: Annotated[int, up_to(1)] = 1
+    suggested: dict[str, str] = field(default_factory=dict)  # what for -> command that may be run next
 
     def test_metrics(self) -> Scores:
         """With those of the champion, `test/champion/auc`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -277,6 +278,9 @@ class Stored:
     def artifact(self, key: str, source: bytes | str, name: str, folder: str = "") -> None:
         self.files[f"{key}:{folder}/{name}"] = source
 
+    def artifact_json(self, key: str, content: Any, name: str) -> None:
+        self.artifact(key, json.dumps(content), name)
+
     def tags(self, key: str, tags: dict[str, str]) -> None:
         self.tagged |= tags
 
@@ -286,6 +290,8 @@ def test_the_report_is_in_the_run_folder_and_beside_the_run(tmp_path: Path) -> N
     write_report(stored, inputs(), open_storage(str(tmp_path)))  # type: ignore[arg-type]
     html = (tmp_path / "report.html").read_bytes()
     assert stored.files.pop("job:/report.html") == html == build_report(inputs()).encode()
+    (first, *_) = json.loads(stored.files.pop("job:/thresholds.json"))
+    assert [*first] == ["flagged", "from probability", "share of rows", "precision", "recall", "lift"]
     assert sorted(stored.files) == [
         f"job:figures/{name}.png" for name in ("calibration", "loss", "precision_recall", "roc", "share_by_carrier")
     ]
@@ -412,7 +418,7 @@ def test_texts_have_the_contrast_of_aa_in_both_color_schemes_and_tables_scroll()
             for paper in ("paper", "soft", "badge"):
                 dark, light = sorted(luminance(scheme[name]) for name in (ink, paper))
                 assert (light + 0.05) / (dark + 0.05) >= 4.5, (scheme, ink, paper)
-    checks = page[page.index("<h2>Checks</h2>") : page.index("<h2>Configuration</h2>")]
+    checks = page[page.index("<h3>Checks</h3>") : page.index("<h3>Configuration</h3>")]
     titles = re.findall(r"<th[^>]*>(\w+)</th>", checks)
     assert '<table class="scores">' in checks, "on a phone a line per value, not a row that is cut"
     assert titles == ["check", *re.findall(r'data-metric="(\w+)"', checks)]
