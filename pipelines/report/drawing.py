@@ -13,7 +13,7 @@ from sparkring.conf.tasks import LabelForm
 from sparkring.pipelines.evaluation.binary import Group, flagged_at, share_by, threshold_curves, top_threshold
 from sparkring.pipelines.evaluation.evaluate import HeldOut
 from sparkring.pipelines.report import figures
-from sparkring.pipelines.report.inputs import ReportInputs
+from sparkring.pipelines.report.inputs import MOST_WORST, ReportInputs
 from sparkring.training.metrics import Bin, ClassCounts, calibration, class_counts, top_calibration
 from sparkring.training.worker.result import ServerTotals, plain_name
 
@@ -84,6 +84,22 @@ def _flagged(held: HeldOut) -> list[tuple[str, float, float, float, float, float
         for each in flagged_at(held.labels, held.scores, [threshold], held.weights):
             found.append((name, each.threshold, each.share, each.precision, each.recall, each.lift))
     return found
+
+
+def wrong_groups(inputs: ReportInputs) -> FigureNumbers | None:
+    """The values of `report.share_by` whose predicted and observed shares are farthest apart; None without any."""
+    held = inputs.held_out
+    if held is None or inputs.config.model.kind.form is not LabelForm.FLAG:
+        return None
+    least = inputs.config.report.min_group_rows
+    found = [
+        (f"{name} = {group.value}", group.rows, group.predicted, group.observed)
+        for name, values in held.groups.items()
+        for group in share_by(values, held.labels, held.scores)
+        if group.rows >= least
+    ]
+    farthest = sorted(found, key=lambda row: -abs(row[2] - row[3]))[:MOST_WORST]
+    return FigureNumbers(["rows", "how many", "predicted share", "observed share"], farthest) if farthest else None
 
 
 def draw(inputs: ReportInputs) -> list[Drawn]:

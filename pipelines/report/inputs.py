@@ -170,8 +170,12 @@ class ReportInputs:
     @property
     def next(self) -> list[tuple[str, str]]:
         """(what for, command) of what may be run next."""
-        purposes = {"longer": "train longer", "trees": "train trees instead", "next": "use the model"}
-        return [(purposes.get(name, name), command) for name, command in self.result.suggested.items()]
+        purposes = {"longer": "Train longer", "trees": "Trees are better", "next": "Use the model"}
+        parts = {name: text.partition("   (") for name, text in self.result.suggested.items()}
+        return [
+            (": ".join(filter(None, [purposes.get(name, name), why.removesuffix(")")])), command)
+            for name, (command, _, why) in parts.items()
+        ]
 
     @property
     def worst(self) -> list[tuple[GroupScores, float]]:

@@ -25,7 +25,7 @@ from sparkring.pipelines.evaluation.evaluate import read_held_out, scored_rows
 from sparkring.pipelines.evaluation.multilabel import OF_LABEL
 from sparkring.pipelines.evaluation.trees import TREES
 from sparkring.pipelines.report import figures
-from sparkring.pipelines.report.drawing import Drawn, draw, tables
+from sparkring.pipelines.report.drawing import Drawn, draw, tables, wrong_groups
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
@@ -111,6 +111,7 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
         importances=svgs.pop(IMPORTANCES, None),
         figures=list(svgs.values()),
         tables=tables(inputs),
+        wrong=wrong_groups(inputs),
         time_figure=Markup(figures.to_svg(figures.time_bar(inputs.stages), "Seconds by stage")),
         attempt_columns=list(dict.fromkeys(key for attempt in inputs.attempts for key in attempt)),
     )
