@@ -20,6 +20,7 @@ COMMIT = re.compile(r'\bcommit"?:? "?([0-9a-f]{7,40})\b')
 # What each result measures, by the beginning of its name; the first that fits counts.
 MEASURES: dict[str, tuple[str, ...]] = {
     "airflow": ("pipelines/schedule", "examples/schedulers"),
+    "arena": ("pipelines/init", "training/models/tabular.py", "training/trees"),
     "averaging": ("training/parallel/averaging",),
     "bound_quality": ("training/servers", "training/parallel/servers"),
     "busy_machine": ("training/launch/host/fork_server.py",),

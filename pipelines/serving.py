@@ -33,6 +33,7 @@ from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.decoding.columns import RaggedArray, numpy_dtype, one_array
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.features.transform import RawColumn, RawFeatures
+from sparkring.training.model.calibration import Calibration
 from sparkring.training.model.folder import CONFIG, TrainedModel, attach_tables, model_files, read_model_folder
 from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task, start_model
 from sparkring.training.models.gpt import Sampling, generate
@@ -138,8 +139,10 @@ class Predictor:
     Several labels have a probability each, `label_<name>`.
     """
 
-    def __init__(self, config: RunConfig, manifest: DatasetManifest, model: Model):
-        self.manifest = manifest = seen_by(config.model, manifest)
+    def __init__(
+        self, config: RunConfig, manifest: DatasetManifest, model: Model, calibration: Calibration | None = None
+    ):
+        self.manifest, self.calibration = (manifest := seen_by(config.model, manifest)), calibration
         self.kind = config.model.kind
         self.label_names = manifest.label_names if self.kind.has_several_labels else []
         self.columns = pick_columns(manifest, config.model)
@@ -217,11 +220,15 @@ class Predictor:
         likeliest = {"prediction": np.array(classes, object)[scores.argmax(axis=1)]} if classes else {}
         return likeliest | {name: scores[:, i] for i, name in enumerate(names)}
 
+    def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
+        """What is predicted, (rows,) or (rows, classes or labels), of what the model computes."""
+        own: torch.Tensor = self.task.probabilities(outputs)
+        return own if self.calibration is None else self.calibration(own)
+
     def _probabilities(self, columns: dict[str, torch.Tensor]) -> np.ndarray:
         with torch.inference_mode():
-            outputs = self.model(*self.task.inputs(columns))
-            probabilities: np.ndarray = self.task.probabilities(outputs).numpy()
-        return probabilities
+            found: np.ndarray = self.probabilities(self.model(*self.task.inputs(columns))).numpy()
+        return found
 
     def _raw_tensors(self, rows: Mapping[str, RawColumn]) -> dict[str, torch.Tensor]:
         """A batch as the dataset's reader would make it: raw rows through the fitted features."""
@@ -384,9 +391,11 @@ def _has_module(code: Path, name: str) -> bool:
 def make_predictor(folder: Storage) -> Predictor | Writer:
     """Load a model folder whose code is trusted. StoredError where its parts make no model."""
     trained = read_model_folder(folder)
-    kind = Writer if trained.config.model.kind.is_text else Predictor
     try:
-        return kind(trained.config, trained.manifest, read_model(folder, trained))
+        model = read_model(folder, trained)
+        if trained.config.model.kind.is_text:
+            return Writer(trained.config, trained.manifest, model)
+        return Predictor(trained.config, trained.manifest, model, trained.calibration)
     except StoredError:
         raise
     except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: torch's, of memory and of shapes

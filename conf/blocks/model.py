@@ -1,12 +1,12 @@
 """The recipe's `model` block: its class, its task, and the weights it starts with."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.schema import Reference, Strict
-from sparkring.conf.tasks import Family, TaskKind, TaskName, task_kind
+from sparkring.conf.tasks import Family, LabelForm, TaskKind, TaskName, task_kind
 
 WEIGHTS_FILE = ".safetensors"  # ends the URI of a file of weights
 
@@ -71,6 +71,11 @@ class ModelConfig(Strict):
         description="label column; None: the dataset's only column with role label, or all of them, for the task "
         "multilabel and for a task of your own",
     )
+    calibrate: Literal["auto", "none"] = Field(
+        "auto",
+        description="auto: probabilities of a binary or multiclass task are calibrated on validation rows, where that "
+        "lowers the log loss of rows that the calibration was not fitted on; none: they stay the model's own",
+    )
     start: StartConfig | None = Field(
         None, description="weights to begin with, as a block or its `weights` alone; None: initial values"
     )
@@ -83,6 +88,11 @@ class ModelConfig(Strict):
     @property
     def is_trees(self) -> bool:
         return self.family == "trees"
+
+    @property
+    def may_calibrate(self) -> bool:
+        """Whether a calibration is wanted, and the task has probabilities of one flag or of classes."""
+        return self.calibrate == "auto" and self.kind.form in (LabelForm.FLAG, LabelForm.CLASS)
 
     @property
     def kind(self) -> TaskKind:

@@ -60,6 +60,12 @@ NO_EFFECT: tuple[Rule[RunConfig], ...] = (
         "remove it, or set model.task to your own (module:Class)",
     ),
     no_effect(
+        ("model.calibrate",),
+        lambda c: c.model.kind.form not in (LabelForm.FLAG, LabelForm.CLASS),
+        "where model.task is neither binary nor multiclass: there are no probabilities to calibrate",
+        "remove it",
+    ),
+    no_effect(
         ("report.share_by",),
         lambda c: c.model.kind.form is not LabelForm.FLAG,
         "where model.task is not binary: there is no positive share to show",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,8 @@ OTHER = "others"
 # What is much: differences below these are usual between splits, or noise.
 MUCH_SHARE, MUCH_MEAN, MUCH_LOSS = 0.05, 0.25, 0.2
 SURE = 4.0  # standard errors
+BARS = 24  # of a histogram of values
+SHIFT = 0.1  # of log-odds: a tenth more or less
 
 
 def label_balance(
@@ -40,11 +43,11 @@ def label_balance(
             counted = {split: class_rows(rows.doubles(names)) for split, rows in splits.items()}
             return class_balance({split: counts for split, counts in counted.items() if counts})
         found = {split: label_means(rows.doubles(names)) for split, rows in splits.items()}
+        if form is LabelForm.NUMBER:
+            return value_balance(found, {split: partial(rows.doubles, names) for split, rows in splits.items()})
         return {
-            split: LabelBalance(rows=n, mean=means[0], std=deviations[0])
-            if form is LabelForm.NUMBER
-            else LabelBalance(rows=n, shares={str(number): mean for number, mean in enumerate(means)})
-            for split, (n, means, deviations) in found.items()
+            split: LabelBalance(rows=n, shares={str(number): mean for number, mean in enumerate(means)})
+            for split, (n, means, _) in found.items()
             if n
         }
     except Exception as error:
@@ -73,6 +76,45 @@ def label_means(batches: Iterable[pa.RecordBatch]) -> tuple[int, list[float], li
         squares = (squares if rows else 0.0) + np.square(values - own).sum(axis=0) + np.square(apart) * rows * n / total
         means, rows = own - apart * rows / total, total
     return rows, means.tolist(), np.sqrt(squares / max(rows, 1)).tolist()
+
+
+def value_balance(
+    moments: Mapping[str, tuple[int, list[float], list[float]]],
+    read: Mapping[str, Callable[[], Iterable[pa.RecordBatch]]],
+) -> dict[str, LabelBalance]:
+    """Mean, deviation and histogram of a value in each split. The bars are those of the first split with rows.
+
+    Args:
+        moments: rows, means and deviations by split, as of `label_means`.
+        read: gives the rows of a split once more.
+    """
+    known = {split: each for split, each in moments.items() if each[0]}
+    edges = next((bar_edges(means[0], deviations[0]) for _, means, deviations in known.values()), np.zeros(0))
+    return {
+        split: LabelBalance(
+            rows=n,
+            mean=means[0],
+            std=deviations[0],
+            counts=bar_counts(read[split](), edges).tolist(),
+            edges=edges.tolist(),
+        )
+        for split, (n, means, deviations) in known.items()
+    }
+
+
+def bar_edges(mean: float, deviation: float) -> np.ndarray:
+    """Where the bars of a histogram begin and end, (BARS + 1,): three deviations to both sides."""
+    wide = 3 * deviation if deviation > 0 else 0.5
+    edges: np.ndarray = np.linspace(mean - wide, mean + wide, BARS + 1)
+    return edges
+
+
+def bar_counts(batches: Iterable[pa.RecordBatch], edges: np.ndarray) -> np.ndarray:
+    """Rows in each bar, (BARS,) int64; the outermost have what is beyond them."""
+    counts = np.zeros(BARS, np.int64)
+    for batch in batches:
+        counts += np.histogram(np.clip(batch.column(0).to_numpy(), edges[0], edges[-1]), edges)[0]
+    return counts
 
 
 def class_balance(counted: Mapping[str, Mapping[str, int]]) -> dict[str, LabelBalance]:
@@ -129,6 +171,24 @@ def _gap(train: LabelBalance, other: LabelBalance, name: str) -> float:
     error = math.sqrt(both * (1 - both) * (1 / train.rows + 1 / other.rows))
     gap = abs(ours - theirs)
     return gap if gap > max(MUCH_SHARE, SURE * error) else 0.0
+
+
+def shifted_class(train: LabelBalance, other: LabelBalance) -> str:
+    """The class whose odds differ most between two splits, where they certainly differ by more than SHIFT; else ""."""
+    shifts = {name: _odds_shift(train, other, name) for name in {**train.shares, **other.shares}}
+    most = max(shifts, key=lambda name: (shifts[name], name), default="")
+    return most if shifts.get(most, 0.0) > SHIFT else ""
+
+
+def _odds_shift(train: LabelBalance, other: LabelBalance, name: str) -> float:
+    """The difference of a class's log-odds in two splits; 0 where chance would give it."""
+    ours, theirs = train.shares.get(name, 0.0), other.shares.get(name, 0.0)
+    both = (ours * train.rows + theirs * other.rows) / (train.rows + other.rows)
+    error = math.sqrt(both * (1 - both) * (1 / train.rows + 1 / other.rows))
+    if abs(ours - theirs) <= SURE * error:
+        return 0.0
+    odds = [(share * of.rows + 0.5) / ((1 - share) * of.rows + 0.5) for share, of in ((ours, train), (theirs, other))]
+    return abs(math.log(odds[0] / odds[1]))
 
 
 def _other_mean(train: LabelBalance, other: LabelBalance) -> bool:

@@ -53,6 +53,41 @@ def threshold_curves(labels: Array, scores: Array, weights: Array | None = None)
 
 
 @dataclass(frozen=True)
+class Flagged:
+    """The rows with the highest scores: those of at least `threshold`."""
+
+    threshold: float
+    share: float  # of all rows that are flagged
+    precision: float
+    recall: float
+    lift: float  # precision beside the share of positive rows
+
+
+def flagged_at(
+    labels: Array, scores: Array, thresholds: Sequence[float], weights: Array | None = None
+) -> list[Flagged]:
+    """What is flagged at each threshold that flags a row; [] where only one class occurs."""
+    rows, weights = checked_rows(LabelForm.FLAG, labels, scores, weights)
+    w = np.ones(len(rows.labels)) if weights is None else weights
+    positives, total = w @ rows.labels, w.sum()
+    if not 0 < positives < total:
+        return []
+    found = []
+    for threshold in thresholds:
+        flagged = rows.scores >= threshold
+        size, hits = w @ flagged, (w * flagged) @ rows.labels
+        if size:
+            values = (size / total, hits / size, hits / positives, hits / size * total / positives)
+            found.append(Flagged(float(threshold), *map(float, values)))
+    return found
+
+
+def top_threshold(scores: Array, k: int) -> float:
+    """The lowest score among the k rows with the highest."""
+    return float(np.partition(scores, -k)[-k])
+
+
+@dataclass(frozen=True)
 class Group:
     """Rows of one value of a column."""
 

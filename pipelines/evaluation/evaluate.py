@@ -6,20 +6,17 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.report import ReportConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.features import UNSEEN_CODE
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.storage import Storage
-from sparkring.conf.stored import StoredError
+from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.tasks import TaskKind, is_better
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines import serving
@@ -28,8 +25,10 @@ from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.als import ALS_NAME, als_predictions
 from sparkring.pipelines.evaluation.balance import label_balance
 from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines
+from sparkring.pipelines.evaluation.calibrate import calibrate, with_test_errors
 from sparkring.pipelines.evaluation.groups import group_scores
 from sparkring.pipelines.evaluation.multilabel import scores_by_label
+from sparkring.pipelines.evaluation.prediction_files import read_columns
 from sparkring.pipelines.evaluation.ranking import POPULARITY, make_ranking, popularity
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.pipelines.evaluation.trees import TREES, Grown
@@ -39,10 +38,13 @@ from sparkring.training.model.folder import TrainedModel
 from sparkring.training.model.recipe_model import pick_columns
 from sparkring.training.worker.result import (
     MODEL,
+    CalibrationFit,
     Evaluated,
     GroupScores,
+    LabelBalance,
     RankedLists,
     Trained,
+    TrainResult,
     TreesGap,
     WorkerResult,
 )
@@ -60,29 +62,39 @@ class HeldOut:
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)  # column of report.share_by -> (N,) values as text
     weights: np.ndarray | None = None  # (N,) float64, how much each row counts; None: all alike
 
+    def calibrated(self, fit: CalibrationFit | None) -> HeldOut:
+        """The same rows with the scores that the model gives with its calibration, if it has one."""
+        return self if fit is None or fit.kept is None else replace(self, scores=fit.kept.of(self.scores))
+
 
 def evaluate(job: JobContext, trained: Trained) -> tuple[Evaluated, HeldOut | None]:
-    """Score the model and the baselines on all rows of `train.test_split`.
+    """Calibrate the model, and score it and the baselines on all rows of `train.test_split`.
 
     Returns the predictions too, where the task has any. Without a test split the scores are those of the validation
-    split.
+    split, as training has measured them: before any calibration.
     """
     config, dataset = job.config, job.dataset
+    balance = measure_labels(config, dataset, trained) if config.model.kind.is_table else {}
+    fit = calibrate(config, job.folder, trained, balance)
     if config.train.test_split is None:
-        return Evaluated(scores={MODEL: dict(trained.train.valid)}), None
+        return Evaluated(scores={MODEL: dict(trained.train.valid)}, labels=balance, calibration=fit), None
     if config.model.kind.is_text:
         return evaluate_text(config, dataset.manifest, job.folder, trained.train), None
     if not trained.predictions:
         return Evaluated(scores={MODEL: dict(trained.train.test)}), None
     rows = scored_rows(config, dataset, trained)
-    held_out = read_held_out(config, rows, job.folder, trained)
+    own = read_held_out(config, rows, job.folder, trained)
     unseen = count_unseen(rows)
     if unseen:
         log.info("test rows whose value was in no training row: %s", unseen)
-    check_finite(held_out.scores, rows)
+    check_finite(own.scores, rows)
     if not config.model.kind.is_table:
-        return Evaluated(scores={MODEL: dict(trained.train.test)}, unseen=unseen), held_out
-    return replace(evaluate_table(job, trained, rows, held_out), unseen=unseen), held_out
+        return Evaluated(scores={MODEL: dict(trained.train.test)}, unseen=unseen), own
+    held_out = own.calibrated(fit)
+    evaluated = evaluate_table(job, trained, rows, held_out)
+    if fit is not None:
+        fit = with_test_errors(fit, config.model.kind, own.labels, (own.scores, held_out.scores), own.weights)
+    return replace(evaluated, unseen=unseen, labels=balance, calibration=fit), held_out
 
 
 def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out: HeldOut) -> Evaluated:
@@ -106,7 +118,6 @@ def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out:
         scores={MODEL: trained.train.test | ours | ranked.scores} | baselines.scores | ranked.baselines.scores,
         trees_gap=None if baselines.trees is None else gap_to_trees(kind, held_out, baselines.trees),
         missing=baselines.missing | ranked.baselines.missing,
-        labels=label_balance(kind.form, compared_splits(config, dataset, train, rows), labels),
         groups=scores_by_group(config, rows, held_out),
         by_label=scores_by_label(label_names, held_out.labels, held_out.scores, held_out.weights)
         if label_names
@@ -169,13 +180,22 @@ def scores_by_group(config: RunConfig, rows: SplitRows, held_out: HeldOut) -> li
     ]
 
 
-def compared_splits(config: RunConfig, dataset: Dataset, train: SplitRows, test: SplitRows) -> dict[str, SplitRows]:
+def measure_labels(config: RunConfig, dataset: Dataset, trained: Trained) -> dict[str, LabelBalance]:
+    """What the labels are in each split."""
+    names = pick_columns(dataset.manifest, config.model.model_copy(update={"family": "net"})).labels
+    labels = [dataset.manifest.tensor(name) for name in names]
+    return label_balance(config.model.kind.form, compared_splits(config, dataset, trained), labels)
+
+
+def compared_splits(config: RunConfig, dataset: Dataset, trained: Trained) -> dict[str, SplitRows]:
     """The splits' rows by name, train first. Not of a mix, nor of Petastorm's: they train on other rows."""
-    data, valid, named = config.data, config.train.valid_split, str(config.train.test_split)
-    splits = {} if data.mix is not None or data.reader == "petastorm" else {"train": train}
+    data, valid, test = config.data, config.train.valid_split, config.train.test_split
+    splits = {}
+    if data.mix is None and data.reader != "petastorm":
+        splits["train"] = split_rows(dataset, "train", data, trained.train.train_left_out)
     if valid in dataset.manifest.splits:
         splits[valid] = split_rows(dataset, valid, data, [])
-    return splits | {named: test}
+    return splits if test is None else splits | {test: scored_rows(config, dataset, trained)}
 
 
 def evaluate_text(config: RunConfig, manifest: DatasetManifest, folder: Storage, train: WorkerResult) -> Evaluated:
@@ -214,6 +234,13 @@ def lost_to(
     if report.must_beat_trees and TREES not in {*scores, *(missing or {})}:
         lost.append(f"{TREES} were not fitted: there is no scalar feature to grow them on")
     return lost
+
+
+def has_alias(config: RunConfig, result: TrainResult) -> bool:
+    """Whether the alias was given to the model."""
+    if result.promotion is not None:
+        return result.promotion.decision == "promoted"
+    return not lost_to(result.scores, config.report, result.missing)
 
 
 def gap_to_trees(kind: TaskKind, held_out: HeldOut, trees: Grown) -> TreesGap:
@@ -269,7 +296,10 @@ def count_unseen(rows: SplitRows) -> dict[str, int]:
 
 
 def read_held_out(config: RunConfig, rows: SplitRows, folder: Storage, trained: Trained) -> HeldOut:
-    """Read the ranks' predictions of `rows`, and the columns of `report.share_by`, in the dataset's order."""
+    """Read the ranks' predictions of `rows`, and the columns of `report.share_by`, in the dataset's order.
+
+    They are not calibrated, as ranks do not know how.
+    """
     labels, scores = read_predictions(folder, trained.predictions, rows)
     return HeldOut(labels, scores, text_columns(rows, config.report.share_by), row_weights(rows))
 
@@ -296,34 +326,20 @@ def read_predictions(run: Storage, files: list[str], test: SplitRows) -> tuple[n
 
     StoredError for files that are damaged; RuntimeError unless every test row was scored exactly once.
     """
-    table = _predictions(run, files)
-    ids, rows = table["id"].to_numpy(), test.row_numbers()
-    if not np.array_equal(np.sort(ids), rows):
+    found, rows = read_columns(run, files, ["label", "prediction"]), test.row_numbers()
+    if not np.array_equal(ids := found["id"], rows):
         raise RuntimeError(f"{run.uri}: {len(ids)} predictions ({len(np.unique(ids))} rows) for {len(rows)} test rows")
-    order = np.argsort(ids)
-    labels, scores = (_values(table, name)[order] for name in ("label", "prediction"))
-    return labels.astype(np.float64), scores
+    return found["label"].astype(np.float64), found["prediction"]
 
 
-def prediction_values(run: Storage, files: list[str]) -> np.ndarray:
-    """The predictions (N,) or (N, classes) in a run folder, in any order. StoredError for files that are damaged."""
-    return _values(_predictions(run, files), "prediction")
+def prediction_values(result: TrainResult) -> np.ndarray:
+    """What a finished run has predicted for its test rows, (N,) or (N, classes), as its model predicts them.
 
-
-def _predictions(run: Storage, files: list[str]) -> pa.Table:
-    try:
-        tables = [pq.read_table(run.path(f), filesystem=run.fs, columns=["id", "prediction", "label"]) for f in files]
-        return pa.concat_tables(tables)
-    except (pa.ArrowException, OSError) as error:
-        raise StoredError(f"{run.uri}: its predictions {files} cannot be read ({error}); train again") from error
-
-
-def _values(table: pa.Table, name: str) -> np.ndarray:
-    """A column's values, (N,), or (N, values) of lists."""
-    column: Any = table[name].combine_chunks()
-    values: Any = column.to_numpy(zero_copy_only=False)
-    found: np.ndarray = np.stack(values) if pa.types.is_fixed_size_list(column.type) else values
-    return found
+    StoredError for files that are damaged.
+    """
+    fit, columns = result.calibration, read_columns(open_storage(result.run), result.predictions, ["prediction"])
+    found = columns["prediction"]
+    return found if fit is None or fit.kept is None else fit.kept.of(found)
 
 
 def group_values(stored: pa.ChunkedArray) -> np.ndarray:

@@ -19,6 +19,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import serving
@@ -26,10 +27,10 @@ from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.context import PERSONAL, JobContext, Publication
 from sparkring.pipelines.context.etl_step import split_name
 from sparkring.pipelines.evaluation.baseline import import_library
-from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, evaluate, lost_to
+from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, evaluate, has_alias, lost_to
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
 from sparkring.pipelines.job.etl_job import describe_job, job_tags
-from sparkring.pipelines.job.outcome import ModelPlace, outcome
+from sparkring.pipelines.job.outcome import ModelPlace, outcome, suggested_commands
 from sparkring.pipelines.job.train_step import identity, record_inputs, train
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
@@ -184,6 +185,7 @@ def train_and_publish(job: JobContext, timings: dict[str, float], began: float) 
     cost = job_cost(spark_cores(job.spark), timings, job.config.launch, trained.train)
     spent = Spent(timings=timings, etl=job.dataset.seconds, cost=cost)
     result = TrainResult.of(identity(job), trained, candidate.evaluated, published, spent)
+    result = replace(result, suggested=suggested_commands(result, job.resolved, published_as(job.config, result)))
     report(job, result, candidate.held_out)
     return conclude(job, result, candidate.lost), result
 
@@ -286,6 +288,14 @@ def register_model(job: JobContext, candidate: Candidate, alias: str | None) -> 
         packed = pack_model(config, job.dataset, weights, scratch)
         job.tracker.model(JOB, packed.data, replace(info, card=card, requirements=packed.requirements), packed.code)
     return sha256
+
+
+def published_as(config: RunConfig, result: TrainResult) -> ModelPlace:
+    """The model's place as far as it is known when the report is written."""
+    folder = f"{result.run}/{result.train.weights}"
+    name = config.tracking.named(config.name).registered_model
+    uri = f"models:/{name}/{result.version}" if config.tracking.enabled and result.version else ""
+    return ModelPlace(uri or folder, uri, has_alias(config, result))
 
 
 def registered_as(config: TrackingConfig, tracker: Tracker, result: TrainResult) -> ModelPlace:

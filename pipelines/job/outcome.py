@@ -11,6 +11,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.rules.recipe import RECIPE
 from sparkring.conf.rules.rule import find_problems
+from sparkring.conf.secrets import redact
 from sparkring.pipelines.evaluation.trees import named_beside
 from sparkring.pipelines.run.trial import TAG
 from sparkring.training.worker.result import TrainResult, WorkerResult
@@ -73,9 +74,7 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
         "model": model.text,
         "report": f"{result.run}/report.html",
         "browse": result.tracking_url or local_ui if config.tracking.enabled else "",
-        "longer": longer_command(result, resolved),
-        "trees": trees_command(result, resolved),
-        "next": next_command(resolved, model),
+        **suggested_commands(result, resolved, model),
         "time": _time_line(result.timings),
     }
     shown = {name: text for name, text in facts.items() if text}
@@ -84,6 +83,16 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
     lines += [f"{name.ljust(width)}  {text}" for name, text in shown.items()]
     head = f"{config.name}: {ended_line(result.train, config)}"
     return "\n".join([head, "", *(f"  {line}".rstrip() for line in lines)])
+
+
+def suggested_commands(result: TrainResult, resolved: Resolved, model: ModelPlace) -> dict[str, str]:
+    """What to run after a job, by what for; without secrets, as the report shows them."""
+    commands = {
+        "longer": longer_command(result, resolved),
+        "trees": trees_command(result, resolved),
+        "next": next_command(resolved, model),
+    }
+    return {name: redact(command) for name, command in commands.items() if command}
 
 
 def longer_command(result: TrainResult, resolved: Resolved) -> str:

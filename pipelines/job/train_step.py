@@ -106,6 +106,7 @@ def train(
             per_step_s=per_step_s(launched),
             once_s=once_s(launched),
             predictions=[rank["predictions"] for rank in launched.results if rank["predictions"]],
+            valid_predictions=[rank["valid_predictions"] for rank in launched.results if rank["valid_predictions"]],
             plan=plan,
             start=start.describe(rank_0) if start is not None else "",
         )

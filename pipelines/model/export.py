@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -147,7 +147,8 @@ def export_net(folder: Path, target: str, form: Format, made: Path) -> tuple[str
 def export_trees(folder: Path, target: str, form: Format, made: Path) -> tuple[str, str]:
     """Write trees as XGBoost does and read them again; a problem, or "", and what the file is.
 
-    The file's attribute `sparkring` says what its columns are made of: a category is its place in a list.
+    The file's attribute `sparkring` says what its columns are made of: a category is its place in a list. And how the
+    model's probabilities are calibrated, which XGBoost does not do.
     """
     import xgboost  # which networks need not have
 
@@ -165,13 +166,16 @@ def export_trees(folder: Path, target: str, form: Format, made: Path) -> tuple[s
     again = xgboost.Booster(model_file=made)
     again.set_attr(sparkring=None)
     problem = "" if again.save_raw("ubj") == as_stored else "the file that was written holds other trees"
-    return problem, f"{trees.num_boosted_rounds()} rounds over {trees.num_features()} columns, as XGBoost's own file"
+    how = f"{trees.num_boosted_rounds()} rounds over {trees.num_features()} columns, as XGBoost's own file"
+    apart = "" if found.calibration is None else ", without the calibration, which its attribute `sparkring` describes"
+    return problem, how + apart
 
 
 def about_table(target: str, sha256: str, trained: TrainedModel, found: Predictor) -> dict[str, Any]:
     """What the file of a table's model says of itself. `sha256`: of its weights, or trees."""
     about: dict[str, Any] = {"model": target, "weights_sha256": sha256, "task": trained.config.model.task}
-    return about | {"classes": found.label_names or list(trained.manifest.classes), "features": found.raw.states}
+    about |= {"classes": found.label_names or list(trained.manifest.classes), "features": found.raw.states}
+    return about | ({} if found.calibration is None else {"calibration": asdict(found.calibration)})
 
 
 def check_can_write(form: Format | None, out: Path | None) -> None:
@@ -212,7 +216,7 @@ def read_source(folder: Path, target: str) -> Source:
         tokens = Column(name="tokens", dtype="int64", cardinality=found.codec.size)
         about = {"model": target, "weights_sha256": sha256, "task": trained.config.model.task}
         return Source(module, [tokens], about | {"text": trained.manifest.text}, longest=found.context)
-    module = Exported(model, found.task.inputs, found.task.probabilities)
+    module = Exported(model, found.task.inputs, found.probabilities)
     return Source(module, found.raw.tensors, about_table(target, sha256, trained, found))
 
 

@@ -106,4 +106,4 @@ def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: Spli
     order, wanted = np.argsort(ids), rows.row_numbers()
     if not np.array_equal(ids[order], wanted):
         raise ValueError(f"{len(ids)} of {len(wanted)} test rows were read")
-    return scores[order]
+    return scores[order] if trained.calibration is None else trained.calibration.of(scores[order])

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from sparkring.conf.blocks.promote import PromoteConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, prediction_values, scored_rows, text_columns
@@ -187,7 +186,7 @@ class Gate:
     def _previous_predictions(self) -> Array | NoReference:
         try:
             previous = previous_result(self.job)
-            return prediction_values(open_storage(previous.run), previous.predictions)
+            return prediction_values(previous)
         except NoReference as error:
             return error
         except StoredError as error:

@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from sparkring.conf.tasks import LabelForm
-from sparkring.pipelines.evaluation.binary import Group, share_by, threshold_curves
+from sparkring.pipelines.evaluation.binary import Group, flagged_at, share_by, threshold_curves, top_threshold
 from sparkring.pipelines.evaluation.evaluate import HeldOut
 from sparkring.pipelines.report import figures
-from sparkring.pipelines.report.inputs import ReportInputs
+from sparkring.pipelines.report.inputs import MOST_WORST, ReportInputs
 from sparkring.training.metrics import Bin, ClassCounts, calibration, class_counts, top_calibration
 from sparkring.training.worker.result import ServerTotals, plain_name
 
@@ -22,6 +22,8 @@ MOST_CLASSES = 20  # of the confusion matrix; the rest together are one more
 BARS = 40  # of a histogram
 QUANTILES = (0.005, 0.05, 0.25, 0.5, 0.75, 0.95, 0.995)  # of the residuals; the outer two bound their figure
 SLICES = 10  # of rows by their predicted value
+THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+TOP_ROWS, TOP_SHARES = (10, 100, 1000), (0.01, 0.05, 0.1, 0.2)  # of the rows with the highest probabilities
 Cell = str | int | float
 T = TypeVar("T")
 
@@ -45,11 +47,67 @@ class Drawn:
     wide: bool = False
 
 
+@dataclass(frozen=True)
+class PageTable:
+    """A table of the page without a figure. MLflow gets it as JSON under `name`, a record for each row."""
+
+    name: str  # a file's
+    caption: str
+    numbers: FigureNumbers
+
+    @property
+    def records(self) -> list[dict[str, Cell]]:
+        """The rows, by column."""
+        return [dict(zip(self.numbers.columns, row, strict=True)) for row in self.numbers.rows]
+
+
+def tables(inputs: ReportInputs) -> list[PageTable]:
+    """Every table of the page that is made of the held-out rows."""
+    held = inputs.held_out
+    if held is None or inputs.config.model.kind.form is not LabelForm.FLAG:
+        return []
+    if not (rows := _flagged(held)):
+        return []
+    columns = ["flagged", "from probability", "share of rows", "precision", "recall", "lift"]
+    caption = f"Rows that are flagged as {inputs.positive}, by threshold and by number"
+    return [PageTable("thresholds", caption, FigureNumbers(columns, rows))]
+
+
+def _flagged(held: HeldOut) -> list[tuple[str, float, float, float, float, float]]:
+    """What is flagged from each of some probabilities on, and of the k highest rows."""
+    rows = len(held.scores)
+    named = {f"from {threshold:g}": threshold for threshold in THRESHOLDS}
+    counts = {f"top {k:,}": k for k in TOP_ROWS} | {f"top {share:.0%}": round(share * rows) for share in TOP_SHARES}
+    named |= {name: top_threshold(held.scores, k) for name, k in counts.items() if 0 < k <= rows}
+    found = []
+    for name, threshold in named.items():
+        for each in flagged_at(held.labels, held.scores, [threshold], held.weights):
+            found.append((name, each.threshold, each.share, each.precision, each.recall, each.lift))
+    return found
+
+
+def wrong_groups(inputs: ReportInputs) -> FigureNumbers | None:
+    """The values of `report.share_by` whose predicted and observed shares are farthest apart; None without any."""
+    held = inputs.held_out
+    if held is None or inputs.config.model.kind.form is not LabelForm.FLAG:
+        return None
+    least = inputs.config.report.min_group_rows
+    found = [
+        (f"{name} = {group.value}", group.rows, group.predicted, group.observed)
+        for name, values in held.groups.items()
+        for group in share_by(values, held.labels, held.scores)
+        if group.rows >= least
+    ]
+    farthest = sorted(found, key=lambda row: -abs(row[2] - row[3]))[:MOST_WORST]
+    return FigureNumbers(["rows", "how many", "predicted share", "observed share"], farthest) if farthest else None
+
+
 def draw(inputs: ReportInputs) -> list[Drawn]:
     """Every figure of the page, in its order."""
     drawn = []
     if inputs.losses:
         drawn.append(_losses(inputs))
+    drawn += _label(inputs)
     if (servers := inputs.result.train.servers) is not None and servers.gaps and servers.lags:
         drawn += _staleness(servers)
     held = inputs.held_out
@@ -92,6 +150,31 @@ def _losses(inputs: ReportInputs) -> Drawn:
     elif resumed_from is not None:
         caption += f"; the last command went on at step {resumed_from}"
     return Drawn("loss", caption, figures.curves(losses, "loss"), FigureNumbers(["step", *losses], rows))
+
+
+def _label(inputs: ReportInputs) -> list[Drawn]:
+    """What the label is in the rows of each split: a bar for each class, or a histogram."""
+    balances = inputs.result.labels
+    caption = f"{inputs.label} in each split"
+    if all(each.edges for each in balances.values()) and balances:
+        edges = next(iter(balances.values())).edges
+        shares = {split: np.array(each.counts) / max(each.rows, 1) for split, each in balances.items()}
+        rows: list[tuple[Cell, ...]] = [
+            (edges[bar], *(float(each[bar]) for each in shares.values())) for bar in range(len(edges) - 1)
+        ]
+        figure = figures.histograms(shares, np.array(edges), inputs.label)
+        return [Drawn("label", caption, figure, FigureNumbers(["from", *balances], rows))]
+    names = list(dict.fromkeys(name for each in balances.values() for name in each.shares))[:MOST_CLASSES]
+    if not names:
+        return []
+    known = inputs.class_names(max((int(name) for name in names if name.isdecimal()), default=-1) + 1)
+    titles = [known[int(name)] if name.isdecimal() and int(name) < len(known) else name for name in names]
+    by_split = {split: [each.shares.get(name, 0.0) for name in names] for split, each in balances.items()}
+    figure = figures.share_bars(by_split, titles)
+    rows_of: list[tuple[Cell, ...]] = [
+        (title, *(each[n] for each in by_split.values())) for n, title in enumerate(titles)
+    ]
+    return [Drawn("label", caption, figure, FigureNumbers(["class", *by_split], rows_of), wide=len(names) > 6)]
 
 
 def _binary(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:

@@ -180,6 +180,27 @@ def class_bars(precision: np.ndarray, recall: np.ndarray, names: Sequence[str]) 
     return figure
 
 
+def share_bars(shares: Mapping[str, Sequence[float]], names: Sequence[str]) -> Figure:
+    """Draw a bar for each class in each split. shares: split -> (classes,)."""
+    figure, axes = _new("", "share of rows", width=4.6 if len(names) <= 6 else 9.4, height=3.3)
+    places, width = np.arange(len(names)), 0.8 / max(len(shares), 1)
+    for n, (color, (split, values)) in enumerate(zip(_cycle(len(shares)), shares.items(), strict=True)):
+        axes.bar(places - 0.4 + (n + 0.5) * width, values, width, color=color, label=_printable(split))
+    shown = [_printable(name[:14]) for name in names]
+    axes.set_xticks(places, shown, rotation=0 if max(map(len, shown)) * len(shown) < 80 else 90, fontsize=8)
+    axes.legend(frameon=False)
+    return figure
+
+
+def histograms(shares: Mapping[str, np.ndarray], edges: np.ndarray, label: str) -> Figure:
+    """Draw the shares of rows between two edges, a line for each split. shares: split -> (bars,); edges (bars + 1,)."""
+    figure, axes = _new(_printable(label), "share of rows")
+    for color, (split, values) in zip(_cycle(len(shares)), shares.items(), strict=True):
+        axes.stairs(values, edges, color=color, label=_printable(split), linewidth=1.6)
+    axes.legend(frameon=False)
+    return figure
+
+
 def count_bars(counts: Mapping[int, int], xlabel: str) -> Figure:
     """Draw the share of each value, by how often it was counted."""
     figure, axes = _new(xlabel, "share")

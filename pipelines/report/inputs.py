@@ -11,11 +11,13 @@ from sparkring.conf.load import leaves
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.tasks import PERPLEXITY, POSITIVE_SHARE
 from sparkring.pipelines.evaluation.balance import differences, split_losses
-from sparkring.pipelines.evaluation.evaluate import HeldOut, lost_to
+from sparkring.pipelines.evaluation.evaluate import HeldOut, has_alias, lost_to
 from sparkring.pipelines.evaluation.trees import named_beside
 from sparkring.training.metrics import perplexity
+from sparkring.training.planner.table import parse_rows
 from sparkring.training.worker.result import MODEL, GroupScores, Scores, TrainResult
 
+MOST_WORST = 5  # groups on the first screen
 TOTAL = "total_s"  # among the timings: of all stages together
 
 
@@ -118,7 +120,11 @@ class ReportInputs:
         """A sentence on the model and trees; empty where no trees were fitted."""
         gap = self.result.trees_gap
         model = self.config.model
-        return "" if gap is None else f"It is {gap.describe(model.kind.metric('loss').title, named_beside(model))}."
+        return (
+            ""
+            if gap is None
+            else f"This model is {gap.describe(model.kind.metric('loss').title, named_beside(model))}."
+        )
 
     @property
     def facts(self) -> dict[str, str]:
@@ -128,16 +134,12 @@ class ReportInputs:
         averaged = f", its weights averaged over steps (optim.ema = {ema})" if ema is not None else ""
         lost, alias = lost_to(result.scores, config.report, result.missing), config.tracking.alias
         facts = {
-            "run": result.run,
-            "dataset": result.dataset,
-            "fingerprint": self.manifest.fingerprint,
-            "code": result.commit or "not a git checkout",
-            "configuration": result.config_digest,
-            "engine": f"{train.engine}, {train.world} ranks",
             "model": self.model,
             f"{unit}s": f"{train.steps:,} ({train.consumed_samples:,} samples), best at {unit} {train.best_step}; "
             f"the model is {unit} {train.exported_step}'s{averaged}",
         }
+        if result.calibration is not None:
+            facts["probabilities"] = result.calibration.describe()
         if lost:
             facts["not good enough"] = f"{'; '.join(lost)}: the alias {alias!r} was not given to it"
         if result.start:
@@ -151,6 +153,44 @@ class ReportInputs:
         if result.tracking_url:
             facts["MLflow"] = result.tracking_url
         return facts
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Label -> path, hash or engine: where everything is, for who looks for it."""
+        result, train = self.result, self.result.train
+        return {
+            "run": result.run,
+            "dataset": result.dataset,
+            "fingerprint": self.manifest.fingerprint,
+            "code": result.commit or "not a git checkout",
+            "configuration": result.config_digest,
+            "engine": f"{train.engine}, {train.world} ranks",
+        }
+
+    @property
+    def next(self) -> list[tuple[str, str]]:
+        """(what for, command) of what may be run next."""
+        purposes = {"longer": "Train longer", "trees": "Trees are better", "next": "Use the model"}
+        parts = {name: text.partition("   (") for name, text in self.result.suggested.items()}
+        return [
+            (": ".join(filter(None, [purposes.get(name, name), why.removesuffix(")")])), command)
+            for name, (command, _, why) in parts.items()
+        ]
+
+    @property
+    def worst(self) -> list[tuple[GroupScores, float]]:
+        """The groups with the highest losses, the worst first, each with its loss beside that of all rows."""
+        ours = self.result.scores.get(MODEL, {}).get("loss")
+        groups = [group for group in [*self.result.groups, *self.result.by_label] if "loss" in group.scores]
+        if ours is None:
+            return []
+        higher = [(group, group.scores["loss"] - ours) for group in groups if group.scores["loss"] > ours]
+        return sorted(higher, key=lambda each: -each[1])[:MOST_WORST]
+
+    @property
+    def layout(self) -> list[tuple[str, str, str, str]]:
+        """The layout's plan as cells, its header first; [] where it is no such table."""
+        return parse_rows(self.result.plan)
 
     @property
     def model(self) -> str:
@@ -167,9 +207,7 @@ class ReportInputs:
     @property
     def has_alias(self) -> bool:
         """Whether the alias was given to this model."""
-        if self.result.promotion is not None:
-            return self.result.promotion.decision == "promoted"
-        return not lost_to(self.result.scores, self.config.report, self.result.missing)
+        return has_alias(self.config, self.result)
 
     @property
     def promotion(self) -> dict[str, str]:

@@ -25,7 +25,7 @@ from sparkring.pipelines.evaluation.evaluate import read_held_out, scored_rows
 from sparkring.pipelines.evaluation.multilabel import OF_LABEL
 from sparkring.pipelines.evaluation.trees import TREES
 from sparkring.pipelines.report import figures
-from sparkring.pipelines.report.drawing import Drawn, draw
+from sparkring.pipelines.report.drawing import Drawn, draw, tables, wrong_groups
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
@@ -33,7 +33,8 @@ from sparkring.training.worker.result import read_result
 
 log = logging.getLogger(__name__)
 LEAST_SHOWN = 1e-6  # a smaller number is shown as zero
-DATED = ("calibration", "confusion", "predicted_and_actual")  # of interest night by night
+DATED = ("calibration", "confusion", "predicted_and_actual")  # of interest night by night, and before others
+IMPORTANCES = "importances"  # the figure of what the model depends on
 
 
 def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage, ds: str | None = None) -> None:
@@ -57,6 +58,8 @@ def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage, ds: st
             if ds is not None and config.schedule is not None and each.name in DATED:
                 step, png = dates_since_begin(config.schedule, ds), figures.to_png(each.figure, title=ds)
                 tracker.history_figure(config.name, step, f"test/{each.name}", png)
+        for table in tables(inputs):
+            tracker.artifact_json(JOB, table.records, f"{table.name}.json")
         folder.put_atomic("report.html", html)
     except Exception as error:
         log.exception("the report could not be drawn; once that is mended, `sparkring report` draws it")
@@ -80,7 +83,7 @@ def redraw(resolved: Resolved) -> str:
     dataset = Dataset(read_manifest(storage), storage)
     drawn_from_rows = config.train.test_split is not None and result.predictions
     rows = scored_rows(config, dataset, result) if drawn_from_rows else None
-    held_out = None if rows is None else read_held_out(config, rows, folder, result)
+    held_out = None if rows is None else read_held_out(config, rows, folder, result).calibrated(result.calibration)
     folder.put_atomic("report.html", build_report(ReportInputs(result, dataset.manifest, held_out)).encode())
     return f"{folder.uri}/report.html"
 
@@ -94,14 +97,21 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
     )
     shown = draw(inputs) if drawn is None else drawn
     scores = inputs.scores
+    svgs = {each.name: (each, Markup(figures.to_svg(each.figure, each.caption))) for each in shown}
+    errors = next((name for name in svgs if name in DATED), "")
     page = template.render(
         i=inputs,
         scores=scores,
-        verdict=" ".join(filter(None, [verdict({n: s for n, s in scores.items() if n != TREES}), inputs.beside_trees])),
+        verdict=" ".join(filter(None, [inputs.beside_trees, verdict({n: s for n, s in scores.items() if n != TREES})])),
+        loss=_title("loss", inputs.config.model.kind),
         columns=[(name, _title(name, inputs.config.model.kind)) for name in _score_columns(scores)],
         label_columns=[(name, _title(name, BINARY)) for name in OF_LABEL],
         best=_best(scores),
-        figures=[(each, Markup(figures.to_svg(each.figure, each.caption))) for each in shown],
+        errors=svgs.pop(errors, None),
+        importances=svgs.pop(IMPORTANCES, None),
+        figures=list(svgs.values()),
+        tables=tables(inputs),
+        wrong=wrong_groups(inputs),
         time_figure=Markup(figures.to_svg(figures.time_bar(inputs.stages), "Seconds by stage")),
         attempt_columns=list(dict.fromkeys(key for attempt in inputs.attempts for key in attempt)),
     )

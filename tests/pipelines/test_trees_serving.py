@@ -28,6 +28,7 @@ from sparkring.pipelines.serving import Predictor, load_trusted
 from sparkring.pipelines.tracking.alias import Version
 from sparkring.pipelines.validate import recipe as recipe_module
 from sparkring.training.data.features.transform import apply_numpy
+from sparkring.training.model.calibration import Calibration
 from sparkring.training.model.folder import describe_model, model_files, weights_sha256
 from sparkring.training.model.recipe_model import pick_columns
 from sparkring.training.model.starting import starting_model
@@ -140,6 +141,19 @@ def test_the_exported_file_is_the_librarys_own(model: Storage, table: Path, tmp_
     )
     about = json.loads(booster.attr("sparkring") or "")
     assert about["features"][1]["values"] == ["Oslo", "Rome", "Lima"] and about["task"] == "binary"
+
+
+def test_an_exported_file_says_that_it_is_not_calibrated_and_how_to_do_it(model: Storage, tmp_path: Path) -> None:
+    Calibration(scale=0.5, shift=-1.0).write(model)
+    out, said = tmp_path / "out.ubj", list[str]()
+    assert export(model.uri, None, out, TrackingConfig(), said.append) == 0
+    assert said[0].endswith("own file, without the calibration, which its attribute `sparkring` describes")
+    rows = pd.DataFrame({"price": [3.0], "city": ["Oslo"], "area": [1.0], "place": [[0.0, 0.0]]})
+    booster = xgboost.Booster(model_file=out)
+    told = json.loads(booster.attr("sparkring") or "")["calibration"]
+    odds = booster.inplace_predict(matrix(rows), predict_type="margin")
+    by_hand = 1 / (1 + np.exp(-(told["scale"] * odds + told["shift"])))
+    np.testing.assert_allclose(predictor(model).predict(rows)["prediction"], by_hand, rtol=1e-6)
 
 
 def test_a_format_of_networks_is_refused(model: Storage, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
              manifest.json  the dataset's manifest: columns, vocabularies, fitted feature state
              weights.safetensors  parameter name -> tensor (training/checkpoint/weights.py)
              trees.ubj     in their place: trees (model.family), as XGBoost's own file
+             calibration.json  where its probabilities are calibrated: how (training/model/calibration.py)
              tables.json    where the model has sparse tables: what they are, by name
              tables/<name>/part-00000.safetensors  the rows of rank 0's buckets, in order of their ids' hashes
 
@@ -31,6 +32,8 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import Finite, RelativePath, Stored, StoredError, parse, read, up_to
 from sparkring.training.checkpoint.format import Chunk, place_chunks, raw_bytes
 from sparkring.training.checkpoint.weights import FILE, open_weights
+from sparkring.training.model.calibration import FILE as CALIBRATION
+from sparkring.training.model.calibration import Calibration, read_calibration
 from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.tables.hashing import hash_of
 from sparkring.training.tables.lookup import LookupPart, LookupTable
@@ -46,6 +49,7 @@ class TrainedModel:
 
     config: RunConfig
     manifest: DatasetManifest
+    calibration: Calibration | None = None  # None: probabilities are the model's own
 
 
 class ExportedTable(Stored):
@@ -71,6 +75,7 @@ def part_file(table: str, rank: int) -> str:
 def model_files(folder: Storage) -> list[str]:
     """The files of a model, which are copied together."""
     always = [CONFIG, MANIFEST, TREES_FILE if folder.exists(TREES_FILE) else FILE]
+    always += [CALIBRATION] if folder.exists(CALIBRATION) else []
     if not folder.exists(TABLES):
         return always
     tables = read(TablesFile, folder, TABLES).tables
@@ -79,7 +84,7 @@ def model_files(folder: Storage) -> list[str]:
 
 def weights_sha256(folder: Storage) -> str:
     """Hash a model's weights: sha256 of the file, or of the hashes of all files where it has sparse tables."""
-    found = [folder.sha256(name) for name in model_files(folder) if name not in (CONFIG, MANIFEST)]
+    found = [folder.sha256(name) for name in model_files(folder) if name not in (CONFIG, MANIFEST, CALIBRATION)]
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
@@ -169,7 +174,7 @@ def read_model_folder(folder: Storage) -> TrainedModel:
         raise StoredError(f"{folder.uri}: no model: it has no {', '.join(missing)}")
     config = parse(RunConfig, folder.read_bytes(CONFIG), f"{folder.uri}/{CONFIG}")
     manifest = DatasetManifest.from_json(folder.read_bytes(MANIFEST), f"{folder.uri}/{MANIFEST}")
-    return TrainedModel(config, manifest)
+    return TrainedModel(config, manifest, read_calibration(folder))
 
 
 def weights_at(uri: str) -> tuple[Storage, str]:

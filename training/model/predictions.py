@@ -14,11 +14,14 @@ from sparkring.training.models.task import Task
 
 
 class Predictions:
-    """Collects this rank's scores of a split: `id` (row number in the split), `prediction`, `label`."""
+    """Collects this rank's scores of a split: `id` (row number in the split), `prediction`, `label`.
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    `weighted`: and each row's `weight`.
+    """
+
+    def __init__(self, task: Task, weighted: bool = False) -> None:
+        self.task, self.weighted = task, weighted
+        self.parts: list[tuple[np.ndarray, ...]] = []
 
     def add(self, batch: Batch, outputs: Any) -> None:
         """Keep the scores of a batch's real rows, where the task has any; outputs and labels (B,) or (B, values)."""
@@ -29,15 +32,16 @@ class Predictions:
         real = batch.real_rows()  # ids are the host's, outputs the device's
         assert batch.ids is not None, "evaluation readers carry ids"
         scores = probabilities.cpu()[real].numpy()
-        self.parts.append((batch.ids[real].numpy(), scores, labels.cpu()[real].numpy()))
+        part = (batch.ids[real].numpy(), scores, labels.cpu()[real].numpy())
+        self.parts.append((*part, batch.row_weights().cpu()[real].numpy()) if self.weighted else part)
 
     def write(self, run: Storage, name: str) -> str | None:
         """Write one Parquet file below the run folder; its path, None where this rank scored nothing."""
         if not self.parts:
             return None
-        ids, scores, labels = (np.concatenate(part) for part in zip(*self.parts, strict=True))
+        columns = zip(("id", "prediction", "label", "weight"), zip(*self.parts, strict=True), strict=False)
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.table({"id": ids, "prediction": _stored(scores), "label": _stored(labels)}), sink)
+        pq.write_table(pa.table({column: _stored(np.concatenate(part)) for column, part in columns}), sink)
         run.put_atomic(name, sink.getvalue().to_pybytes())
         return name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS
@@ -9,6 +10,7 @@ from sparkring.training.parallel.mesh import describe
 from sparkring.training.planner.plan import CostPlan
 
 MEASURED_CUT = "; stages by estimated costs, training measures them"
+HEADER = ("quantity", "unit", "predicted", "measured")
 MEMORY_KINDS = ("start", "weights", "gradients", "optimizer", "gathered", "activations", "residuals")
 
 
@@ -41,6 +43,21 @@ def sent_unit(plan: CostPlan, axis: str) -> str:
     return f"{unit}, {plan.fewer_bytes_by} ({plan.dense_bytes:,} without)" if is_less else unit
 
 
+def parse_rows(text: str) -> list[tuple[str, str, str, str]]:
+    """The cells of a table by `format_rows`, its header first; [] of another text."""
+    lines = text.splitlines()
+    if not lines or lines[0].split() != [*HEADER]:
+        return []
+    unit, end = lines[0].index(HEADER[1]), lines[0].index(HEADER[2]) + len(HEADER[2])  # of two columns
+    found = []
+    for line in lines:
+        middle = (
+            re.split(r"\s{2,}", line[unit:end].rstrip()) if line[end - 1 : end].strip() else [line[unit:end].strip()]
+        )
+        found.append((line[:unit].strip(), middle[0], middle[-1] if len(middle) > 1 else "", line[end:].strip()))
+    return found
+
+
 def format_rows(rows: list[dict[str, Any]]) -> str:
     """Plain text, one line per quantity."""
 
@@ -49,7 +66,7 @@ def format_rows(rows: list[dict[str, Any]]) -> str:
             return value or ""
         return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.4f}"
 
-    lines = [("quantity", "unit", "predicted", "measured")]
+    lines = [HEADER]
     lines += [(r["quantity"], r["unit"], show(r["predicted"]), show(r["measured"])) for r in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(4)]
     return "\n".join(

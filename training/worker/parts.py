@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from sparkring.conf.storage import Storage
 from sparkring.training.checkpoint.checkpointer import ROUNDS_OF_SAVE, Checkpointer, CheckpointInfo
 from sparkring.training.checkpoint.layout import CHECKPOINTS
 from sparkring.training.checkpoint.policy import Retention
-from sparkring.training.data.batch import Reader
+from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.resume import PASSES, explain_difference
 from sparkring.training.hooks import CheckpointSeen, Hooks
 from sparkring.training.launch.host.rank import WorkerContext
@@ -132,3 +132,23 @@ def score_test_split(parts: RankParts, test: Reader | None, result: WorkerResult
     name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
     file = predictions.write(parts.run, name) if predictions else None
     return replace(result, test=metrics, test_left_out=left_out(test), predictions=file)
+
+
+def predict_valid_split(parts: RankParts, batches: Iterable[Batch], result: WorkerResult) -> WorkerResult:
+    """Add the file of this rank's predictions of the validation rows, where probabilities are calibrated on them."""
+    ctx, ranks = parts.ctx, parts.strategy
+    if not is_calibrated(parts.config):
+        return result
+    predictions = Predictions(parts.task, parts.manifest.weight is not None)
+    for number, batch in enumerate(batches):
+        ctx.heartbeat(result.steps, f"validation batch {number + 1}")
+        outputs = ranks.evaluate(batch)
+        if outputs is not None and batch.rows and ranks.is_data_leader:
+            predictions.add(batch, outputs)
+    file = predictions.write(parts.run, f"predictions/attempt-{ctx.attempt}/valid-{ctx.rank:05d}.parquet")
+    return replace(result, valid_predictions=file)
+
+
+def is_calibrated(config: RunConfig) -> bool:
+    """Whether a calibration is fitted: to validation rows that do not train the model."""
+    return config.model.may_calibrate and config.train.valid_split != "train"

@@ -23,6 +23,7 @@ from sparkring.conf.manifest import ManifestError
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
+from sparkring.training.model.calibration import Calibration
 from sparkring.training.model.start_match import StartMatch
 
 SUMMARY = "summary.json"
@@ -109,6 +110,7 @@ class WorkerResult:
     servers: ServerTotals | None = None  # None: ranks hold the weights
     started: StartMatch | None = None  # with which trained tensors (model.start)
     predictions: RelativePath | None = None  # this rank's file of test predictions, where the task has any
+    valid_predictions: RelativePath | None = None  # of validation predictions, where a calibration is fitted to them
 
     def table_metrics(self) -> Scores:
         """What sparse tables hold, by the names in MLflow: `tables/hashed.user/evicted`."""
@@ -143,6 +145,8 @@ class LabelBalance:
     shares: Scores = field(default_factory=dict)  # class -> share of the rows; the most frequent classes
     mean: float | None = None  # of a value; None: of classes
     std: float | None = None
+    counts: list[Count] = field(default_factory=list)  # of a value: rows between two `edges`; the outermost have all
+    edges: list[float] = field(default_factory=list)  # beyond; the same in every split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +275,7 @@ class Trained:
     per_step_s: dict[str, float]  # cause -> rank 0's mean seconds per step, in the last attempt
     once_s: dict[str, float]  # cause -> seconds rank 0's reader needed once, to begin the last attempt
     predictions: list[RelativePath]  # files of all ranks, below the run folder
+    valid_predictions: list[RelativePath] = field(default_factory=list)  # of validation rows, see WorkerResult
     plan: str = ""  # table of predicted and measured memory and bytes
     start: str = ""  # where training began and why, where the recipe says `warm_start.from` or `model.start`
 
@@ -307,6 +312,42 @@ class TreesGap:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CalibrationFit:
+    """A calibration fitted on validation rows, and whether the model has it.
+
+    Made by `fit_calibration` in pipelines/evaluation/calibrate.py. error_before, error_after: of the test rows; None:
+    there are none, or the calibration is not kept.
+    """
+
+    __pydantic_config__ = CLOSED
+
+    method: str
+    rows: Count  # of the validation split that count for something
+    loss_before: float  # log loss of the validation rows in nats
+    loss_after: float  # the same, each row by a calibration that it was not fitted on
+    kept: Calibration | None  # None: the model's own probabilities stay
+    shift: str = ""  # how labels of validation rows differ from those of training rows; then none is kept
+    error_before: float | None = None
+    error_after: float | None = None
+
+    def describe(self) -> str:
+        """Say what was done, in a sentence without an end."""
+        losses = f"log loss {self.loss_before:.5f} before, {self.loss_after:.5f} after"
+        on = f"{self.rows:,} validation rows ({losses}, on rows it was not fitted on)"
+        if self.shift:
+            return (
+                f"not calibrated: {self.shift}, and {self.method} of rows that differ like this would be wrong for "
+                "others"
+            )
+        if self.kept is None:
+            return f"not calibrated: {self.method} does not lower the log loss of {on}"
+        test = ""
+        if self.error_before is not None and self.error_after is not None:
+            test = f"; calibration error of the test rows {self.error_before:.4f} before, {self.error_after:.4f} after"
+        return f"calibrated by {self.method} on {on}{test}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluated:
     """What the test rows say of the model."""
 
@@ -315,6 +356,7 @@ class Evaluated:
     scores: Annotated[dict[str, Scores], _has(MODEL)] = field(default_factory=dict)  # MODEL first, then baselines
     trees_gap: TreesGap | None = None  # None: no trees were fitted
     missing: dict[str, str] = field(default_factory=dict)  # baseline that could not be computed -> why
+    calibration: CalibrationFit | None = None  # None: none was fitted
     labels: dict[str, LabelBalance] = field(default_factory=dict)  # by split, train first; empty: not measured
     groups: list[GroupScores] = field(default_factory=list)  # by report.groups, column by column
     by_label: list[GroupScores] = field(default_factory=list)  # each of several labels; `rows` are those that have it
@@ -371,6 +413,7 @@ class TrainResult(Spent, Published, Evaluated, Trained, RunIdentity):
     __pydantic_config__ = CLOSED
 
     format: Annotated[int, up_to(1)] = 1
+    suggested: dict[str, str] = field(default_factory=dict)  # what for -> command that may be run next
 
     def test_metrics(self) -> Scores:
         """With those of the champion, `test/champion/auc`."""

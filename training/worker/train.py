@@ -66,6 +66,7 @@ from sparkring.training.worker.parts import (
     RankParts,
     check_continues,
     open_checkpoints,
+    predict_valid_split,
     score_test_split,
 )
 from sparkring.training.worker.payload import TrainPayload
@@ -206,6 +207,7 @@ def _train(parts: Parts, began: float) -> WorkerResult:
         with strategy.averaged():
             export(parts, state.step)
             result = replace(result, exported_step=exported_step, weights=MODEL_FOLDER)
+            result = predict_valid_split(parts, valid.batches(), result)
             result = score_test_split(parts, test, result)
     checkpoints.close()
     return result

@@ -159,6 +159,7 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         ([TEXT], "model.label=a"),
         ([TEXT], "report.share_by=[a]"),
         (["model.task=regression"], "report.share_by=[a]"),
+        (["model.task=poisson"], "model.calibrate=none"),
         ([TEXT], "report.groups=[a]"),
         (["train.test_split=null"], "report.groups=[a]"),
         (["model.task=regression"], "report.ranking={group: a}"),

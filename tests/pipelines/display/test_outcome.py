@@ -16,6 +16,7 @@ from sparkring.pipelines.job.outcome import (
     next_command,
     outcome,
     score_table,
+    suggested_commands,
     trees_command,
 )
 from sparkring.pipelines.run.trial import TAG
@@ -148,3 +149,10 @@ def test_the_next_command_is_one_that_works(tmp_path: Path, words: list[str], mo
     assert (
         next_command(resolved(tmp_path, *(["dataset=null"] * (ETL in words)), *words), model) == f"sparkring {command}"
     )
+
+
+def test_suggested_commands_hold_no_secrets(tmp_path: Path) -> None:
+    given = replace(resolved(tmp_path, "train.epochs=2"), overrides=("spark.conf.x=https://me:hunter2@host/",))
+    result = train_result(history={"valid/loss": [(5, 0.6), (10, 0.5)]})
+    found = suggested_commands(result, given, ModelPlace("models:/sales/7", "models:/sales/7"))
+    assert [*found] == ["longer", "next"] and "hunter2" not in found["longer"] and "train.epochs=4" in found["longer"]

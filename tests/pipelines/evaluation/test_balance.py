@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from sparkring.pipelines.evaluation.balance import (
     differences,
     label_means,
     split_losses,
+    value_balance,
 )
 from sparkring.training.worker.result import LabelBalance
 
@@ -96,3 +98,25 @@ def test_labels_are_measured_batch_by_batch_as_if_they_were_one() -> None:
     assert label_means([]) == (0, [], [])
     classes = [pa.record_batch({"kind": np.array(part, float)}) for part in ([0, 2, 2], [], [2])]
     assert class_rows(classes) == {"0": 1, "2": 3}
+
+
+def test_a_histogram_has_every_row_and_the_bars_of_the_first_split() -> None:
+    train, test = np.random.default_rng(0).normal(5, 2, 1000), np.array([-100.0, 5.0, 5.1, 100.0])
+
+    def batches(values: np.ndarray) -> list[pa.RecordBatch]:
+        return [pa.record_batch({"y": part}) for part in np.array_split(values, 3)]
+
+    splits = {"train": train, "none": np.zeros(0), "test": test}
+    moments = {name: label_means(batches(values)) for name, values in splits.items()}
+    found = value_balance(moments, {name: partial(batches, values) for name, values in splits.items()})
+    assert [*found] == ["train", "test"], "a split without rows has no mean"
+    assert sum(found["train"].counts) == 1000 and sum(found["test"].counts) == 4
+    assert found["test"].counts[0] == found["test"].counts[-1] == 1, "what is beyond is in the outermost"
+    assert found["train"].edges == found["test"].edges and found["train"].mean == pytest.approx(train.mean())
+    assert found["train"].edges[0] == pytest.approx(train.mean() - 3 * train.std())
+
+
+def test_a_label_that_is_constant_has_a_histogram() -> None:
+    batches = [pa.record_batch({"y": np.full(7, 3.0)})]
+    (found,) = value_balance({"train": label_means(batches)}, {"train": lambda: batches}).values()
+    assert sum(found.counts) == 7 == max(found.counts)

@@ -76,3 +76,24 @@ def test_share_by_value() -> None:
         "10",
         "null",
     ]
+
+
+@given(rows, st.integers(1, 60), st.integers(0, 8))
+def test_what_is_flagged_is_counted_row_by_row(pairs: list[tuple[bool, int]], k: int, eighths: int) -> None:
+    labels, scores = split(pairs)
+    weights = np.arange(len(labels)) % 3 + 0.5
+    top = metrics.top_threshold(scores, min(k, len(scores)))
+    assert (scores >= top).sum() >= min(k, len(scores)) > (scores > top).sum()
+    for by in (None, weights):
+        w = np.ones(len(labels)) if by is None else by
+        for found in metrics.flagged_at(labels, scores, [top, eighths / 8, 2.0], by):
+            flagged = scores >= found.threshold
+            kept = {"sample_weight": by, "zero_division": 0}
+            assert found.precision == pytest.approx(sklearn.precision_score(labels, flagged, **kept))
+            assert found.recall == pytest.approx(sklearn.recall_score(labels, flagged, **kept))
+            assert found.share == pytest.approx(w[flagged].sum() / w.sum()) and found.threshold <= 1
+            assert found.lift == pytest.approx(found.precision / np.average(labels, weights=w))
+
+
+def test_nothing_is_said_of_thresholds_where_only_one_class_occurs() -> None:
+    assert metrics.flagged_at(np.ones(3), np.array([0.1, 0.2, 0.3]), [0.0]) == []

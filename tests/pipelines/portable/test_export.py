@@ -21,6 +21,7 @@ from sparkring.pipelines.cli import main
 from sparkring.pipelines.model.export import Exported, Format, Source, compare, export, write
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.serving import Predictor, load_trusted
+from sparkring.training.model.calibration import Calibration
 from tests.pipelines import served
 
 ROWS, TRACKING = 100, TrackingConfig()
@@ -66,6 +67,16 @@ def test_a_runtime_of_onnx_predicts_as_the_model_does(folder: str, tmp_path: Pat
     np.testing.assert_allclose(session.run(["prediction"], given)[0], expected, rtol=1e-5, atol=1e-5)
     metadata = {each.key: each.value for each in onnx.load(out).metadata_props}
     assert json.loads(metadata["sparkring.json"])["features"] == served.FEATURES["features"]
+
+
+@pytest.mark.parametrize("form", ["pt2", "onnx"])
+def test_the_file_of_a_calibrated_network_is_calibrated(form: Format, folder: str, tmp_path: Path) -> None:
+    own = load_trusted(folder).predict(served.RAW)["prediction"]
+    Calibration(scale=0.5, shift=-1.0).write(open_storage(folder))
+    calibrated, said = load_trusted(folder).predict(served.RAW)["prediction"], list[str]()
+    assert (np.abs(calibrated - own) > 0.01).any()
+    assert export(folder, form, tmp_path / "out", TRACKING, said.append) == Exit.OK
+    assert "its predictions are the model's" in said[0]
 
 
 @pytest.mark.parametrize("form", ["pt2", "onnx"])

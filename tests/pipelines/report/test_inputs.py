@@ -26,8 +26,9 @@ BEATEN = {MODEL: {"loss": 0.5}, "majority rate": {"loss": 0.4}}
 
 
 def test_facts_name_the_model_and_the_step_whose_weights_it_has() -> None:
-    facts = ReportInputs(train_result(train=rank_result(steps=12_000, exported_step=900)), MANIFEST).facts
-    assert facts["engine"] == "torch-gloo, 3 ranks"
+    given = ReportInputs(train_result(train=rank_result(steps=12_000, exported_step=900)), MANIFEST)
+    facts = given.facts
+    assert given.places["engine"] == "torch-gloo, 3 ranks" and not {*facts} & {*given.places}
     assert facts["steps"] == "12,000 (100 samples), best at step 10; the model is step 900's"
     assert "MLflow" not in facts and "not good enough" not in facts and "baselines" not in facts
     scores = {"this model": {"auc": 0.8}, "majority rate": {"auc": 0.5}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -19,12 +20,24 @@ from sparkring.conf.tasks import TASKS
 from sparkring.pipelines.evaluation.evaluate import HeldOut
 from sparkring.pipelines.evaluation.multilabel import scores_by_label
 from sparkring.pipelines.report import figures
-from sparkring.pipelines.report.drawing import draw
+from sparkring.pipelines.report.drawing import draw, wrong_groups
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import build_report, number, redraw, verdict, write_report
 from sparkring.pipelines.run.runs import Runs
 from sparkring.training.metrics import task_scores
-from sparkring.training.worker.result import MODEL, SUMMARY, FailedAttempt, GroupScores, IdUses, RankedLists
+from sparkring.training.model.calibration import Calibration
+from sparkring.training.planner.table import format_rows
+from sparkring.training.worker.result import (
+    MODEL,
+    SUMMARY,
+    CalibrationFit,
+    FailedAttempt,
+    GroupScores,
+    IdUses,
+    LabelBalance,
+    RankedLists,
+    TreesGap,
+)
 from tests.helpers.datasets import manifest_of, unread_file
 from tests.pipelines.results import rank_result, train_result
 
@@ -275,6 +288,9 @@ class Stored:
     def artifact(self, key: str, source: bytes | str, name: str, folder: str = "") -> None:
         self.files[f"{key}:{folder}/{name}"] = source
 
+    def artifact_json(self, key: str, content: Any, name: str) -> None:
+        self.artifact(key, json.dumps(content), name)
+
     def tags(self, key: str, tags: dict[str, str]) -> None:
         self.tagged |= tags
 
@@ -284,6 +300,8 @@ def test_the_report_is_in_the_run_folder_and_beside_the_run(tmp_path: Path) -> N
     write_report(stored, inputs(), open_storage(str(tmp_path)))  # type: ignore[arg-type]
     html = (tmp_path / "report.html").read_bytes()
     assert stored.files.pop("job:/report.html") == html == build_report(inputs()).encode()
+    (first, *_) = json.loads(stored.files.pop("job:/thresholds.json"))
+    assert [*first] == ["flagged", "from probability", "share of rows", "precision", "recall", "lift"]
     assert sorted(stored.files) == [
         f"job:figures/{name}.png" for name in ("calibration", "loss", "precision_recall", "roc", "share_by_carrier")
     ]
@@ -410,7 +428,60 @@ def test_texts_have_the_contrast_of_aa_in_both_color_schemes_and_tables_scroll()
             for paper in ("paper", "soft", "badge"):
                 dark, light = sorted(luminance(scheme[name]) for name in (ink, paper))
                 assert (light + 0.05) / (dark + 0.05) >= 4.5, (scheme, ink, paper)
-    checks = page[page.index("<h2>Checks</h2>") : page.index("<h2>Configuration</h2>")]
+    checks = page[page.index("<h3>Checks</h3>") : page.index("<h3>Configuration</h3>")]
     titles = re.findall(r"<th[^>]*>(\w+)</th>", checks)
     assert '<table class="scores">' in checks, "on a phone a line per value, not a row that is cut"
     assert titles == ["check", *re.findall(r'data-metric="(\w+)"', checks)]
+
+
+def test_the_first_screen_says_what_to_do_and_where_it_is_wrong_and_paths_come_last() -> None:
+    suggested = {"longer": "sparkring run a train.epochs=2   (the last evaluation was the best)", "next": "sparkring b"}
+    groups = [
+        GroupScores(column="carrier", value=name, rows=500, scores={"loss": loss})
+        for name, loss in [("AA", 0.5), ("UA", 0.9), ("B6", 0.1), ("<i>", 0.7)]
+    ]
+    gap = TreesGap(rows=90_000, ours=0.5, theirs=0.25, half_width=0.125)
+    scores = {MODEL: {"loss": 0.4, "auc": 0.8}, "majority rate": {"loss": 0.7, "auc": 0.5}}
+    fit = CalibrationFit(method="Platt scaling", rows=900, loss_before=0.5, loss_after=0.4, kept=Calibration(scale=0.5))
+    given = inputs(held_out(), suggested=suggested, groups=groups, trees_gap=gap, scores=scores, calibration=fit)
+    html = build_report(given)
+    shown = ["This model is worse than gradient-boosted trees",
+             "<dt>Train longer: the last evaluation was the best</dt>", "<pre>sparkring run a train.epochs=2</pre>", "<td>carrier = UA</td>", "<td>carrier = &lt;i&gt;</td>",
+             "<td>carrier = AA</td>", "Where it is wrong", "Calibration, slices", "Held-out scores",
+             "calibrated by Platt scaling on 900 validation rows", "Rows that are flagged as", "Details of the run",
+             given.manifest.fingerprint, "resolved values and where each came from"]  # fmt: skip
+    places = [html.find(text) for text in shown]
+    assert -1 not in places and places == sorted(places), dict(zip(shown, places, strict=True))
+    assert "carrier = B6" not in html.partition("Held-out scores")[0], "it is better there than elsewhere"
+    first = html.partition("Held-out scores")[0]
+    assert given.result.run not in first and given.result.config_digest not in first
+
+
+def test_without_groups_the_values_that_are_farthest_off_are_shown() -> None:
+    labels = np.repeat([1.0, 0.0], 500)
+    held = HeldOut(labels, np.full(1000, 0.5), {"town": np.repeat(["A", "B"], [600, 400])})
+    found = wrong_groups(inputs(held))
+    assert found is not None
+    assert found.rows == [("town = B", 400, 0.5, 0.0), ("town = A", 600, 0.5, pytest.approx(500 / 600))]
+    few = HeldOut(labels[:50], np.full(50, 0.5), {"town": np.full(50, "A")})
+    assert wrong_groups(inputs(few)) is None and wrong_groups(inputs(classes(), model={"task": "multiclass"})) is None
+
+
+def test_the_layout_is_a_table_with_a_header() -> None:
+    plan = format_rows([{"quantity": "parameters", "unit": "count", "predicted": 1234, "measured": None}])
+    html = build_report(without_figures(plan=plan))
+    layout = html.partition("Layout, predicted and measured")[2].partition("</table>")[0]
+    assert re.findall(r"<th[^>]*>([^<]*)</th>", layout) == ["quantity", "unit", "predicted", "measured"]
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", layout) == ["parameters", "count", "1,234", ""] and "<pre" not in layout
+
+
+@pytest.mark.parametrize("task", ["binary", "regression"])
+def test_the_label_of_each_split_is_a_figure(task: str) -> None:
+    of_classes = {split: LabelBalance(rows=10, shares={"0": 0.7, "1": 0.3}) for split in ("train", "test")}
+    value = LabelBalance(rows=10, mean=1.0, std=1.0, counts=[4, 6], edges=[0.0, 1.0, 2.0])
+    of_values = dict.fromkeys(["train", "test"], value)
+    given = inputs(model={"task": task, "label": "y"}, labels=of_classes if task == "binary" else of_values)
+    (label,) = (each for each in draw(given) if each.name == "label")
+    assert label.caption == "y in each split" and [*label.numbers.columns][1:] == ["train", "test"]
+    wanted = [("0", 0.7, 0.7), ("1", 0.3, 0.3)] if task == "binary" else [(0.0, 0.4, 0.4), (1.0, 0.6, 0.6)]
+    assert label.numbers.rows == wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.memory import StageMemory
 from sparkring.training.planner.plan import CostPlan
-from sparkring.training.planner.table import format_rows, table_rows
+from sparkring.training.planner.table import format_rows, parse_rows, table_rows
 
 
 def plan(activations: int | None) -> CostPlan:
@@ -39,3 +39,16 @@ def test_gradients_through_a_codec_have_their_bytes_without_it_beside_them() -> 
     assert rows["sent_bytes dp x cp"]["unit"] == "per rank and step, int8 (40,000 without)"
     assert rows["residuals_bytes"]["predicted"] == 80
     assert "residuals_bytes" not in {row["quantity"] for row in table_rows(plan(7))}
+
+
+def test_the_cells_of_a_table_are_found_again_and_another_text_has_none() -> None:
+    for activations in (7, None):
+        rows = table_rows(plan(activations), {"weights_bytes": 50.0})
+        header, *found = parse_rows(format_rows(rows))
+        assert header == ("quantity", "unit", "predicted", "measured")
+        assert [cells[:2] for cells in found] == [(row["quantity"], row["unit"]) for row in rows]
+        by_name = {cells[0]: cells[2:] for cells in found}
+        assert by_name["weights_bytes"] == ("48", "50") and by_name["sent_bytes pp"] == ("3,000", "")
+        assert by_name["activations_bytes"] == ("" if activations is None else "7", "")
+        assert by_name["mesh"] == ("torch", "")
+    assert parse_rows("") == parse_rows("bubble 0.5") == []

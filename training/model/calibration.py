@@ -1,0 +1,62 @@
+"""Calibrated probabilities: what a model's probabilities become before anyone sees them.
+
+The file calibration.json of a model folder says so, where rows that the model was not trained on have shown that it
+helps (pipelines/evaluation/calibrate.py).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import CLOSED, Finite, read, up_to
+
+FILE = "calibration.json"
+LEAST, MOST = 1e-300, 1 - 2.0**-53  # probabilities between which logarithms are finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Changes log-odds z into scale * z + shift, and logarithms of class probabilities into scale times them.
+
+    Platt scaling for a flag; temperature scaling by 1 / scale for classes (Guo 2017, https://arxiv.org/abs/1706.04599).
+    The order of rows, or of a row's classes, stays as it is.
+    """
+
+    __pydantic_config__ = CLOSED
+
+    format: Annotated[int, up_to(1)] = 1
+    scale: Annotated[Finite, Field(gt=0)] = 1.0
+    shift: Finite = 0.0  # of a flag's log-odds
+
+    def __call__(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Calibrate probabilities of 1 (N,), or of each class (N, C), float64."""
+        if probabilities.dim() == 1:
+            return torch.sigmoid(self.scale * log_odds(probabilities) + self.shift)
+        return torch.softmax(self.scale * torch.log(probabilities.clamp(min=LEAST)), dim=1)
+
+    def of(self, scores: np.ndarray) -> np.ndarray:
+        """Calibrate an array of probabilities."""
+        found: np.ndarray = self(torch.from_numpy(scores)).numpy()
+        return found
+
+    def write(self, folder: Storage) -> None:
+        """Put the file into a model folder."""
+        folder.put_atomic(FILE, json.dumps(asdict(self)).encode())
+
+
+def log_odds(probabilities: torch.Tensor) -> torch.Tensor:
+    """The logarithm of p / (1 - p), finite for 0 and 1 too."""
+    p = probabilities.clamp(LEAST, MOST)
+    return torch.log(p) - torch.log(1 - p)
+
+
+def read_calibration(folder: Storage) -> Calibration | None:
+    """Read a model folder's calibration; None where it has none. StoredError for a damaged file."""
+    return read(Calibration, folder, FILE) if folder.exists(FILE) else None
