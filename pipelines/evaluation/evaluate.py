@@ -31,7 +31,7 @@ from sparkring.pipelines.evaluation.als import ALS_NAME, als_predictions
 from sparkring.pipelines.evaluation.balance import label_balance
 from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines
 from sparkring.pipelines.evaluation.groups import group_scores
-from sparkring.pipelines.evaluation.importance import Budget, find_importances, mean_and_half_width, sample_rows
+from sparkring.pipelines.evaluation.importance import SampleSize, find_importances, mean_and_half_width, sample_rows
 from sparkring.pipelines.evaluation.multilabel import scores_by_label
 from sparkring.pipelines.evaluation.ranking import POPULARITY, make_ranking, popularity
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
@@ -143,9 +143,9 @@ def measure_importance(
         if any(column.layout not in ("scalar", "vector") for column in predictor.raw.tensors):
             return [], 0  # of an image or a sequence there is nothing to compare with
         columns = predictor.stored_columns
-        budget = Budget.of(len(held_out.labels), len(columns))
-        sample = sample_rows(rows, columns, held_out.labels, held_out.weights, budget.rows)
-        return find_importances(predictor, config.model.kind, sample, budget.repeats), len(sample.table)
+        size = SampleSize.of(len(held_out.labels), len(columns))
+        sample = sample_rows(rows, columns, held_out.labels, held_out.weights, size.rows)
+        return find_importances(predictor, config.model.kind, sample, size.repeats), len(sample.table)
     except Exception as error:  # the model is trained by now
         why = redact(f"{type(error).__name__}: {first_line(error)}")
         log.warning("importance of columns: %s; the report goes without it", why)

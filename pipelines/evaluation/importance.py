@@ -27,14 +27,14 @@ MOST_REPEATS, SEED = 5, 0
 
 
 @dataclass(frozen=True)
-class Budget:
+class SampleSize:
     """How many test rows are looked at, and how often each column is permuted."""
 
     rows: int
     repeats: int
 
     @classmethod
-    def of(cls, rows: int, columns: int) -> Budget:
+    def of(cls, rows: int, columns: int) -> SampleSize:
         """As many rows as MOST_SCORED allows, then as many repeats, up to MOST_REPEATS."""
         each = MOST_SCORED // max(columns, 1)
         some = max(1, min(rows, each))

@@ -22,8 +22,8 @@ from sparkring.pipelines.evaluation.evaluate import HeldOut, measure_importance
 from sparkring.pipelines.evaluation.importance import (
     MOST_REPEATS,
     MOST_SCORED,
-    Budget,
     Sample,
+    SampleSize,
     find_importances,
     mean_and_half_width,
     permuted,
@@ -95,10 +95,10 @@ def test_a_mean_of_equal_values_is_certain_and_weights_widen_an_interval() -> No
 
 @pytest.mark.parametrize(("rows", "columns"), [(100, 3), (5000, 27), (10**7, 27), (10**7, 10**6), (3, 0)])
 def test_the_rows_that_are_scored_are_bounded(rows: int, columns: int) -> None:
-    budget = Budget.of(rows, columns)
-    assert 1 <= budget.rows <= rows and 1 <= budget.repeats <= MOST_REPEATS
-    assert budget.rows * budget.repeats * columns <= max(MOST_SCORED, columns)
-    assert budget == Budget(100, 5) or rows != 100
+    size = SampleSize.of(rows, columns)
+    assert 1 <= size.rows <= rows and 1 <= size.repeats <= MOST_REPEATS
+    assert size.rows * size.repeats * columns <= max(MOST_SCORED, columns)
+    assert size == SampleSize(100, 5) or rows != 100
 
 
 def trained_trees(folder: Path, weigh: bool = False) -> tuple[Any, Any, Any, HeldOut]:
