@@ -27,6 +27,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "checkpoint_stall": ("training/checkpoint",),
     "codecs": ("training/parallel/data_parallel",),
     "compare": ("training/parallel",),
+    "contributions": ("training/model/contributions.py", "training/trees"),
     "control_channel": ("training/launch",),
     "data": ("training/data",),
     "etl": ("etl",),

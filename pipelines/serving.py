@@ -8,11 +8,12 @@ model with its code, of the modules that travel with it (pipelines/portable/).
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,12 +29,20 @@ from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.references import module_of
 from sparkring.conf.storage import CHUNK_BYTES, Storage, open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.conf.tasks import task_kind
+from sparkring.conf.tasks import LabelForm, task_kind
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.decoding.columns import RaggedArray, numpy_dtype, one_array
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.features.transform import RawColumn, RawFeatures
 from sparkring.training.model.calibration import Calibration
+from sparkring.training.model.contributions import (
+    Contributions,
+    NetExplainer,
+    base_row,
+    contribution_problem,
+    joined,
+    tensors_by_feature,
+)
 from sparkring.training.model.folder import CONFIG, TrainedModel, attach_tables, model_files, read_model_folder
 from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task, start_model
 from sparkring.training.models.gpt import Sampling, generate
@@ -142,7 +151,8 @@ class Predictor:
     def __init__(
         self, config: RunConfig, manifest: DatasetManifest, model: Model, calibration: Calibration | None = None
     ):
-        self.manifest, self.calibration = (manifest := seen_by(config.model, manifest)), calibration
+        self.config, self.calibration = config, calibration
+        self.manifest = manifest = seen_by(config.model, manifest)
         self.kind = config.model.kind
         self.label_names = manifest.label_names if self.kind.has_several_labels else []
         self.columns = pick_columns(manifest, config.model)
@@ -189,14 +199,45 @@ class Predictor:
 
         An Arrow array's NaN is a value where pandas cannot say null otherwise, and a null in a feature of numbers.
         """
-        parts: list[np.ndarray] = []
+        return np.concatenate([self._probabilities(columns) for columns in self._batches(rows, count)])
+
+    def contributions(self, rows: Mapping[str, RawColumn], count: int) -> Contributions:
+        """Explain the raw predictions of `count` rows: features are the raw columns, in the order of `raw_columns`.
+
+        ValueError where the model's predictions have no contributions. Rows are as `scores` takes them.
+        """
+        if (problem := contribution_problem(self.config, self.manifest)) is not None:
+            raise ValueError(problem)
+        found = joined([self._explain(columns) for columns in self._batches(rows, count)])
+        return found if self.calibration is None else found.calibrated(self.calibration)
+
+    @functools.cached_property
+    def _explain(self) -> Callable[[dict[str, torch.Tensor]], Contributions]:
+        """From a batch's tensors to contributions."""
+        made = tensors_by_feature(self.manifest, self.columns.features)
+        features = {name: made[name] for name in self.raw_columns}
+        if self.config.model.is_trees:
+            from sparkring.training.trees.contributions import TreesExplainer  # XGBoost, which networks need not have
+
+            return TreesExplainer(self.model, features)  # type: ignore[arg-type]
+        return NetExplainer(
+            lambda columns: self.model(*self.task.inputs(columns)),
+            base_row(self.manifest, self.columns.features),
+            [*features.values()],
+        )
+
+    def output_names(self, found: Contributions) -> list[str]:
+        """Name the classes or labels that a row has raw predictions of; [] where it has one."""
+        if self.kind.form in (LabelForm.FLAG, LabelForm.NUMBER):
+            return []
+        return self.label_names or self.manifest.classes or [str(number) for number in range(len(found.base))]
+
+    def _batches(self, rows: Mapping[str, RawColumn], count: int) -> Iterator[dict[str, torch.Tensor]]:
+        """The tensors of `batch_rows` raw rows at a time."""
         for start, end in batches_of(count, self.tensor_rows):
             tensors = self._raw_tensors({name: values[start:end] for name, values in rows.items()})
-            parts += (
-                self._probabilities({name: tensor[a:b] for name, tensor in tensors.items()})
-                for a, b in batches_of(end - start, self.batch_rows)
-            )
-        return np.concatenate(parts)
+            for a, b in batches_of(end - start, self.batch_rows):
+                yield {name: tensor[a:b] for name, tensor in tensors.items()}
 
     def scores_of_stored(self, rows: pa.Table) -> np.ndarray:
         """Score rows of a dataset: (rows,) float64, or (rows, classes).

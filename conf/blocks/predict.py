@@ -9,6 +9,7 @@ from sparkring.conf.schema import Strict, check_case
 
 REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[A-Za-z_][\w-]*)|/(?P<version>[1-9]\d*))")
 """What MLflow calls a registered model, by alias or by version."""
+CONTRIBUTIONS = ("contributions", "contribution_base")  # columns, where they are asked for
 ABOUT = ("model_name", "model_version", "scored_at", "interval")  # columns beside each prediction
 OURS = re.compile(rf"prediction|class_\d+|{'|'.join(ABOUT)}", re.IGNORECASE)
 
@@ -28,6 +29,11 @@ class PredictConfig(Strict):
         "tracking.registered_model at tracking.alias",
     )
     keep: list[str] = Field([], description="columns of the rows that stand beside each prediction")
+    contributions: bool = Field(
+        False,
+        description="also write what each column adds to the row's raw prediction (log-odds, a class's score, log rate "
+        "or value), as the map `contributions`; with `contribution_base` they sum to it",
+    )
     on_missing_column: Literal["fail", "null"] = Field(
         "fail", description="where the rows lack a column that the model was trained on; null: it is null in every row"
     )

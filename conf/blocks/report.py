@@ -68,6 +68,11 @@ class ReportConfig(Strict):
         "multinomial, one logistic per label, linear regression) and gradient-boosted trees on the same rows; one that "
         "fails is a warning",
     )
+    importance: bool = Field(
+        True,
+        description="also measure by how much the loss of a sample of test rows grows where a column's values are "
+        "those of other rows, for each column that a table's model reads",
+    )
     must_beat: list[str] = Field(
         [],
         description="test metrics in which the model must beat every baseline that has them, but trees; else, and "

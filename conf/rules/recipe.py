@@ -78,6 +78,12 @@ NO_EFFECT: tuple[Rule[RunConfig], ...] = (
         "remove it, or name a train.test_split",
     ),
     no_effect(
+        ("report.importance",),
+        lambda c: not c.model.kind.is_table or c.train.test_split is None,
+        f"but on the test rows of a task of {', '.join(TABLE_TASKS)}",
+        "remove it, or name a train.test_split",
+    ),
+    no_effect(
         ("report.ranking",),
         lambda c: c.model.kind.form is not LabelForm.FLAG or c.train.test_split is None,
         "but on the test rows of a binary task",

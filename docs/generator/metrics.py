@@ -60,6 +60,7 @@ LOGGED = {  # `*` stands for a name: of a metric, a column, a split, ..
     "rows/out": "rows in the dataset; of `predict`, predictions",
     "rows/quarantined_*": "rows that a check has quarantined",
     "rows/refused_*": "of `predict`: rows with a null in a column that refuses it",
+    "rows/contributions_missed": "of `predict`: rows whose contributions do not sum to the raw prediction; if any",
     "rows/*": "rows of a split",
     "drift/*/*": "distance of a column's distribution from the reference, by measure",
     "launch/start_s": "seconds until all ranks ran",

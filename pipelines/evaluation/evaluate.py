@@ -14,8 +14,10 @@ from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.report import ReportConfig
 from sparkring.conf.config import RunConfig
+from sparkring.conf.errors import first_line
 from sparkring.conf.features import UNSEEN_CODE
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.tasks import TaskKind, is_better
 from sparkring.etl.errors import EtlError
@@ -27,6 +29,7 @@ from sparkring.pipelines.evaluation.balance import label_balance
 from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines
 from sparkring.pipelines.evaluation.calibrate import calibrate, with_test_errors
 from sparkring.pipelines.evaluation.groups import group_scores
+from sparkring.pipelines.evaluation.importance import SampleSize, find_importances, mean_and_half_width, sample_rows
 from sparkring.pipelines.evaluation.multilabel import scores_by_label
 from sparkring.pipelines.evaluation.prediction_files import read_columns
 from sparkring.pipelines.evaluation.ranking import POPULARITY, make_ranking, popularity
@@ -34,6 +37,7 @@ from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.pipelines.evaluation.trees import TREES, Grown
 from sparkring.training.data.features.transform import Categorical
 from sparkring.training.metrics import Rows, perplexity, row_values, task_scores
+from sparkring.training.model.calibration import read_calibration
 from sparkring.training.model.folder import TrainedModel
 from sparkring.training.model.recipe_model import pick_columns
 from sparkring.training.worker.result import (
@@ -41,6 +45,7 @@ from sparkring.training.worker.result import (
     CalibrationFit,
     Evaluated,
     GroupScores,
+    Importance,
     LabelBalance,
     RankedLists,
     Trained,
@@ -114,7 +119,10 @@ def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out:
     if config.report.baselines:
         baselines = fit_baselines(job.spark, kind, train, rows, read, labels)
     ours = task_scores(kind, held_out.labels, held_out.scores, held_out.weights)
+    importance, importance_rows = measure_importance(job, trained, rows, held_out)
     return Evaluated(
+        importance=importance,
+        importance_rows=importance_rows,
         scores={MODEL: trained.train.test | ours | ranked.scores} | baselines.scores | ranked.baselines.scores,
         trees_gap=None if baselines.trees is None else gap_to_trees(kind, held_out, baselines.trees),
         missing=baselines.missing | ranked.baselines.missing,
@@ -124,6 +132,38 @@ def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out:
         else [],
         ranking=ranked.lists,
     )
+
+
+def measure_importance(
+    job: JobContext, trained: Trained, rows: SplitRows, held_out: HeldOut
+) -> tuple[list[Importance], int]:
+    """The columns' importances, and on how many test rows; none where they are not wanted, or it fails: a warning.
+
+    Args:
+        job: the model's.
+        trained: says where its weights are.
+        rows: of the test split.
+        held_out: their labels and weights.
+    """
+    config, manifest = job.config, job.dataset.manifest
+    assert trained.train.weights is not None, "training is finished"
+    if not config.report.importance or not len(held_out.labels):
+        return [], 0
+    try:
+        folder = job.folder.at(trained.train.weights)
+        described = TrainedModel(config, manifest, read_calibration(folder))
+        model = serving.read_model(folder, described)
+        predictor = serving.Predictor(config, manifest, model, described.calibration)
+        if any(column.layout not in ("scalar", "vector") for column in predictor.raw.tensors):
+            return [], 0  # of an image or a sequence there is nothing to compare with
+        columns = predictor.stored_columns
+        size = SampleSize.of(len(held_out.labels), len(columns))
+        sample = sample_rows(rows, columns, held_out.labels, held_out.weights, size.rows)
+        return find_importances(predictor, config.model.kind, sample, size.repeats), len(sample.table)
+    except Exception as error:  # the model is trained by now
+        why = redact(f"{type(error).__name__}: {first_line(error)}")
+        log.warning("importance of columns: %s; the report goes without it", why)
+        return [], 0
 
 
 @dataclass(frozen=True)
@@ -253,10 +293,8 @@ def gap_to_trees(kind: TaskKind, held_out: HeldOut, trees: Grown) -> TreesGap:
     labels, weights = held_out.labels[counts], weights[counts] / weights[counts].sum()
     of_rows = [Rows(kind.form, labels, scores) for scores in (held_out.scores[counts], trees.predictions)]
     ours, theirs = (row_values(loss, rows) for rows in of_rows)
-    error = math.sqrt(np.square(weights) @ np.square(ours - theirs - weights @ (ours - theirs)))
-    return TreesGap(
-        rows=trees.rows, ours=float(weights @ ours), theirs=float(weights @ theirs), half_width=1.96 * error
-    )
+    _, half_width = mean_and_half_width(ours - theirs, weights)
+    return TreesGap(rows=trees.rows, ours=float(weights @ ours), theirs=float(weights @ theirs), half_width=half_width)
 
 
 def scored_rows(config: RunConfig, dataset: Dataset, trained: Trained) -> SplitRows:

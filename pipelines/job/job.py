@@ -197,6 +197,8 @@ def judge_on_test_rows(job: JobContext, trained: Trained) -> Candidate:
     unseen = {f"test/unseen/{name}": float(rows) for name, rows in evaluated.unseen.items()}
     scores = evaluated.test_metrics() | evaluated.group_metrics()
     job.tracker.metrics(EVALUATE, trained.train.steps, scores | unseen)
+    if evaluated.importance:
+        job.tracker.artifact_json(EVALUATE, evaluated.importance_table(), "importance.json")
     lost = lost_to(evaluated.scores, job.config.report, evaluated.missing)
     return Candidate(trained, evaluated, held_out, lost)
 

@@ -17,7 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from sparkring.conf.blocks.predict import PredictConfig
+from sparkring.conf.blocks.predict import CONTRIBUTIONS, PredictConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.storage import Storage, open_storage
@@ -36,6 +37,7 @@ from sparkring.pipelines.serving import signature_outputs
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tags import COMMIT
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit
+from sparkring.training.model.contributions import TOLERANCE, contribution_problem
 
 log = logging.getLogger("sparkring")
 
@@ -67,6 +69,7 @@ class Scored:
     files: tuple[PredictionFile, ...]
     rows_in: int
     refused: dict[str, int]
+    missed: int = 0  # rows whose contributions do not sum to their raw prediction
     long: int = 0  # rows that were left for later
 
     @property
@@ -87,10 +90,11 @@ def run_predict(resolved: Resolved, ds: str | None = None) -> int:
     with ExitStack() as held:
         scratch = held.enter_context(scratch_folder("predict"))
         model = get_model(config, config.predict, scratch)
+        check_contributions(config, model)
         needed = load(model.folder).raw_columns
         task, manifest = model.trained.config.model.task, model.trained.manifest
-        made = signature_outputs(task, manifest.classes, manifest.label_names)
-        check_kept(config.predict, [column["name"] for column in made])
+        made = [column["name"] for column in signature_outputs(task, manifest.classes, manifest.label_names)]
+        check_kept(config.predict, [*made, *(CONTRIBUTIONS if config.predict.contributions else ())])
         staging = held.enter_context(staged(target))
         session = held.enter_context(session_on_demand(config.name, config.spark, config.launch))
         job = PredictJob(resolved, config.predict, model, pin_rows(config, session), ds, git_commit(HERE) or "")
@@ -107,7 +111,24 @@ def run_predict(resolved: Resolved, ds: str | None = None) -> int:
             lineage.record_predictions(tracker, job.block.to, [(file.rows, file.bytes) for file in scored.files])
     refused = sum(scored.refused.values())
     log.info("%d rows scored by %s, %d refused: %s", scored.rows_out, model.uri, refused, target.uri)
+    if scored.missed:
+        log.warning(
+            "%d of %d rows have contributions that miss the raw prediction by more than %g of their size",
+            scored.missed,
+            scored.rows_out,
+            TOLERANCE,
+        )
     return Exit.OK
+
+
+def check_contributions(config: RunConfig, model: ScoringModel) -> None:
+    """Raise ConfigError where contributions are wanted of a model that has none."""
+    assert config.predict is not None
+    if not config.predict.contributions:
+        return
+    problem = contribution_problem(model.trained.config, model.trained.manifest)
+    if problem is not None:
+        raise ConfigError(config.name, [f"predict.contributions: {model.uri}: {problem}; set it to false"])
 
 
 def predictions_folder(block: PredictConfig, ds: str | None) -> Storage:
@@ -134,6 +155,7 @@ def score(spark: SparkSession, job: PredictJob, needed: list[str], staging: Stor
             keep=tuple(job.block.keep),
             about=job.about,
             absent=columns.absent,
+            contributions=job.block.contributions,
         )
         sent = rows.select(*(F.col(f"`{name}`") for name in columns.sent))
         scored = score_bounded(spark, sent, task, job.block.rows)
@@ -158,7 +180,8 @@ def score_bounded(spark: SparkSession, rows: DataFrame, task: ScoreTask, name: s
     if more.rows_in != scored.long:
         raise RuntimeError(f"{scored.long} rows have long texts, {more.rows_in} of them were read again")
     refused = dict(Counter(scored.refused) + Counter(more.refused))
-    return Scored(tuple(sorted((*scored.files, *more.files), key=path_of)), scored.rows_in, refused)
+    files = tuple(sorted((*scored.files, *more.files), key=path_of))
+    return Scored(files, scored.rows_in, refused, scored.missed + more.missed)
 
 
 def run_tasks(rows: DataFrame, task: ScoreTask, name: str) -> Scored:
@@ -174,7 +197,8 @@ def run_tasks(rows: DataFrame, task: ScoreTask, name: str) -> Scored:
     for row in found:
         refused.update(row["refused"])
     rows_in, long = int(seen.get["rows"]), int(seen.get.get("long", 0))
-    scored = Scored(tuple(sorted(files, key=path_of)), rows_in, dict(refused), long)
+    missed = sum(row["missed"] for row in found)
+    scored = Scored(tuple(sorted(files, key=path_of)), rows_in, dict(refused), missed, long)
     if not scored.rows_in:
         raise EtlError(f"predict.rows = {name!r}: has no rows; nothing is replaced")
     if rows_in != scored.rows_out + refused.total() + long:
@@ -207,6 +231,7 @@ def describe_predictions(job: PredictJob, scored: Scored, mlflow_run_id: str | N
         rows_in=scored.rows_in,
         rows_out=scored.rows_out,
         refused=scored.refused,
+        missed=scored.missed,
         files=scored.files,
     )
 
@@ -234,5 +259,7 @@ def record_scores(tracker: Tracker, scored: Scored, seconds_s: float) -> None:
     counts = {"rows/in": scored.rows_in, "rows/out": scored.rows_out} | {
         f"rows/refused_{name}": rows for name, rows in scored.refused.items()
     }
+    if scored.missed:
+        counts["rows/contributions_missed"] = scored.missed
     speed = {"time/score_s": seconds_s, "perf/rows_per_s": scored.rows_in / seconds_s}
     tracker.metrics(JOB, 0, {name: float(value) for name, value in (counts | speed).items()})

@@ -49,7 +49,10 @@ class PredictionFile:
 
 @dataclass(frozen=True)
 class PublishedPredictions:
-    """The fields of `_predictions.json`. rows_in = rows_out + the sum of `refused` (column -> rows with a null)."""
+    """The fields of `_predictions.json`. rows_in = rows_out + the sum of `refused` (column -> rows with a null).
+
+    `missed`: scored rows whose contributions do not sum to their raw prediction.
+    """
 
     __pydantic_config__ = CLOSED
 
@@ -69,6 +72,7 @@ class PublishedPredictions:
     rows_out: Count
     refused: dict[str, Count]
     files: tuple[PredictionFile, ...]
+    missed: Count = 0
     format: Annotated[int, up_to(1)] = 1
 
     def to_json(self) -> bytes:

@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 import torch
 from pyspark import SparkFiles, TaskContext
 
+from sparkring.conf.blocks.predict import CONTRIBUTIONS
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.predict.model import load
 from sparkring.pipelines.serving import Predictor
+from sparkring.training.model.contributions import Contributions
 
 ROW_GROUP = 1 << 17  # rows
 LONG = "_sparkring_long"  # column: whether the row has long texts, which were not sent
@@ -30,10 +32,13 @@ RESULT = pa.schema(
         "bytes": pa.int64(),
         "sha256": pa.string(),
         "refused": pa.map_(pa.string(), pa.int64()),  # column -> rows
+        "missed": pa.int64(),  # rows whose contributions do not sum to their raw prediction
         "problem": pa.string(),
     }
 )
-RESULT_DDL = "path string, rows bigint, bytes bigint, sha256 string, refused map<string, bigint>, problem string"
+RESULT_DDL = (
+    "path string, rows bigint, bytes bigint, sha256 string, refused map<string, bigint>, missed bigint, problem string"
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class ScoreTask:
     keep: tuple[str, ...]
     about: About
     absent: tuple[str, ...] = ()
+    contributions: bool = False
 
 
 @dataclass
@@ -71,6 +77,7 @@ class Counts:
 
     rows: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    missed: int = 0
 
 
 def score_partition(task: ScoreTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -88,7 +95,7 @@ def score_partition(task: ScoreTask, batches: Iterator[pa.RecordBatch]) -> Itera
     except (ValueError, TypeError) as error:  # of the rows: another try would end the same way
         for _ in batches:  # Spark waits until its side of the pipe has been read
             pass
-        record = {"path": "", "rows": 0, "bytes": 0, "sha256": "", "refused": {}, "problem": str(error)}
+        record = {"path": "", "rows": 0, "bytes": 0, "sha256": "", "refused": {}, "missed": 0, "problem": str(error)}
     record["refused"] = list(record["refused"].items())
     yield pa.RecordBatch.from_pylist([record], schema=RESULT)
 
@@ -104,7 +111,8 @@ def _write(task: ScoreTask, path: str, first: pa.RecordBatch, rest: Iterator[pa.
                 writer = _flush(writer, sink, waiting)
         writer = _flush(writer, sink, waiting)
         writer.close()
-    return {"rows": counts.rows, "bytes": sink.bytes, "sha256": sink.sha256, "refused": counts.refused}
+    about = {"rows": counts.rows, "refused": counts.refused, "missed": counts.missed}
+    return about | {"bytes": sink.bytes, "sha256": sink.sha256}
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -144,9 +152,39 @@ def score_batch(predictor: Predictor, task: ScoreTask, batch: pa.RecordBatch, co
     if not finite.all():
         counts.refused[NOT_FINITE] = counts.refused.get(NOT_FINITE, 0) + int(np.count_nonzero(~finite))
         kept, scores = kept.filter(pa.array(finite)), scores[finite]
+        raw = {name: values.filter(pa.array(finite)) for name, values in raw.items()}
     counts.rows += kept.num_rows
     columns: Mapping[str, Any] = {name: kept.column(name) for name in task.keep}
-    return pa.table({**columns, **predictor.predictions(scores), **task.about.columns(kept.num_rows)})
+    made = predictor.predictions(scores)
+    if task.contributions:
+        found = predictor.contributions(raw, kept.num_rows)
+        counts.missed += int(np.count_nonzero(found.misses()))
+        made |= contribution_columns(found, predictor.raw_columns, predictor.output_names(found))
+    return pa.table({**columns, **made, **task.about.columns(kept.num_rows)})
+
+
+def contribution_columns(found: Contributions, features: Sequence[str], outputs: Sequence[str]) -> dict[str, pa.Array]:
+    """The columns CONTRIBUTIONS: a map by feature and a number; of several outputs maps of them by output.
+
+    Args:
+        found: of the rows.
+        features: names, in the order of `found.values`.
+        outputs: names of the classes or labels; [] where there is one output.
+    """
+    rows, names = len(found.values), np.array(features, object)
+    by_feature = map_column(names, np.ascontiguousarray(found.values.transpose(0, 2, 1)).ravel())
+    if not outputs:
+        return dict(zip(CONTRIBUTIONS, (by_feature, pa.array(np.full(rows, found.base[0]))), strict=True))
+    of_outputs = np.array(outputs, object)
+    maps = map_column(of_outputs, by_feature), map_column(of_outputs, np.tile(found.base, rows))
+    return dict(zip(CONTRIBUTIONS, maps, strict=True))
+
+
+def map_column(keys: np.ndarray, values: Any) -> pa.MapArray:
+    """Maps with the same keys in every row. `values`: of all rows, one after the other."""
+    rows = len(values) // len(keys)
+    offsets = np.arange(rows + 1, dtype=np.int32) * len(keys)
+    return pa.MapArray.from_arrays(offsets, pa.array(np.tile(keys, rows), pa.string()), pa.array(values))
 
 
 def without_long(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -17,6 +17,7 @@ from sparkring.pipelines.report.inputs import MOST_WORST, ReportInputs
 from sparkring.training.metrics import Bin, ClassCounts, calibration, class_counts, top_calibration
 from sparkring.training.worker.result import ServerTotals, plain_name
 
+MOST_COLUMNS = 15  # whose importance is drawn
 MOST_ROWS = 25  # of a table under a figure
 MOST_CLASSES = 20  # of the confusion matrix; the rest together are one more
 BARS = 40  # of a histogram
@@ -110,10 +111,25 @@ def draw(inputs: ReportInputs) -> list[Drawn]:
     drawn += _label(inputs)
     if (servers := inputs.result.train.servers) is not None and servers.gaps and servers.lags:
         drawn += _staleness(servers)
+    if inputs.result.importance:
+        drawn.append(_importance(inputs))
     held = inputs.held_out
     if held is None:
         return drawn
     return drawn + DRAW[inputs.config.model.kind.form](inputs, held)
+
+
+def _importance(inputs: ReportInputs) -> Drawn:
+    result, loss = inputs.result, inputs.config.model.kind.metric("loss").title
+    some = result.importance[:MOST_COLUMNS]
+    of = "" if len(some) == len(result.importance) else f", the first {len(some)} of {len(result.importance)}"
+    rows = [(each.feature, each.mean, each.low, each.high) for each in some]
+    return Drawn(
+        "importance",
+        f"Growth of the {loss} of {result.importance_rows:,} test rows where a column has other rows' values{of}",
+        figures.importance_bars(some, loss),
+        FigureNumbers(["column", "mean", "low", "high"], rows),
+    )
 
 
 def _staleness(servers: ServerTotals) -> list[Drawn]:

@@ -18,6 +18,7 @@ from matplotlib.text import Text
 
 from sparkring.pipelines.evaluation.binary import Group, ThresholdCurves
 from sparkring.training.metrics import Bin
+from sparkring.training.worker.result import Importance
 
 INK, MUTED, GRID = "#1c2430", "#6b7585", "#e3e7ed"
 COLORS = ("#2f6fdb", "#e07b26", "#2a9d74", "#9b5cc9", "#c8435a", "#5b6b7f")
@@ -198,6 +199,16 @@ def histograms(shares: Mapping[str, np.ndarray], edges: np.ndarray, label: str) 
     for color, (split, values) in zip(_cycle(len(shares)), shares.items(), strict=True):
         axes.stairs(values, edges, color=color, label=_printable(split), linewidth=1.6)
     axes.legend(frameon=False)
+    return figure
+
+
+def importance_bars(items: Sequence[Importance], loss: str) -> Figure:
+    """Draw a bar for each column with its interval, the first on top. `loss`: its title."""
+    figure, axes = _new(f"growth of the {loss}", "", width=4.6, height=0.9 + 0.24 * len(items))
+    places, means = np.arange(len(items))[::-1], np.array([each.mean for each in items])
+    spread = np.array([[each.mean - each.low, each.high - each.mean] for each in items]).T
+    axes.barh(places, means, height=0.72, color="#bcd0f2", xerr=spread, ecolor=COLORS[1])
+    axes.set_yticks(places, [_printable(each.feature[:24]) for each in items], fontsize=8)
     return figure
 
 

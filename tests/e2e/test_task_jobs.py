@@ -77,6 +77,9 @@ def test_each_task_is_judged_beside_its_baselines(
     assert list(result.scores) == [MODEL, *baselines, TREES] and result.missing == {} and result.version == "1"
     assert all(set(must_beat) <= scores.keys() for scores in result.scores.values())
     assert list(result.labels) == ["train", "valid", "test"] and sum(e.rows for e in result.labels.values()) == ROWS
+    assert (
+        result.importance and result.importance[0].low > 0 and 0 < result.importance_rows <= result.labels["test"].rows
+    )
     curve = dict(result.history[f"valid/{best['best_metric']}"])
     assert result.train.best_value == max(curve.values()) == curve[result.train.exported_step or -1]
     html = (folder / "report.html").read_text()
@@ -84,7 +87,9 @@ def test_each_task_is_judged_beside_its_baselines(
     client = MlflowClient(given.tracking.store_uri)
     (job,) = client.search_runs(["1"], "tags.`sparkring.key` = 'job'")
     drawn = {artifact.path for artifact in client.list_artifacts(job.info.run_id, "figures")}
-    assert {f"figures/{name}.png" for name in figures} <= drawn
+    assert {f"figures/{name}.png" for name in [*figures, "importance"]} <= drawn
+    (judged,) = client.search_runs(["1"], "tags.`sparkring.key` = 'evaluate'")
+    assert "importance.json" in {artifact.path for artifact in client.list_artifacts(judged.info.run_id)}
     assert len(job.data.params) <= 40 and job.data.params["fingerprint"] == result.fingerprint
     shown = {name: value for name, value in job.data.metrics.items() if name.startswith("test/")}
     assert shown == pytest.approx(result.test_metrics()) and all(map(math.isfinite, shown.values()))

@@ -162,6 +162,21 @@ class GroupScores:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Importance:
+    """By how much the test rows' loss grows where a column's values are those of other rows.
+
+    Made by pipelines/evaluation/importance.py.
+    """
+
+    __pydantic_config__ = CLOSED
+
+    feature: str  # raw column
+    mean: float
+    low: float  # of the 95 % interval of the mean, by the variance over rows
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankedLists:
     """Of what the ranking scores are means: the test rows of each value of a column are a list."""
 
@@ -362,6 +377,8 @@ class Evaluated:
     by_label: list[GroupScores] = field(default_factory=list)  # each of several labels; `rows` are those that have it
     ranking: RankedLists | None = None  # by report.ranking
     unseen: dict[str, Count] = field(default_factory=dict)  # categorical feature -> test rows of a value not trained on
+    importance: list[Importance] = field(default_factory=list)  # the largest first; empty: not measured
+    importance_rows: Count = 0  # test rows that it was measured on
     sample: str = ""  # language model: text it wrote
 
     def test_metrics(self) -> Scores:
@@ -371,6 +388,11 @@ class Evaluated:
             prefix = "test" if name == MODEL else f"test/{name.split(' (')[0].replace(' ', '_')}"
             flat |= {f"{prefix}/{metric}": value for metric, value in scores.items()}
         return flat
+
+    def importance_table(self) -> dict[str, list[Any]]:
+        """The importances in the form of MLflow's tables."""
+        rows = [[each.feature, each.mean, each.low, each.high] for each in self.importance]
+        return {"columns": ["feature", "mean", "low", "high"], "data": rows}
 
     def group_metrics(self) -> Scores:
         """The names in MLflow of the few GROUP_METRICS: `test/by_carrier/UA/auc`; of a label `test/label/red/auc`."""

@@ -162,6 +162,8 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         (["model.task=poisson"], "model.calibrate=none"),
         ([TEXT], "report.groups=[a]"),
         (["train.test_split=null"], "report.groups=[a]"),
+        ([TEXT], "report.importance=false"),
+        (["train.test_split=null"], "report.importance=false"),
         (["model.task=regression"], "report.ranking={group: a}"),
         (["train.test_split=null"], "report.ranking={group: a}"),
         (["report.baselines=false", "report.ranking={group: a, item: b}"], "report.ranking.als={}"),

@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 
 from sparkring.pipelines.evaluation.evaluate import HeldOut
-from sparkring.pipelines.report.drawing import MOST_ROWS, Drawn, by_prediction, confusion_of, draw, most_frequent
-from sparkring.training.worker.result import ServerTotals
+from sparkring.pipelines.report.drawing import (
+    MOST_COLUMNS,
+    MOST_ROWS,
+    Drawn,
+    by_prediction,
+    confusion_of,
+    draw,
+    most_frequent,
+)
+from sparkring.training.worker.result import Importance, ServerTotals
 from tests.pipelines.report.test_report import inputs
 
 RANDOM = np.random.default_rng(5)
@@ -67,6 +75,15 @@ def test_slices_by_prediction_have_every_row_once() -> None:
     assert sum(rows * error for rows, *_, error in slices) == pytest.approx(abs(predictions - labels).sum())
     assert [mean for _, mean, *_ in slices] == sorted(mean for _, mean, *_ in slices)
     assert len(by_prediction(labels[:3], predictions[:3])) == 3
+
+
+def test_the_most_important_columns_are_drawn_with_their_intervals() -> None:
+    found = [Importance(feature=f"x{n}", mean=1 / n, low=0.9 / n, high=1.1 / n) for n in range(1, 30)]
+    made = {each.name: each for each in draw(inputs(importance=found, importance_rows=1234))}["importance"]
+    assert len(made.numbers.rows) == MOST_COLUMNS and made.numbers.rows[1] == ("x2", 0.5, 0.45, 0.55)
+    assert "of 1,234 test rows" in made.caption and made.caption.endswith(f"the first {MOST_COLUMNS} of 29")
+    axes = made.figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["x1", "x2"] and axes.get_yticks()[0] == 14
 
 
 def test_a_model_that_is_always_right_and_one_row_alone_are_drawn() -> None:
