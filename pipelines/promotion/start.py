@@ -16,6 +16,7 @@ from typing import Annotated
 
 from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.config import RunConfig
+from sparkring.conf.families import of_family
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import CHUNK_BYTES, Storage
@@ -108,7 +109,7 @@ def decide_start(
             return StartDecision(None, f"version {found.version.version} was trained on {shown} as before a correction")
         folder = run.at(START_FOLDER)
         copy_folder(found.folder, folder)
-        own = replace_block(config, folder.uri)
+        own = of_family(replace_block(config, folder.uri), "net")
         assert own.warm_start is not None
         change = change_since(starting_model(own, own.warm_start), own, manifest)
     except (NotComparable, ValueError) as error:  # WarmStartError, StoredError

@@ -28,7 +28,7 @@ from sparkring.training.parallel.strategy import Ranks
 from sparkring.training.tables.files import RowFile, check_whole
 from sparkring.training.worker.agreement import peers
 from sparkring.training.worker.payload import TrainPayload
-from sparkring.training.worker.result import WorkerResult
+from sparkring.training.worker.result import SplitScores, WorkerResult
 from sparkring.training.worker.splits import Splits, left_out
 
 log = logging.getLogger(__name__)
@@ -115,20 +115,36 @@ def check_continues(
         log.warning("%s; going on because checkpoint.allow_other_order is set", message)
 
 
-def score_test_split(parts: RankParts, test: Reader | None, result: WorkerResult) -> WorkerResult:
-    """Add the metrics over `train.test_split`, and the file of this rank's predictions where the task has any."""
-    ctx, strategy, task = parts.ctx, parts.strategy, parts.task
+def score_splits(parts: RankParts, valid: Reader, test: Reader | None, result: WorkerResult) -> WorkerResult:
+    """Add what the exported model scores on `train.test_split`; and on the validation rows, where it is compared."""
+    attempt = f"predictions/attempt-{parts.ctx.attempt}"
+    if parts.payload.is_compared:
+        result = replace(result, exported_valid=score_split(parts, valid, "valid", f"{attempt}/valid", result.steps))
     if test is None:
         return result
+    scored = score_split(parts, test, "test", attempt, result.steps)
+    return replace(result, test=scored.metrics, test_left_out=scored.left_out, predictions=scored.predictions)
+
+
+def score_split(parts: RankParts, reader: Reader, name: str, folder: str, step: int) -> SplitScores:
+    """Score a split by the exported model, and write this rank's predictions where the task has any. Collective.
+
+    Args:
+        parts: of this rank.
+        reader: of the split.
+        name: of the split in heartbeats.
+        folder: of the predictions, below the run's.
+        step: of the heartbeats.
+    """
+    ctx, strategy, task = parts.ctx, parts.strategy, parts.task
     predictions = Predictions(task) if strategy.is_data_leader else None
     metrics = evaluate_split(
         strategy,
-        test.batches(),
+        reader.batches(),
         task,
         on_batch=predictions.add if predictions else None,
-        on_progress=lambda n: ctx.heartbeat(result.steps, f"test batch {n + 1} of {test.steps_per_epoch}"),
+        on_progress=lambda n: ctx.heartbeat(step, f"{name} batch {n + 1} of {reader.steps_per_epoch}"),
         whole=parts.whole_split() if task.split_metric_names() else None,
     )
-    name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
-    file = predictions.write(parts.run, name) if predictions else None
-    return replace(result, test=metrics, test_left_out=left_out(test), predictions=file)
+    file = predictions.write(parts.run, f"{folder}/part-{ctx.rank:05d}.parquet") if predictions else None
+    return SplitScores(metrics=metrics, left_out=left_out(reader), predictions=file)

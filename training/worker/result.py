@@ -23,6 +23,7 @@ from sparkring.conf.manifest import ManifestError
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
+from sparkring.conf.tasks import Family
 from sparkring.training.model.start_match import StartMatch
 
 SUMMARY = "summary.json"
@@ -80,8 +81,19 @@ class ServerTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SplitScores:
+    """What the exported model scores on a split."""
+
+    __pydantic_config__ = CLOSED
+
+    metrics: Scores
+    left_out: list[RelativePath] = field(default_factory=list)  # damaged files of the dataset no rank read
+    predictions: RelativePath | None = None  # this rank's file, where the task has any
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerResult:
-    """What one rank returns; all but the last field are the same on every rank."""
+    """What one rank returns; all but the files of predictions are the same on every rank."""
 
     __pydantic_config__ = CLOSED
 
@@ -109,6 +121,7 @@ class WorkerResult:
     servers: ServerTotals | None = None  # None: ranks hold the weights
     started: StartMatch | None = None  # with which trained tensors (model.start)
     predictions: RelativePath | None = None  # this rank's file of test predictions, where the task has any
+    exported_valid: SplitScores | None = None  # on the validation rows, where families are compared
 
     def table_metrics(self) -> Scores:
         """What sparse tables hold, by the names in MLflow: `tables/hashed.user/evicted`."""
@@ -257,6 +270,35 @@ class RunIdentity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FamilyChoice:
+    """Which family's model goes on, of a job that trains both (model.family), by their scores on the validation rows.
+
+    Made by `choose` in pipelines/job/families.py.
+    """
+
+    __pydantic_config__ = CLOSED
+
+    metric: str  # train.best_metric
+    winner: Family
+    values: dict[Family, float]
+    half_width: float | None  # of the 95 % interval of the difference, by paired resamples of the rows; None: no number
+    train_s: dict[Family, float]
+
+    def describe(self) -> str:
+        """In a line: which, by what values, and whether that is certain."""
+        (other,) = self.values.keys() - {self.winner}
+        ours, theirs = self.values[self.winner], self.values[other]
+        gap, width = ours - theirs, self.half_width
+        interval = "" if width is None else f" ± {width:.2g}"
+        unsure = ", not certainly better" if width is not None and abs(gap) <= width else ""
+        names = {"net": "the network", "trees": "trees"}
+        return (
+            f"{names[self.winner]} by valid {self.metric} {ours:.5g} against {theirs:.5g} of {names[other]} "
+            f"({gap:+.2g}{interval}{unsure})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trained:
     """What training gave."""
 
@@ -272,6 +314,8 @@ class Trained:
     predictions: list[RelativePath]  # files of all ranks, below the run folder
     plan: str = ""  # table of predicted and measured memory and bytes
     start: str = ""  # where training began and why, where the recipe says `warm_start.from` or `model.start`
+    valid_predictions: list[RelativePath] = field(default_factory=list)  # where families are compared: as `predictions`
+    choice: FamilyChoice | None = None  # None: one family was trained
 
 
 @dataclass(frozen=True, kw_only=True)

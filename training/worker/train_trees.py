@@ -41,7 +41,7 @@ from sparkring.training.worker.parts import (
     RankParts,
     check_continues,
     open_checkpoints,
-    score_test_split,
+    score_splits,
 )
 from sparkring.training.worker.payload import TrainPayload
 from sparkring.training.worker.result import WorkerResult
@@ -162,7 +162,7 @@ def _train(parts: TreesParts, began: float) -> WorkerResult:
         ranks.keep_rounds(rounds)
         if ctx.rank == 0:
             write_trees(parts.run.at(MODEL_FOLDER), ranks.booster)
-        result = score_test_split(parts, test, replace(result, exported_step=rounds, weights=MODEL_FOLDER))
+        result = score_splits(parts, valid, test, replace(result, exported_step=rounds, weights=MODEL_FOLDER))
     parts.checkpoints.close()
     return result
 
