@@ -15,12 +15,14 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
 from sparkring.conf.blocks.train import TrainConfig
-from sparkring.conf.stored import read
+from sparkring.conf.secrets import redacted
+from sparkring.conf.stored import CLOSED, read, up_to
 from sparkring.conf.tasks import Family
 from sparkring.pipelines.context.context import JobContext, StartPoint
 from sparkring.pipelines.evaluation.evaluate import read_predictions, row_weights
@@ -34,6 +36,19 @@ from sparkring.training.worker.result import FamilyChoice, Trained
 log = logging.getLogger(__name__)
 TRAINED = "trained.json"
 RESAMPLES = 200  # of the validation rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedFile:
+    """The fields of trained.json."""
+
+    __pydantic_config__ = CLOSED
+
+    trained: Trained  # its paths are below the job's run folder
+    format: Annotated[int, up_to(1)] = 1
+
+    def to_json(self) -> bytes:
+        return (json.dumps(redacted(asdict(self)), indent=1) + "\n").encode()
 
 
 def train_best(job: JobContext, start: StartPoint | None) -> tuple[JobContext, Trained, dict[str, float]]:
@@ -62,11 +77,11 @@ def train_once(job: JobContext, start: StartPoint | None) -> tuple[Trained, dict
     folder = job.training_folder
     if folder.exists(TRAINED):
         log.info("%s: trained by an earlier command", job.family)
-        return read(Trained, folder, TRAINED), {}
+        return read(TrainedFile, folder, TRAINED).trained, {}
     trained, seconds = train(job, start)
-    trained = placed(trained, str(job.family))
-    folder.put_atomic(TRAINED, (json.dumps(asdict(trained), indent=1) + "\n").encode())
-    return trained, seconds
+    file = TrainedFile(trained=placed(trained, str(job.family)))
+    folder.put_atomic(TRAINED, file.to_json())
+    return file.trained, seconds
 
 
 def placed(trained: Trained, folder: str) -> Trained:

@@ -20,7 +20,7 @@ from sparkring.conf.references import module_of
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.tasks import Family
-from sparkring.pipelines.context.context import JobContext, StartPoint
+from sparkring.pipelines.context.context import TRAIN, JobContext, StartPoint
 from sparkring.pipelines.context.etl_step import Dataset, split_info
 from sparkring.pipelines.evaluation.evaluate import EVALUATE
 from sparkring.pipelines.job.outcome import ended_line
@@ -89,8 +89,8 @@ def train(
         for each in (JOB, key):  # the job's own too, so that a list of jobs shows what each was trained on
             record_inputs(job, each)
         tracker.params(key, run_params(job.resolved, job.dataset.manifest.fingerprint, leave_out=("etl", "spark")))
-        events = Events(tracker, key, ProgressDisplay(), job.training_folder)
-        point_at_checkpoints(job)
+        events = Events(tracker, ProgressDisplay(), job.training_folder, key)
+        point_at_checkpoints(job.training_folder, tracker, key)
         began = time.monotonic()
         launched = run_ranks(job, events, watch)
         train_s = time.monotonic() - began - launched.start_s
@@ -99,8 +99,8 @@ def train(
         rank_0 = TypeAdapter(WorkerResult).validate_python(launched.result)
         log.info("%s", ended_line(rank_0, config))
         plan = "" if config.model.is_trees else layout_plan(job, rank_0)
-        record_tables(job, rank_0)
-        record_servers(job, rank_0)
+        record_tables(tracker, rank_0, key)
+        record_servers(tracker, rank_0, key)
         trained = Trained(
             train=rank_0,
             attempts=launched.attempt,
@@ -157,25 +157,24 @@ def layout_plan(job: JobContext, rank_0: WorkerResult) -> str:
     return plan
 
 
-def record_tables(job: JobContext, rank_0: WorkerResult) -> None:
+def record_tables(tracker: Tracker, rank_0: WorkerResult, key: str = TRAIN) -> None:
     """Record what the model's sparse tables hold, and the ids that were used most; nothing without tables."""
     if rank_0.tables:
-        job.tracker.metrics(job.training_key, rank_0.steps, rank_0.table_metrics())
+        tracker.metrics(key, rank_0.steps, rank_0.table_metrics())
         uses = {name: asdict(hot) for name, hot in rank_0.hot_ids.items()}
-        job.tracker.artifact_json(job.training_key, uses, HOT_IDS)
+        tracker.artifact_json(key, uses, HOT_IDS)
 
 
-def record_servers(job: JobContext, rank_0: WorkerResult) -> None:
+def record_servers(tracker: Tracker, rank_0: WorkerResult, key: str = TRAIN) -> None:
     """Record what parameter servers have seen, with histograms of clock gap and version lag; nothing without them."""
     if rank_0.servers is not None:
-        job.tracker.metrics(job.training_key, rank_0.steps, rank_0.servers.metrics())
-        job.tracker.artifact_json(job.training_key, asdict(rank_0.servers), SERVERS)
+        tracker.metrics(key, rank_0.steps, rank_0.servers.metrics())
+        tracker.artifact_json(key, asdict(rank_0.servers), SERVERS)
 
 
-def point_at_checkpoints(job: JobContext) -> None:
+def point_at_checkpoints(run: Storage, tracker: Tracker, key: str = TRAIN) -> None:
     """Record the checkpoints that a run has: ranks may have finished one after a kill of the driver."""
-    key, tracker = job.training_key, job.tracker
-    for info in committed(job.training_folder.at(CHECKPOINTS))[0]:
+    for info in committed(run.at(CHECKPOINTS))[0]:
         tracker.checkpoint(key, info.step, info.uri, info.bytes, info.world, info.metric)
 
 
@@ -329,9 +328,9 @@ class Events:
     Only rank 0's metrics are the run's.
     """
 
-    def __init__(self, tracker: Tracker, key: str, progress: ProgressDisplay, run: Storage) -> None:
-        """`key`: of the training's run in MLflow; `run`: its folder."""
-        self.tracker, self.key, self.progress, self.run = tracker, key, progress, run
+    def __init__(self, tracker: Tracker, progress: ProgressDisplay, run: Storage, key: str = TRAIN) -> None:
+        """`run`: folder of the training; `key`: of its run in MLflow."""
+        self.tracker, self.progress, self.run, self.key = tracker, progress, run, key
         self.failed_attempts: list[FailedAttempt] = []
         self.texts: dict[tuple[str, str], str] = {}  # artifacts by folder and name
         self.resumed_from: int | None = None  # step that an earlier command had reached

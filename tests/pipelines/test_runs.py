@@ -95,14 +95,14 @@ def test_attempt_numbers_survive_an_orderly_end(
     """Used again they would overwrite the audit, and MLflow would take the new attempt's points for a replay."""
     recipe, begun = resolved(tmp_path), []
 
-    def train(job: JobContext, *_: object) -> None:
+    def train_best(job: JobContext, *_: object) -> None:
         first = job.record.attempts + 1
         begun.append(first)
         job.count_attempt(first)
         job.count_attempt(first + 1)
         raise end
 
-    monkeypatch.setattr(job_module, "train", train)
+    monkeypatch.setattr(job_module, "train_best", train_best)
     for attempts in (2, 4):
         with pytest.raises(type(end)):
             job_module.run_job(recipe, etl=False)
