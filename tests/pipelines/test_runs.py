@@ -278,6 +278,10 @@ def test_each_setting_of_trees_that_decides_the_model_makes_another_training(tmp
     same = {key for key, value in OF_TREES.items() if digest_of("model.family=trees", f"trees.{key}={value}") == trees}
     assert same == {"memory_share"} and trees != network
     assert {digest_of(f"trees.{key}={value}") for key, value in OF_TREES.items()} == {network}
+    both = digest_of("model.family=both")
+    same = {key for key, value in OF_TREES.items() if digest_of("model.family=both", f"trees.{key}={value}") == both}
+    assert same == {"memory_share"} and len({both, trees, network}) == 3
+    assert digest_of("model.family=both", "optim.lr=0.5") != both
 
 
 DECIDE = {"data", "model", "optim", "train", "trees", "tables", "warm_start", "parallel"}

@@ -121,6 +121,18 @@ def test_a_recipe_of_trees_has_no_block_of_a_network(tmp_path: Path) -> None:
     assert load_config(str(tmp_path / "mine/recipe.yaml")).config.model.is_trees
 
 
+def test_a_recipe_of_both_families_is_that_of_a_network_with_its_family(tmp_path: Path) -> None:
+    pq.write_table(pa.table(PLAIN), tmp_path / "rows.parquet")
+    made = {}
+    for family in ("net", "both"):
+        words = ["init", "table", str(tmp_path / family), "--data", str(tmp_path / "rows.parquet"), "--label", "price"]
+        assert main([*words, "--family", family]) == 0
+        made[family] = yaml.safe_load((tmp_path / family / "recipe.yaml").read_text())
+    assert load_config(str(tmp_path / "both/recipe.yaml")).config.model.families == ("trees", "net")
+    assert made["both"]["model"].pop("family") == "both"
+    assert made["both"] | {"name": "net"} == made["net"]
+
+
 @pytest.mark.parametrize(("rare", "is_told"), [(3, True), (19, True), (20, False), (200, False)])
 def test_a_rare_label_is_told(tmp_path: Path, rare: int, is_told: bool) -> None:
     fraud = [None if i == ROWS else int(i < rare) for i in range(ROWS + 1)]
