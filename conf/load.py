@@ -20,8 +20,8 @@ from sparkring.conf.bounded_yaml import parse_yaml
 from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.errors import ConfigError
-from sparkring.conf.families import of_family
 from sparkring.conf.recipe_file import EXTENDS, read_recipe
+from sparkring.conf.rules.families import of_family
 from sparkring.conf.rules.recipe import RECIPE, leaves
 from sparkring.conf.rules.rule import find_problems
 from sparkring.conf.schedule.dated import ORIGIN, DateRequest, apply_date

@@ -34,7 +34,7 @@ WITHOUT_TREES = (
 """Keys of networks alone: set with trees, they would be ignored without a word.
 
 Others may be set, so that one recipe describes both families: model.factory and args, optim, train.epochs. With family
-both they are the network's (conf/families.py).
+both they are the network's (conf/rules/families.py).
 """
 
 

@@ -4,8 +4,8 @@
     <run>/net/     has them; trained.json: what its training gave, once it has ended
     <run>/         summary.json, report.html ..: of the better one
 
-Each training is that of a recipe of its family (conf/families.py); what follows knows the better one's recipe alone. A
-command that continues the job trains what has no trained.json.
+Each training is that of a recipe of its family (conf/rules/families.py); what follows knows the better one's recipe
+alone. A command that continues the job trains what has no trained.json.
 """
 
 from __future__ import annotations

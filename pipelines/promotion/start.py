@@ -16,9 +16,9 @@ from typing import Annotated
 
 from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.families import of_family
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.rules.families import of_family
 from sparkring.conf.storage import CHUNK_BYTES, Storage
 from sparkring.conf.stored import CLOSED, read, up_to
 from sparkring.pipelines.promotion.champion import Champion, NotComparable

@@ -11,8 +11,8 @@ from torch import nn
 from sparkring.conf.blocks.model import StartConfig
 from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.families import of_family
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.rules.families import of_family
 from sparkring.conf.storage import open_storage
 from sparkring.training.checkpoint.weights import open_weights, read_weights
 from sparkring.training.model.folder import TrainedModel, read_model_folder, weights_at

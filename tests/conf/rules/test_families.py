@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.blocks.parallel import ParallelConfig
-from sparkring.conf.families import of_family
 from sparkring.conf.load import load_config
+from sparkring.conf.rules.families import of_family
 from sparkring.conf.rules.recipe import RECIPE
 from sparkring.conf.rules.rule import find_problems
 from tests.conf.rules.test_recipe import OF_NETWORKS, SMALL, recipe
