@@ -78,6 +78,7 @@ def test_a_training_of_a_family_is_kept_with_paths_below_the_run() -> None:
     found = placed(trained(), "net")
     assert found.train.weights == "net/model" and found.predictions == ["net/predictions/a.parquet"]
     assert found.valid_predictions == ["net/predictions/valid/a.parquet"]
+    assert found.train.predictions == "net/predictions/a.parquet"
     again = parse(TrainedFile, TrainedFile(trained=found).to_json(), "trained.json").trained
     assert again == found
     with pytest.raises(StoredError, match="upgrade sparkring"):

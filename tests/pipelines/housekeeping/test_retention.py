@@ -217,6 +217,13 @@ def test_checkpoints_and_predictions_have_rules_of_their_own() -> None:
     assert gone(there, aliased, found) == [path(1)]
 
 
+def test_each_family_of_a_run_has_checkpoints_and_predictions_of_its_own() -> None:
+    folders = {"checkpoints": {"checkpoints": 0, "trees/checkpoints": 5, "net/checkpoints": 6}}
+    there = Inventory(runs=[run(1, predictions={"net/predictions": 1}, **folders), run(2)])
+    found = gone(there, rules=rules(checkpoints={"keep": 1}, predictions={"keep": 1}))
+    assert found == [path(1, name) for name in ("net/predictions", "trees/checkpoints", "net/checkpoints")]
+
+
 def test_checkpoints_of_a_run_that_can_be_continued_stay() -> None:
     there = Inventory(runs=[run(1, status="interrupted"), run(2), run(3)])
     assert gone(there, rules=rules(checkpoints={"keep": 1})) == [path(2, "checkpoints")]
