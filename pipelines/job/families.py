@@ -22,13 +22,15 @@ import numpy as np
 
 from sparkring.conf.blocks.train import TrainConfig
 from sparkring.conf.secrets import redacted
-from sparkring.conf.stored import CLOSED, read, up_to
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import CLOSED, Label, Sha256, read, up_to
 from sparkring.conf.tasks import Family
 from sparkring.pipelines.context.context import JobContext, StartPoint
 from sparkring.pipelines.evaluation.evaluate import read_predictions, row_weights
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.pipelines.job.train_step import train
 from sparkring.pipelines.promotion.scores import resampled
+from sparkring.pipelines.run.runs import training_digest
 from sparkring.pipelines.tracking.tags import FAMILY, JOB
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.worker.result import FamilyChoice, Trained
@@ -45,6 +47,8 @@ class TrainedFile:
     __pydantic_config__ = CLOSED
 
     trained: Trained  # its paths are below the job's run folder
+    training_digest: Sha256
+    fingerprint: Label  # of the dataset
     format: Annotated[int, up_to(1)] = 1
 
     def to_json(self) -> bytes:
@@ -74,14 +78,26 @@ def train_best(job: JobContext, start: StartPoint | None) -> tuple[JobContext, T
 
 def train_once(job: JobContext, start: StartPoint | None) -> tuple[Trained, dict[str, float]]:
     """Train one family, unless an earlier command of this run has; paths are below the job's run folder."""
-    folder = job.training_folder
-    if folder.exists(TRAINED):
+    folder, digest, fingerprint = job.training_folder, training_digest(job.config), job.dataset.manifest.fingerprint
+    if (kept := kept_training(folder, digest, fingerprint)) is not None:
         log.info("%s: trained by an earlier command", job.family)
-        return read(TrainedFile, folder, TRAINED).trained, {}
+        return kept, {}
     trained, seconds = train(job, start)
-    file = TrainedFile(trained=placed(trained, str(job.family)))
+    trained = placed(trained, str(job.family))
+    file = TrainedFile(trained=trained, training_digest=digest, fingerprint=fingerprint)
     folder.put_atomic(TRAINED, file.to_json())
-    return file.trained, seconds
+    return trained, seconds
+
+
+def kept_training(folder: Storage, digest: str, fingerprint: str) -> Trained | None:
+    """What a family's training gave, where it has ended.
+
+    None too where checkpoint.allow_other_order continues the run as another training, or on another dataset.
+    """
+    if not folder.exists(TRAINED):
+        return None
+    file = read(TrainedFile, folder, TRAINED)
+    return file.trained if (file.training_digest, file.fingerprint) == (digest, fingerprint) else None
 
 
 def placed(trained: Trained, folder: str) -> Trained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 from sparkring.conf.blocks.train import TrainConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.rules.rule import find_problems
-from sparkring.conf.stored import StoredError, parse
+from sparkring.conf.storage import open_storage
+from sparkring.conf.stored import StoredError
 from sparkring.conf.tasks import Family
-from sparkring.pipelines.job.families import TrainedFile, better_family, placed, record_choice
+from sparkring.etl.examine import Examined
+from sparkring.pipelines.job.families import TrainedFile, better_family, kept_training, placed, record_choice
 from sparkring.pipelines.job.outcome import ModelPlace, outcome
 from sparkring.pipelines.sweep.job import SWEEP
 from sparkring.pipelines.validate import recipe as validate_recipe
+from sparkring.pipelines.validate.dry_run import describe_run
 from sparkring.training.worker.result import FamilyChoice, SplitScores, Trained
 from tests.pipelines.results import rank_result, train_result
 
@@ -79,10 +83,28 @@ def test_a_training_of_a_family_is_kept_with_paths_below_the_run() -> None:
     assert found.train.weights == "net/model" and found.predictions == ["net/predictions/a.parquet"]
     assert found.valid_predictions == ["net/predictions/valid/a.parquet"]
     assert found.train.predictions == "net/predictions/a.parquet"
-    again = parse(TrainedFile, TrainedFile(trained=found).to_json(), "trained.json").trained
-    assert again == found
+
+
+def test_a_training_that_has_ended_is_kept_for_the_same_training_and_dataset(tmp_path: Path) -> None:
+    folder, found = open_storage(str(tmp_path)), placed(trained(), "net")
+    assert kept_training(folder, "a" * 64, "f") is None
+    file = TrainedFile(trained=found, training_digest="a" * 64, fingerprint="f")
+    folder.put_atomic("trained.json", file.to_json())
+    assert kept_training(folder, "a" * 64, "f") == found
+    assert kept_training(folder, "b" * 64, "f") is None and kept_training(folder, "a" * 64, "g") is None
+    folder.put_atomic("trained.json", replace(file, format=2).to_json())
     with pytest.raises(StoredError, match="upgrade sparkring"):
-        parse(TrainedFile, TrainedFile(trained=found, format=2).to_json(), "trained.json")
+        kept_training(folder, "a" * 64, "f")
+
+
+def test_a_dry_run_names_both_trainings(tmp_path: Path) -> None:
+    (file := tmp_path / "r.yaml").write_text("{name: sales, dataset: d, model: {family: both}, launch: {world: 2}}")
+    lines = [*describe_run(load_config(str(file)).config, Examined())]
+    assert [line.split()[1] for line in lines if line.startswith("train ")] == [
+        "trees",
+        "sparkring.training.models.tabular:Tabular",
+    ]
+    assert any(line.startswith("judge    family and step chosen by loss on 'valid'") for line in lines)
 
 
 def test_the_last_words_are_of_the_better_family_and_do_not_ask_for_trees_again(tmp_path: Path) -> None:
