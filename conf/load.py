@@ -10,7 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -21,12 +21,14 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.recipe_file import EXTENDS, read_recipe
+from sparkring.conf.rules.families import of_family
 from sparkring.conf.rules.recipe import RECIPE, leaves
 from sparkring.conf.rules.rule import find_problems
 from sparkring.conf.schedule.dated import ORIGIN, DateRequest, apply_date
 from sparkring.conf.schedule.dates import DataInterval
 from sparkring.conf.schema import NAME, REFERENCE, RUN_NAME
 from sparkring.conf.secrets import redacted
+from sparkring.conf.tasks import Family
 
 MOST_SHOWN = 200  # characters of a wrong value
 SYNONYMS = {"gpu": "cuda", "adam": "adamw", "classification": "multiclass"}  # nearer in spelling is another value
@@ -54,6 +56,10 @@ class Resolved:
 
     def as_dict(self) -> dict[str, Any]:
         return self.config.model_dump(mode="json")
+
+    def of_family(self, family: Family) -> Resolved:
+        """The configuration of one of the families that it trains."""
+        return replace(self, config=of_family(self.config, family))
 
 
 def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | None = None) -> Resolved:

@@ -14,7 +14,9 @@ from typing import Literal
 
 TaskName = Literal["binary", "regression", "poisson", "multiclass", "multilabel", "language_model"]
 Family = Literal["net", "trees"]
-"""What learns a task (model.family)."""
+"""What learns a task."""
+Families = Literal[Family, "both"]
+"""Values of model.family."""
 
 
 class LabelForm(Enum):

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 
 from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.schema import Reference, Strict
-from sparkring.conf.tasks import Family, LabelForm, TaskKind, TaskName, task_kind
+from sparkring.conf.tasks import Families, Family, LabelForm, TaskKind, TaskName, task_kind
 
 WEIGHTS_FILE = ".safetensors"  # ends the URI of a file of weights
 
@@ -47,10 +47,11 @@ class ModelConfig(Strict):
     """`factory` is `module:Class` of a torch module. Where it has `from_manifest(manifest, **args)` that builds it
     (sizes of vocabularies come from the dataset), else `Class(**args)`."""
 
-    family: Family = Field(
+    family: Families = Field(
         "net",
         description="net: the torch module of `factory`; trees: gradient-boosted trees of XGBoost by the block "
-        "`trees`, which take every feature column of a table",
+        "`trees`, which take every feature column of a table; both: one after the other, and the better one by "
+        "train.best_metric on the validation rows is the model",
     )
     factory: Reference = Field(
         "sparkring.training.models.tabular:Tabular", description="module:Class of a torch module"
@@ -93,6 +94,11 @@ class ModelConfig(Strict):
     def may_calibrate(self) -> bool:
         """Whether a calibration is wanted, and the task has probabilities of one flag or of classes."""
         return self.calibrate == "auto" and self.kind.form in (LabelForm.FLAG, LabelForm.CLASS)
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """What is trained, in order: of both the trees, which usually end sooner, come first."""
+        return ("trees", "net") if self.family == "both" else (self.family,)
 
     @property
     def kind(self) -> TaskKind:

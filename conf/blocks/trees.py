@@ -1,4 +1,4 @@
-"""The recipe's `trees` block: gradient-boosted trees, trained where `model.family` is trees."""
+"""The recipe's `trees` block: gradient-boosted trees, trained where `model.family` is trees or both."""
 
 from typing import Annotated
 

@@ -43,7 +43,7 @@ def _batch_problems(on: OnDataset) -> Iterator[str]:
 
 
 def _tree_columns(on: OnDataset) -> Iterator[str]:
-    if on.config.model.is_trees:
+    if "trees" in on.config.model.families:
         yield from tree_column_problems(_features(on.config, on.manifest), on.manifest.hashed)
 
 

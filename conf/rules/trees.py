@@ -1,4 +1,4 @@
-"""What trees (model.family) have no use for, and columns that they cannot split."""
+"""What trees (model.family) have no use for, columns that they cannot split, and what both families need."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ WITHOUT_TREES = (
 )
 """Keys of networks alone: set with trees, they would be ignored without a word.
 
-Others may be set, so that one recipe describes both families: model.factory and args, optim, train.epochs.
+Others may be set, so that one recipe describes both families: model.factory and args, optim, train.epochs. With family
+both they are the network's (conf/rules/families.py).
 """
 
 
 def _feature_problems(config: RunConfig) -> Iterator[str]:
     """Features of the recipe that become no numbers or categories."""
-    if not config.model.is_trees or config.etl is None:
+    if "trees" not in config.model.families or config.etl is None:
         return
     for name, feature in config.etl.features.items():
         if feature.kind in ("hashed", "image") and (config.model.inputs is None or name in config.model.inputs):
@@ -50,7 +51,7 @@ def _feature_problems(config: RunConfig) -> Iterator[str]:
 TREES: tuple[Rule[RunConfig], ...] = (
     refuse(
         ("model.family", "model.task"),
-        lambda c: c.model.is_trees and not c.model.kind.is_table,
+        lambda c: "trees" in c.model.families and not c.model.kind.is_table,
         f"model.task = {{0.model.task!r}}: trees learn {', '.join(TABLE_TASKS)} alone",
         "set model.family to net",
     ),
@@ -65,6 +66,13 @@ TREES: tuple[Rule[RunConfig], ...] = (
         lambda c: c.model.is_trees and c.train.device == "cuda",
         "train.device = 'cuda': trees are trained on CPUs",
         "set it to auto or cpu",
+    ),
+    refuse(
+        ("model.family", "data.mix", "data.petastorm.url"),
+        lambda c: c.model.family == "both" and (c.data.mix is not None or c.data.petastorm.url is not None),
+        "model.family = 'both': with data.mix or data.petastorm.url the network is trained on rows that trees do not "
+        "read, so the two cannot be compared",
+        "set model.family to net, or remove them",
     ),
     Rule(("model.family", "model.inputs", "etl.features"), _feature_problems),
 )

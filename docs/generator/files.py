@@ -16,6 +16,7 @@ FILES = {  # file -> (its folder, the class that reads it; `module.Class` where 
     "run.json": ("a run", "RunRecord"),
     "summary.json": ("a run", "TrainResult"),
     "reproduce.json": ("a run", "Record"),
+    "trained.json": ("a run of several families: a family's folder", "TrainedFile"),
     "history.json": ("a run", "loss_history._File"),
     "step_times.json": ("a run", "stragglers._File"),
     "threads.json": ("a run", "ThreadsFile"),

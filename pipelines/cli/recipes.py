@@ -8,7 +8,7 @@ import sys
 from typing import get_args
 
 from sparkring.conf.errors import ConfigError
-from sparkring.conf.tasks import TABLE_TASKS, Family
+from sparkring.conf.tasks import TABLE_TASKS, Families
 from sparkring.pipelines.cli.arguments import Commands, add_command, add_group, add_recipe_command, load, show_examples
 from sparkring.pipelines.run.exit_codes import Exit
 
@@ -72,8 +72,11 @@ def _add_init(commands: Commands) -> None:
     interactions.add_argument("--label", metavar="COLUMN", help=text)
     table.add_argument("--label", required=True, metavar="COLUMN[,..]", help="what is to be predicted")
     table.add_argument("--task", choices=TABLE_TASKS, help="default: by the label's type and values")
-    text = "what is trained: a network (default), or gradient-boosted trees, which need the extra sparkring[trees]"
-    table.add_argument("--family", choices=get_args(Family), default="net", help=text)
+    text = (
+        "what is trained: a network (default), gradient-boosted trees, or both, of which the better one is the model; "
+    )
+    text += "trees need the extra sparkring[trees]"
+    table.add_argument("--family", choices=get_args(Families), default="net", help=text)
 
 
 def _init_table(arguments: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pyspark.sql import SparkSession
@@ -11,12 +11,15 @@ from pyspark.sql import SparkSession
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.storage import Storage
+from sparkring.conf.tasks import Family
 from sparkring.etl.build import PinnedDataset
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.run.runs import RunRecord, Runs
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.worker.result import WorkerResult
+
+TRAIN = "train"  # key of a training's run in MLflow
 
 
 class Publication:
@@ -71,6 +74,7 @@ class JobContext:
     record: RunRecord  # as run.json was when this command took the run
     dataset: Dataset
     publication: Publication = PERSONAL
+    family: Family | None = None  # of a job that trains several: whose training this is; None: there is one
 
     @property
     def ds(self) -> str | None:
@@ -85,6 +89,21 @@ class JobContext:
     def folder(self) -> Storage:
         """The run folder."""
         return self.runs.at(self.record)
+
+    @property
+    def training_folder(self) -> Storage:
+        """Where the ranks write: the run folder, or of several families the one of this family in it."""
+        return self.folder if self.family is None else self.folder.at(self.family)
+
+    @property
+    def training_key(self) -> str:
+        """The key of its training's run in MLflow."""
+        return TRAIN if self.family is None else f"{TRAIN}-{self.family}"
+
+    def of_family(self, family: Family) -> JobContext:
+        """The part of a job of several families that trains this one, as far as launches were counted by now."""
+        record = self.runs.read(self.record.folder)
+        return replace(self, resolved=self.resolved.of_family(family), record=record, family=family)
 
     def count_attempt(self, number: int) -> None:
         """Store the number of a launch before it begins, so that it is never used again."""

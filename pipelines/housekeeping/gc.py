@@ -24,6 +24,7 @@ from sparkring.conf.manifest import MANIFEST_NAME, PART_NAME
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import OPEN, Label, RelativePath, StoredError, read
 from sparkring.pipelines.housekeeping.retention import (
+    PLACES,
     PREDICTIONS,
     Deletion,
     Inventory,
@@ -264,9 +265,10 @@ def _links(roots: Roots, found: Iterable[StoredDataset | StoredPart | StoredRun 
     links = dict[Place, str]()
     for one in found:
         root: Root = one.root if isinstance(one, Leftover) else "runs" if isinstance(one, StoredRun) else "datasets"
-        inside = ("", f"/{CHECKPOINTS}", f"/{PREDICTIONS}") if isinstance(one, StoredRun) else ("",)
+        below = [f"/{place}{name}" for place in PLACES for name in (CHECKPOINTS, PREDICTIONS)]
+        inside = ("", *below) if isinstance(one, StoredRun) else ("",)
         base, above = (roots.all_runs, f"{roots.name}/") if root == "runs" else (roots.datasets, "")
-        for path in (one.path + below for below in inside):
+        for path in (one.path + each for each in inside):
             if link := base.way_out_on(above + path):
                 links[root, path] = link
     return links
@@ -337,8 +339,8 @@ def _runs(
                 alive,
                 created,
                 sizes[""],
-                sizes.get(CHECKPOINTS, 0),
-                sizes.get(PREDICTIONS, 0),
+                {f"{place}{CHECKPOINTS}": sizes.get(f"{place}{CHECKPOINTS}", 0) for place in PLACES},
+                {f"{place}{PREDICTIONS}": sizes.get(f"{place}{PREDICTIONS}", 0) for place in PLACES},
             )
         )
     return found, leftovers
@@ -387,12 +389,13 @@ def _time(text: str) -> datetime:
 
 
 def tree_bytes(storage: Storage, folder: str) -> dict[str, int]:
-    """Bytes of all files below a folder: "" for all, and by folder directly below it."""
+    """Bytes of all files below a folder: "" for all, and by folder below it, to the second level."""
     sizes = {"": 0}
     for path, size in storage.own_files(folder).items():
-        top = path[len(folder) + 1 :].split("/")[0]
-        sizes[""] += size
-        sizes[top] = sizes.get(top, 0) + size
+        above = path[len(folder) + 1 :].split("/")[:-1]
+        for depth in range(min(len(above), 2) + 1):
+            place = "/".join(above[:depth])
+            sizes[place] = sizes.get(place, 0) + size
     return sizes
 
 

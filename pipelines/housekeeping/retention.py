@@ -10,17 +10,18 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from sparkring.conf.blocks.retention import KeepRule, RetentionConfig
+from sparkring.conf.tasks import Family
 from sparkring.pipelines.tracking.pointers import AliasedModel
-from sparkring.training.checkpoint.layout import CHECKPOINTS
 
 Kind = Literal["dataset", "part", "run", "predictions", "checkpoints", "leftover"]
 Root = Literal["datasets", "runs"]
 Place = tuple[Root, str]  # a folder below that root
 DAY_S = 86400.0
 PREDICTIONS = "predictions"  # folder of a run
+PLACES = ("", *(f"{family}/" for family in get_args(Family)))  # below a run: its own, and those of several families
 
 
 class Dated(Protocol):
@@ -62,8 +63,8 @@ class StoredRun:
     alive: bool | None
     created: datetime
     bytes: int
-    checkpoints_bytes: int = 0
-    predictions_bytes: int = 0
+    checkpoints: Mapping[str, int] = field(default_factory=dict)  # folder below the run's -> bytes
+    predictions: Mapping[str, int] = field(default_factory=dict)  # likewise; families of models have their own
 
 
 @dataclass(frozen=True)
@@ -281,14 +282,18 @@ def _decide_runs(inventory: Inventory, protected: Protected, rules: RetentionCon
     checkpoints = expendable(newest, rules.checkpoints, now, "retention.checkpoints")
     return [
         *(
-            Deletion("predictions", "runs", f"{r.path}/{PREDICTIONS}", r.predictions_bytes, predictions[r.path])
+            Deletion("predictions", "runs", f"{r.path}/{folder}", size, predictions[r.path])
             for r in left
-            if r.path in predictions and r.predictions_bytes
+            if r.path in predictions
+            for folder, size in r.predictions.items()
+            if size
         ),
         *(
-            Deletion("checkpoints", "runs", f"{r.path}/{CHECKPOINTS}", r.checkpoints_bytes, checkpoints[r.path])
+            Deletion("checkpoints", "runs", f"{r.path}/{folder}", size, checkpoints[r.path])
             for r in left
-            if r.path in checkpoints and r.checkpoints_bytes
+            if r.path in checkpoints
+            for folder, size in r.checkpoints.items()
+            if size
         ),
         *folders,
     ]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.blocks.predict import OURS
-from sparkring.conf.tasks import REGRESSION, TASKS, Family, LabelForm
+from sparkring.conf.tasks import REGRESSION, TASKS, Families, LabelForm
 from sparkring.etl.sources.files.read import quoted
 from sparkring.pipelines.init.columns import DATES, Columns, Label, counts, decide_columns, in_sql
 from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, example_rows, python_use, run_name
@@ -46,7 +46,7 @@ class Budget:
 TABLE = Budget(steps=4000, steps_per_epoch=128, smallest_batch=32, largest_batch=1024)
 LR, EMA, PATIENCE = 0.005, 0.998, 8
 NETWORK = {"width": 64, "blocks": 1, "dropout": 0.1, "members": 8, "cosine_width": 8}
-NET, TREES = get_args(Family)
+NET, TREES, BOTH = get_args(Families)
 MOST_COUNTED = 5  # events in half of the rows
 RARE = 0.05  # `init` warns of a label with a smaller share
 SOURCE, VIEW = "raw", "prepared"
@@ -60,7 +60,7 @@ def table_project(data: str, label: str, task: str | None, folder: Path, family:
         label: column, or several with commas between.
         task: by name; None: by the label.
         folder: of the project.
-        family: NET or TREES.
+        family: NET, TREES or BOTH.
     """
     sample = read_sample(data)
     columns = decide_columns(sample, label, task)
@@ -80,7 +80,11 @@ def table_recipe(sample: TableSample, columns: Columns, name: str, family: str =
     kept = [name for name in sample.types if quoted(name) in read]
     names = [*label.columns]
     kept_beside = [name for name in (*columns.key, *label.columns) if not OURS.fullmatch(name)]
-    of_trees = {"model": {"family": TREES, "task": label.task}}
+    described = {"model": {"family": TREES, "task": label.task}}
+    if family != TREES:
+        described = network(label, sample.rows.num_rows)
+    if family == BOTH:
+        described["model"] = {"family": BOTH} | described["model"]
     return {
         "name": name,
         "etl": {
@@ -93,7 +97,7 @@ def table_recipe(sample: TableSample, columns: Columns, name: str, family: str =
             "features": columns.features,
             "label": names[0] if len(names) == 1 else names,
         },
-        **(of_trees if family == TREES else network(label, sample.rows.num_rows)),
+        **described,
         "predict": {"rows": VIEW, "keep": kept_beside, "to": PREDICTIONS},
     }
 

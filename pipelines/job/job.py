@@ -30,8 +30,9 @@ from sparkring.pipelines.evaluation.baseline import import_library
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, evaluate, has_alias, lost_to
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
 from sparkring.pipelines.job.etl_job import describe_job, job_tags
+from sparkring.pipelines.job.families import train_best
 from sparkring.pipelines.job.outcome import ModelPlace, outcome, suggested_commands
-from sparkring.pipelines.job.train_step import identity, record_inputs, train
+from sparkring.pipelines.job.train_step import identity, record_inputs
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 from sparkring.pipelines.lineage import record as lineage
@@ -175,7 +176,7 @@ def train_and_publish(job: JobContext, timings: dict[str, float], began: float) 
     """
     job, prepared = prepare(job)
     keep_environment(job)
-    trained, seconds = train(job, prepared.start)
+    job, trained, seconds = train_best(job, prepared.start)
     evaluating = time.monotonic()
     with job.tracker.part(EVALUATE):
         candidate = judge_on_test_rows(job, trained)

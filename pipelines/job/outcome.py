@@ -64,12 +64,15 @@ def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> list[s
 
 def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
     """Say what came of a job, for a person who looks at the end of its output."""
+    if result.choice is not None:
+        resolved = resolved.of_family(result.choice.winner)
     config, recipe = resolved.config, shlex.quote(resolved.recipe)
     split = config.train.test_split or config.train.valid_split
     local_ui = f"sparkring ui {recipe}   (MLflow experiment {config.tracking.named(config.name).experiment!r})"
     gap = result.trees_gap
     loss = config.model.kind.metric("loss").title if config.model.kind.is_table else ""
     facts = {
+        "family": "" if result.choice is None else result.choice.describe(),
         "verdict": "" if gap is None else gap.describe(loss, named_beside(config.model)),
         "model": model.text,
         "report": f"{result.run}/report.html",
@@ -113,7 +116,7 @@ def longer_command(result: TrainResult, resolved: Resolved) -> str:
 def trees_command(result: TrainResult, resolved: Resolved) -> str:
     """What trains trees on the same dataset, where they are certainly better than this network; empty for others."""
     config, gap = resolved.config, result.trees_gap
-    if gap is None or not gap.is_worse or config.model.is_trees or not _is_whole(resolved):
+    if gap is None or not gap.is_worse or config.model.is_trees or result.choice or not _is_whole(resolved):
         return ""
     of_trees = config.model_copy(update={"model": config.model.model_copy(update={"family": "trees"})})
     if find_problems(RECIPE, of_trees):

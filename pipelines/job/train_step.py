@@ -19,8 +19,10 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.references import module_of
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
-from sparkring.pipelines.context.context import JobContext, StartPoint
+from sparkring.conf.tasks import Family
+from sparkring.pipelines.context.context import TRAIN, JobContext, StartPoint
 from sparkring.pipelines.context.etl_step import Dataset, split_info
+from sparkring.pipelines.evaluation.evaluate import EVALUATE
 from sparkring.pipelines.job.outcome import ended_line
 from sparkring.pipelines.job.progress import ProgressDisplay
 from sparkring.pipelines.launch.barrier import launch_options
@@ -53,9 +55,11 @@ from sparkring.training.worker.payload import TrainPayload
 from sparkring.training.worker.result import FailedAttempt, History, RunIdentity, Trained, WorkerResult
 
 log = logging.getLogger(__name__)
-TRAIN = "train"  # key of its run in MLflow
-ENTRIES = {"net": "sparkring.training.worker.train:train", "trees": "sparkring.training.worker.train_trees:train"}
-"""What ranks run, by `model.family`."""
+ENTRIES: dict[Family, str] = {
+    "net": "sparkring.training.worker.train:train",
+    "trees": "sparkring.training.worker.train_trees:train",
+}
+"""What ranks run."""
 SERVER_ENTRY = "sparkring.training.worker.server:serve"
 SERVERS = "servers.json"  # artifact: what parameter servers have seen
 HOT_IDS = "hot_ids.json"  # artifact: the ids of sparse tables that training used most
@@ -80,23 +84,23 @@ def train(
 
     Returns the seconds of the stages too. `start`: the trained weights that training starts from, if any.
     """
-    config, tracker = job.config, job.tracker
-    with tracker.part(TRAIN):
-        for key in (JOB, TRAIN):  # the job's own too, so that a list of jobs shows what each was trained on
-            record_inputs(job, key)
-        tracker.params(TRAIN, run_params(job.resolved, job.dataset.manifest.fingerprint, leave_out=("etl", "spark")))
-        events = Events(tracker, ProgressDisplay(), job.folder)
-        point_at_checkpoints(job.folder, tracker)
+    config, tracker, key = job.config, job.tracker, job.training_key
+    with tracker.part(key):
+        for each in (JOB, key):  # the job's own too, so that a list of jobs shows what each was trained on
+            record_inputs(job, each)
+        tracker.params(key, run_params(job.resolved, job.dataset.manifest.fingerprint, leave_out=("etl", "spark")))
+        events = Events(tracker, ProgressDisplay(), job.training_folder, key)
+        point_at_checkpoints(job.training_folder, tracker, key)
         began = time.monotonic()
         launched = run_ranks(job, events, watch)
         train_s = time.monotonic() - began - launched.start_s
-        kept = committed(job.folder.at(CHECKPOINTS))[0] if watch.keeps_checkpoints else []
-        tracker.keep_checkpoints(TRAIN, [info.uri for info in kept])
+        kept = committed(job.training_folder.at(CHECKPOINTS))[0] if watch.keeps_checkpoints else []
+        tracker.keep_checkpoints(key, [info.uri for info in kept])
         rank_0 = TypeAdapter(WorkerResult).validate_python(launched.result)
         log.info("%s", ended_line(rank_0, config))
         plan = "" if config.model.is_trees else layout_plan(job, rank_0)
-        record_tables(tracker, rank_0)
-        record_servers(tracker, rank_0)
+        record_tables(tracker, rank_0, key)
+        record_servers(tracker, rank_0, key)
         trained = Trained(
             train=rank_0,
             attempts=launched.attempt,
@@ -106,11 +110,17 @@ def train(
             per_step_s=per_step_s(launched),
             once_s=once_s(launched),
             predictions=[rank["predictions"] for rank in launched.results if rank["predictions"]],
-            valid_predictions=[rank["valid_predictions"] for rank in launched.results if rank["valid_predictions"]],
             plan=plan,
             start=start.describe(rank_0) if start is not None else "",
+            valid_predictions=valid_predictions(launched),
         )
         return trained, {"launch_s": launched.start_s, "train_s": train_s}
+
+
+def valid_predictions(launched: JobResult) -> list[str]:
+    """The ranks' files of predictions of the validation rows; [] where these are not scored after training."""
+    scored = [rank["exported_valid"] for rank in launched.results if rank["exported_valid"] is not None]
+    return [each["predictions"] for each in scored if each["predictions"]]
 
 
 def identity(job: JobContext) -> RunIdentity:
@@ -135,7 +145,7 @@ def record_inputs(job: JobContext, key: str) -> None:
     train, splits = job.config.train, job.dataset.manifest.splits
     contexts = {"train": "training", train.valid_split: "validation", train.test_split: "testing"}
     for split, context in contexts.items():
-        is_read = key == JOB or (context == "testing") == (key != TRAIN)
+        is_read = key == JOB or (context == "testing") == (key == EVALUATE)
         if split is not None and split in splits and is_read:
             job.tracker.dataset(key, split_info(job.dataset, split), context)
 
@@ -143,29 +153,29 @@ def record_inputs(job: JobContext, key: str) -> None:
 def layout_plan(job: JobContext, rank_0: WorkerResult) -> str:
     """The layout's table of predicted and measured memory and bytes, which is tracked too."""
     plan = format_rows(plan_and_measured(job.config, job.dataset.manifest, rank_0.measured))
-    job.tracker.artifact(TRAIN, plan + "\n", "plan.txt")
+    job.tracker.artifact(job.training_key, plan + "\n", "plan.txt")
     return plan
 
 
-def record_tables(tracker: Tracker, rank_0: WorkerResult) -> None:
+def record_tables(tracker: Tracker, rank_0: WorkerResult, key: str = TRAIN) -> None:
     """Record what the model's sparse tables hold, and the ids that were used most; nothing without tables."""
     if rank_0.tables:
-        tracker.metrics(TRAIN, rank_0.steps, rank_0.table_metrics())
+        tracker.metrics(key, rank_0.steps, rank_0.table_metrics())
         uses = {name: asdict(hot) for name, hot in rank_0.hot_ids.items()}
-        tracker.artifact_json(TRAIN, uses, HOT_IDS)
+        tracker.artifact_json(key, uses, HOT_IDS)
 
 
-def record_servers(tracker: Tracker, rank_0: WorkerResult) -> None:
+def record_servers(tracker: Tracker, rank_0: WorkerResult, key: str = TRAIN) -> None:
     """Record what parameter servers have seen, with histograms of clock gap and version lag; nothing without them."""
     if rank_0.servers is not None:
-        tracker.metrics(TRAIN, rank_0.steps, rank_0.servers.metrics())
-        tracker.artifact_json(TRAIN, asdict(rank_0.servers), SERVERS)
+        tracker.metrics(key, rank_0.steps, rank_0.servers.metrics())
+        tracker.artifact_json(key, asdict(rank_0.servers), SERVERS)
 
 
-def point_at_checkpoints(run: Storage, tracker: Tracker) -> None:
+def point_at_checkpoints(run: Storage, tracker: Tracker, key: str = TRAIN) -> None:
     """Record the checkpoints that a run has: ranks may have finished one after a kill of the driver."""
     for info in committed(run.at(CHECKPOINTS))[0]:
-        tracker.checkpoint(TRAIN, info.step, info.uri, info.bytes, info.world, info.metric)
+        tracker.checkpoint(key, info.step, info.uri, info.bytes, info.world, info.metric)
 
 
 def run_ranks(job: JobContext, events: Events, watch: TrainingWatch) -> JobResult:
@@ -174,25 +184,25 @@ def run_ranks(job: JobContext, events: Events, watch: TrainingWatch) -> JobResul
     Raises WorkerFailed and LaunchError; leaves as KeyboardInterrupt or SystemExit(143) after a signal, a checkpoint
     written first.
     """
-    launch, control = job.config.launch, Control()
+    launch, control, run = job.config.launch, Control(), job.training_folder
 
     def make_job(attempt: int, world: int) -> JobSpec:
         job.count_attempt(attempt)
-        return job_spec(job.resolved, job.dataset, job.folder)
+        return job_spec(job.resolved, job.dataset, run, is_compared=job.family is not None)
 
     def on_event(event: Event) -> None:
         events.on_event(event)
         if isinstance(event, RankMetrics) and event.rank == 0 and _falls_behind(watch, event):
             control.stop()
 
-    with going_on_said(job.folder), obeying_signals(control, launch.grace_s):
+    with going_on_said(run, job.family), obeying_signals(control, launch.grace_s):
         try:
             launched = run_with_recovery(
                 job.spark,
                 RestartableJob(
                     make_job,
                     policy(job.config, job.dataset.manifest),
-                    latest_step=lambda: latest_step(job.folder),
+                    latest_step=lambda: latest_step(run),
                     is_finished=lambda result: bool(result.result["finished"]),
                     first_attempt=job.record.attempts + 1,
                 ),
@@ -205,20 +215,20 @@ def run_ranks(job: JobContext, events: Events, watch: TrainingWatch) -> JobResul
     if by_rank := busy_by_rank(launched.timings):
         from sparkring.pipelines.report.figures import curves, to_png  # with matplotlib, which nothing before needs
 
-        save_step_times(job.folder, launched.timings)
-        job.tracker.artifact(TRAIN, to_png(curves(by_rank, "busy seconds per step")), "ranks.png", "figures")
+        save_step_times(run, launched.timings)
+        job.tracker.artifact(job.training_key, to_png(curves(by_rank, "busy seconds per step")), "ranks.png", "figures")
     return launched
 
 
 @contextmanager
-def going_on_said(run: Storage) -> Iterator[None]:
-    """Where the block is left by a signal, say where the same command goes on."""
+def going_on_said(run: Storage, family: Family | None = None) -> Iterator[None]:
+    """Where the block is left by a signal, say where the same command goes on, and in which training of several."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         step = latest_step(run)
         where = f"at the checkpoint of step {step}" if step is not None else "at step 0: there is no checkpoint yet"
-        log.warning("stopped; the same command goes on %s", where)
+        log.warning("stopped; the same command goes on %s", where if family is None else f"with the {family}, {where}")
         raise
 
 
@@ -257,10 +267,21 @@ def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:
     return {f"rank {rank}": series[rank] for rank in sorted(slowest)}
 
 
-def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
-    """What every rank runs: the entry of its family of models, with the resolved configuration."""
+def job_spec(resolved: Resolved, dataset: Dataset, run: Storage, is_compared: bool = False) -> JobSpec:
+    """What every rank runs: the entry of its family of models, with the resolved configuration.
+
+    Args:
+        resolved: of one family.
+        dataset: that is trained on.
+        run: folder of the training.
+        is_compared: with another family's model, on the validation rows.
+    """
     payload = TrainPayload(
-        config=resolved.as_dict(), config_digest=resolved.digest, dataset=dataset.folder.uri, run=run.uri
+        config=resolved.as_dict(),
+        config_digest=resolved.digest,
+        dataset=dataset.folder.uri,
+        run=run.uri,
+        is_compared=is_compared,
     )
     parallel, timeout_s = resolved.config.parallel, resolved.config.launch.collective_timeout_s
     servers = parallel.servers.per_host
@@ -268,7 +289,8 @@ def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
     ring = ("torch",) if parallel.engine == "torch" or servers or resolved.config.model.is_trees else PRELOAD
     # torch's first optimizer imports dynamo: seconds, which a rank or its replacement would spend after it was forked.
     optimizer = () if resolved.config.model.is_trees else ("torch._dynamo",)
-    entry = ENTRIES[resolved.config.model.family]
+    (family,) = resolved.config.model.families
+    entry = ENTRIES[family]
     preload = (*ring, *optimizer, module_of(entry))
     return JobSpec(
         entry,
@@ -306,8 +328,9 @@ class Events:
     Only rank 0's metrics are the run's.
     """
 
-    def __init__(self, tracker: Tracker, progress: ProgressDisplay, run: Storage) -> None:
-        self.tracker, self.progress, self.run = tracker, progress, run
+    def __init__(self, tracker: Tracker, progress: ProgressDisplay, run: Storage, key: str = TRAIN) -> None:
+        """`run`: folder of the training; `key`: of its run in MLflow."""
+        self.tracker, self.progress, self.run, self.key = tracker, progress, run, key
         self.failed_attempts: list[FailedAttempt] = []
         self.texts: dict[tuple[str, str], str] = {}  # artifacts by folder and name
         self.resumed_from: int | None = None  # step that an earlier command had reached
@@ -317,7 +340,7 @@ class Events:
         self.progress.on_event(event)
         match event:
             case RankMetrics(rank=0):
-                self.tracker.metrics(TRAIN, event.step, event.values)
+                self.tracker.metrics(self.key, event.step, event.values)
                 for name, value in event.values.items():
                     if name == "train/loss" or name.startswith("valid/"):
                         self.history.setdefault(name, {})[event.step] = value
@@ -325,43 +348,43 @@ class Events:
                 self._rank_event(event.name, event.data)
             case AttemptStarted():
                 values = {"launch/start_s": event.start_s, "launch/world": float(event.world)}
-                self.tracker.metrics(TRAIN, event.attempt, values)
+                self.tracker.metrics(self.key, event.attempt, values)
             case Stacks():
                 self.texts["stacks", f"attempt-{event.attempt}-rank-{event.rank}.txt"] = event.text
             case LateLogLines():
                 file = f"attempt-{event.attempt}-rank-{event.rank}.txt"
                 self.texts["late_output", file] = "\n".join(event.lines) + "\n"
             case Straggler():
-                self.tracker.tags(TRAIN, {"sparkring.straggler": f"rank {event.rank} on {event.host}"})
+                self.tracker.tags(self.key, {"sparkring.straggler": f"rank {event.rank} on {event.host}"})
             case AttemptEnded():
                 self._attempt_ended(event)
             case Recovered():
                 self.failed_attempts[-1].recover_s = event.recover_s
-                self.tracker.metrics(TRAIN, event.attempt, {"launch/recover_s": event.recover_s})
+                self.tracker.metrics(self.key, event.attempt, {"launch/recover_s": event.recover_s})
 
     def close(self) -> None:
         """End the progress line, and store the curves so far, the ranks' stacks and late output."""
         self.progress.close()
         save_history(self.run, self.history)
         for (folder, name), text in sorted(self.texts.items()):
-            self.tracker.artifact(TRAIN, text, name, folder)
+            self.tracker.artifact(self.key, text, name, folder)
 
     def _attempt_ended(self, event: AttemptEnded) -> None:
         values = {name: value for name, value in asdict(event).items() if name not in ("words", "why")}
         self.failed_attempts.append(FailedAttempt(**redacted(values | {"message": event.words})))
-        self.tracker.metrics(TRAIN, event.attempt, {"launch/steps_lost": float(event.steps_lost)})
+        self.tracker.metrics(self.key, event.attempt, {"launch/steps_lost": float(event.steps_lost)})
         words = f"{event.cause} on {event.world} ranks: {event.words}; {event.decision}: {event.why}"
-        self.tracker.tags(TRAIN, {f"sparkring.attempt.{event.attempt}": words})
+        self.tracker.tags(self.key, {f"sparkring.attempt.{event.attempt}": words})
 
     def _rank_event(self, kind: str, data: dict[str, Any]) -> None:
         if kind == "ring":
-            self.tracker.tags(TRAIN, {"sparkring.engine": data["engine"], "sparkring.world": data["world"]})
+            self.tracker.tags(self.key, {"sparkring.engine": data["engine"], "sparkring.world": data["world"]})
         elif kind == "checkpoint":
             pointer = {key: data[key] for key in ("step", "uri", "bytes", "world", "metric")}
-            self.tracker.checkpoint(TRAIN, **pointer)
+            self.tracker.checkpoint(self.key, **pointer)
             save_history(self.run, self.history)
         elif kind == "resumed":
             if not self.history:  # else an attempt of this command had begun before
                 self.resumed_from = data["step"]
                 self.history = history_up_to(self.run, data["step"])
-            self.tracker.tags(TRAIN, {"sparkring.resumed_from_step": data["step"]})
+            self.tracker.tags(self.key, {"sparkring.resumed_from_step": data["step"]})

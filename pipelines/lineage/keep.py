@@ -45,6 +45,8 @@ def keep_environment(job: JobContext) -> None:
 def keep_weights(job: JobContext, sha256: str) -> None:
     """Add the sha256 of the exported weights to reproduce.json, and hand it to the tracking store."""
     record = replace(read_record(job.folder), weights_sha256=sha256)
+    if job.config.model.is_trees:  # of both families, it is the network that started from them
+        record = replace(record, start={})
     job.folder.put_atomic(RECORD, record.to_json())
     job.tracker.artifact(JOB, record.to_json(), RECORD, "reproduce")
     if record.patch == PATCH:

@@ -37,6 +37,7 @@ from sparkring.training.tasks import model_class
 from sparkring.training.worker.device import expected_device_type
 
 log = logging.getLogger(__name__)
+UNPLANNED_TREES = "each rank holds its rows, and ranks add up histograms; there is no layout to plan"
 UNPLANNED = "activations, and what is sent for them, are not planned"
 
 
@@ -157,11 +158,13 @@ def sequence_length(config: RunConfig) -> int:
 def show_plan(config: RunConfig) -> str:
     """The table as text, what is not planned and why, and settings that have no effect."""
     if config.model.is_trees:
-        return "model.family = trees: each rank holds its rows, and ranks add up histograms; there is no layout to plan"
+        return f"model.family = trees: {UNPLANNED_TREES}"
     plan = cost_plan(config, known_manifest(config))
     notes = find_notes(LAYOUT, layout_of(config.parallel, plan.mesh, device_of(config)))
     untraced = [f"{UNPLANNED}: {plan.untraced}"] if plan.untraced else []
     tables = table_notes(config, meta_model(config, known_manifest(config)), plan.mesh.dp)
+    trees = [f"this is the network's; trees use nothing of `parallel`: {UNPLANNED_TREES}"]
+    notes = [*notes, *(trees if config.model.family == "both" else [])]
     return "\n\n".join([format_rows(table_rows(plan)), *untraced, *tables, *notes])
 
 

@@ -18,6 +18,7 @@ from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.rules.families import of_family
 from sparkring.conf.storage import CHUNK_BYTES, Storage
 from sparkring.conf.stored import CLOSED, read, up_to
 from sparkring.pipelines.promotion.champion import Champion, NotComparable
@@ -108,7 +109,7 @@ def decide_start(
             return StartDecision(None, f"version {found.version.version} was trained on {shown} as before a correction")
         folder = run.at(START_FOLDER)
         copy_folder(found.folder, folder)
-        own = replace_block(config, folder.uri)
+        own = of_family(replace_block(config, folder.uri), "net")
         assert own.warm_start is not None
         change = change_since(starting_model(own, own.warm_start), own, manifest)
     except (NotComparable, ValueError) as error:  # WarmStartError, StoredError

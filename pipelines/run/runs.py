@@ -77,7 +77,7 @@ def training_settings(config: RunConfig) -> dict[str, Any]:
     blocks = {name: getattr(config, name).model_dump(mode="json") for name in ("data", "model", "optim")}
     for cosmetic in ("cache", "threads", "ahead", "max_bytes", "chunk_bytes", "verify"):
         blocks["data"].pop(cosmetic, None)
-    if config.model.is_trees:
+    if "trees" in config.model.families:
         blocks["trees"] = config.trees.model_dump(mode="json", exclude={"memory_share"})
     else:
         del blocks["model"]["family"]  # which runs of networks were stored without

@@ -92,7 +92,8 @@ def straggler_advice(uri: str) -> str:
     result = read_result(run)
     if problem := _not_a_ring(result):
         raise ManifestError(f"{run.uri}: {problem}; the simulation starts from a ring's step times")
-    return "\n".join(advice(read_windows(run), bool(result.train.tables)))
+    trained = run if result.choice is None else run.at(result.choice.winner)
+    return "\n".join(advice(read_windows(trained), bool(result.train.tables)))
 
 
 def _not_a_ring(result: TrainResult) -> str | None:

@@ -54,6 +54,7 @@ class DateRecord:
     # What it scored and promoted
     scores: dict[str, dict[str, float]] = field(default_factory=dict)  # as in summary.json: the model, baselines
     promotion: dict[str, Any] | None = None  # as in summary.json; None: nothing was decided
+    family: str = ""  # of the model, where the job trained both
 
     format: Annotated[int, up_to(1)] = 1
 

@@ -233,6 +233,7 @@ def scored(job: DateJob) -> dict[str, Any]:
         "scores": summary["scores"],
         "mlflow_url": summary["tracking_url"],
         "promotion": promotion,
+        "family": (summary.get("choice") or {}).get("winner", ""),
         "model_version": None if version is None else str(version),
     }
 

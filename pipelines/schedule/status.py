@@ -71,6 +71,7 @@ def line(ds: str, record: DateRecord | None) -> str:
     words = [f"{ds}  {record.status:<11}", f"attempts {record.attempts}"]
     words += [] if record.exit_code is None else [f"exit {record.exit_code}"]
     words += ["late"] if record.late else []
+    words += [record.family] if record.family else []
     words += [f"{name} {value:.4f}" for name, value in scores]
     words += [str(record.promotion.get("decision", ""))] if record.promotion else []
     words += [record.error.splitlines()[0]] if record.error else []

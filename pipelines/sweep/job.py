@@ -97,6 +97,12 @@ def describe_sweep(sweep: Sweep, checked: str) -> list[str]:
 
 SWEEP: tuple[Rule[RunConfig], ...] = (  # what a recipe may not have in a sweep
     refuse(
+        ("model.family",),
+        lambda c: c.model.family == "both",
+        "model.family = 'both': a trial trains one family",
+        "set it to net or trees, or search it: {{model.family: {{choices: [net, trees]}}}} in the space",
+    ),
+    refuse(
         ("schedule",),
         lambda c: c.schedule is not None,
         "schedule: a sweep has no date",

@@ -10,6 +10,7 @@ DATE = "sparkring.date"  # tag of a version and of a job's run
 ERROR = "sparkring.error"  # tag of a run that failed: the first line of why
 COMMIT = "sparkring.commit"  # tag of a job's run
 FINGERPRINT = "sparkring.fingerprint"  # tag of a job's run and of a version: of the dataset
+FAMILY = "sparkring.family"  # tag of a job's run that trained both: whose model goes on
 RECIPE = "sparkring.recipe"  # tag of a job's run
 HISTORY = "sparkring.history"  # tag of the run with one point per date: the recipe
 WEIGHTS = "sparkring.weights_sha256"  # tag of a version

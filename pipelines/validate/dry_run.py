@@ -53,18 +53,19 @@ def _built(config: RunConfig, examined: Examined) -> str:
 def _trained(config: RunConfig) -> Iterator[str]:
     train, trees = config.train, config.trees
     length = f"{train.steps} steps" if train.steps is not None else f"{train.epochs} epochs"
-    if config.model.is_trees:
+    if "trees" in config.model.families:
         yield (
             f"train    trees of XGBoost as {config.model.task}: at most {trees.rounds} rounds over all rows on "
             f"{config.launch.world} ranks"
         )
-    else:
+    if "net" in config.model.families:
         yield (
             f"train    {config.model.factory} as {config.model.task}: {length} of {train.global_batch} rows a step on "
             f"{config.launch.world} ranks, {train.device}"
         )
     held = f"scored on {train.test_split!r}" if train.test_split else "not scored on held-out rows"
-    yield f"judge    chosen by {train.best_metric} on {train.valid_split!r}, {held}"
+    which = "family and step " if len(config.model.families) > 1 else ""
+    yield f"judge    {which}chosen by {train.best_metric} on {train.valid_split!r}, {held}"
 
 
 def _recorded(config: RunConfig) -> Iterator[str]:

@@ -141,8 +141,9 @@ def device_problems(config: RunConfig) -> Iterator[str]:
 
 
 def family_problems(config: RunConfig) -> Iterable[str]:
-    """Look for the package of trees, or import the network."""
-    return trees_problems() if config.model.is_trees else factory_problems(config)
+    """Look for the package of trees, and import the network, as far as they are trained."""
+    problems = {"trees": trees_problems, "net": factory_problems}
+    return [line for family in config.model.families for line in problems[family](config)]
 
 
 def factory_problems(config: RunConfig) -> Iterator[str]:
@@ -168,11 +169,13 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
         yield f"model.inputs: {model.factory}.forward does not take {len(model.inputs)} columns: {problem}"
 
 
-def trees_problems() -> list[str]:
+def trees_problems(config: RunConfig) -> list[str]:
     """Trees without the package that grows them."""
     if find_spec("xgboost") is not None:
         return []
-    return ["model.family = 'trees': needs XGBoost, which is not installed: pip install 'sparkring[trees]'"]
+    return [
+        f"model.family = {config.model.family!r}: needs XGBoost, which is not installed: pip install 'sparkring[trees]'"
+    ]
 
 
 def training_problems(config: RunConfig) -> list[str]:

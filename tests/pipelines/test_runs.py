@@ -95,14 +95,14 @@ def test_attempt_numbers_survive_an_orderly_end(
     """Used again they would overwrite the audit, and MLflow would take the new attempt's points for a replay."""
     recipe, begun = resolved(tmp_path), []
 
-    def train(job: JobContext, *_: object) -> None:
+    def train_best(job: JobContext, *_: object) -> None:
         first = job.record.attempts + 1
         begun.append(first)
         job.count_attempt(first)
         job.count_attempt(first + 1)
         raise end
 
-    monkeypatch.setattr(job_module, "train", train)
+    monkeypatch.setattr(job_module, "train_best", train_best)
     for attempts in (2, 4):
         with pytest.raises(type(end)):
             job_module.run_job(recipe, etl=False)
@@ -278,6 +278,10 @@ def test_each_setting_of_trees_that_decides_the_model_makes_another_training(tmp
     same = {key for key, value in OF_TREES.items() if digest_of("model.family=trees", f"trees.{key}={value}") == trees}
     assert same == {"memory_share"} and trees != network
     assert {digest_of(f"trees.{key}={value}") for key, value in OF_TREES.items()} == {network}
+    both = digest_of("model.family=both")
+    same = {key for key, value in OF_TREES.items() if digest_of("model.family=both", f"trees.{key}={value}") == both}
+    assert same == {"memory_share"} and len({both, trees, network}) == 3
+    assert digest_of("model.family=both", "optim.lr=0.5") != both
 
 
 DECIDE = {"data", "model", "optim", "train", "trees", "tables", "warm_start", "parallel"}

@@ -35,7 +35,8 @@ TREES = ["trees.early_stopping_rounds=null", "trees.learning_rate=0.5", "trees.r
 
 
 def trained_of(job: Job) -> Trained:
-    files = [[r[name] for r in job.results if r[name]] for name in ("predictions", "valid_predictions")]
+    scored = [r["exported_valid"] for r in job.results if r["exported_valid"]]
+    files = [[r["predictions"] for r in each if r["predictions"]] for each in (job.results, scored)]
     return Trained(
         train=job.result, attempts=1, failed_attempts=[], history={}, per_step_s={}, once_s={},
         predictions=files[0], valid_predictions=files[1],

@@ -12,6 +12,7 @@ from sparkring.conf.blocks.model import StartConfig
 from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.rules.families import of_family
 from sparkring.conf.storage import open_storage
 from sparkring.training.checkpoint.weights import open_weights, read_weights
 from sparkring.training.model.folder import TrainedModel, read_model_folder, weights_at
@@ -45,7 +46,7 @@ def check_starts_without_tables(model: nn.Module) -> None:
 def starting_model(config: RunConfig, start: WarmStartConfig) -> TrainedModel:
     """The model to start from. StoredError for a damaged folder, WarmStartError where the recipe's model is another."""
     assert start.model is not None, "`from` is made a folder before anything is launched"
-    trained = read_model_folder(open_storage(start.model))
+    trained, config = read_model_folder(open_storage(start.model)), of_family(config, "net")
     for key in ("family", "factory", "args", "inputs"):
         before, now = getattr(trained.config.model, key), getattr(config.model, key)
         if before != now:

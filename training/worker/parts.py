@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from sparkring.conf.storage import Storage
 from sparkring.training.checkpoint.checkpointer import ROUNDS_OF_SAVE, Checkpointer, CheckpointInfo
 from sparkring.training.checkpoint.layout import CHECKPOINTS
 from sparkring.training.checkpoint.policy import Retention
-from sparkring.training.data.batch import Batch, Reader
+from sparkring.training.data.batch import Reader
 from sparkring.training.data.resume import PASSES, explain_difference
 from sparkring.training.hooks import CheckpointSeen, Hooks
 from sparkring.training.launch.host.rank import WorkerContext
@@ -28,7 +28,7 @@ from sparkring.training.parallel.strategy import Ranks
 from sparkring.training.tables.files import RowFile, check_whole
 from sparkring.training.worker.agreement import peers
 from sparkring.training.worker.payload import TrainPayload
-from sparkring.training.worker.result import WorkerResult
+from sparkring.training.worker.result import SplitScores, WorkerResult
 from sparkring.training.worker.splits import Splits, left_out
 
 log = logging.getLogger(__name__)
@@ -115,38 +115,42 @@ def check_continues(
         log.warning("%s; going on because checkpoint.allow_other_order is set", message)
 
 
-def score_test_split(parts: RankParts, test: Reader | None, result: WorkerResult) -> WorkerResult:
-    """Add the metrics over `train.test_split`, and the file of this rank's predictions where the task has any."""
-    ctx, strategy, task = parts.ctx, parts.strategy, parts.task
+def score_splits(parts: RankParts, valid: Reader, test: Reader | None, result: WorkerResult) -> WorkerResult:
+    """Add what the exported model scores on `train.test_split`.
+
+    And on the validation rows, where it is compared with another family's model or calibrated on them.
+    """
+    attempt = f"predictions/attempt-{parts.ctx.attempt}"
+    if parts.payload.is_compared or is_calibrated(parts.config):
+        result = replace(result, exported_valid=score_split(parts, valid, "valid", f"{attempt}/valid", result.steps))
     if test is None:
         return result
-    predictions = Predictions(task) if strategy.is_data_leader else None
+    scored = score_split(parts, test, "test", attempt, result.steps)
+    return replace(result, test=scored.metrics, test_left_out=scored.left_out, predictions=scored.predictions)
+
+
+def score_split(parts: RankParts, reader: Reader, name: str, folder: str, step: int) -> SplitScores:
+    """Score a split by the exported model, and write this rank's predictions where the task has any. Collective.
+
+    Args:
+        parts: of this rank.
+        reader: of the split.
+        name: of the split in heartbeats.
+        folder: of the predictions, below the run's.
+        step: of the heartbeats.
+    """
+    ctx, strategy, task = parts.ctx, parts.strategy, parts.task
+    predictions = Predictions(task, parts.manifest.weight is not None) if strategy.is_data_leader else None
     metrics = evaluate_split(
         strategy,
-        test.batches(),
+        reader.batches(),
         task,
         on_batch=predictions.add if predictions else None,
-        on_progress=lambda n: ctx.heartbeat(result.steps, f"test batch {n + 1} of {test.steps_per_epoch}"),
+        on_progress=lambda n: ctx.heartbeat(step, f"{name} batch {n + 1} of {reader.steps_per_epoch}"),
         whole=parts.whole_split() if task.split_metric_names() else None,
     )
-    name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
-    file = predictions.write(parts.run, name) if predictions else None
-    return replace(result, test=metrics, test_left_out=left_out(test), predictions=file)
-
-
-def predict_valid_split(parts: RankParts, batches: Iterable[Batch], result: WorkerResult) -> WorkerResult:
-    """Add the file of this rank's predictions of the validation rows, where probabilities are calibrated on them."""
-    ctx, ranks = parts.ctx, parts.strategy
-    if not is_calibrated(parts.config):
-        return result
-    predictions = Predictions(parts.task, parts.manifest.weight is not None)
-    for number, batch in enumerate(batches):
-        ctx.heartbeat(result.steps, f"validation batch {number + 1}")
-        outputs = ranks.evaluate(batch)
-        if outputs is not None and batch.rows and ranks.is_data_leader:
-            predictions.add(batch, outputs)
-    file = predictions.write(parts.run, f"predictions/attempt-{ctx.attempt}/valid-{ctx.rank:05d}.parquet")
-    return replace(result, valid_predictions=file)
+    file = predictions.write(parts.run, f"{folder}/part-{ctx.rank:05d}.parquet") if predictions else None
+    return SplitScores(metrics=metrics, left_out=left_out(reader), predictions=file)
 
 
 def is_calibrated(config: RunConfig) -> bool:

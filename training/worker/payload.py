@@ -17,6 +17,7 @@ class TrainPayload:
     dataset: str  # URI of its folder
     run: str  # URI of the run folder
     config_digest: str = ""  # of the recipe; each checkpoint notes it
+    is_compared: bool = False  # with another family's model, so ranks score the validation rows by the exported one too
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> TrainPayload:

@@ -23,6 +23,7 @@ from sparkring.conf.manifest import ManifestError
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
+from sparkring.conf.tasks import Family
 from sparkring.training.model.calibration import Calibration
 from sparkring.training.model.start_match import StartMatch
 
@@ -81,8 +82,19 @@ class ServerTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SplitScores:
+    """What the exported model scores on a split."""
+
+    __pydantic_config__ = CLOSED
+
+    metrics: Scores
+    left_out: list[RelativePath] = field(default_factory=list)  # damaged files of the dataset no rank read
+    predictions: RelativePath | None = None  # this rank's file, where the task has any
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerResult:
-    """What one rank returns; all but the last field are the same on every rank."""
+    """What one rank returns; all but the files of predictions are the same on every rank."""
 
     __pydantic_config__ = CLOSED
 
@@ -110,7 +122,7 @@ class WorkerResult:
     servers: ServerTotals | None = None  # None: ranks hold the weights
     started: StartMatch | None = None  # with which trained tensors (model.start)
     predictions: RelativePath | None = None  # this rank's file of test predictions, where the task has any
-    valid_predictions: RelativePath | None = None  # of validation predictions, where a calibration is fitted to them
+    exported_valid: SplitScores | None = None  # on the validation rows, where families are compared or it is calibrated
 
     def table_metrics(self) -> Scores:
         """What sparse tables hold, by the names in MLflow: `tables/hashed.user/evicted`."""
@@ -277,6 +289,35 @@ class RunIdentity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FamilyChoice:
+    """Which family's model goes on, of a job that trains both (model.family), by their scores on the validation rows.
+
+    Made by `choose` in pipelines/job/families.py.
+    """
+
+    __pydantic_config__ = CLOSED
+
+    metric: str  # train.best_metric
+    winner: Family
+    values: dict[Family, float]
+    half_width: float | None  # of the 95 % interval of the difference, by paired resamples of the rows; None: no number
+    train_s: dict[Family, float]
+
+    def describe(self) -> str:
+        """In a line: which, by what values, and whether that is certain."""
+        (other,) = self.values.keys() - {self.winner}
+        ours, theirs = self.values[self.winner], self.values[other]
+        gap, width = ours - theirs, self.half_width
+        interval = "" if width is None else f" ± {width:.2g}"
+        unsure = ", not certainly better" if width is not None and abs(gap) <= width else ""
+        names = {"net": "the network", "trees": "trees"}
+        return (
+            f"{names[self.winner]} by valid {self.metric} {ours:.5g} against {theirs:.5g} of {names[other]} "
+            f"({gap:+.2g}{interval}{unsure})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trained:
     """What training gave."""
 
@@ -290,9 +331,10 @@ class Trained:
     per_step_s: dict[str, float]  # cause -> rank 0's mean seconds per step, in the last attempt
     once_s: dict[str, float]  # cause -> seconds rank 0's reader needed once, to begin the last attempt
     predictions: list[RelativePath]  # files of all ranks, below the run folder
-    valid_predictions: list[RelativePath] = field(default_factory=list)  # of validation rows, see WorkerResult
     plan: str = ""  # table of predicted and measured memory and bytes
     start: str = ""  # where training began and why, where the recipe says `warm_start.from` or `model.start`
+    valid_predictions: list[RelativePath] = field(default_factory=list)  # the same of WorkerResult.exported_valid
+    choice: FamilyChoice | None = None  # None: one family was trained
 
 
 @dataclass(frozen=True, kw_only=True)

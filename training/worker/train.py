@@ -66,8 +66,7 @@ from sparkring.training.worker.parts import (
     RankParts,
     check_continues,
     open_checkpoints,
-    predict_valid_split,
-    score_test_split,
+    score_splits,
 )
 from sparkring.training.worker.payload import TrainPayload
 from sparkring.training.worker.result import IdUses, ServerTotals, WorkerResult
@@ -207,8 +206,7 @@ def _train(parts: Parts, began: float) -> WorkerResult:
         with strategy.averaged():
             export(parts, state.step)
             result = replace(result, exported_step=exported_step, weights=MODEL_FOLDER)
-            result = predict_valid_split(parts, valid.batches(), result)
-            result = score_test_split(parts, test, result)
+            result = score_splits(parts, valid, test, result)
     checkpoints.close()
     return result
 

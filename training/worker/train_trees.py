@@ -41,8 +41,7 @@ from sparkring.training.worker.parts import (
     RankParts,
     check_continues,
     open_checkpoints,
-    predict_valid_split,
-    score_test_split,
+    score_splits,
 )
 from sparkring.training.worker.payload import TrainPayload
 from sparkring.training.worker.result import WorkerResult
@@ -163,8 +162,7 @@ def _train(parts: TreesParts, began: float) -> WorkerResult:
         ranks.keep_rounds(rounds)
         if ctx.rank == 0:
             write_trees(parts.run.at(MODEL_FOLDER), ranks.booster)
-        result = predict_valid_split(parts, [held], replace(result, exported_step=rounds, weights=MODEL_FOLDER))
-        result = score_test_split(parts, test, result)
+        result = score_splits(parts, valid, test, replace(result, exported_step=rounds, weights=MODEL_FOLDER))
     parts.checkpoints.close()
     return result
 

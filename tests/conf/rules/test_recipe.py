@@ -72,6 +72,16 @@ def problems(tmp_path: Path, text: str, *overrides: str) -> list[str]:
             ETL.replace("{kind: numeric}", "{kind: hashed}") + "model: {family: trees}\n",
             "etl.features.id: trees split numbers and categories, none of kind hashed; make it categorical",
         ),
+        (SMALL + "model: {family: both, task: my.task:Mine}\n", "model.task = 'my.task:Mine': trees learn binary, "),
+        (SMALL + "model: {family: both, task: language_model}\n", "model.task = 'language_model': trees learn binary"),
+        (
+            ETL.replace("{kind: numeric}", "{kind: hashed}") + "model: {family: both}\n",
+            "etl.features.id: trees split numbers and categories, none of kind hashed; make it categorical",
+        ),
+        (
+            SMALL + "model: {family: both}\ndata: {mix: {parts: [{dataset: a}, {dataset: b}]}}\n",
+            "model.family = 'both': with data.mix or data.petastorm.url the network is trained on rows that trees do",
+        ),
         (SMALL + "report: {must_beat: [perplexity]}\n", "baselines of model.task = 'binary' have"),
         (SMALL + "report: {must_beat: [loss]}\ntrain: {test_split: null}\n", "train.test_split is null"),
         (SMALL + "report: {must_beat: [loss]}\nmodel: {task: my.task:Mine}\n", "no baselines for model.task"),

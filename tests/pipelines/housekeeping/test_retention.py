@@ -40,8 +40,8 @@ def run(day: int, **changes: Any) -> StoredRun:
     created = datetime(2026, 2, day, 3, tzinfo=UTC)
     values: dict[str, Any] = {
         "path": f"{created:%Y%m%d-%H%M%S}-0a", "fingerprint": print_of(day), "training_digest": "t",
-        "status": "finished", "alive": False, "created": created, "bytes": 100, "checkpoints_bytes": 60,
-        "predictions_bytes": 10,
+        "status": "finished", "alive": False, "created": created, "bytes": 100, "checkpoints": {"checkpoints": 60},
+        "predictions": {"predictions": 10},
     }  # fmt: skip
     return StoredRun(**(values | changes))
 
@@ -210,11 +210,18 @@ def test_what_refers_goes_before_what_it_refers_to() -> None:
 
 
 def test_checkpoints_and_predictions_have_rules_of_their_own() -> None:
-    there = Inventory(runs=[run(1), run(2), run(3, checkpoints_bytes=0), run(4)])
+    there = Inventory(runs=[run(1), run(2), run(3, checkpoints={"checkpoints": 0}), run(4)])
     found = rules(runs={"keep": 3}, checkpoints={"keep": 1}, predictions={"keep": 2})
     assert gone(there, rules=found) == [path(2, "predictions"), path(2, "checkpoints"), path(1)]
     aliased = TrackedState([AliasedModel("m", "champion", f"r/{path(2)}", print_of(2))])
     assert gone(there, aliased, found) == [path(1)]
+
+
+def test_each_family_of_a_run_has_checkpoints_and_predictions_of_its_own() -> None:
+    folders = {"checkpoints": {"checkpoints": 0, "trees/checkpoints": 5, "net/checkpoints": 6}}
+    there = Inventory(runs=[run(1, predictions={"net/predictions": 1}, **folders), run(2)])
+    found = gone(there, rules=rules(checkpoints={"keep": 1}, predictions={"keep": 1}))
+    assert found == [path(1, name) for name in ("net/predictions", "trees/checkpoints", "net/checkpoints")]
 
 
 def test_checkpoints_of_a_run_that_can_be_continued_stay() -> None:

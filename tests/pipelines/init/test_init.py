@@ -136,6 +136,18 @@ def test_a_label_that_looks_like_counts_is_told(tmp_path: Path, claims: list[flo
     assert any("--task poisson" in line for line in project.look_at) == is_told
 
 
+def test_a_recipe_of_both_families_is_that_of_a_network_with_its_family(tmp_path: Path) -> None:
+    pq.write_table(pa.table(PLAIN), tmp_path / "rows.parquet")
+    made = {}
+    for family in ("net", "both"):
+        words = ["init", "table", str(tmp_path / family), "--data", str(tmp_path / "rows.parquet"), "--label", "price"]
+        assert main([*words, "--family", family]) == 0
+        made[family] = yaml.safe_load((tmp_path / family / "recipe.yaml").read_text())
+    assert load_config(str(tmp_path / "both/recipe.yaml")).config.model.families == ("trees", "net")
+    assert made["both"]["model"].pop("family") == "both"
+    assert made["both"] | {"name": "net"} == made["net"]
+
+
 @pytest.mark.parametrize(("rare", "is_told"), [(3, True), (19, True), (20, False), (200, False)])
 def test_a_rare_label_is_told(tmp_path: Path, rare: int, is_told: bool) -> None:
     fraud = [None if i == ROWS else int(i < rare) for i in range(ROWS + 1)]

@@ -90,6 +90,17 @@ def test_a_model_that_does_not_fit_is_left(night: Any, tmp_path: Path) -> None:
     assert started(tmp_path / "away", manifest, away)[1].text == "from scratch: the tracking store does not answer"
 
 
+def test_the_network_of_both_families_starts_from_a_network_and_not_from_trees(night: Any, tmp_path: Path) -> None:
+    champion, manifest = night
+    both = {"model": nights.RECIPE["model"] | {"family": "both"}}
+    block, start = started(tmp_path / "run", manifest, lambda: champion, **both)
+    assert block is not None and start.version == "3"
+    file = Path(champion.folder.path("config.json"))
+    file.write_text(file.read_text().replace('"family": "net"', '"family": "trees"'))
+    block, start = started(tmp_path / "after trees", manifest, lambda: champion, **both)
+    assert block is None and "was trained with model.family = 'trees', the recipe says 'net'" in start.why
+
+
 def test_a_correction_is_left_behind(night: Any, tmp_path: Path) -> None:
     champion, manifest = night
     trained = champion.model.manifest.model_copy(update={"parts": (part("2024-03-01", "a"), part("2024-03-02", "b"))})

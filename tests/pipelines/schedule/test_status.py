@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from sparkring.conf.schedule.block import ScheduleConfig
@@ -80,6 +81,7 @@ def test_a_line_has_what_a_person_asks_first() -> None:
         "2024-03-05  failed       attempts 2  exit 3  late  auc 0.7123  rejected  no file"
     ]
     assert table({"2024-03-04": None}) == ["2024-03-04  missing"]
+    assert "  late  trees  auc 0.7123  " in table({"2024-03-05": replace(record, family="trees")})[0]
 
 
 def test_the_newest_success_that_is_too_old_is_named(tmp_path: Path) -> None:

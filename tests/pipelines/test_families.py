@@ -1,0 +1,150 @@
+"""Which of two families' models goes on, and what is said of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkring.conf.blocks.train import TrainConfig
+from sparkring.conf.load import ConfigError, load_config
+from sparkring.conf.rules.rule import find_problems
+from sparkring.conf.storage import open_storage
+from sparkring.conf.stored import StoredError
+from sparkring.conf.tasks import Family
+from sparkring.etl.examine import Examined
+from sparkring.pipelines.job.families import TrainedFile, better_family, kept_training, placed, record_choice
+from sparkring.pipelines.job.outcome import ModelPlace, outcome
+from sparkring.pipelines.sweep.job import SWEEP
+from sparkring.pipelines.validate import recipe as validate_recipe
+from sparkring.pipelines.validate.dry_run import describe_run
+from sparkring.training.worker.result import FamilyChoice, SplitScores, Trained
+from tests.pipelines.results import rank_result, train_result
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("trees", "net", "mode", "winner"),
+    [
+        (0.5, 0.4, "min", "net"),
+        (0.4, 0.5, "min", "trees"),
+        (0.5, 0.4, "max", "trees"),
+        (0.5, 0.5, "min", "trees"),
+        (NAN, 9.0, "min", "net"),
+        (0.1, NAN, "max", "trees"),
+        (math.inf, 0.1, "max", "net"),
+        (NAN, NAN, "min", "trees"),
+    ],
+)
+def test_the_better_value_wins_and_no_number_never_does(trees: float, net: float, mode: Any, winner: Family) -> None:
+    train = TrainConfig(best_mode=mode, best_metric="auc" if mode == "max" else "loss")
+    assert better_family({"trees": trees, "net": net}, train) == winner
+
+
+def choice(winner: Family = "trees", half_width: float | None = 0.02) -> FamilyChoice:
+    return FamilyChoice(
+        metric="loss",
+        winner=winner,
+        values={"trees": 0.5, "net": 0.625},
+        half_width=half_width,
+        train_s={"trees": 1.0, "net": 2.0},
+    )
+
+
+def test_the_choice_is_said_with_values_and_interval() -> None:
+    said = "trees by valid loss 0.5 against 0.625 of the network (-0.12 ± 0.02)"
+    assert choice().describe() == said
+    assert choice(half_width=None).describe() == said.replace(" ± 0.02", "")
+    assert choice(half_width=0.2).describe().endswith("(-0.12 ± 0.2, not certainly better)")
+
+
+def trained() -> Trained:
+    return Trained(
+        train=rank_result(
+            predictions="predictions/a.parquet",
+            exported_valid=SplitScores(metrics={"loss": 0.5}, predictions="predictions/valid/a.parquet"),
+        ),
+        attempts=1,
+        failed_attempts=[],
+        history={"valid/loss": [(10, 0.5)]},
+        per_step_s={},
+        once_s={},
+        predictions=["predictions/a.parquet"],
+        valid_predictions=["predictions/valid/a.parquet"],
+    )
+
+
+def test_a_training_of_a_family_is_kept_with_paths_below_the_run() -> None:
+    found = placed(trained(), "net")
+    assert found.train.weights == "net/model" and found.predictions == ["net/predictions/a.parquet"]
+    assert found.valid_predictions == ["net/predictions/valid/a.parquet"]
+    assert found.train.predictions == "net/predictions/a.parquet"
+
+
+def test_a_training_that_has_ended_is_kept_for_the_same_training_and_dataset(tmp_path: Path) -> None:
+    folder, found = open_storage(str(tmp_path)), placed(trained(), "net")
+    assert kept_training(folder, "a" * 64, "f") is None
+    file = TrainedFile(trained=found, training_digest="a" * 64, fingerprint="f")
+    folder.put_atomic("trained.json", file.to_json())
+    assert kept_training(folder, "a" * 64, "f") == found
+    assert kept_training(folder, "b" * 64, "f") is None and kept_training(folder, "a" * 64, "g") is None
+    folder.put_atomic("trained.json", replace(file, format=2).to_json())
+    with pytest.raises(StoredError, match="upgrade sparkring"):
+        kept_training(folder, "a" * 64, "f")
+
+
+def test_a_dry_run_names_both_trainings(tmp_path: Path) -> None:
+    (file := tmp_path / "r.yaml").write_text("{name: sales, dataset: d, model: {family: both}, launch: {world: 2}}")
+    lines = [*describe_run(load_config(str(file)).config, Examined())]
+    assert [line.split()[1] for line in lines if line.startswith("train ")] == [
+        "trees",
+        "sparkring.training.models.tabular:Tabular",
+    ]
+    assert any(line.startswith("judge    family and step chosen by loss on 'valid'") for line in lines)
+
+
+def test_the_last_words_are_of_the_better_family_and_do_not_ask_for_trees_again(tmp_path: Path) -> None:
+    (file := tmp_path / "r.yaml").write_text("{name: sales, dataset: d, model: {family: both}}")
+    resolved = load_config(str(file))
+    said = outcome(train_result(choice=choice()), resolved, ModelPlace("m"))
+    assert "ended at round 10" in said and f"  family  {choice().describe()}" in said, "in the words of trees"
+    assert "ended at step 10" in outcome(train_result(choice=choice("net")), resolved, ModelPlace("m"))
+
+
+def test_a_job_of_both_is_recorded_with_both_values() -> None:
+    class Recorder:
+        def metrics(self, key: str, step: int, values: dict[str, float]) -> None:
+            self.values = values
+
+        def tags(self, key: str, tags: dict[str, str]) -> None:
+            self.named = tags
+
+    tracker: Any = Recorder()
+    record_choice(tracker, choice())
+    assert tracker.values == {
+        "valid/trees/loss": 0.5, "valid/net/loss": 0.625, "valid/net_minus_trees/loss": 0.125,
+        "valid/net_minus_trees_half_width/loss": 0.02,
+    }  # fmt: skip
+    assert tracker.named == {"sparkring.family": "trees", "sparkring.family_choice": choice().describe()}
+
+
+def test_without_xgboost_both_is_refused_and_the_network_is_checked_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file := tmp_path / "r.yaml").write_text("{name: sales, dataset: d, model: {family: both, args: {widht: 3}}}")
+    monkeypatch.setattr(validate_recipe, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        validate_recipe.check_recipe(load_config(str(file)).config)
+    first, second = caught.value.problems
+    assert first.startswith("model.family = 'both': needs XGBoost") and "sparkring[trees]" in first
+    assert second.startswith("model.args = {'widht': 3}")
+
+
+def test_a_sweep_of_both_is_refused(tmp_path: Path) -> None:
+    (file := tmp_path / "r.yaml").write_text("{name: sales, dataset: d, model: {family: both}}")
+    (problem,) = find_problems(SWEEP, load_config(str(file)).config)
+    assert problem.startswith("model.family = 'both': a trial trains one family") and "choices: [net, trees]" in problem
