@@ -66,6 +66,11 @@ class ReportInputs:
         return self.manifest.classes or self.several or [str(number) for number in range(classes)]
 
     @property
+    def choice(self) -> str:
+        """Which of two families of models this is, and by how much; empty where one was trained."""
+        return "" if self.result.choice is None else self.result.choice.describe()
+
+    @property
     def differences(self) -> str:
         """One sentence where train, valid and test differ much; empty elsewhere."""
         result = self.result

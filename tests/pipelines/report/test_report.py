@@ -447,10 +447,10 @@ def test_the_first_screen_says_what_to_do_and_where_it_is_wrong_and_paths_come_l
     html = build_report(given)
     shown = ["This model is worse than gradient-boosted trees",
              "<dt>Train longer: the last evaluation was the best</dt>", "<pre>sparkring run a train.epochs=2</pre>",
-             "<td>carrier = UA</td>", "<td>carrier = &lt;i&gt;</td>",
-             "<td>carrier = AA</td>", "Where it is wrong", "Calibration, slices", "Held-out scores",
-             "calibrated by Platt scaling on 900 validation rows", "Rows that are flagged as", "Details of the run",
-             given.manifest.fingerprint, "resolved values and where each came from"]  # fmt: skip
+             "<td>carrier = UA</td>", "<td>carrier = &lt;i&gt;</td>", "<td>carrier = AA</td>", "Where it is wrong",
+             "Calibration, slices", "Held-out scores", "calibrated by Platt scaling on 900 validation rows",
+             "Rows that are flagged as", "Details of the run", given.manifest.fingerprint,
+             "resolved values and where each came from"]  # fmt: skip
     places = [html.find(text) for text in shown]
     assert -1 not in places and places == sorted(places), dict(zip(shown, places, strict=True))
     assert "carrier = B6" not in html.partition("Held-out scores")[0], "it is better there than elsewhere"
