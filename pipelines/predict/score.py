@@ -23,6 +23,8 @@ from sparkring.pipelines.serving import Predictor
 from sparkring.training.model.contributions import Contributions
 
 ROW_GROUP = 1 << 17  # rows
+MOST_WAITING = 64 << 20  # bytes of rows that wait for their row group
+EXPLAINED = 4096  # rows whose contributions are computed at once
 LONG = "_sparkring_long"  # column: whether the row has long texts, which were not sent
 NOT_FINITE = "no finite prediction"  # in `refused`, in the place of a column: of an infinite input, say
 RESULT = pa.schema(
@@ -106,13 +108,22 @@ def _write(task: ScoreTask, path: str, first: pa.RecordBatch, rest: Iterator[pa.
         writer: pq.ParquetWriter | None = None
         waiting: list[pa.Table] = []
         for batch in _chain(first, rest):
-            waiting.append(score_batch(predictor, task, without_long(batch), counts))
-            if sum(map(len, waiting)) >= ROW_GROUP:
-                writer = _flush(writer, sink, waiting)
-        writer = _flush(writer, sink, waiting)
+            for part in parts_of(without_long(batch), task):
+                waiting.append(score_batch(predictor, task, part, counts))
+                if sum(map(len, waiting)) >= ROW_GROUP or sum(table.nbytes for table in waiting) >= MOST_WAITING:
+                    writer = _flush(writer, sink, waiting)
+        if waiting or writer is None:
+            writer = _flush(writer, sink, waiting)
         writer.close()
     about = {"rows": counts.rows, "refused": counts.refused, "missed": counts.missed}
     return about | {"bytes": sink.bytes, "sha256": sink.sha256}
+
+
+def parts_of(batch: pa.RecordBatch, task: ScoreTask) -> list[pa.RecordBatch]:
+    """The batch, or fewer rows at a time where each has contributions, of which there may be thousands."""
+    if not task.contributions:
+        return [batch]
+    return [batch.slice(first, EXPLAINED) for first in range(0, max(batch.num_rows, 1), EXPLAINED)]
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -125,12 +136,20 @@ def _flush(writer: pq.ParquetWriter | None, sink: Any, waiting: list[pa.Table]) 
     table = pa.concat_tables(waiting)
     waiting.clear()
     # Texts repeat. A dictionary of numbers, of which most differ, takes as long as the rest of the writing.
-    texts = [column.name for column in table.schema if pa.types.is_string(column.type)]
+    texts = [path for column in table.schema for path in text_paths(column.name, column.type)]
     writer = writer or pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"), table.schema, use_dictionary=texts, write_page_checksum=True
     )
     writer.write_table(table, row_group_size=ROW_GROUP)
     return writer
+
+
+def text_paths(name: str, kind: pa.DataType) -> list[str]:
+    """The texts of a column as Parquet names them: itself, or the keys of maps."""
+    if pa.types.is_map(kind):
+        inner = f"{name}.key_value"
+        return [*text_paths(f"{inner}.key", kind.key_type), *text_paths(f"{inner}.value", kind.item_type)]
+    return [name] if pa.types.is_string(kind) else []
 
 
 @functools.lru_cache(maxsize=1)

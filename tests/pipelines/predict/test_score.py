@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkring.pipelines.predict.score import _flush
+from sparkring.pipelines.predict.score import About, ScoreTask, _flush, map_column, parts_of
 
 
 def test_texts_alone_are_written_with_a_dictionary() -> None:
@@ -17,3 +21,30 @@ def test_texts_alone_are_written_with_a_dictionary() -> None:
     assert file.read().equals(made) and waiting == []
     columns = [file.metadata.row_group(0).column(n) for n in (0, 1)]
     assert [column.dictionary_page_offset is not None for column in columns] == [True, False]
+
+
+def test_keys_of_maps_have_a_dictionary_too_and_their_values_none() -> None:
+    names = np.array(["wind", "hour"], object)
+    inner = map_column(names, np.arange(400.0))
+    outer = map_column(np.array(["late", "lost"], object), inner)
+    sink = pa.BufferOutputStream()
+    _flush(None, sink, [pa.table({"one": inner, "several": pa.concat_arrays([outer, outer])})]).close()
+    file = pq.ParquetFile(pa.BufferReader(sink.getvalue()))
+    group = file.metadata.row_group(0)
+    found = {group.column(n).path_in_schema: group.column(n).dictionary_page_offset is not None for n in range(5)}
+    assert found == {
+        "one.key_value.key": True, "one.key_value.value": False, "several.key_value.key": True,
+        "several.key_value.value.key_value.key": True, "several.key_value.value.key_value.value": False,
+    }  # fmt: skip
+    assert dict(file.read()["several"][1].as_py())["lost"] == [("wind", 6.0), ("hour", 7.0)]
+
+
+def test_rows_with_contributions_are_scored_some_at_a_time() -> None:
+    batch = pa.record_batch({"id": np.arange(10_000)})
+    task = ScoreTask("", "", "v", (), About("m", "1", datetime(2026, 1, 1, tzinfo=UTC), None))
+    assert parts_of(batch, task) == [batch]
+    parts = parts_of(batch, replace(task, contributions=True))
+    assert [part.num_rows for part in parts] == [4096, 4096, 1808] and pa.Table.from_batches(parts) == (
+        pa.Table.from_batches([batch])
+    )
+    assert len(parts_of(batch.slice(0, 0), replace(task, contributions=True))) == 1
