@@ -17,6 +17,7 @@ from sparkring.pipelines.report.inputs import MOST_WORST, ReportInputs
 from sparkring.training.metrics import Bin, ClassCounts, calibration, class_counts, top_calibration
 from sparkring.training.worker.result import ServerTotals, plain_name
 
+IMPORTANCE = "importance"  # the figure of what the model depends on
 MOST_COLUMNS = 15  # whose importance is drawn
 MOST_ROWS = 25  # of a table under a figure
 MOST_CLASSES = 20  # of the confusion matrix; the rest together are one more
@@ -125,7 +126,7 @@ def _importance(inputs: ReportInputs) -> Drawn:
     of = "" if len(some) == len(result.importance) else f", the first {len(some)} of {len(result.importance)}"
     rows = [(each.feature, each.mean, each.low, each.high) for each in some]
     return Drawn(
-        "importance",
+        IMPORTANCE,
         f"Growth of the {loss} of {result.importance_rows:,} test rows where a column has other rows' values{of}",
         figures.importance_bars(some, loss),
         FigureNumbers(["column", "mean", "low", "high"], rows),

@@ -25,7 +25,7 @@ from sparkring.pipelines.evaluation.evaluate import read_held_out, scored_rows
 from sparkring.pipelines.evaluation.multilabel import OF_LABEL
 from sparkring.pipelines.evaluation.trees import TREES
 from sparkring.pipelines.report import figures
-from sparkring.pipelines.report.drawing import Drawn, draw, tables, wrong_groups
+from sparkring.pipelines.report.drawing import IMPORTANCE, Drawn, draw, tables, wrong_groups
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
@@ -34,7 +34,6 @@ from sparkring.training.worker.result import read_result
 log = logging.getLogger(__name__)
 LEAST_SHOWN = 1e-6  # a smaller number is shown as zero
 DATED = ("calibration", "confusion", "predicted_and_actual")  # of interest night by night, and before others
-IMPORTANCES = "importances"  # the figure of what the model depends on
 
 
 def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage, ds: str | None = None) -> None:
@@ -108,7 +107,7 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
         label_columns=[(name, _title(name, BINARY)) for name in OF_LABEL],
         best=_best(scores),
         errors=svgs.pop(errors, None),
-        importances=svgs.pop(IMPORTANCES, None),
+        importances=svgs.pop(IMPORTANCE, None),
         figures=list(svgs.values()),
         tables=tables(inputs),
         wrong=wrong_groups(inputs),

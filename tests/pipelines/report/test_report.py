@@ -32,8 +32,10 @@ from sparkring.training.worker.result import (
     SUMMARY,
     CalibrationFit,
     FailedAttempt,
+    FamilyChoice,
     GroupScores,
     IdUses,
+    Importance,
     LabelBalance,
     RankedLists,
     TreesGap,
@@ -486,3 +488,18 @@ def test_the_label_of_each_split_is_a_figure(task: str) -> None:
     assert label.caption == "y in each split" and [*label.numbers.columns][1:] == ["train", "test"]
     wanted = [("0", 0.7, 0.7), ("1", 0.3, 0.3)] if task == "binary" else [(0.0, 0.4, 0.4), (1.0, 0.6, 0.6)]
     assert label.numbers.rows == wanted
+
+
+def test_the_first_screen_says_what_it_depends_on_and_which_family_it_is() -> None:
+    found = [Importance(feature="carrier", mean=0.2, low=0.1, high=0.3)]
+    choice = FamilyChoice(
+        metric="loss",
+        winner="trees",
+        values={"net": 0.5, "trees": 0.4},
+        half_width=0.02,
+        train_s={"net": 9, "trees": 1},
+    )
+    html = build_report(without_figures(importance=found, importance_rows=70, choice=choice))
+    first = html.partition("Held-out scores")[0]
+    assert "What it depends on" in first and "of 70 test rows" in first
+    assert f"The better of two trainings: {choice.describe()}." in first
