@@ -68,7 +68,7 @@ def main() -> None:
     began = time.monotonic()
     model, typed = fitted(library, is_value, seed, rows["train"], labels, rows["coded"])
     found = model.predict(typed(rows["test"])) if is_value else model.predict_proba(typed(rows["test"]))
-    np.savez(folder / f"{library}.npz", predictions=found, seconds=time.monotonic() - began, cpu_s=0.0)
+    np.savez(folder / f"{library}.npz", predictions=found, seconds=time.monotonic() - began)
 
 
 if __name__ == "__main__":
