@@ -22,8 +22,7 @@ from sparkring.conf.tasks import CALIBRATION_ERROR, LabelForm, TaskKind
 from sparkring.pipelines.evaluation.balance import shifted_class
 from sparkring.pipelines.evaluation.prediction_files import read_columns
 from sparkring.training.metrics import checked_rows, log_losses, task_scores, weighted_mean
-from sparkring.training.model.calibration import FILE, LEAST, Calibration, log_odds
-from sparkring.training.worker.parts import is_calibrated
+from sparkring.training.model.calibration import FILE, LEAST, Calibration, is_calibrated, log_odds
 from sparkring.training.worker.result import CalibrationFit, LabelBalance, Trained
 
 log = logging.getLogger(__name__)

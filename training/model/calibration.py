@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
 
+from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Finite, read, up_to
+
+if TYPE_CHECKING:  # a driver reads results long before it imports torch, which takes a second
+    import torch
 
 FILE = "calibration.json"
 LEAST, MOST = 1e-300, 1 - 2.0**-53  # probabilities between which logarithms are finite
@@ -37,12 +40,16 @@ class Calibration:
 
     def __call__(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Calibrate probabilities of 1 (N,), or of each class (N, C), float64."""
+        import torch
+
         if probabilities.dim() == 1:
             return torch.sigmoid(self.scale * log_odds(probabilities) + self.shift)
         return torch.softmax(self.scale * torch.log(probabilities.clamp(min=LEAST)), dim=1)
 
     def of(self, scores: np.ndarray) -> np.ndarray:
         """Calibrate an array of probabilities."""
+        import torch
+
         found: np.ndarray = self(torch.from_numpy(scores)).numpy()
         return found
 
@@ -53,8 +60,15 @@ class Calibration:
 
 def log_odds(probabilities: torch.Tensor) -> torch.Tensor:
     """The logarithm of p / (1 - p), finite for 0 and 1 too."""
+    import torch
+
     p = probabilities.clamp(LEAST, MOST)
     return torch.log(p) - torch.log(1 - p)
+
+
+def is_calibrated(config: RunConfig) -> bool:
+    """Whether a calibration is fitted: to validation rows that do not train the model."""
+    return config.model.may_calibrate and config.train.valid_split != "train"
 
 
 def read_calibration(folder: Storage) -> Calibration | None:

@@ -22,6 +22,7 @@ from sparkring.training.hooks import CheckpointSeen, Hooks
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.loop.evaluation import WholeSplit, evaluate_split
 from sparkring.training.loop.fit import LoopRecord
+from sparkring.training.model.calibration import is_calibrated
 from sparkring.training.model.predictions import Predictions
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.strategy import Ranks
@@ -151,8 +152,3 @@ def score_split(parts: RankParts, reader: Reader, name: str, folder: str, step: 
     )
     file = predictions.write(parts.run, f"{folder}/part-{ctx.rank:05d}.parquet") if predictions else None
     return SplitScores(metrics=metrics, left_out=left_out(reader), predictions=file)
-
-
-def is_calibrated(config: RunConfig) -> bool:
-    """Whether a calibration is fitted: to validation rows that do not train the model."""
-    return config.model.may_calibrate and config.train.valid_split != "train"
