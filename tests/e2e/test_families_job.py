@@ -23,7 +23,7 @@ from tests.e2e.commands import run_here
 from tests.e2e.test_trees_job import write_recipe
 from tests.helpers.signals import stopped_when
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORDS = ("run", "visits.yaml", "model.family=both", "train.epochs=2", "report.must_beat=[]")
 PACED = """
@@ -98,11 +98,15 @@ def test_the_better_family_is_the_model_and_the_job_says_why(folder: Path, undis
     version = client.get_model_version_by_alias("visits", "champion")
     assert version.tags["sparkring.weights_sha256"] == digests(undisturbed)["trees"]
 
+
+@pytest.mark.slow
+def test_the_better_family_is_applied_and_reproduced(folder: Path, undisturbed: Path) -> None:
     assert run_here(folder, "predict", "visits.yaml").returncode == Exit.OK
     again = run_here(folder, "reproduce", str(undisturbed))
     assert again.returncode == Exit.OK and "reproduced: bits are equal" in again.stdout, again.stderr
 
 
+@pytest.mark.slow
 def test_a_network_that_is_better_is_judged_against_a_champion_of_trees(folder: Path, undisturbed: Path) -> None:
     better = ("trees.rounds=1", "trees.learning_rate=0.01", "optim.lr=0.02", "train.epochs=8")
     done = run_here(folder, *WORDS, *better)
@@ -116,6 +120,7 @@ def test_a_network_that_is_better_is_judged_against_a_champion_of_trees(folder: 
     assert again.returncode == Exit.OK and "reproduced: bits are equal" in again.stdout, again.stderr
 
 
+@pytest.mark.slow
 def test_a_job_killed_in_one_family_and_stopped_in_the_other_gives_the_same(folder: Path, undisturbed: Path) -> None:
     words = (*WORDS, "train.hooks=[own_pace:Paced]", "checkpoint.every_steps=5")
     for family in ("trees", "net"):

@@ -102,7 +102,7 @@ def test_any_world_gives_the_same_validation_rows(kind: str, group: WorkerGroup,
     table = write_table(tmp_path / "table", weigh=fifths) if kind == "net" else write_homes(tmp_path / "table")
     found = []
     for world in (1, 3):
-        job = train(kind, group, table, tmp_path / str(world), world=world)
+        job = train(kind, group, table, tmp_path / str(world), "train.epochs=1", world=world)
         config, run = RunConfig.model_validate(job.config), open_storage(str(job.folder))
         found.append(read_scored(config.model.kind, run, trained_of(job).valid_predictions))
     np.testing.assert_array_equal(found[0].labels, found[1].labels)
