@@ -15,7 +15,7 @@ from sparkring.conf.errors import error_line
 from sparkring.conf.manifest import Column
 from sparkring.conf.tasks import LabelForm
 from sparkring.pipelines.evaluation.split_rows import SplitRows
-from sparkring.training.worker.result import LabelBalance, Scores
+from sparkring.training.worker.result import CalibrationFit, LabelBalance, Scores, Trained
 
 log = logging.getLogger(__name__)
 MOST_CLASSES = 50  # stored by name; the rest together are OTHER
@@ -206,9 +206,16 @@ def _loss_part(losses: Mapping[str, float]) -> str:
     return f"the loss is {', '.join(f'{loss:.4g} in {name}' for name, loss in known.items())}" if much else ""
 
 
-def split_losses(history: Mapping[str, list[tuple[int, float]]], valid: Scores, scores: Scores) -> Scores:
-    """The loss in train (its last logged window), valid and test, as far as they are known."""
-    trained = history.get("train/loss", [])
-    losses = {"train": trained[-1][1]} if trained else {}
+def split_losses(trained: Trained, scores: Scores, fit: CalibrationFit | None = None) -> Scores:
+    """The model's loss in train (the last logged window up to its step), valid and test, as far as they are known.
+
+    `scores`: of the test rows; `fit`: with a calibration that is kept, the loss in train is not known.
+    """
+    if fit is not None and fit.kept is not None:
+        return {"valid": fit.loss_after} | ({"test": scores["loss"]} if "loss" in scores else {})
+    last = trained.train.exported_step
+    windows = [loss for step, loss in trained.history.get("train/loss", []) if last is None or step <= last]
+    losses = {"train": windows[-1]} if windows else {}
+    valid = trained.model_valid()
     losses |= {"valid": valid["loss"]} if "loss" in valid else {}
     return losses | ({"test": scores["loss"]} if "loss" in scores else {})

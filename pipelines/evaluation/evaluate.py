@@ -76,13 +76,13 @@ def evaluate(job: JobContext, trained: Trained) -> tuple[Evaluated, HeldOut | No
     """Calibrate the model, and score it and the baselines on all rows of `train.test_split`.
 
     Returns the predictions too, where the task has any. Without a test split the scores are those of the validation
-    split, as training has measured them: before any calibration.
+    split, before any calibration.
     """
     config, dataset = job.config, job.dataset
     balance = measure_labels(config, dataset, trained) if config.model.kind.is_table else {}
     fit = calibrate(config, job.folder, trained, balance)
     if config.train.test_split is None:
-        return Evaluated(scores={MODEL: dict(trained.train.valid)}, labels=balance, calibration=fit), None
+        return Evaluated(scores={MODEL: trained.model_valid()}, labels=balance, calibration=fit), None
     if config.model.kind.is_text:
         return evaluate_text(config, dataset.manifest, job.folder, trained.train), None
     if not trained.predictions:

@@ -74,7 +74,7 @@ class ReportInputs:
     def differences(self) -> str:
         """One sentence where train, valid and test differ much; empty elsewhere."""
         result = self.result
-        losses = split_losses(result.history, result.train.valid, result.scores.get(MODEL, {}))
+        losses = split_losses(result, result.scores.get(MODEL, {}), result.calibration)
         numbers = {int(name) for each in result.labels.values() for name in each.shares if name.isdecimal()}
         names = self.class_names(max(numbers, default=-1) + 1)
         return differences(result.labels, losses, self.label, {str(n): name for n, name in enumerate(names)})

@@ -16,6 +16,8 @@ from sparkring.training.trees.columns import Matrix
 from sparkring.training.trees.model import TreesModel
 from sparkring.training.trees.shapley import MatrixColumns, TreeTables, make_tables
 
+FINITE = float(np.finfo(np.float32).min), float(np.finfo(np.float32).max)
+
 
 class TreesExplainer:
     """Computes Shapley values by path (Lundberg et al. 2020, https://doi.org/10.1038/s42256-019-0138-9).
@@ -60,8 +62,9 @@ class TreesExplainer:
     def by_library(self, matrix: Matrix) -> NDArray[np.float64]:
         """What XGBoost computes: (B, O, columns and the base)."""
         columns = self.model.columns
+        finite = np.clip(matrix, *FINITE)  # XGBoost refuses infinite numbers here, which go the same way at every split
         data = xgboost.DMatrix(
-            matrix, feature_names=columns.names, feature_types=columns.types, enable_categorical=True, nthread=1
+            finite, feature_names=columns.names, feature_types=columns.types, enable_categorical=True, nthread=1
         )
         found = self.model.booster.predict(data, pred_contribs=True).astype(np.float64)
         outputs = found.size // max(len(matrix) * found.shape[-1], 1)

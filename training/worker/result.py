@@ -336,6 +336,15 @@ class Trained:
     valid_predictions: list[RelativePath] = field(default_factory=list)  # the same of WorkerResult.exported_valid
     choice: FamilyChoice | None = None  # None: one family was trained
 
+    def model_valid(self) -> Scores:
+        """The validation metrics of the exported model, which need not be the last that were measured."""
+        if self.train.exported_valid is not None:
+            return dict(self.train.exported_valid.metrics)
+        of_valid = {name[6:]: dict(points) for name, points in self.history.items() if name.startswith("valid/")}
+        step = self.train.exported_step
+        at_step = {name: points[step] for name, points in of_valid.items() if step in points}
+        return at_step or dict(self.train.valid)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TreesGap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from functools import partial
@@ -19,7 +20,9 @@ from sparkring.pipelines.evaluation.balance import (
     split_losses,
     value_balance,
 )
-from sparkring.training.worker.result import LabelBalance
+from sparkring.training.model.calibration import Calibration
+from sparkring.training.worker.result import CalibrationFit, LabelBalance, SplitScores
+from tests.pipelines.results import rank_result, train_result
 
 
 def shares(rows: int, share: float) -> LabelBalance:
@@ -69,14 +72,24 @@ def test_losses_that_grow_from_split_to_split_are_named(losses: dict[str, float]
     assert differences({}, losses, "late", {}) == sentence
 
 
-def test_losses_are_the_last_window_the_last_validation_and_the_test() -> None:
-    history = {"train/loss": [(1, 3.0), (2, 2.0)], "valid/loss": [(1, 9.0)]}
-    assert split_losses(history, {"loss": 2.5, "auc": 0.5}, {"loss": 2.75}) == {
-        "train": 2.0,
-        "valid": 2.5,
-        "test": 2.75,
+def test_losses_are_those_of_the_exported_model() -> None:
+    history = {
+        "train/loss": [(1, 3.0), (4, 2.0), (6, 0.1)],
+        "valid/loss": [(1, 9.0), (5, 2.5), (6, 7.0)],
+        "valid/auc": [(5, 0.5)],
     }
-    assert split_losses({}, {}, {"auc": 0.5}) == {}
+    train = rank_result(exported_step=5, steps=6, valid={"loss": 7.0})
+    trained = train_result(history=history, train=train)
+    assert trained.model_valid() == {"loss": 2.5, "auc": 0.5}
+    assert split_losses(trained, {"loss": 2.75}) == {"train": 2.0, "valid": 2.5, "test": 2.75}
+    scored = SplitScores(metrics={"loss": 2.25}, left_out=[], predictions=None)
+    again = train_result(history=history, train=dataclasses.replace(train, exported_valid=scored))
+    assert split_losses(again, {})["valid"] == 2.25, "what was measured of the exported model itself"
+    fit = CalibrationFit(method="", rows=9, loss_before=2.5, loss_after=2.0, kept=Calibration(scale=0.5))
+    assert split_losses(trained, {"loss": 2.75}, fit) == {"valid": 2.0, "test": 2.75}
+    assert split_losses(trained, {}, dataclasses.replace(fit, kept=None))["valid"] == 2.5
+    assert split_losses(train_result(train=rank_result(valid={"loss": 4.0})), {}) == {"valid": 4.0}
+    assert split_losses(train_result(train=rank_result(valid={})), {"auc": 0.5}) == {}
 
 
 def test_of_many_classes_the_frequent_ones_have_a_share_of_their_own() -> None:

@@ -220,7 +220,7 @@ def test_classes_and_values_have_their_own_figures_and_scores(
 
 
 def test_splits_that_differ_are_said_at_the_top() -> None:
-    sentence = "The splits differ: the loss is 0.0005003 in train, 0.5 in valid"
+    sentence = "The splits differ: the loss is 0.1 in train, 0.5 in valid"
     assert sentence in Page(build_report(inputs(model={}))).text
     assert "splits differ" not in Page(build_report(without_figures(scores={MODEL: {}}))).text
 

@@ -112,6 +112,14 @@ def test_a_category_never_seen_and_one_beyond_the_list_have_contributions() -> N
     check_as_library(grown(depth=6), rows)
 
 
+@pytest.mark.parametrize("depth", [6, 12])
+def test_infinite_numbers_have_contributions_whichever_way_they_are_computed(depth: int) -> None:
+    rows = some_rows(60, seed=7)
+    rows["x0"][:20], rows["x1"][10:30] = torch.inf, -torch.inf
+    found = TreesExplainer(grown("regression", depth=depth, min_child_weight=0), FEATURES)(rows)
+    assert np.isfinite(found.values).all() and not found.misses().any()
+
+
 def test_no_rows_have_no_contributions() -> None:
     found = TreesExplainer(grown("multiclass"), FEATURES)(some_rows(0))
     assert found.values.shape == (0, 4, 3) and found.raw.shape == (0, 3) and len(found.base) == 3
