@@ -32,7 +32,7 @@ TARGET = 20_000  # rows of trees per CPU second
 FEW, EXACT_ROWS, EXACT_PAIRS = 2000, 500, 32
 
 
-def test_rows(dataset: str, columns: list[str], most: int) -> pa.Table:
+def held_out_rows(dataset: str, columns: list[str], most: int) -> pa.Table:
     manifest = read_manifest(open_storage(dataset))
     files = [Path(dataset, file.path) for file in manifest.files_of("test")]
     return pa.concat_tables(pq.read_table(file, columns=columns) for file in files).slice(0, most).combine_chunks()
@@ -76,7 +76,7 @@ def measure(dataset: str, folder: Path, most: int) -> list[str]:
     """The cells of a model's line."""
     predictor = load(folder)
     config, is_trees = predictor.config, predictor.config.model.is_trees
-    table = test_rows(dataset, predictor.raw_columns, most)
+    table = held_out_rows(dataset, predictor.raw_columns, most)
     rows, count = raw_of(table), len(table)
     first = raw_of(table.slice(0, 1))
     setup_s = cpu_s(lambda: predictor.contributions(first, 1))

@@ -32,7 +32,6 @@ Slopes = Callable[[Array], tuple[float, Array, Array]]
 FOLDS = 5
 FEWEST = 100  # validation rows that count; fewer say too little
 METHODS = {LabelForm.FLAG: "Platt scaling", LabelForm.CLASS: "temperature scaling"}
-MOST_STEPS, ENOUGH = 100, 1e-10  # of Newton's method, which ends where no parameter changes by more
 
 
 @dataclass(frozen=True)
@@ -175,19 +174,14 @@ def class_slopes(at: Array, logs: Array, rows: ValidationRows) -> tuple[float, A
 
 
 def minimize(slopes: Slopes, start: Array) -> Array:
-    """The least value of a strictly convex function, by Newton's method; a step that does not lower it is halved."""
-    at = start
-    loss, gradient, curve = slopes(at)
-    for _ in range(MOST_STEPS):
-        step = np.linalg.solve(curve, gradient)
-        lower = slopes(at - step)
-        while lower[0] > loss and np.abs(step).max() > ENOUGH:
-            step = step / 2
-            lower = slopes(at - step)
-        if np.abs(step).max() <= ENOUGH:
-            break
-        at, (loss, gradient, curve) = at - step, lower
-    return at
+    """The least value of a strictly convex function, by Newton's method within a region of trust (SciPy)."""
+    from scipy import optimize  # a job needs it after training alone
+
+    found = optimize.minimize(
+        lambda at: slopes(at)[:2], start, method="trust-exact", jac=True, hess=lambda at: slopes(at)[2]
+    )
+    best: Array = found.x
+    return best
 
 
 def with_test_errors(

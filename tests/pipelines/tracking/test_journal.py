@@ -103,8 +103,9 @@ def test_a_closed_journal_is_free_though_a_process_that_is_starting_has_its_file
         os._exit(0)
     try:
         journal.close(delete=False)
-        (found,) = abandoned_journals(tmp_path)
-        found.close(delete=True)
+        found = list(abandoned_journals(tmp_path))
+        assert [each.folder for each in found] == [journal.folder]
+        found[0].close(delete=True)
     finally:
         os.close(write), os.close(read)
         os.waitpid(pid, 0)
