@@ -6,6 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -42,13 +43,13 @@ def label_balance(
         if form not in (LabelForm.FLAGS, LabelForm.NUMBER):
             counted = {split: class_rows(rows.doubles(names)) for split, rows in splits.items()}
             return class_balance({split: counts for split, counts in counted.items() if counts})
-        found = {split: label_means(rows.doubles(names)) for split, rows in splits.items()}
+        found = {split: label_moments(rows.doubles(names)) for split, rows in splits.items()}
         if form is LabelForm.NUMBER:
             return value_balance(found, {split: partial(rows.doubles, names) for split, rows in splits.items()})
         return {
-            split: LabelBalance(rows=n, shares={str(number): mean for number, mean in enumerate(means)})
-            for split, (n, means, _) in found.items()
-            if n
+            split: LabelBalance(rows=each.rows, shares={str(n): mean for n, mean in enumerate(each.means)})
+            for split, each in found.items()
+            if each.rows
         }
     except Exception as error:
         log.warning("labels of %s are not compared: %s", sorted(splits), error_line(error))
@@ -64,9 +65,20 @@ def class_rows(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:
     return dict(counted)
 
 
-def label_means(batches: Iterable[pa.RecordBatch]) -> tuple[int, list[float], list[float]]:
-    """Count the rows, and find the mean and deviation of every column, from those of each batch (Chan 1979)."""
-    rows, means, squares = 0, np.zeros(0), np.zeros(0)
+@dataclass(frozen=True)
+class Moments:
+    """Of some rows; a number for each of their columns, none without rows."""
+
+    rows: int
+    means: list[float]
+    deviations: list[float]
+    lows: list[float]
+    highs: list[float]
+
+
+def label_moments(batches: Iterable[pa.RecordBatch]) -> Moments:
+    """Count the rows, and find the moments of every column, from those of each batch (Chan 1979)."""
+    rows, means, squares, lows, highs = 0, np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0)
     for batch in batches:
         if not (n := batch.num_rows):
             continue
@@ -74,38 +86,45 @@ def label_means(batches: Iterable[pa.RecordBatch]) -> tuple[int, list[float], li
         own, total = values.mean(axis=0), rows + n
         apart = own - (means if rows else own)
         squares = (squares if rows else 0.0) + np.square(values - own).sum(axis=0) + np.square(apart) * rows * n / total
+        lows = np.minimum(lows if rows else np.inf, values.min(axis=0))
+        highs = np.maximum(highs if rows else -np.inf, values.max(axis=0))
         means, rows = own - apart * rows / total, total
-    return rows, means.tolist(), np.sqrt(squares / max(rows, 1)).tolist()
+    deviations = np.sqrt(squares / max(rows, 1))
+    return Moments(rows, means.tolist(), deviations.tolist(), lows.tolist(), highs.tolist())
 
 
 def value_balance(
-    moments: Mapping[str, tuple[int, list[float], list[float]]],
+    moments: Mapping[str, Moments],
     read: Mapping[str, Callable[[], Iterable[pa.RecordBatch]]],
 ) -> dict[str, LabelBalance]:
     """Mean, deviation and histogram of a value in each split. The bars are those of the first split with rows.
 
     Args:
-        moments: rows, means and deviations by split, as of `label_means`.
+        moments: of the value, by split.
         read: gives the rows of a split once more.
     """
-    known = {split: each for split, each in moments.items() if each[0]}
-    edges = next((bar_edges(means[0], deviations[0]) for _, means, deviations in known.values()), np.zeros(0))
+    known = {split: each for split, each in moments.items() if each.rows}
+    edges = next(map(bar_edges, known.values()), np.zeros(0))
     return {
         split: LabelBalance(
-            rows=n,
-            mean=means[0],
-            std=deviations[0],
+            rows=each.rows,
+            mean=each.means[0],
+            std=each.deviations[0],
             counts=bar_counts(read[split](), edges).tolist(),
             edges=edges.tolist(),
         )
-        for split, (n, means, deviations) in known.items()
+        for split, each in known.items()
     }
 
 
-def bar_edges(mean: float, deviation: float) -> np.ndarray:
-    """Where the bars of a histogram begin and end, (BARS + 1,): three deviations to both sides."""
-    wide = 3 * deviation if deviation > 0 else 0.5
-    edges: np.ndarray = np.linspace(mean - wide, mean + wide, BARS + 1)
+def bar_edges(of: Moments) -> np.ndarray:
+    """Where the bars of a value's histogram begin and end, (BARS + 1,): three deviations to both sides, as far as there
+    are values.
+    """
+    (mean,), (deviation,), (low,), (high,) = of.means, of.deviations, of.lows, of.highs
+    wide = 3 * deviation
+    ends = (max(low, mean - wide), min(high, mean + wide)) if low < high else (mean - 0.5, mean + 0.5)
+    edges: np.ndarray = np.linspace(*ends, BARS + 1)
     return edges
 
 

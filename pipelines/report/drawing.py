@@ -71,7 +71,8 @@ def tables(inputs: ReportInputs) -> list[PageTable]:
     if not (rows := _flagged(held)):
         return []
     columns = ["flagged", "from probability", "share of rows", "precision", "recall", "lift"]
-    caption = f"Rows that are flagged as {inputs.positive}, by threshold and by number"
+    by_weight = "; shares are of the rows' weights" if inputs.weight else ""
+    caption = f"Rows that are flagged as {inputs.positive}, by threshold and by number{by_weight}"
     return [PageTable("thresholds", caption, FigureNumbers(columns, rows))]
 
 

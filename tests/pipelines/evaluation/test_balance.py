@@ -13,10 +13,11 @@ import pytest
 
 from sparkring.pipelines.evaluation.balance import (
     OTHER,
+    Moments,
     class_balance,
     class_rows,
     differences,
-    label_means,
+    label_moments,
     split_losses,
     value_balance,
 )
@@ -105,10 +106,11 @@ def test_labels_are_measured_batch_by_batch_as_if_they_were_one() -> None:
     values = np.random.default_rng(0).normal(1e6, 2.0, size=(100, 2))
     cuts = (0, 1, 1, 40, 100)
     batches = [pa.record_batch({"a": values[a:b, 0], "b": values[a:b, 1]}) for a, b in itertools.pairwise(cuts)]
-    rows, means, deviations = label_means(batches)
-    assert rows == 100 and means == pytest.approx(values.mean(axis=0), rel=1e-12)
-    assert deviations == pytest.approx(values.std(axis=0), rel=1e-9)
-    assert label_means([]) == (0, [], [])
+    found = label_moments(batches)
+    assert found.rows == 100 and found.means == pytest.approx(values.mean(axis=0), rel=1e-12)
+    assert found.deviations == pytest.approx(values.std(axis=0), rel=1e-9)
+    assert found.lows == values.min(axis=0).tolist() and found.highs == values.max(axis=0).tolist()
+    assert label_moments([]) == Moments(0, [], [], [], [])
     classes = [pa.record_batch({"kind": np.array(part, float)}) for part in ([0, 2, 2], [], [2])]
     assert class_rows(classes) == {"0": 1, "2": 3}
 
@@ -120,16 +122,25 @@ def test_a_histogram_has_every_row_and_the_bars_of_the_first_split() -> None:
         return [pa.record_batch({"y": part}) for part in np.array_split(values, 3)]
 
     splits = {"train": train, "none": np.zeros(0), "test": test}
-    moments = {name: label_means(batches(values)) for name, values in splits.items()}
+    moments = {name: label_moments(batches(values)) for name, values in splits.items()}
     found = value_balance(moments, {name: partial(batches, values) for name, values in splits.items()})
     assert [*found] == ["train", "test"], "a split without rows has no mean"
     assert sum(found["train"].counts) == 1000 and sum(found["test"].counts) == 4
     assert found["test"].counts[0] == found["test"].counts[-1] == 1, "what is beyond is in the outermost"
     assert found["train"].edges == found["test"].edges and found["train"].mean == pytest.approx(train.mean())
-    assert found["train"].edges[0] == pytest.approx(train.mean() - 3 * train.std())
+    wide = 3 * train.std()
+    assert found["train"].edges[0] == pytest.approx(max(train.min(), train.mean() - wide))
+    assert found["train"].edges[-1] == pytest.approx(min(train.max(), train.mean() + wide))
+
+
+def test_a_histogram_of_counts_begins_at_the_least_of_them() -> None:
+    batches = [pa.record_batch({"y": np.repeat([0.0, 1.0, 2.0, 30.0], [900, 90, 9, 1])})]
+    (found,) = value_balance({"train": label_moments(batches)}, {"train": lambda: batches}).values()
+    assert found.edges[0] == 0.0 and found.counts[0] == 900 and found.edges[-1] < 30
+    assert found.counts[-1] == 1, "what is beyond is in the outermost"
 
 
 def test_a_label_that_is_constant_has_a_histogram() -> None:
     batches = [pa.record_batch({"y": np.full(7, 3.0)})]
-    (found,) = value_balance({"train": label_means(batches)}, {"train": lambda: batches}).values()
+    (found,) = value_balance({"train": label_moments(batches)}, {"train": lambda: batches}).values()
     assert sum(found.counts) == 7 == max(found.counts)
