@@ -66,7 +66,7 @@ def class_rows(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Moments:
+class LabelMoments:
     """Of some rows; a number for each of their columns, none without rows."""
 
     rows: int
@@ -76,7 +76,7 @@ class Moments:
     highs: list[float]
 
 
-def label_moments(batches: Iterable[pa.RecordBatch]) -> Moments:
+def label_moments(batches: Iterable[pa.RecordBatch]) -> LabelMoments:
     """Count the rows, and find the moments of every column, from those of each batch (Chan 1979)."""
     rows, means, squares, lows, highs = 0, np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0)
     for batch in batches:
@@ -90,11 +90,11 @@ def label_moments(batches: Iterable[pa.RecordBatch]) -> Moments:
         highs = np.maximum(highs if rows else -np.inf, values.max(axis=0))
         means, rows = own - apart * rows / total, total
     deviations = np.sqrt(squares / max(rows, 1))
-    return Moments(rows, means.tolist(), deviations.tolist(), lows.tolist(), highs.tolist())
+    return LabelMoments(rows, means.tolist(), deviations.tolist(), lows.tolist(), highs.tolist())
 
 
 def value_balance(
-    moments: Mapping[str, Moments],
+    moments: Mapping[str, LabelMoments],
     read: Mapping[str, Callable[[], Iterable[pa.RecordBatch]]],
 ) -> dict[str, LabelBalance]:
     """Mean, deviation and histogram of a value in each split. The bars are those of the first split with rows.
@@ -117,7 +117,7 @@ def value_balance(
     }
 
 
-def bar_edges(of: Moments) -> np.ndarray:
+def bar_edges(of: LabelMoments) -> np.ndarray:
     """Where the bars of a value's histogram begin and end, (BARS + 1,): three deviations to both sides, as far as there
     are values.
     """

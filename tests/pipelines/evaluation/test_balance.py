@@ -13,7 +13,7 @@ import pytest
 
 from sparkring.pipelines.evaluation.balance import (
     OTHER,
-    Moments,
+    LabelMoments,
     class_balance,
     class_rows,
     differences,
@@ -110,7 +110,7 @@ def test_labels_are_measured_batch_by_batch_as_if_they_were_one() -> None:
     assert found.rows == 100 and found.means == pytest.approx(values.mean(axis=0), rel=1e-12)
     assert found.deviations == pytest.approx(values.std(axis=0), rel=1e-9)
     assert found.lows == values.min(axis=0).tolist() and found.highs == values.max(axis=0).tolist()
-    assert label_moments([]) == Moments(0, [], [], [], [])
+    assert label_moments([]) == LabelMoments(0, [], [], [], [])
     classes = [pa.record_batch({"kind": np.array(part, float)}) for part in ([0, 2, 2], [], [2])]
     assert class_rows(classes) == {"0": 1, "2": 3}
 
