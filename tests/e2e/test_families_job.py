@@ -21,6 +21,7 @@ from sparkring.training.model.folder import weights_sha256
 from tests import waits
 from tests.e2e.commands import run_here
 from tests.e2e.test_trees_job import write_recipe
+from tests.helpers.modules import ship_module, write_module
 from tests.helpers.signals import stopped_when
 
 pytestmark = pytest.mark.spark
@@ -49,8 +50,6 @@ class Paced(Hook):
 def folder(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     found = tmp_path_factory.mktemp("families")
     write_recipe(found)
-    (found / "own_pace.py").write_text(PACED.format(folder=str(found)))
-    spark.sparkContext.addPyFile(str(found / "own_pace.py"))
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(found))
         yield found
@@ -121,8 +120,12 @@ def test_a_network_that_is_better_is_judged_against_a_champion_of_trees(folder: 
 
 
 @pytest.mark.slow
-def test_a_job_killed_in_one_family_and_stopped_in_the_other_gives_the_same(folder: Path, undisturbed: Path) -> None:
-    words = (*WORDS, "train.hooks=[own_pace:Paced]", "checkpoint.every_steps=5")
+def test_a_job_killed_in_one_family_and_stopped_in_the_other_gives_the_same(
+    spark: Any, folder: Path, undisturbed: Path
+) -> None:
+    module = write_module(folder, PACED.format(folder=str(folder)))
+    ship_module(spark, module)
+    words = (*WORDS, f"train.hooks=[{module.stem}:Paced]", "checkpoint.every_steps=5")
     for family in ("trees", "net"):
         (folder / f"hold-{family}").touch()
     log = folder / "started.log"

@@ -23,6 +23,7 @@ from sparkring.pipelines.serving import TRUSTED, _load_pyfunc
 from sparkring.training.metrics import task_scores
 from sparkring.training.worker.result import MODEL, read_result
 from tests.e2e.commands import run_here
+from tests.helpers.modules import ship_module
 
 pytestmark = pytest.mark.spark
 KINDS = ("blue", "green", "red")
@@ -102,7 +103,7 @@ def test_images_become_a_model_that_is_served_their_bytes(
 ) -> None:
     write_files(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    spark.sparkContext.addPyFile(str(tmp_path / "cnn_of_test.py"))
+    ship_module(spark, tmp_path / "cnn_of_test.py")
     done = run_here(tmp_path, "run", "photos.yaml")
     assert done.returncode == 0, done.stderr[-3000:]
     (run,) = [path.parent for path in tmp_path.glob("data/runs/photos/*/summary.json")]

@@ -28,6 +28,7 @@ from sparkring.etl.raw import unpack_flights
 from sparkring.pipelines.model.check import ask, data_folder, import_problem
 from tests import waits
 from tests.e2e.commands import run_here
+from tests.helpers.modules import ship_module, write_module
 from tests.helpers.signals import stopped_when
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -42,6 +43,7 @@ class Workplace:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.env = os.environ | {"PYTHONPATH": f"{ROOT}:{EXAMPLE}:{folder}", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        self.pace = Pace(folder)
 
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "sparkring.pipelines.cli", *words]
@@ -94,7 +96,8 @@ class Pace:
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "pace"
-        (folder / "own_pace.py").write_text(
+        self.module = write_module(
+            folder,
             f"""
 import time
 from pathlib import Path
@@ -111,7 +114,7 @@ class Paced(Hook):
             time.sleep(0.02)
         if seen.step > 10 and PACE.exists():
             time.sleep(0.1)
-"""
+""",
         )
 
     @property
@@ -130,13 +133,13 @@ class Paced(Hook):
 def workplace(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     folder = tmp_path_factory.mktemp("workplace")
     unpack_flights(folder / "data/raw/flights")
-    Pace(folder)
-    for module in (EXAMPLE / "my_model.py", folder / "own_pace.py"):
-        spark.sparkContext.addPyFile(str(module))  # for ranks of the suite's session
+    workplace = Workplace(folder)
+    for module in (EXAMPLE / "my_model.py", workplace.pace.module):
+        ship_module(spark, module)
     with pytest.MonkeyPatch.context() as patched:
         for path in (EXAMPLE, folder):
             patched.syspath_prepend(str(path))
-        yield Workplace(folder)
+        yield workplace
 
 
 RECIPE = str(EXAMPLE / "weather.yaml")
@@ -290,9 +293,14 @@ def test_a_job_that_is_killed_and_then_stopped_is_finished_by_the_same_command(
     An attempt's number that is used twice would overwrite what an earlier attempt wrote of the audit.
     """
     assert finished.returncode == 0
-    log, pace = workplace.folder / "started.log", Pace(workplace.folder)
+    log, pace = workplace.folder / "started.log", workplace.pace
     words = ("train", RECIPE, "train.epochs=2", "checkpoint.every_steps=10", "train.log_every_steps=1")
-    words += (f"train.seed={9 + len(by)}", "data.audit=true", "report.baselines=false", "train.hooks=[own_pace:Paced]")
+    words += (
+        f"train.seed={9 + len(by)}",
+        "data.audit=true",
+        "report.baselines=false",
+        f"train.hooks=[{pace.module.stem}:Paced]",
+    )
 
     def begin() -> subprocess.Popen[str]:
         """Start the command; it is returned once its ranks wait behind the checkpoint of step 10."""
