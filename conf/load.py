@@ -28,7 +28,7 @@ from sparkring.conf.schedule.dated import ORIGIN, DateRequest, apply_date
 from sparkring.conf.schedule.dates import DataInterval
 from sparkring.conf.schema import NAME, REFERENCE, RUN_NAME
 from sparkring.conf.secrets import redacted
-from sparkring.conf.tasks import Family
+from sparkring.conf.tasks import Families
 
 MOST_SHOWN = 200  # characters of a wrong value
 SYNONYMS = {"gpu": "cuda", "adam": "adamw", "classification": "multiclass"}  # nearer in spelling is another value
@@ -57,7 +57,7 @@ class Resolved:
     def as_dict(self) -> dict[str, Any]:
         return self.config.model_dump(mode="json")
 
-    def of_family(self, family: Family) -> Resolved:
+    def of_family(self, family: Families) -> Resolved:
         """The configuration of one of the families that it trains."""
         return replace(self, config=of_family(self.config, family))
 

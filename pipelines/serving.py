@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.decoding.columns import RaggedArray, numpy_dtype, one_array
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.features.transform import RawColumn, RawFeatures
+from sparkring.training.model.blend import Blend
 from sparkring.training.model.calibration import Calibration
 from sparkring.training.model.contributions import (
     Contributions,
@@ -81,7 +83,7 @@ def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping
 
 
 def read_model(folder: Storage, trained: TrainedModel) -> Model:
-    """Read what a model folder holds: a module with its weights and tables, or trees.
+    """Read what a model folder holds of one family: a module with its weights and tables, or trees.
 
     StoredError for a file that is damaged; ValueError, TypeError or RuntimeError where it fits no model.
     """
@@ -140,7 +142,7 @@ def learned_nulls(state: State) -> bool:
     return state.get("train_nulls", 0) > 0  # not counted of cyclic features, nor of categories by an older sparkring
 
 
-class Predictor:
+class TablePredictor(ABC):
     """Predicts a table task from raw columns, as the feature fit saw them.
 
     `predict(rows)` gives a frame with `prediction` (binary: probability of the positive class; regression: the value)
@@ -148,28 +150,41 @@ class Predictor:
     Several labels have a probability each, `label_<name>`.
     """
 
-    def __init__(
-        self, config: RunConfig, manifest: DatasetManifest, model: Model, calibration: Calibration | None = None
-    ):
-        self.config, self.calibration = config, calibration
-        self.manifest = manifest = seen_by(config.model, manifest)
+    def __init__(self, config: RunConfig, manifest: DatasetManifest, calibration: Calibration | None):
+        self.config, self.manifest, self.calibration = config, manifest, calibration
         self.kind = config.model.kind
         self.label_names = manifest.label_names if self.kind.has_several_labels else []
-        self.columns = pick_columns(manifest, config.model)
-        self.task: Any = recipe_task(config.model, self.columns)
-        self.model = model
         self.raw = raw_inputs(config, manifest)
-        self._features = None
-        if self.raw.states:
-            self._features = RawFeatures(manifest.features | {"features": self.raw.states}, config.data.decoders)
-        self._source = TensorSource(manifest, [column.name for column in self.raw.tensors])
-        self.batch_rows = rows_at_once(self.raw.tensors)
-        has_images = any(column.layout == "binary" for column in self.raw.tensors)
-        self.tensor_rows = self.batch_rows if has_images else TENSOR_ROWS
         self.refuses_null = {
             state["column"]: state["name"] for state in self.raw.states if state.get("nulls") == "refuse"
         } | {column.name: column.name for column in self.raw.plain if column.nulls == "refuse"}
         """Raw column in which no value may be null -> the feature that says so."""
+
+    @abstractmethod
+    def scores(self, rows: Mapping[str, RawColumn], count: int) -> np.ndarray:
+        """Score raw columns of `count` rows: (count,) float64, or (count, classes or labels).
+
+        An Arrow array's NaN is a value where pandas cannot say null otherwise, and a null in a feature of numbers.
+        """
+
+    @abstractmethod
+    def scores_of_stored(self, rows: pa.Table) -> np.ndarray:
+        """Score rows of a dataset: (rows,) float64, or (rows, classes).
+
+        `rows` has the stored columns that this model's manifest names, whatever dataset they are of.
+        """
+
+    @property
+    @abstractmethod
+    def stored_columns(self) -> list[str]:
+        """The columns of a dataset's files that `scores_of_stored` needs."""
+
+    @abstractmethod
+    def contributions(self, rows: Mapping[str, RawColumn], count: int) -> Contributions:
+        """Explain the raw predictions of `count` rows: features are the raw columns, in the order of `raw_columns`.
+
+        ValueError where the model's predictions have no contributions. Rows are as `scores` takes them.
+        """
 
     @property
     def raw_columns(self) -> list[str]:
@@ -194,18 +209,45 @@ class Predictor:
         missing = {name: pa.nulls(len(rows)) for name in self.raw.optional - {*rows}}
         return {name: raw_column(rows[name], name in nullable) for name in rows} | missing
 
-    def scores(self, rows: Mapping[str, RawColumn], count: int) -> np.ndarray:
-        """Score raw columns of `count` rows: (count,) float64, or (count, classes or labels).
+    def output_names(self, found: Contributions) -> list[str]:
+        """Name the classes or labels that a row has raw predictions of; [] where it has one."""
+        if self.kind.form in (LabelForm.FLAG, LabelForm.NUMBER):
+            return []
+        return self.label_names or self.manifest.classes or [str(number) for number in range(len(found.base))]
 
-        An Arrow array's NaN is a value where pandas cannot say null otherwise, and a null in a feature of numbers.
-        """
+    def predictions(self, scores: np.ndarray) -> dict[str, np.ndarray]:
+        """The scores as columns by name."""
+        if scores.ndim == 1:
+            return {"prediction": scores}
+        classes = [] if self.kind.has_several_labels else self.manifest.classes
+        names = self.kind.score_columns(classes, self.label_names, scores.shape[1])
+        likeliest = {"prediction": np.array(classes, object)[scores.argmax(axis=1)]} if classes else {}
+        return likeliest | {name: scores[:, i] for i, name in enumerate(names)}
+
+
+class Predictor(TablePredictor):
+    """Predicts by one model: a network, or trees."""
+
+    def __init__(
+        self, config: RunConfig, manifest: DatasetManifest, model: Model, calibration: Calibration | None = None
+    ):
+        manifest = seen_by(config.model, manifest)
+        super().__init__(config, manifest, calibration)
+        self.columns = pick_columns(manifest, config.model)
+        self.task: Any = recipe_task(config.model, self.columns)
+        self.model = model
+        self._features = None
+        if self.raw.states:
+            self._features = RawFeatures(manifest.features | {"features": self.raw.states}, config.data.decoders)
+        self._source = TensorSource(manifest, [column.name for column in self.raw.tensors])
+        self.batch_rows = rows_at_once(self.raw.tensors)
+        has_images = any(column.layout == "binary" for column in self.raw.tensors)
+        self.tensor_rows = self.batch_rows if has_images else TENSOR_ROWS
+
+    def scores(self, rows: Mapping[str, RawColumn], count: int) -> np.ndarray:
         return np.concatenate([self._probabilities(columns) for columns in self._batches(rows, count)])
 
     def contributions(self, rows: Mapping[str, RawColumn], count: int) -> Contributions:
-        """Explain the raw predictions of `count` rows: features are the raw columns, in the order of `raw_columns`.
-
-        ValueError where the model's predictions have no contributions. Rows are as `scores` takes them.
-        """
         if (problem := contribution_problem(self.config, self.manifest)) is not None:
             raise ValueError(problem)
         found = joined([self._explain(columns) for columns in self._batches(rows, count)])
@@ -226,12 +268,6 @@ class Predictor:
             [*features.values()],
         )
 
-    def output_names(self, found: Contributions) -> list[str]:
-        """Name the classes or labels that a row has raw predictions of; [] where it has one."""
-        if self.kind.form in (LabelForm.FLAG, LabelForm.NUMBER):
-            return []
-        return self.label_names or self.manifest.classes or [str(number) for number in range(len(found.base))]
-
     def _batches(self, rows: Mapping[str, RawColumn], count: int) -> Iterator[dict[str, torch.Tensor]]:
         """The tensors of `batch_rows` raw rows at a time."""
         for start, end in batches_of(count, self.tensor_rows):
@@ -240,26 +276,12 @@ class Predictor:
                 yield {name: tensor[a:b] for name, tensor in tensors.items()}
 
     def scores_of_stored(self, rows: pa.Table) -> np.ndarray:
-        """Score rows of a dataset: (rows,) float64, or (rows, classes).
-
-        `rows` has the stored columns that this model's manifest names, whatever dataset they are of.
-        """
         tables = (rows.slice(start, end - start) for start, end in batches_of(len(rows), self.batch_rows))
         return np.concatenate([self._probabilities(self._stored_tensors(table)) for table in tables])
 
     @property
     def stored_columns(self) -> list[str]:
-        """The columns of a dataset's files that `scores_of_stored` needs."""
         return [column.name for column in self._source.stored]
-
-    def predictions(self, scores: np.ndarray) -> dict[str, np.ndarray]:
-        """The scores as columns by name."""
-        if scores.ndim == 1:
-            return {"prediction": scores}
-        classes = [] if self.kind.has_several_labels else self.manifest.classes
-        names = self.kind.score_columns(classes, self.label_names, scores.shape[1])
-        likeliest = {"prediction": np.array(classes, object)[scores.argmax(axis=1)]} if classes else {}
-        return likeliest | {name: scores[:, i] for i, name in enumerate(names)}
 
     def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
         """What is predicted, (rows,) or (rows, classes or labels), of what the model computes."""
@@ -297,6 +319,36 @@ class Predictor:
             if column.mask is not None:
                 columns[column.mask] = torch.from_numpy(np.ones(len(values), bool) if present is None else present)
         return columns
+
+
+class BlendedPredictor(TablePredictor):
+    """Mixes what a network and trees predict for the same rows."""
+
+    def __init__(self, trained: TrainedModel, blend: Blend, net: Predictor, trees: Predictor):
+        super().__init__(trained.config, trained.manifest, trained.calibration)
+        self.blend, self.net, self.trees = blend, net, trees
+
+    def scores(self, rows: Mapping[str, RawColumn], count: int) -> np.ndarray:
+        return self._mixed(*(part.scores(rows, count) for part in (self.net, self.trees)))
+
+    def scores_of_stored(self, rows: pa.Table) -> np.ndarray:
+        return self._mixed(*(part.scores_of_stored(rows) for part in (self.net, self.trees)))
+
+    @property
+    def stored_columns(self) -> list[str]:
+        return list(dict.fromkeys([*self.net.stored_columns, *self.trees.stored_columns]))
+
+    def contributions(self, rows: Mapping[str, RawColumn], count: int) -> Contributions:
+        found = [
+            part.contributions(rows, count).of_features(part.raw_columns, self.raw_columns)
+            for part in (self.net, self.trees)
+        ]
+        blended = found[0].mixed(self.blend.share, found[1])
+        return blended if self.calibration is None else blended.calibrated(self.calibration)
+
+    def _mixed(self, net: np.ndarray, trees: np.ndarray) -> np.ndarray:
+        found = self.blend.of(self.kind, net, trees)
+        return found if self.calibration is None else self.calibration.of(found)
 
 
 def rows_at_once(columns: Iterable[Column]) -> int:
@@ -403,12 +455,12 @@ def _given(row: Mapping[Any, Any], name: str, default: float) -> float:
     return default if value is None or value != value else value
 
 
-def _load_pyfunc(path: str) -> Predictor | Writer:
+def _load_pyfunc(path: str) -> TablePredictor | Writer:
     """Load a model folder; MLflow calls this."""
     return load_trusted(path)
 
 
-def load_trusted(path: str) -> Predictor | Writer:
+def load_trusted(path: str) -> TablePredictor | Writer:
     """Load a local model folder. StoredError for one that is damaged, or names code that is not trusted here."""
     folder = open_storage(path)
     config = read_model_folder(folder).config
@@ -429,14 +481,13 @@ def _has_module(code: Path, name: str) -> bool:
     return place.with_name(f"{place.name}.py").is_file() or (place / "__init__.py").is_file()
 
 
-def make_predictor(folder: Storage) -> Predictor | Writer:
+def make_predictor(folder: Storage) -> TablePredictor | Writer:
     """Load a model folder whose code is trusted. StoredError where its parts make no model."""
     trained = read_model_folder(folder)
     try:
-        model = read_model(folder, trained)
         if trained.config.model.kind.is_text:
-            return Writer(trained.config, trained.manifest, model)
-        return Predictor(trained.config, trained.manifest, model, trained.calibration)
+            return Writer(trained.config, trained.manifest, read_model(folder, trained))
+        return table_predictor(folder, trained)
     except StoredError:
         raise
     except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: torch's, of memory and of shapes
@@ -444,6 +495,14 @@ def make_predictor(folder: Storage) -> Predictor | Writer:
         raise StoredError(
             f"{folder.uri}: config.json and manifest.json make no model for its weights: {why}"
         ) from error
+
+
+def table_predictor(folder: Storage, trained: TrainedModel) -> TablePredictor:
+    """Read a table's model, of one family or a blend. Raises what `read_model` raises."""
+    models = [
+        Predictor(part.config, part.manifest, read_model(folder, part), part.calibration) for part in trained.parts
+    ]
+    return models[0] if trained.blend is None else BlendedPredictor(trained, trained.blend, *models)
 
 
 def check_trusted(config: RunConfig, where: str, own: Iterable[str] = ()) -> None:

@@ -51,7 +51,12 @@ class ModelConfig(Strict):
         "net",
         description="net: the torch module of `factory`; trees: gradient-boosted trees of XGBoost by the block "
         "`trees`, which take every feature column of a table; both: one after the other, and the better one by "
-        "train.best_metric on the validation rows is the model",
+        "train.best_metric on the validation rows is the model, or a blend of them",
+    )
+    blend: Literal["auto", "none"] = Field(
+        "auto",
+        description="of family both: auto: the model is a blend of network and trees, where that is better by "
+        "train.best_metric on validation rows that its weight was not fitted on; none: it is one of the two",
     )
     factory: Reference = Field(
         "sparkring.training.models.tabular:Tabular", description="module:Class of a torch module"

@@ -7,11 +7,11 @@ from typing import Any
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.tasks import Family
+from sparkring.conf.tasks import Families
 
 
-def of_family(config: RunConfig, family: Family) -> RunConfig:
-    """Return what a recipe of both says of one family; a recipe of that family as it is.
+def of_family(config: RunConfig, family: Families) -> RunConfig:
+    """Return what a recipe of both says of one family; a recipe of that family, or of both, as it is.
 
     Keys that describe networks alone (WITHOUT_TREES in conf/rules/trees.py) have their defaults in a recipe of trees,
     which refuses others.

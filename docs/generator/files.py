@@ -23,6 +23,7 @@ FILES = {  # file -> (its folder, the class that reads it; `module.Class` where 
     "start.json": ("a run", "StartDecision"),
     "model_start.json": ("a run", "ModelStart"),
     "tables.json": ("a model", "TablesFile"),
+    "blend.json": ("a model that is a blend of two families", "Blend"),
     "COMMIT.json": ("a checkpoint", "Marker"),
     "index.json": ("a checkpoint", "Index"),
     "trainer.json": ("a checkpoint", "TrainerFile"),

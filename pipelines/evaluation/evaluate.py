@@ -37,8 +37,7 @@ from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.pipelines.evaluation.trees import TREES, Grown
 from sparkring.training.data.features.transform import Categorical
 from sparkring.training.metrics import Rows, perplexity, row_values, task_scores
-from sparkring.training.model.calibration import read_calibration
-from sparkring.training.model.folder import TrainedModel
+from sparkring.training.model.folder import TrainedModel, described_model
 from sparkring.training.model.recipe_model import pick_columns
 from sparkring.training.worker.result import (
     MODEL,
@@ -151,9 +150,7 @@ def measure_importance(
         return [], 0
     try:
         folder = job.folder.at(trained.train.weights)
-        described = TrainedModel(config, manifest, read_calibration(folder))
-        model = serving.read_model(folder, described)
-        predictor = serving.Predictor(config, manifest, model, described.calibration)
+        predictor = serving.table_predictor(folder, described_model(folder, config, manifest))
         if any(column.layout not in ("scalar", "vector") for column in predictor.raw.tensors):
             return [], 0  # of an image or a sequence there is nothing to compare with
         columns = predictor.stored_columns

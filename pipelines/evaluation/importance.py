@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sparkring.conf.tasks import TaskKind
 from sparkring.pipelines.evaluation.split_rows import SplitRows
-from sparkring.pipelines.serving import Predictor
+from sparkring.pipelines.serving import TablePredictor
 from sparkring.training.metrics import Rows, row_values
 from sparkring.training.worker.result import Importance
 
@@ -56,7 +56,7 @@ def mean_and_half_width(values: Array, weights: Array) -> tuple[float, float]:
     return mean, 1.96 * math.sqrt(np.square(weights) @ np.square(values - mean))
 
 
-def find_importances(predictor: Predictor, kind: TaskKind, sample: Sample, repeats: int) -> list[Importance]:
+def find_importances(predictor: TablePredictor, kind: TaskKind, sample: Sample, repeats: int) -> list[Importance]:
     """The importance of each stored column that the model reads, the largest first. The same for the same rows.
 
     Args:

@@ -1,11 +1,11 @@
-"""Train the families of models that a recipe names, and go on with the better one (model.family: both).
+"""Train the families of models that a recipe names, and go on with the better one, or a blend (model.family: both).
 
     <run>/trees/   checkpoints/ predictions/ model/ history.json of one family, as a run folder of that family alone
     <run>/net/     has them; trained.json: what its training gave, once it has ended
-    <run>/         summary.json, report.html ..: of the better one
+    <run>/         summary.json, report.html ..: of the better one, or of the blend (pipelines/job/blend.py)
 
 Each training is that of a recipe of its family (conf/rules/families.py); what follows knows the better one's recipe
-alone. A command that continues the job trains what has no trained.json.
+alone, or that of both where the model is a blend. A command that continues the job trains what has no trained.json.
 """
 
 from __future__ import annotations
@@ -18,26 +18,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
-import numpy as np
-
 from sparkring.conf.blocks.train import TrainConfig
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Label, Sha256, read, up_to
-from sparkring.conf.tasks import Family
+from sparkring.conf.tasks import Families, Family
 from sparkring.pipelines.context.context import JobContext, StartPoint
-from sparkring.pipelines.evaluation.evaluate import read_predictions, row_weights
-from sparkring.pipelines.evaluation.split_rows import split_rows
+from sparkring.pipelines.job.blend import better_blend, read_pairs
 from sparkring.pipelines.job.train_step import train
-from sparkring.pipelines.promotion.scores import resampled
 from sparkring.pipelines.run.runs import training_digest
 from sparkring.pipelines.tracking.tags import FAMILY, JOB
 from sparkring.pipelines.tracking.tracker import Tracker
+from sparkring.training.model.folder import describe_model
 from sparkring.training.worker.result import FamilyChoice, Trained
 
 log = logging.getLogger(__name__)
 TRAINED = "trained.json"
-RESAMPLES = 200  # of the validation rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +54,8 @@ class TrainedFile:
 def train_best(job: JobContext, start: StartPoint | None) -> tuple[JobContext, Trained, dict[str, float]]:
     """Train each family of the recipe, and return the better one's job and training, and the seconds of all.
 
+    Of a blend the job is that of both, and the training the network's with the blend for its model.
+
     `start`: the weights that the network starts from, if any.
     """
     families = job.config.model.families
@@ -69,11 +67,11 @@ def train_best(job: JobContext, start: StartPoint | None) -> tuple[JobContext, T
         jobs[family] = job.of_family(family)
         trained[family], spent = train_once(jobs[family], start if family == "net" else None)
         seconds.update(spent)
-    choice = choose(job, trained)
-    log.info("the model is that of %s", choice.describe())
+    best, choice = choose(job, trained)
+    log.info("chosen: %s", choice.describe())
     record_choice(job.tracker, choice)
-    best = replace(trained[choice.winner], choice=choice)
-    return jobs[choice.winner], best, {"launch_s": seconds["launch_s"], "train_s": seconds["train_s"]}
+    of_winner = job if choice.winner == "both" else jobs[choice.winner]
+    return of_winner, replace(best, choice=choice), {"launch_s": seconds["launch_s"], "train_s": seconds["train_s"]}
 
 
 def train_once(job: JobContext, start: StartPoint | None) -> tuple[Trained, dict[str, float]]:
@@ -83,6 +81,8 @@ def train_once(job: JobContext, start: StartPoint | None) -> tuple[Trained, dict
         log.info("%s: trained by an earlier command", job.family)
         return kept, {}
     trained, seconds = train(job, start)
+    assert trained.train.weights is not None, "training is finished"
+    describe_model(folder.at(trained.train.weights), job.config, job.dataset.manifest)
     trained = placed(trained, str(job.family))
     file = TrainedFile(trained=trained, training_digest=digest, fingerprint=fingerprint)
     folder.put_atomic(TRAINED, file.to_json())
@@ -121,17 +121,23 @@ def placed(trained: Trained, folder: str) -> Trained:
     )
 
 
-def choose(job: JobContext, trained: Mapping[Family, Trained]) -> FamilyChoice:
-    """Compare the models of both families on the validation rows, by train.best_metric."""
+def choose(job: JobContext, trained: Mapping[Family, Trained]) -> tuple[Trained, FamilyChoice]:
+    """Compare the models of both families, and a blend, on the validation rows by train.best_metric."""
     config, metric = job.config.train, job.config.train.best_metric
     values = {family: valid_scores(each)[metric] for family, each in trained.items()}
-    return FamilyChoice(
+    winner = better_family(values, config)
+    net, trees = trained["net"], trained["trees"]
+    valid = read_pairs(job.folder, job.config.model.kind, net.valid_predictions, trees.valid_predictions)
+    choice = FamilyChoice(
         metric=metric,
-        winner=better_family(values, config),
-        values=values,
-        half_width=half_width(job, trained),
+        winner=winner,
+        values=dict[Families, float](values.items()),
+        half_width=None if valid is None else valid.half_width(metric, valid.net, valid.trees),
         train_s={family: each.train.train_s for family, each in trained.items()},
     )
+    if job.config.model.blend == "none" or valid is None:
+        return trained[winner], choice
+    return better_blend(job, trained, choice, valid) or (trained[winner], choice)
 
 
 def valid_scores(trained: Trained) -> dict[str, float]:
@@ -146,30 +152,12 @@ def better_family(values: Mapping[Family, float], train: TrainConfig) -> Family:
     return min(values, key=lambda family: sign * values[family] if math.isfinite(values[family]) else math.inf)
 
 
-def half_width(job: JobContext, trained: Mapping[Family, Trained]) -> float | None:
-    """Half of the 95 % interval of the difference of the metric, by paired resamples; None where it is no number."""
-    config, kind, metric = job.config, job.config.model.kind, job.config.train.best_metric
-    left_out = {file for each in trained.values() for file in _left_out(each)}
-    if metric not in kind.resampled or left_out:  # of a damaged split the families may have read other rows
-        return None
-    rows = split_rows(job.dataset, config.train.valid_split, config.data, [])
-    read_of = [read_predictions(job.folder, each.valid_predictions, rows) for each in trained.values()]
-    labels, models = read_of[0][0], tuple(scores for _, scores in read_of)
-    found = resampled(kind, metric, labels, models, RESAMPLES, row_weights(rows))
-    width = 1.96 * float(np.std(found[:, 0] - found[:, 1]))
-    return width if math.isfinite(width) else None
-
-
-def _left_out(trained: Trained) -> list[str]:
-    return trained.train.exported_valid.left_out if trained.train.exported_valid is not None else []
-
-
 def record_choice(tracker: Tracker, choice: FamilyChoice) -> None:
-    """Record the comparison in the job's run: values, their difference with its interval, and which family it is."""
+    """Record the comparison in the job's run: values, their difference with its interval, and what the model is."""
     net, trees = choice.values["net"], choice.values["trees"]
     values = {f"valid/{family}/{choice.metric}": value for family, value in choice.values.items()}
     values |= {f"valid/net_minus_trees/{choice.metric}": net - trees}
-    if choice.half_width is not None:
+    if choice.half_width is not None and choice.share is None:
         values |= {f"valid/net_minus_trees_half_width/{choice.metric}": choice.half_width}
     tracker.metrics(JOB, 0, values)
     tracker.tags(JOB, {FAMILY: choice.winner, "sparkring.family_choice": choice.describe()})

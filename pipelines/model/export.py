@@ -93,6 +93,13 @@ class Source:
         return self.about | {"inputs": inputs}
 
 
+BLENDED = (
+    "is a blend of a network and trees, which one file cannot hold: export the models of its run, <run>/net/model and "
+    "<run>/trees/model, and mix what they predict by the share in <run>/model/blend.json; or serve it from its folder, "
+    "or by `sparkring predict`"
+)
+
+
 def export(
     target: str, form: Format | None, out: Path | None, tracking: TrackingConfig, say: Callable[[str], None]
 ) -> int:
@@ -112,6 +119,8 @@ def export(
     with scratch_folder("export") as scratch:
         folder = find_files(target, tracking, scratch)
         family = read_model_folder(open_storage(str(folder))).config.model.family
+        if family == "both":
+            raise ConfigError(target, [BLENDED])
         form = checked_form(target, family, form)
         out = out or Path(f"model.{form}")
         check_can_write(form, out)
@@ -205,6 +214,7 @@ def read_source(folder: Path, target: str) -> Source:
     if code.is_dir():
         sys.path.append(str(code))  # as MLflow does; last, so that sparkring is the one that runs
     found, stored = load_trusted(str(folder)), open_storage(str(folder))
+    assert isinstance(found, Predictor | Writer), "a blend is refused before"
     model: Any = found.model
     if tables := sparse_embeddings(model):
         problem = f"its sparse tables ({', '.join(tables)}) are files beside the model, which one file cannot hold; "

@@ -79,7 +79,7 @@ def start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -
                 _find(config, start)
             return Problems()
         folder, file = weights_at(start.weights)
-        if folder.exists(TREES_FILE):
+        if folder.exists(TREES_FILE) and not folder.exists(file):
             return Problems([f"{key}: is of family trees, whose file has no tensors; begin with a network's"])
         if not folder.exists(file):
             return Problems([f"{key}: there is no {folder.uri}/{file}"])

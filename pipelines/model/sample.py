@@ -23,7 +23,7 @@ from sparkring.conf.features import State
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import RelativePath, Sha256, read
-from sparkring.pipelines.serving import Predictor, Writer
+from sparkring.pipelines.serving import TablePredictor, Writer
 
 ROWS, PREDICTIONS = "sample_rows.parquet", "sample_predictions.parquet"
 DIGESTS = "sha256.json"  # beside them: file of the model -> sha256
@@ -63,7 +63,7 @@ def write_sample(folder: Path, rows: pa.Table, predictions: pa.Table) -> None:
 
 
 def sample_of(
-    config: RunConfig, manifest: DatasetManifest, dataset: Storage, predictor: Predictor | Writer
+    config: RunConfig, manifest: DatasetManifest, dataset: Storage, predictor: TablePredictor | Writer
 ) -> tuple[pa.Table, pa.Table]:
     """Raw rows and their predictions: `tracking.sample_rows` rows, or one prompt of a language model."""
     if isinstance(predictor, Writer):

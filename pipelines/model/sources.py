@@ -53,7 +53,7 @@ def model_sources(config: RunConfig, images: bool = False) -> Sources:
     own = [module_of(each) for each in config.model_code.values()]
     also = [TOKENIZER] if config.model.kind.is_text else []
     also += [DECODE] if images else []
-    also += [TREES] if config.model.is_trees else []
+    also += [TREES] if "trees" in config.model.families else []
     return collect([LOADER, *also, *own])
 
 

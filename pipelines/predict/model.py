@@ -12,7 +12,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.references import module_of
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.serving import Predictor, check_trusted, copy_model_folder, make_predictor
+from sparkring.pipelines.serving import TablePredictor, check_trusted, copy_model_folder, make_predictor
 from sparkring.pipelines.tracking.client import client_limits
 from sparkring.training.model.folder import CONFIG, TrainedModel, model_files, read_model_folder, weights_sha256
 
@@ -66,10 +66,10 @@ def get_model(config: RunConfig, block: PredictConfig, scratch: Path) -> Scoring
     return ScoringModel(folder, uri, name or trained.config.name, version or sha256[:SHORT], run_id, sha256, trained)
 
 
-def load(folder: Path) -> Predictor:
+def load(folder: Path) -> TablePredictor:
     """The predictor of a model folder that was checked before. StoredError where its parts make none."""
     found = make_predictor(open_storage(str(folder)))
-    assert isinstance(found, Predictor), "language models are refused when the model is found"
+    assert isinstance(found, TablePredictor), "language models are refused when the model is found"
     return found
 
 

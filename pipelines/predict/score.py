@@ -19,7 +19,7 @@ from pyspark import SparkFiles, TaskContext
 from sparkring.conf.blocks.predict import CONTRIBUTIONS
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.predict.model import load
-from sparkring.pipelines.serving import Predictor
+from sparkring.pipelines.serving import TablePredictor
 from sparkring.training.model.contributions import Contributions
 
 ROW_GROUP = 1 << 17  # rows
@@ -153,13 +153,13 @@ def text_paths(name: str, kind: pa.DataType) -> list[str]:
 
 
 @functools.lru_cache(maxsize=1)
-def loaded(folder: str) -> Predictor:
+def loaded(folder: str) -> TablePredictor:
     """The model, read once by each worker process, whose tasks are Spark's slots: one thread each."""
     torch.set_num_threads(1)
     return load(Path(folder))
 
 
-def score_batch(predictor: Predictor, task: ScoreTask, batch: pa.RecordBatch, counts: Counts) -> pa.Table:
+def score_batch(predictor: TablePredictor, task: ScoreTask, batch: pa.RecordBatch, counts: Counts) -> pa.Table:
     """Score the rows of a batch that are not refused, and count both."""
     kept, refused = without_refused(batch, [n for n in predictor.refuses_null if n in batch.schema.names])
     for name, rows in refused.items():

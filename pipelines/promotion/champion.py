@@ -78,18 +78,35 @@ def predict_test_rows(champion: Champion, config: RunConfig, dataset: Dataset, r
 
 
 def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: SplitRows) -> Array:
-    trained, split = champion.model, config.train.test_split
+    trained = champion.model
     if trained.config.model.task != config.model.task:
         raise ValueError(f"its task is {trained.config.model.task!r}, this recipe's is {config.model.task!r}")
     for of in ("classes", "label_names"):
         if (theirs := getattr(trained.manifest, of)) != (ours := getattr(dataset.manifest, of)):
             raise ValueError(f"its {of.replace('_', ' ')} are {theirs}, this dataset's {ours}")
+    wanted = rows.row_numbers()
+    parts = [_predict_part(champion.folder, part, config, dataset, wanted) for part in trained.parts]
+    scores = parts[0] if trained.blend is None else trained.blend.of(config.model.kind, *parts)
+    return scores if trained.calibration is None else trained.calibration.of(scores)
+
+
+def _predict_part(folder: Storage, trained: TrainedModel, config: RunConfig, dataset: Dataset, wanted: Array) -> Array:
+    """What a champion of one family predicts, or one of those that a blend mixes.
+
+    Args:
+        folder: with its weights.
+        trained: what it was configured as.
+        config: of this run.
+        dataset: of this run.
+        wanted: numbers of the test rows, in the dataset's order.
+    """
+    split = config.train.test_split
     assert split is not None, "there are test rows"
     features = {key: state for key, state in trained.manifest.features.items() if key != "weight"}  # of its own rows
     manifest = seen_by(trained.config.model, with_features(dataset.manifest, features))
     model_block = trained.config.model.model_copy(update={"label": config.model.label})
     columns = pick_columns(manifest, model_block)
-    model = serving.read_model(champion.folder, trained)
+    model = serving.read_model(folder, trained)
     task: Any = recipe_task(model_block, columns)
     at_a_time = config.evaluation_batch(manifest.splits[split].rows)
     request = ReadRequest(dataset.folder, manifest, split, columns.read, at_a_time)
@@ -103,7 +120,7 @@ def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: Spli
     finally:
         reader.close()
     ids, scores = (np.concatenate([part[i] for part in found.parts]) for i in (0, 1))
-    order, wanted = np.argsort(ids), rows.row_numbers()
+    order = np.argsort(ids)
     if not np.array_equal(ids[order], wanted):
         raise ValueError(f"{len(ids)} of {len(wanted)} test rows were read")
-    return scores[order] if trained.calibration is None else trained.calibration.of(scores[order])
+    return np.asarray(scores[order])

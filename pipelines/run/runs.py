@@ -75,6 +75,8 @@ def training_settings(config: RunConfig) -> dict[str, Any]:
     """
     train = config.train.model_dump(mode="json", exclude={"threads_per_rank", "device", "log_every_steps", "hooks"})
     blocks = {name: getattr(config, name).model_dump(mode="json") for name in ("data", "model", "optim")}
+    for after_training in ("blend", "calibrate"):
+        del blocks["model"][after_training]
     for cosmetic in ("cache", "threads", "ahead", "max_bytes", "chunk_bytes", "verify"):
         blocks["data"].pop(cosmetic, None)
     if "trees" in config.model.families:

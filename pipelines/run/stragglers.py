@@ -92,7 +92,7 @@ def straggler_advice(uri: str) -> str:
     result = read_result(run)
     if problem := _not_a_ring(result):
         raise ManifestError(f"{run.uri}: {problem}; the simulation starts from a ring's step times")
-    trained = run if result.choice is None else run.at(result.choice.winner)
+    trained = run if result.choice is None else run.at("trees" if result.choice.winner == "trees" else "net")
     return "\n".join(advice(read_windows(trained), bool(result.train.tables)))
 
 

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from mlflow import MlflowClient
 
@@ -26,7 +28,8 @@ from tests.helpers.signals import stopped_when
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parent.parent.parent
-WORDS = ("run", "visits.yaml", "model.family=both", "train.epochs=2", "report.must_beat=[]")
+WORDS = ("run", "visits.yaml", "model.family=both", "model.blend=none", "train.epochs=2", "report.must_beat=[]")
+BLEND = (*WORDS, "model.blend=auto", "trees.rounds=12", "trees.max_depth=2", "train.epochs=5", "optim.lr=0.02")
 PACED = """
 import math
 import time
@@ -163,3 +166,31 @@ def test_a_job_killed_in_one_family_and_stopped_in_the_other_gives_the_same(
     before, after = summary(undisturbed), summary(killed)
     assert after["choice"]["values"] == before["choice"]["values"] and after["scores"] == before["scores"]
     assert after["choice"]["half_width"] == before["choice"]["half_width"]
+
+
+def test_a_blend_is_judged_registered_applied_and_reproduced(folder: Path, undisturbed: Path) -> None:
+    """Of trees and a network that are both short of what they could learn; the champion is a model of trees."""
+    done = run_here(folder, *BLEND)
+    assert done.returncode in (Exit.OK, Exit.QUALITY), done.stderr
+    run = newest(folder)
+    found = summary(run)
+    choice = found["choice"]
+    assert choice["winner"] == "both" and 0 < choice["share"] < 1, choice
+    assert choice["values"]["both"] < min(choice["values"][family] for family in ("net", "trees"))
+    assert found["train"]["weights"] == "model" and found["config"]["model"]["family"] == "both"
+    assert found["promotion"]["champion"] == "1" and found["predictions"] == ["predictions/blend/test.parquet"]
+    model = open_storage(str(run / "model"))
+    assert {*model.list_files()} >= {"weights.safetensors", "trees.ubj", "blend.json"}
+    assert weights_sha256(model) == json.loads((run / "reproduce.json").read_text())["weights_sha256"]
+    assert found["importance"] and found["trees_gap"] is not None
+
+    words = ("predict", "visits.yaml", f"model={run}/model", "predict.contributions=true", "predict.to=blended")
+    assert run_here(folder, *words).returncode == Exit.OK
+    scored = pq.read_table(folder / "blended").to_pandas()
+    labels = pq.read_table(folder / "visits.parquet").to_pandas()
+    assert len(scored) == len(labels) and scored["prediction"].between(0, 1).all()
+    odds = np.log(scored["prediction"] / (1 - scored["prediction"]))
+    sums = scored["contribution_base"] + [sum(dict(row).values()) for row in scored["contributions"]]
+    np.testing.assert_allclose(sums, odds, rtol=1e-3, atol=1e-3)
+    again = run_here(folder, "reproduce", str(run))
+    assert again.returncode == Exit.OK and "reproduced: bits are equal" in again.stdout, again.stderr

@@ -13,18 +13,17 @@ import pytest
 
 from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.blocks.train import TrainConfig
-from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.rules.rule import find_problems
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.conf.tasks import Family
+from sparkring.conf.tasks import BINARY, Family
 from sparkring.etl.examine import Examined
-from sparkring.pipelines.job import families
+from sparkring.pipelines.job import blend, families
+from sparkring.pipelines.job.blend import PairedRows
 from sparkring.pipelines.job.families import (
     TrainedFile,
     better_family,
-    half_width,
     kept_training,
     placed,
     record_choice,
@@ -163,24 +162,14 @@ def test_a_sweep_of_both_is_refused(tmp_path: Path) -> None:
     assert problem.startswith("model.family = 'both': a trial trains one family") and "choices: [net, trees]" in problem
 
 
-def test_the_interval_is_that_of_the_paired_differences_and_needs_the_same_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_interval_is_that_of_the_paired_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = np.random.default_rng(0).normal(size=(200, 2))
-    monkeypatch.setattr(families, "split_rows", lambda *_: None)
-    monkeypatch.setattr(families, "row_weights", lambda _: None)
-    monkeypatch.setattr(families, "read_predictions", lambda *_: (np.zeros(3), np.zeros(3)))
-    monkeypatch.setattr(families, "resampled", lambda *_: drawn)
-    job: Any = SimpleNamespace(
-        config=RunConfig.model_validate({"name": "a", "dataset": "d"}), dataset=None, folder=None
-    )
-    whole: dict[Family, Trained] = {"trees": trained(), "net": trained()}
-    assert half_width(job, whole) == pytest.approx(1.96 * np.std(drawn[:, 0] - drawn[:, 1]))
-    scored = whole["net"].train.exported_valid
-    assert scored is not None
-    less = replace(scored, left_out=["data/valid-0.parquet"])
-    part = replace(whole["net"], train=replace(whole["net"].train, exported_valid=less))
-    assert half_width(job, whole | {"net": part}) is None, "the families may have read other rows"
+    monkeypatch.setattr(blend, "resampled", lambda *_: drawn)
+    rows = PairedRows(BINARY, np.arange(3), np.ones(3), np.ones(3), np.ones(3))
+    assert rows.half_width("loss", rows.net, rows.trees) == pytest.approx(1.96 * np.std(drawn[:, 0] - drawn[:, 1]))
+    drawn[0] = NAN
+    assert rows.half_width("loss", rows.net, rows.trees) is None
+    assert rows.half_width("calibration_error", rows.net, rows.trees) is None
 
 
 def test_the_network_alone_starts_from_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +180,7 @@ def test_the_network_alone_starts_from_other_weights(monkeypatch: pytest.MonkeyP
         return trained(), {"train_s": 2.0}
 
     monkeypatch.setattr(families, "train_once", train_once)
-    monkeypatch.setattr(families, "choose", lambda *_: choice("net"))
+    monkeypatch.setattr(families, "choose", lambda *_: (trained(), choice("net")))
     monkeypatch.setattr(families, "record_choice", lambda *_: None)
     model = ModelConfig(family="both")
     job: Any = SimpleNamespace(config=SimpleNamespace(model=model), of_family=lambda family: family, tracker=None)

@@ -42,6 +42,18 @@ class Contributions:
         scale, shift = calibration.scale, calibration.shift
         return Contributions(self.values * scale, self.base * scale + shift, self.raw * scale + shift)
 
+    def mixed(self, share: float, other: Contributions) -> Contributions:
+        """The contributions to share * own + (1 - share) * other raw predictions, of the same rows and features."""
+        values, base, raw = (
+            share * getattr(self, name) + (1 - share) * getattr(other, name) for name in ("values", "base", "raw")
+        )
+        return Contributions(values, base, raw)
+
+    def of_features(self, own: Sequence[str], wanted: Sequence[str]) -> Contributions:
+        """The same with the features in another order. `own`: as they are now."""
+        places = [own.index(name) for name in wanted]
+        return Contributions(self.values[:, places], self.base, self.raw)
+
     def misses(self) -> NDArray[np.bool_]:
         """Which rows (B,) have contributions that miss the raw prediction by more than TOLERANCE, in any output."""
         missed = np.abs(self.base + self.values.sum(axis=1) - self.raw)

@@ -4,6 +4,7 @@
              manifest.json  the dataset's manifest: columns, vocabularies, fitted feature state
              weights.safetensors  parameter name -> tensor (training/checkpoint/weights.py)
              trees.ubj     in their place: trees (model.family), as XGBoost's own file
+             blend.json    where both are there: how their predictions are mixed (training/model/blend.py)
              calibration.json  where its probabilities are calibrated: how (training/model/calibration.py)
              tables.json    where the model has sparse tables: what they are, by name
              tables/<name>/part-00000.safetensors  the rows of rank 0's buckets, in order of their ids' hashes
@@ -28,10 +29,13 @@ from torch import nn
 from sparkring.conf.blocks.model import WEIGHTS_FILE
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.rules.families import of_family
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import Finite, RelativePath, Stored, StoredError, parse, read, up_to
 from sparkring.training.checkpoint.format import Chunk, place_chunks, raw_bytes
 from sparkring.training.checkpoint.weights import FILE, open_weights
+from sparkring.training.model.blend import FILE as BLEND
+from sparkring.training.model.blend import Blend, read_blend
 from sparkring.training.model.calibration import FILE as CALIBRATION
 from sparkring.training.model.calibration import Calibration, read_calibration
 from sparkring.training.models.sparse_embedding import sparse_embeddings
@@ -50,6 +54,14 @@ class TrainedModel:
     config: RunConfig
     manifest: DatasetManifest
     calibration: Calibration | None = None  # None: probabilities are the model's own
+    blend: Blend | None = None  # None: the model is of one family
+
+    @property
+    def parts(self) -> tuple[TrainedModel, ...]:
+        """The models whose predictions are mixed, the network's first and neither calibrated; of one family itself."""
+        if self.blend is None:
+            return (self,)
+        return tuple(TrainedModel(of_family(self.config, family), self.manifest) for family in ("net", "trees"))
 
 
 class ExportedTable(Stored):
@@ -74,7 +86,8 @@ def part_file(table: str, rank: int) -> str:
 
 def model_files(folder: Storage) -> list[str]:
     """The files of a model, which are copied together."""
-    always = [CONFIG, MANIFEST, TREES_FILE if folder.exists(TREES_FILE) else FILE]
+    weights = [TREES_FILE if folder.exists(TREES_FILE) else FILE]
+    always = [CONFIG, MANIFEST, *([FILE, TREES_FILE, BLEND] if folder.exists(BLEND) else weights)]
     always += [CALIBRATION] if folder.exists(CALIBRATION) else []
     if not folder.exists(TABLES):
         return always
@@ -83,7 +96,7 @@ def model_files(folder: Storage) -> list[str]:
 
 
 def weights_sha256(folder: Storage) -> str:
-    """Hash a model's weights: sha256 of the file, or of the hashes of all files where it has sparse tables."""
+    """Hash a model's weights: sha256 of the file, or of the hashes of all files of a blend, or with sparse tables."""
     found = [folder.sha256(name) for name in model_files(folder) if name not in (CONFIG, MANIFEST, CALIBRATION)]
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
@@ -174,7 +187,16 @@ def read_model_folder(folder: Storage) -> TrainedModel:
         raise StoredError(f"{folder.uri}: no model: it has no {', '.join(missing)}")
     config = parse(RunConfig, folder.read_bytes(CONFIG), f"{folder.uri}/{CONFIG}")
     manifest = DatasetManifest.from_json(folder.read_bytes(MANIFEST), f"{folder.uri}/{MANIFEST}")
-    return TrainedModel(config, manifest, read_calibration(folder))
+    found = described_model(folder, config, manifest)
+    if (config.model.family == "both") != (found.blend is not None):
+        given = f"{CONFIG} says model.family = {config.model.family!r}"
+        raise StoredError(f"{folder.uri}: {given}, and there is {'no' if found.blend is None else 'a'} {BLEND}")
+    return found
+
+
+def described_model(folder: Storage, config: RunConfig, manifest: DatasetManifest) -> TrainedModel:
+    """What a folder says of its weights, beside what is known of them. StoredError names a file that is damaged."""
+    return TrainedModel(config, manifest, read_calibration(folder), read_blend(folder))
 
 
 def weights_at(uri: str) -> tuple[Storage, str]:

@@ -41,11 +41,11 @@ class Predictions:
             return None
         columns = zip(("id", "prediction", "label", "weight"), zip(*self.parts, strict=True), strict=False)
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.table({column: _stored(np.concatenate(part)) for column, part in columns}), sink)
+        pq.write_table(pa.table({column: stored_values(np.concatenate(part)) for column, part in columns}), sink)
         run.put_atomic(name, sink.getvalue().to_pybytes())
         return name
 
 
-def _stored(values: np.ndarray) -> pa.Array:
+def stored_values(values: np.ndarray) -> pa.Array:
     """Values (N,), or (N, values) as lists."""
     return pa.array(values) if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(values.ravel(), values.shape[1])

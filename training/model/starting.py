@@ -46,7 +46,7 @@ def check_starts_without_tables(model: nn.Module) -> None:
 def starting_model(config: RunConfig, start: WarmStartConfig) -> TrainedModel:
     """The model to start from. StoredError for a damaged folder, WarmStartError where the recipe's model is another."""
     assert start.model is not None, "`from` is made a folder before anything is launched"
-    trained, config = read_model_folder(open_storage(start.model)), of_family(config, "net")
+    trained, config = read_model_folder(open_storage(start.model)).parts[0], of_family(config, "net")
     for key in ("family", "factory", "args", "inputs"):
         before, now = getattr(trained.config.model, key), getattr(config.model, key)
         if before != now:

@@ -23,7 +23,7 @@ from sparkring.conf.manifest import ManifestError
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
-from sparkring.conf.tasks import Family
+from sparkring.conf.tasks import Families, Family
 from sparkring.training.model.calibration import Calibration
 from sparkring.training.model.start_match import StartMatch
 
@@ -290,31 +290,41 @@ class RunIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyChoice:
-    """Which family's model goes on, of a job that trains both (model.family), by their scores on the validation rows.
+    """What the model is, of a job that trains both families (model.family), by scores on the validation rows.
 
-    Made by `choose` in pipelines/job/families.py.
+    Of a blend (winner: both) the value is of rows that its share was not fitted on, and the interval that of its
+    difference from the better family. Made by `choose` in pipelines/job/families.py.
     """
 
     __pydantic_config__ = CLOSED
 
     metric: str  # train.best_metric
-    winner: Family
-    values: dict[Family, float]
+    winner: Families
+    values: dict[Families, float]
     half_width: float | None  # of the 95 % interval of the difference, by paired resamples of the rows; None: no number
     train_s: dict[Family, float]
+    share: float | None = None  # of the network in a blend; None: the model is one family's
 
     def describe(self) -> str:
         """In a line: which, by what values, and whether that is certain."""
-        (other,) = self.values.keys() - {self.winner}
-        ours, theirs = self.values[self.winner], self.values[other]
-        gap, width = ours - theirs, self.half_width
+        others = sorted(self.values.keys() - {self.winner}, key=self._distance)
+        gap, width = self.values[self.winner] - self.values[others[0]], self.half_width
         interval = "" if width is None else f" ± {width:.2g}"
         unsure = ", not certainly better" if width is not None and abs(gap) <= width else ""
         names = {"net": "the network", "trees": "trees"}
+        of_others = " and ".join(f"{self.values[name]:.5g} of {names[name]}" for name in others)
         return (
-            f"{names[self.winner]} by valid {self.metric} {ours:.5g} against {theirs:.5g} of {names[other]} "
+            f"{self._what()} by valid {self.metric} {self.values[self.winner]:.5g} against {of_others} "
             f"({gap:+.2g}{interval}{unsure})"
         )
+
+    def _what(self) -> str:
+        if self.share is None:
+            return "the network" if self.winner == "net" else "trees"
+        return f"a blend ({self.share:.0%} the network, {1 - self.share:.0%} trees)"
+
+    def _distance(self, family: Families) -> float:
+        return abs(self.values[family] - self.values[self.winner])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,437 @@
+"""The model is a blend of a network and trees where that is better on rows that its weight was not fitted on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import xgboost
+
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.blocks.warm_start import WarmStartConfig
+from sparkring.conf.config import RunConfig
+from sparkring.conf.load import ConfigError
+from sparkring.conf.manifest import read_manifest
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.stored import StoredError
+from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, TaskKind, task_kind
+from sparkring.pipelines.context.etl_step import Dataset
+from sparkring.pipelines.evaluation.split_rows import split_rows
+from sparkring.pipelines.job.blend import FEWEST, PairedRows, better_blend, fit_blend, fold_losses, read_pairs
+from sparkring.pipelines.job.families import choose
+from sparkring.pipelines.model.export import export
+from sparkring.pipelines.model.model_start import start_problems
+from sparkring.pipelines.model.sources import model_sources, requirements
+from sparkring.pipelines.predict.model import load, pack
+from sparkring.pipelines.promotion.champion import predict_test_rows, read_champion
+from sparkring.pipelines.run.problems import Problems
+from sparkring.pipelines.serving import BlendedPredictor, Predictor
+from sparkring.pipelines.tracking.alias import Version
+from sparkring.training.metrics import Rows, row_values
+from sparkring.training.model.blend import Blend, after_link, before_link, read_blend
+from sparkring.training.model.calibration import Calibration
+from sparkring.training.model.folder import describe_model, model_files, read_model_folder, weights_sha256
+from sparkring.training.model.recipe_model import build_model, pick_columns
+from sparkring.training.model.starting import starting_model
+from sparkring.training.trees.columns import TreeColumns, seen_by
+from sparkring.training.trees.model import write_trees
+from sparkring.training.worker.result import FamilyChoice, SplitScores, Trained
+from tests.helpers.datasets import write_manifest
+from tests.pipelines import served
+from tests.pipelines.results import rank_result
+from tests.training.trees.tables import homes, write_homes
+
+ROWS = 4000
+KINDS = (BINARY, MULTICLASS, MULTILABEL, REGRESSION, POISSON)
+
+
+def paired(kind: TaskKind, rows: int = ROWS, net: float = 1.0, trees: float = 1.0, seed: int = 0) -> PairedRows:
+    """Two models, each of which is off by an error of its own. net, trees: the errors' standard deviations."""
+    draw = np.random.default_rng(seed)
+    shape = {MULTICLASS: (rows, 3), MULTILABEL: (rows, 2)}.get(kind, (rows,))
+    true = draw.normal(0, 1.5, shape)
+    seen = [after_link(kind, true + draw.normal(0, each, shape)) for each in (net, trees)]
+    chance, at = after_link(kind, true), draw.random((rows, 1))
+    if kind is MULTICLASS:
+        labels = (at > chance.cumsum(axis=1)).sum(axis=1).astype(float)
+    elif kind is REGRESSION:
+        labels = true + draw.normal(size=rows)
+    else:
+        labels = draw.poisson(chance).astype(float) if kind is POISSON else (draw.random(shape) < chance).astype(float)
+    return PairedRows(kind, np.arange(rows), labels, *seen)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_predictions_are_mixed_before_the_link_function(kind: TaskKind) -> None:
+    rows = paired(kind, 50)
+    np.testing.assert_allclose(after_link(kind, before_link(kind, rows.net)), rows.net, rtol=1e-12)
+    found = Blend(share=0.25).of(kind, rows.net, rows.trees)
+    by_hand = {
+        REGRESSION: lambda a, b: 0.25 * a + 0.75 * b,
+        POISSON: lambda a, b: a**0.25 * b**0.75,
+        MULTICLASS: lambda a, b: (p := a**0.25 * b**0.75) / p.sum(axis=1, keepdims=True),
+    }.get(kind, lambda a, b: (p := a**0.25 * b**0.75) / (p + (1 - a) ** 0.25 * (1 - b) ** 0.75))
+    np.testing.assert_allclose(found, by_hand(rows.net, rows.trees), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not REGRESSION], ids=lambda kind: kind.name)
+def test_probabilities_of_0_and_1_and_counts_of_0_are_mixed_to_numbers(kind: TaskKind) -> None:
+    certain = np.array([[0.0, 1.0]] * 2) if kind in (MULTICLASS, MULTILABEL) else np.array([0.0, 1.0])
+    found = Blend(share=0.5).of(kind, certain, certain[..., ::-1])
+    assert np.isfinite(found).all() and (found >= 0).all()
+    assert np.isnan(Blend(share=0.5).of(kind, certain * np.nan, certain)).all(), "no number is made of none"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_share_is_the_one_with_the_least_loss_and_its_value_is_of_rows_left_out(kind: TaskKind) -> None:
+    rows = paired(kind, net=0.6, trees=1.0)
+    found, loss = fit_blend(rows), kind.metric("loss")
+
+    def mean_loss(share: float, where: Any = slice(None)) -> float:
+        return float(row_values(loss, Rows(kind.form, rows.labels, rows.blended(share)))[where].mean())
+
+    shares = [n / 20 for n in range(21)]
+    assert found.share == pytest.approx(min(shares, key=mean_loss)) and 0.5 < found.share < 1
+    fold_of = np.arange(ROWS) % 5
+    for fold in range(5):
+        share = min(shares, key=lambda each: mean_loss(each, fold_of != fold))
+        np.testing.assert_allclose(found.predictions[fold_of == fold], rows.blended(share)[fold_of == fold], rtol=1e-12)
+    assert rows.scores(found.predictions)["loss"] < min(rows.scores(each)["loss"] for each in (rows.net, rows.trees))
+
+
+def test_rows_count_by_their_weights_and_too_few_say_too_little() -> None:
+    rows = paired(BINARY, net=0.3, trees=2.0)
+    other = paired(BINARY, net=2.0, trees=0.3, seed=1)
+    both = PairedRows(
+        BINARY,
+        np.arange(2 * ROWS),
+        *(np.concatenate([getattr(each, name) for each in (rows, other)]) for name in ("labels", "net", "trees")),
+    )
+    of_first = replace(both, weights=np.repeat([1.0, 0.0], ROWS))
+    assert fit_blend(of_first).share == fit_blend(rows).share > fit_blend(both).share > fit_blend(other).share
+    np.testing.assert_allclose(fold_losses(of_first, of_first.weights), fold_losses(rows, np.ones(ROWS)))  # type: ignore[arg-type]
+    few = replace(rows, weights=(np.arange(ROWS) < FEWEST - 1) * 2.0)
+    with pytest.raises(ValueError, match=f"{FEWEST - 1} validation rows say too little"):
+        fit_blend(few)
+    fit_blend(replace(rows, weights=(np.arange(ROWS) < FEWEST) * 2.0))
+
+
+def write_rows(folder: Storage, file: str, rows: PairedRows, predictions: np.ndarray) -> str:
+    """As two ranks write them, in their own order."""
+    order = np.random.default_rng(1).permutation(len(rows.ids))
+    columns = {"id": rows.ids, "prediction": predictions, "label": rows.labels}
+    columns |= {} if rows.weights is None else {"weight": rows.weights}
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({name: pa.array(values[order]) for name, values in columns.items()}), sink)
+    folder.put_atomic(file, sink.getvalue().to_pybytes())
+    return file
+
+
+def test_both_families_must_have_scored_the_same_rows(tmp_path: Path) -> None:
+    folder, rows = open_storage(str(tmp_path)), replace(paired(BINARY, 200), weights=np.arange(200.0))
+    net, trees = (
+        write_rows(folder, "net.parquet", rows, rows.net),
+        write_rows(folder, "trees.parquet", rows, rows.trees),
+    )
+    found = read_pairs(folder, BINARY, [net], [trees])
+    assert found is not None
+    for name in ("ids", "labels", "net", "trees", "weights"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(rows, name))
+    fewer = replace(rows, ids=rows.ids[:-1], labels=rows.labels[:-1], weights=rows.weights[:-1])  # type: ignore[index]
+    less = write_rows(folder, "less.parquet", fewer, rows.trees[:-1])
+    assert read_pairs(folder, BINARY, [net], [less]) is None and read_pairs(folder, BINARY, [], [trees]) is None
+
+
+NET_ARGS = {"width": 16, "blocks": 1}
+
+
+def write_blend(run: Storage, table: Path, share: float = 0.25, task: str = "binary") -> Storage:
+    """Models of both families of homes as their trainings leave them, in net/ and trees/, and a blend in model/."""
+    manifest = read_manifest(open_storage(str(table)))
+    config = RunConfig.model_validate(
+        {"name": "homes", "dataset": str(table), "model": {"family": "both", "args": NET_ARGS, "task": task}}
+    )
+    torch.manual_seed(0)
+    of_net = config.model_copy(update={"model": config.model.model_copy(update={"family": "net"})})
+    of_trees = config.model_copy(update={"model": config.model.model_copy(update={"family": "trees"})})
+    model = build_model(of_net, manifest)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    net = served.export(Path(run.at("net/model").root), model)
+    describe_model(net, of_net, manifest)
+    seen = seen_by(of_trees.model, manifest)
+    columns = TreeColumns.of(seen, pick_columns(seen, of_trees.model).features)
+    rows = pd.DataFrame({k: v.to_pandas() for k, v in homes(600, 3, task).items()})
+    city = rows["city"].map({"Oslo": 2, "Rome": 3, "Lima": 4}).fillna(1).where(rows["city"].notna())
+    matrix = np.column_stack([rows["price"], city, rows["area"]]).astype(np.float32)
+    data = xgboost.QuantileDMatrix(
+        matrix, rows["label"], feature_names=columns.names, feature_types=columns.types, enable_categorical=True
+    )
+    objective = {"binary": "binary:logistic", "poisson": "count:poisson", "regression": "reg:squarederror"}[task]
+    trees = run.at("trees/model")
+    write_trees(trees, xgboost.train({"objective": objective, "nthread": 1}, data, 8))
+    describe_model(trees, of_trees, manifest)
+    folder = run.at("model")
+    for source, name in ((net, "weights.safetensors"), (trees, "trees.ubj")):
+        folder.put_atomic(name, source.read_bytes(name))
+    Blend(share=share).write(folder)
+    describe_model(folder, config, manifest)
+    return folder
+
+
+def raw_rows(folder: Path) -> pd.DataFrame:
+    return pq.read_table(folder / "test.parquet", columns=["price", "city", "area"]).to_pandas()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path / "run"))
+
+
+def write_table(folder: Path) -> Path:
+    """Homes without the column that the built-in network cannot take."""
+    manifest = read_manifest(open_storage(str(write_homes(folder))))
+    states = [state for state in manifest.features["features"] if state["name"] != "place"]
+    columns = tuple(column for column in manifest.columns if column.name != "place")
+    changed = {"columns": columns, "features": manifest.features | {"features": states}}
+    write_manifest(folder, manifest.model_copy(update=changed))
+    return folder
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return write_table(tmp_path / "table")
+
+
+def parts_of(run: Storage) -> tuple[Any, Any]:
+    return load(Path(run.at("net/model").root)), load(Path(run.at("trees/model").root))
+
+
+@pytest.mark.parametrize("task", ["binary", "regression", "poisson"])
+def test_a_blend_predicts_the_mix_of_what_its_parts_predict(task: str, run: Storage, table: Path) -> None:
+    folder = write_blend(run, table, 0.25, task)
+    found, (net, trees) = load(Path(folder.root)), parts_of(run)
+    assert isinstance(found, BlendedPredictor) and isinstance(net, Predictor)
+    rows = raw_rows(table).assign(city=["Bern", None, "Atlantis", "Rome"] * 50)
+    expected = Blend(share=0.25).of(task_kind(task), *(each.predict(rows)["prediction"] for each in (net, trees)))
+    served_rows = found.predict(rows)["prediction"].to_numpy()
+    np.testing.assert_array_equal(served_rows, expected)
+    assert found.raw_columns == ["price", "city", "area"] and not found.refuses_null
+    stored = pq.read_table(table / "test.parquet", columns=found.stored_columns)
+    by_rows = found.predict(raw_rows(table))["prediction"].to_numpy()
+    np.testing.assert_array_equal(found.scores_of_stored(stored), by_rows)
+
+
+@pytest.mark.parametrize("task", ["binary", "regression", "poisson"])
+def test_contributions_of_a_blend_sum_to_its_raw_prediction(task: str, run: Storage, table: Path) -> None:
+    folder = write_blend(run, table, 0.25, task)
+    if task == "binary":
+        Calibration(scale=0.5, shift=-0.7).write(folder)
+    found, (net, trees), rows = load(Path(folder.root)), parts_of(run), raw_rows(table)
+    made = found.contributions(found.raw_arrays(rows), len(rows))
+    assert not made.misses().any()
+    raw = before_link(task_kind(task), found.predict(rows)["prediction"].to_numpy())
+    np.testing.assert_allclose((made.base + made.values.sum(axis=1))[:, 0], raw, rtol=1e-4, atol=1e-4)
+    ours, theirs = (each.contributions(each.raw_arrays(rows), len(rows)) for each in (net, trees))
+    scale = 0.5 if task == "binary" else 1.0
+    np.testing.assert_allclose(made.values, scale * (0.25 * ours.values + 0.75 * theirs.values), rtol=1e-9, atol=1e-12)
+
+
+def test_features_of_parts_that_have_another_order_are_matched_by_name(run: Storage, table: Path) -> None:
+    _, trees = parts_of(run) if write_blend(run, table) else (None, None)
+    rows = raw_rows(table)
+    found = trees.contributions(trees.raw_arrays(rows), len(rows))
+    other = found.of_features(["price", "city", "area"], ["area", "price", "city"])
+    np.testing.assert_array_equal(other.values, found.values[:, [2, 0, 1]])
+    assert other.base is found.base and not other.misses().any()
+
+
+def test_a_blend_is_calibrated_after_it_is_mixed(run: Storage, table: Path) -> None:
+    folder, rows = write_blend(run, table), raw_rows(table)
+    before = load(Path(folder.root)).predict(rows)["prediction"].to_numpy()
+    Calibration(scale=0.5, shift=-0.7).write(folder)
+    after = load(Path(folder.root)).predict(rows)["prediction"].to_numpy()
+    np.testing.assert_allclose(after, Calibration(scale=0.5, shift=-0.7).of(before), rtol=1e-12)
+
+
+def test_a_blend_travels_with_both_models_and_its_hash_is_of_all(run: Storage, table: Path, tmp_path: Path) -> None:
+    folder = write_blend(run, table)
+    assert model_files(folder) == ["config.json", "manifest.json", "weights.safetensors", "trees.ubj", "blend.json"]
+    before = weights_sha256(folder)
+    Blend(share=0.5).write(folder)
+    assert weights_sha256(folder) != before
+    archive = pack(Path(folder.root), tmp_path)
+    Blend(share=0.25).write(folder)
+    assert weights_sha256(folder) == before and pack(Path(folder.root), tmp_path) != archive
+    sources = model_sources(read_model_folder(folder).config)
+    assert {"xgboost", "torch"} <= sources.packages and "sparkring/training/model/blend.py" in sources.files
+    assert any(line.startswith("xgboost") for line in requirements(sources.packages))
+
+
+@pytest.mark.parametrize("lost", ["blend.json", "weights.safetensors", "trees.ubj"])
+def test_a_blend_that_lacks_a_file_is_refused(lost: str, run: Storage, table: Path) -> None:
+    folder = write_blend(run, table)
+    folder.delete(lost)
+    with pytest.raises(StoredError, match=lost):
+        load(Path(folder.root))
+
+
+@pytest.mark.parametrize("text", ["{}", '{"share": 0}', '{"share": 1.5}', '{"share": 0.5, "of": "x"}', "{"])
+def test_a_damaged_blend_is_refused(text: str, run: Storage, table: Path) -> None:
+    folder = write_blend(run, table)
+    folder.put_atomic("blend.json", text.encode())
+    with pytest.raises(StoredError, match=r"blend\.json"):
+        load(Path(folder.root))
+
+
+def test_a_blend_beside_a_model_of_one_family_is_refused(run: Storage, table: Path) -> None:
+    write_blend(run, table)
+    net = run.at("net/model")
+    for name in ("trees.ubj", "blend.json"):
+        net.put_atomic(name, run.at("model").read_bytes(name))
+    with pytest.raises(StoredError, match=r"model\.family = 'net', and there is a blend\.json"):
+        load(Path(net.root))
+    assert read_blend(run.at("trees/model")) is None
+
+
+def test_a_champion_that_is_a_blend_scores_the_rows_of_another_dataset(
+    run: Storage, table: Path, tmp_path: Path
+) -> None:
+    """By its own codes, calibrated; whatever family is trained today."""
+    folder = write_blend(run, table)
+    Calibration(scale=0.5, shift=-0.7).write(folder)
+    storage = open_storage(str(write_table(tmp_path / "now")))
+    manifest = read_manifest(storage)
+    states = [dict(state) for state in manifest.features["features"]]
+    states[1]["values"] = ["Bern", "Lima", "Rome", "Oslo"]
+    now = Dataset(manifest.model_copy(update={"features": manifest.features | {"features": states}}), storage)
+    today = RunConfig.model_validate({"name": "homes", "dataset": "somewhere"})
+    champion = read_champion(Version("homes", "1", at_ms=1), folder, today)
+    found = predict_test_rows(champion, today, now, split_rows(now, "test", today.data, []))
+    expected = load(Path(folder.root)).predict(raw_rows(tmp_path / "now"))["prediction"].to_numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_training_starts_from_the_network_of_a_blend(run: Storage, table: Path) -> None:
+    folder = write_blend(run, table)
+    recipe = {"name": "homes", "dataset": str(table), "model": {"args": NET_ARGS}}
+    config = RunConfig.model_validate(recipe)
+    found = starting_model(config, WarmStartConfig(model=folder.uri))
+    assert found.config.model.family == "net" and found.blend is None
+    start = RunConfig.model_validate(recipe | {"model": {"args": NET_ARGS, "start": folder.uri}})
+    assert start_problems(start) == Problems()
+
+
+def test_a_blend_is_not_exported_as_one_file(run: Storage, table: Path, tmp_path: Path) -> None:
+    folder = write_blend(run, table)
+    with pytest.raises(ConfigError, match="a blend of a network and trees, which one file cannot hold"):
+        export(folder.uri, None, tmp_path / "out.onnx", TrackingConfig(), print)
+    assert export(run.at("trees/model").uri, "ubj", tmp_path / "out.ubj", TrackingConfig(), print) == 0
+
+
+def trained(folder: Storage, family: str, valid: PairedRows, test: PairedRows, values: dict[str, float]) -> Trained:
+    """A training whose predictions of both splits are in the run folder."""
+    of_valid = write_rows(folder, f"{family}/predictions/valid.parquet", valid, getattr(valid, family))
+    of_test = write_rows(folder, f"{family}/predictions/test.parquet", test, getattr(test, family))
+    scored = SplitScores(metrics=values, predictions=of_valid)
+    train = rank_result(weights=f"{family}/model", exported_valid=scored, predictions=of_test, test={"loss": 9.0})
+    return Trained(
+        train=train, attempts=1, failed_attempts=[], history={}, per_step_s={}, once_s={}, predictions=[of_test],
+        valid_predictions=[of_valid],
+    )  # fmt: skip
+
+
+def job_of(run: Storage, **changes: Any) -> Any:
+    recipe: dict[str, Any] = {"name": "homes", "dataset": "d", "model": {"family": "both"} | changes}
+    return SimpleNamespace(config=RunConfig.model_validate(recipe), folder=run)
+
+
+def both_trained(run: Storage, valid: PairedRows, test: PairedRows) -> dict[Any, Trained]:
+    return {
+        family: trained(run, family, valid, test, valid.scores(getattr(valid, family))) for family in ("trees", "net")
+    }
+
+
+def test_the_blend_is_the_model_where_it_is_better(run: Storage, table: Path) -> None:
+    write_blend(run, table)
+    run.at("model").delete("blend.json")
+    valid, test = paired(BINARY, net=0.8), paired(BINARY, 500, net=0.8, seed=5)
+    best, choice = choose(job_of(run), both_trained(run, valid, test))
+    fit = fit_blend(valid)
+    assert (
+        choice.winner == "both" and choice.share == fit.share and read_blend(run.at("model")) == Blend(share=fit.share)
+    )
+    value = valid.scores(fit.predictions)["loss"]
+    assert choice.values == {family: valid.scores(getattr(valid, family))["loss"] for family in ("trees", "net")} | {
+        "both": value
+    }
+    assert choice.half_width == valid.half_width("loss", fit.predictions, valid.net)
+    shown = f"a blend ({fit.share:.0%} the network, {1 - fit.share:.0%} trees) by valid loss {value:.5g} against "
+    assert choice.describe().startswith(shown) and choice.describe().index("of the network") < choice.describe().index(
+        "of trees"
+    )
+    assert best.train.weights == "model" and best.train.test == test.scores(test.blended(fit.share))
+    assert best.model_valid() == valid.scores(valid.blended(fit.share))
+    for files, rows in ((best.predictions, test), (best.valid_predictions, valid)):
+        found = pq.read_table(run.path(files[0]), filesystem=run.fs)
+        np.testing.assert_array_equal(found["prediction"], rows.blended(fit.share))
+        np.testing.assert_array_equal(found["id"], rows.ids)
+        np.testing.assert_array_equal(found["label"], rows.labels)
+    assert json.loads(run.read_bytes("model/blend.json"))["share"] == fit.share
+
+
+def test_one_family_is_the_model_where_a_blend_is_not_better_or_not_wanted(run: Storage, table: Path) -> None:
+    write_blend(run, table)
+    run.at("model").delete("blend.json")
+    valid, test = paired(BINARY, net=0.0, trees=3.0), paired(BINARY, 500, seed=5)
+    best, choice = choose(job_of(run), both_trained(run, valid, test))
+    assert choice.winner == "net" and choice.share is None and "both" not in choice.values
+    assert best.train.weights == "net/model" and read_blend(run.at("model")) is None
+    assert choice.half_width == valid.half_width("loss", valid.net, valid.trees)
+    valid = paired(BINARY, net=0.8)
+    _, choice = choose(job_of(run, blend="none"), both_trained(run, valid, test))
+    assert choice.winner == "net" and choice.share is None
+    few = paired(BINARY, FEWEST - 1, net=0.8)
+    _, choice = choose(job_of(run), both_trained(run, few, test))
+    assert choice.share is None, "too few rows say which blend is better"
+
+
+def test_a_blend_must_be_better_by_the_metric_that_picks_the_best_step(
+    run: Storage, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The share is fitted by the loss; accuracy, say, may not gain."""
+    write_blend(run, table)
+    valid = paired(BINARY, net=0.8)
+    job, both = job_of(run), both_trained(run, valid, valid)
+    choice = FamilyChoice(metric="auc", winner="net", values={"net": 0.7, "trees": 0.6}, half_width=None, train_s={})
+    assert better_blend(job, both, choice, valid) is not None
+    worse = replace(valid, net=valid.labels * 0.2 + 0.4)  # it orders all rows rightly, and is not certain enough
+    assert 0 < fit_blend(worse).share < 1 and better_blend(job, both, choice, worse) is None
+
+
+def test_families_that_scored_other_rows_are_compared_without_blend_or_interval(run: Storage, table: Path) -> None:
+    write_blend(run, table)
+    run.at("model").delete("blend.json")
+    valid, test = paired(BINARY, net=0.8), paired(BINARY, 500, seed=5)
+    both = both_trained(run, valid, test)
+    fewer = PairedRows(BINARY, valid.ids[1:], valid.labels[1:], valid.net[1:], valid.trees[1:])
+    part = write_rows(run, "trees/predictions/part.parquet", fewer, fewer.trees)
+    found, choice = choose(job_of(run), both | {"trees": replace(both["trees"], valid_predictions=[part])})
+    assert choice.winner == "net" and choice.half_width is None and found.train.weights == "net/model"
+
+
+def test_a_blend_without_test_rows_of_both_has_no_test_predictions(run: Storage, table: Path) -> None:
+    write_blend(run, table)
+    valid = paired(BINARY, net=0.8)
+    both = {family: replace(each, predictions=[]) for family, each in both_trained(run, valid, valid).items()}
+    best, choice = choose(job_of(run), both)
+    assert choice.winner == "both" and best.predictions == [] and best.train.test == {}
