@@ -9,7 +9,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.features import State
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.rules.promotion import drift_column_problems
-from sparkring.conf.rules.recipe import BUILT_IN_TABULAR
+from sparkring.conf.rules.recipe import is_built_in_tabular
 from sparkring.conf.rules.rule import Rule, nearest
 from sparkring.conf.rules.trees import tree_column_problems
 from sparkring.conf.tasks import LabelForm, as_texts, some
@@ -83,7 +83,7 @@ def _classes_problems(config: RunConfig, label: str, names: Sequence[str]) -> li
     if problem := kind.text_problem(names):
         return [f"model.task = {kind.name!r}: the label {label!r} is text{problem}"]
     outputs = config.model.args.get("outputs", len(names) if len(names) > 2 else 1)
-    if kind.form is LabelForm.CLASS and names and _is_built_in_tabular(config) and outputs != len(names):
+    if kind.form is LabelForm.CLASS and names and is_built_in_tabular(config) and outputs != len(names):
         return [f"model.args.outputs = {outputs}: the label {label!r} has {len(names)} classes ({some(names)})"]
     return []
 
@@ -92,14 +92,10 @@ def label_range_problem(config: RunConfig, label: str, low: float, high: float) 
     """Say why a label with values from `low` to `high` does not fit the task; "" if it does."""
     kind, outputs = config.model.kind, config.model.args.get("outputs", 1)
     problem = kind.range_problem(label, low, high)
-    if not problem and kind.form is LabelForm.CLASS and _is_built_in_tabular(config) and outputs <= high:
+    if not problem and kind.form is LabelForm.CLASS and is_built_in_tabular(config) and outputs <= high:
         problem = f"and model.args.outputs is {outputs}; set it to {high + 1:.0f}, {as_texts(label)}"
     about = f"model.task = {kind.name!r}: the label {label!r} has values from {low:.10g} to {high:.10g}"
     return f"{about}, {problem}" if problem else ""
-
-
-def _is_built_in_tabular(config: RunConfig) -> bool:
-    return not config.model.is_trees and config.model.factory.endswith(BUILT_IN_TABULAR)
 
 
 def _tags_problems(config: RunConfig, label: str, names: Sequence[str]) -> list[str]:
@@ -131,7 +127,7 @@ def _several_problems(config: RunConfig, flags: State) -> list[str]:
 
 def _outputs_problems(config: RunConfig, names: Sequence[str]) -> list[str]:
     outputs = config.model.args.get("outputs", len(names))
-    if names and _is_built_in_tabular(config) and outputs != len(names):
+    if names and is_built_in_tabular(config) and outputs != len(names):
         return [f"model.args.outputs = {outputs}: there are {len(names)} labels ({some(names)}); leave it out"]
     return []
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sparkring.conf.blocks.etl import EtlConfig, Feature, ImageFeature, PassthroughFeature
 from sparkring.conf.config import RunConfig
+from sparkring.conf.rules.recipe import is_built_in_tabular
 from sparkring.conf.rules.rule import Rule, find_problems, nearest
 
 TEXT_TENSORS = ("tokens", "document")  # of a dataset of packed text
@@ -116,6 +117,16 @@ def _input_problems(foreseen: ForeseenDataset) -> Iterator[str]:
             yield f"{key} = {name!r}: the dataset will have no such tensor; {nearest(name, names.tensors)}"
 
 
+def _additive_problems(foreseen: ForeseenDataset) -> Iterator[str]:
+    """Columns that the built-in model's MLP is not to see are tensors."""
+    given, names = foreseen.config.model.args.get("additive_only"), foreseen.names.tensors
+    if not foreseen.reads_its_own or not is_built_in_tabular(foreseen.config) or not isinstance(given, list):
+        return
+    for name in given:
+        if name not in names:
+            yield f"model.args.additive_only = {name!r}: the dataset will have no such tensor; {nearest(name, names)}"
+
+
 def _label_problems(foreseen: ForeseenDataset) -> Iterator[str]:
     """A task of tables has a label, or several, which the model is not shown."""
     model, etl, kind = foreseen.config.model, foreseen.etl, foreseen.config.model.kind
@@ -137,5 +148,6 @@ FORESEEN: tuple[Rule[ForeseenDataset], ...] = (
     Rule(("train.valid_split", "train.test_split", "etl.split"), _split_problems),
     Rule(("report.groups", "report.share_by", "promote.slices", "data.filters", "etl.keep"), _stored_problems),
     Rule(("model.inputs", "model.label", "etl.weight", "etl.features"), _input_problems),
+    Rule(("model.args", "etl.features"), _additive_problems),
     Rule(("etl.label", "model.task", "model.label", "etl.weight", "model.inputs"), _label_problems),
 )

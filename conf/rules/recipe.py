@@ -254,6 +254,25 @@ def _pipeline_input_problems(config: RunConfig) -> Iterator[str]:
         )
 
 
+def is_built_in_tabular(config: RunConfig) -> bool:
+    """Whether a network is trained, and is the built-in model of tables."""
+    return not config.model.is_trees and config.model.factory.endswith(BUILT_IN_TABULAR)
+
+
+def _outputs_problems(config: RunConfig) -> Iterator[str]:
+    """The outputs of the built-in model of tables, as far as the task alone decides them."""
+    outputs, task = config.model.args.get("outputs"), config.model.task
+    if not is_built_in_tabular(config) or not isinstance(outputs, int):
+        return
+    if config.model.kind.form in (LabelForm.FLAG, LabelForm.NUMBER) and outputs != 1:
+        yield f"model.args.outputs = {outputs}: a model of model.task = {task!r} has one output; remove it"
+    if config.model.kind.form is LabelForm.CLASS and outputs < 2:
+        yield (
+            f"model.args.outputs = {outputs}: a model of model.task = {task!r} has an output per class, so 2 or more; "
+            "set it to the number of classes"
+        )
+
+
 CONFLICTS: tuple[Rule[RunConfig], ...] = (
     refuse(
         ("etl", "dataset"),
@@ -402,6 +421,7 @@ CONFLICTS: tuple[Rule[RunConfig], ...] = (
         "remove one of the two",
     ),
     Rule(("parallel.pp", "model.inputs"), _pipeline_input_problems),
+    Rule(("model.args", "model.task"), _outputs_problems),
 )
 
 

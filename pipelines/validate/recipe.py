@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -24,7 +25,7 @@ from sparkring.etl.examine import Examined
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
 from sparkring.pipelines.model.model_start import start_problems
-from sparkring.pipelines.model.plan import knows_its_size, layout_problems_of, runs_here
+from sparkring.pipelines.model.plan import device_of, knows_its_size, layout_problems_of, runs_here
 from sparkring.pipelines.run.problems import Problems, refusals
 from sparkring.pipelines.run.spark import session_settings, submitted
 from sparkring.pipelines.validate.folders import storage_problems
@@ -160,13 +161,20 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
     if problem := _unbound(factory, model.args):
         takes = f"; it takes {', '.join(found)}" if (found := _takes(factory)) else ""
         yield f"model.args = {model.args}: {model.factory} does not take them: {problem}{takes}"
-    elif factory.__module__.startswith(OURS) and (wrong := list(argument_problems(factory, model.args))):
+    elif factory.__module__.startswith(OURS) and (wrong := _argument_problems(config, factory)):
         yield from wrong
     elif not hasattr(factory, "from_manifest") and not knows_its_size(config):
         yield from _unmade(lambda: factory(**model.args), f"model.args = {model.args}: {model.factory}")
         yield from _group_problems(config, lambda: factory(**model.args))
     if model.inputs and model.kind.is_table and (problem := _not_taken(factory, len(model.inputs))):
         yield f"model.inputs: {model.factory}.forward does not take {len(model.inputs)} columns: {problem}"
+
+
+def _argument_problems(config: RunConfig, factory: type[nn.Module]) -> list[str]:
+    """What is wrong with the arguments of a built-in model; by this machine's memory too, where its CPUs train."""
+    trains_here = runs_here(config) and device_of(config) == "cpu"
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if trains_here else None
+    return list(argument_problems(factory, config.model.args, 8 if config.train.dtype == "float64" else 4, memory))
 
 
 def trees_problems(config: RunConfig) -> list[str]:

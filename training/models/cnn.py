@@ -7,13 +7,14 @@ Groups are normalized (Wu and He 2018, arXiv:1803.08494), or with `norm: batch` 
 from __future__ import annotations
 
 import itertools
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.training.models.arguments import Count, Size
+from sparkring.training.models.arguments import FromDataset, Size
 
 GROUPS = 4
 
@@ -23,10 +24,10 @@ class SmallCnn(nn.Module):
 
     def __init__(
         self,
-        classes: int,
-        channels: int,
+        classes: Annotated[Size, FromDataset(2, may_be_set=True)],
+        channels: Annotated[Size, FromDataset(1)],
         width: Size = 16,
-        layers: Count = 3,
+        layers: Annotated[int, Field(ge=0, le=16)] = 3,
         norm: Literal["group", "batch"] = "group",
     ) -> None:
         """The recipe's `model.args` are the last three; the others are from the manifest.
@@ -58,8 +59,16 @@ class SmallCnn(nn.Module):
             raise ValueError(
                 f"sparkring.training.models.cnn takes one feature of kind image; there are {manifest.images}"
             )
-        channels = manifest.tensor(manifest.images[0]).shape[2]
-        return cls(**{"classes": len(manifest.classes), "channels": channels} | args)
+        height, width, channels = manifest.tensor(manifest.images[0]).shape
+        layers, classes = args.get("layers", 3), len(manifest.classes)
+        if min(height, width) >> layers == 0:
+            raise ValueError(
+                f"model.args.layers = {layers}: each halves height and width, and images of {height} x {width} pixels "
+                f"can be halved {min(height, width).bit_length() - 1} times"
+            )
+        if classes and args.get("classes", classes) != classes:
+            raise ValueError(f"model.args.classes = {args['classes']}: the dataset has {classes} classes; leave it out")
+        return cls(**{"classes": classes, "channels": channels} | args)
 
     def forward(self, image_BHWC: torch.Tensor) -> torch.Tensor:
         pixels_BCHW = image_BHWC.permute(0, 3, 1, 2).to(self.head.weight.dtype) / 255 - 0.5

@@ -10,13 +10,13 @@ Shapes: B rows, C columns, F factors.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.training.models.arguments import Positive, Size
+from sparkring.training.models.arguments import FromDataset, Positive, Size
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.models.tabular import module_name
 
@@ -26,10 +26,10 @@ class FactorizationMachine(nn.Module):
 
     def __init__(
         self,
-        hashed: Sequence[str],
-        bags: Sequence[str],
-        codes: Mapping[str, int],
-        numbers: Sequence[str],
+        hashed: Annotated[Sequence[str], FromDataset(())],
+        bags: Annotated[Sequence[str], FromDataset(())],
+        codes: Annotated[Mapping[str, int], FromDataset({})],
+        numbers: Annotated[Sequence[str], FromDataset(("x",))],
         factors: Size = 16,
         scale: Positive = 0.1,
     ) -> None:

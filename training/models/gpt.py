@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.training.data.batch import Columns
-from sparkring.training.models.arguments import Positive, Size
+from sparkring.training.models.arguments import FromDataset, Layers, Positive, Size
 from sparkring.training.models.loss import token_cross_entropy
 from sparkring.training.models.sharding_plan import ShardingPlan
 from sparkring.training.models.task import Task
@@ -115,9 +115,9 @@ class GPT(nn.Module):
 
     def __init__(
         self,
-        vocab: int,
+        vocab: Annotated[Size, FromDataset(1, may_be_set=True)],
         width: Size = 256,
-        layers: Size = 6,
+        layers: Layers = 6,
         heads: Size = 4,
         kv_heads: Size | None = None,
         hidden: Size | None = None,
@@ -161,6 +161,11 @@ class GPT(nn.Module):
         cardinality = manifest.tensor("tokens").cardinality
         if "vocab" not in args and not cardinality:
             raise ValueError("model.args.vocab: the dataset's column 'tokens' has no cardinality; give the vocabulary")
+        if cardinality and args.get("vocab", cardinality) < cardinality:
+            raise ValueError(
+                f"model.args.vocab = {args['vocab']}: the dataset's column 'tokens' has {cardinality} tokens; "
+                "make it as large, or leave it out"
+            )
         return cls(**{"vocab": cardinality, **args})
 
     @torch.no_grad()

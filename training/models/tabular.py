@@ -20,14 +20,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.training.data.batch import SAMPLE
-from sparkring.training.models.arguments import Count, Positive, Share, Size
+from sparkring.training.models.arguments import Blocks, Count, Finite, FromDataset, Positive, Share, Size
 from sparkring.training.models.dropout import Dropout
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.models.warm_start import (
@@ -141,17 +141,17 @@ class Tabular(nn.Module):
 
     def __init__(
         self,
-        coded: dict[str, int],
-        numeric: list[str],
+        coded: Annotated[dict[str, int], FromDataset({})],
+        numeric: Annotated[list[str], FromDataset(["x"])],
         width: Size = 128,
-        blocks: Count = 2,
+        blocks: Blocks = 2,
         dropout: Share = 0.0,
         outputs: Size = 1,
         bumps: Size = 16,
-        additive_only: Sequence[str] = (),
-        output_center: float = 0.0,
+        additive_only: Annotated[Sequence[str], FromDataset((), may_be_set=True, names_columns=True)] = (),
+        output_center: Finite = 0.0,
         output_scale: Positive = 1.0,
-        hashed: Sequence[str] = (),
+        hashed: Annotated[Sequence[str], FromDataset(())] = (),
         hashed_width: Size = 16,
         members: Size = 1,
         cosine_width: Count = 0,

@@ -252,6 +252,11 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
         ),
         (SMALL, ["train.test_split=valid"], "train.test_split = 'valid': is train.valid_split too"),
         (
+            "name: mine\ndataset: /data/x\n",
+            ["model.args.outputs=7"],
+            "model.args.outputs = 7: a model of model.task = 'binary' has one output; remove it",
+        ),
+        (
             SMALL,
             ["model.start=e.safetensors", "warm_start.model=before"],
             "model.start, warm_start: both are given",

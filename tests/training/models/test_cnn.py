@@ -48,6 +48,10 @@ def test_batch_normalization_takes_the_place_of_groups() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"takes one feature of kind image; there are \['a', 'b'\]"):
         SmallCnn.from_manifest(manifest("a", "b"))
+    with pytest.raises(ValueError, match=r"layers = 4: .* images of 8 x 8 pixels can be halved 3 times"):
+        SmallCnn.from_manifest(manifest("photo"), layers=4)
+    with pytest.raises(ValueError, match=r"model.args.classes = 4: the dataset has 3 classes; leave it out"):
+        SmallCnn.from_manifest(manifest("photo"), classes=4)
     with pytest.raises(ValueError, match=r"model.args.width = 6: a multiple of 4 is needed"):
         SmallCnn(classes=2, channels=1, width=6)
     with pytest.raises(ValueError, match=r"model.args.norm = 'layer': must be 'group' or 'batch'"):
