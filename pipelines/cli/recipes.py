@@ -73,10 +73,10 @@ def _add_init(commands: Commands) -> None:
     table.add_argument("--label", required=True, metavar="COLUMN[,..]", help="what is to be predicted")
     table.add_argument("--task", choices=TABLE_TASKS, help="default: by the label's type and values")
     text = (
-        "what is trained: a network (default), gradient-boosted trees, or both, of which the better one is the model; "
+        "what is trained: a network, gradient-boosted trees, or both, of which the better one or a blend is the model; "
     )
-    text += "trees need the extra sparkring[trees]"
-    table.add_argument("--family", choices=get_args(Families), default="net", help=text)
+    text += "default: both where the extra sparkring[trees] is installed, which trees need, else net"
+    table.add_argument("--family", choices=get_args(Families), help=text)
 
 
 def _init_table(arguments: argparse.Namespace) -> int:

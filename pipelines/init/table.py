@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -47,12 +48,17 @@ TABLE = Budget(steps=4000, steps_per_epoch=128, smallest_batch=32, largest_batch
 LR, EMA, PATIENCE = 0.005, 0.998, 8
 NETWORK = {"width": 64, "blocks": 1, "dropout": 0.1, "members": 8, "cosine_width": 8}
 NET, TREES, BOTH = get_args(Families)
+MODELS = {
+    NET: "a network",
+    TREES: "gradient-boosted trees",
+    BOTH: "a network and gradient-boosted trees, of which the better one, or a blend, goes on",
+}
 MOST_COUNTED = 5  # events in half of the rows
 RARE = 0.05  # `init` warns of a label with a smaller share
 SOURCE, VIEW = "raw", "prepared"
 
 
-def table_project(data: str, label: str, task: str | None, folder: Path, family: str = NET) -> Project:
+def table_project(data: str, label: str, task: str | None, folder: Path, family: str | None = None) -> Project:
     """Look at the table and decide. ConfigError where the file, the label or the task will not do.
 
     Args:
@@ -60,20 +66,23 @@ def table_project(data: str, label: str, task: str | None, folder: Path, family:
         label: column, or several with commas between.
         task: by name; None: by the label.
         folder: of the project.
-        family: NET, TREES or BOTH.
+        family: NET, TREES or BOTH; None: BOTH where trees can be trained here, else NET.
     """
     sample = read_sample(data)
     columns = decide_columns(sample, label, task)
+    has_trees = find_spec("xgboost") is not None
+    family = family or (BOTH if has_trees else NET)
+    hint = "" if has_trees or family != NET else f" ({TREES} too where sparkring[trees] is installed)"
     return Project(
         table_recipe(sample, columns, run_name(folder.resolve().name), family),
-        decided(sample, columns),
+        [*decided(sample, columns), f"model: {MODELS[family]}{hint}"],
         look_at(sample, columns),
         limit_rows=min(1000, sample.rows.num_rows),
         use=_use(sample, columns, run_name(folder.resolve().name)),
     )
 
 
-def table_recipe(sample: TableSample, columns: Columns, name: str, family: str = NET) -> dict[str, Any]:
+def table_recipe(sample: TableSample, columns: Columns, name: str, family: str) -> dict[str, Any]:
     """The recipe, as a dict in the order it is written."""
     label = columns.label
     read = " ".join([*label.columns.values(), *columns.selected.values()])

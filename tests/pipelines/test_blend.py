@@ -26,7 +26,8 @@ from sparkring.conf.stored import StoredError
 from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, TaskKind, task_kind
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.split_rows import split_rows
-from sparkring.pipelines.job.blend import FEWEST, PairedRows, better_blend, fit_blend, fold_losses, read_pairs
+from sparkring.pipelines.job import blend
+from sparkring.pipelines.job.blend import FEWEST, BlendFit, PairedRows, better_blend, fit_blend, fold_losses, read_pairs
 from sparkring.pipelines.job.families import choose
 from sparkring.pipelines.model.export import export
 from sparkring.pipelines.model.model_start import start_problems
@@ -416,6 +417,18 @@ def test_a_blend_must_be_better_by_the_metric_that_picks_the_best_step(
     assert better_blend(job, both, choice, valid) is not None
     worse = replace(valid, net=valid.labels * 0.2 + 0.4)  # it orders all rows rightly, and is not certain enough
     assert 0 < fit_blend(worse).share < 1 and better_blend(job, both, choice, worse) is None
+
+
+def test_a_share_of_all_rows_that_leaves_one_family_out_is_no_blend(
+    run: Storage, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_blend(run, table)
+    valid = paired(BINARY, net=0.8)
+    choice = FamilyChoice(metric="loss", winner="net", values={"net": 0.7, "trees": 0.6}, half_width=None, train_s={})
+    both, mixed_rows = both_trained(run, valid, valid), valid.blended(0.7)
+    for share, is_blend in ((0.0, False), (1.0, False), (0.95, True)):
+        monkeypatch.setattr(blend, "fit_blend", lambda rows, share=share: BlendFit(share, mixed_rows))
+        assert (better_blend(job_of(run), both, choice, valid) is not None) == is_blend
 
 
 def test_families_that_scored_other_rows_are_compared_without_blend_or_interval(run: Storage, table: Path) -> None:

@@ -25,6 +25,7 @@ from PIL import Image
 
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.pipelines.cli import main, parse
+from sparkring.pipelines.init import table
 from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers
 from sparkring.pipelines.init.folder import readme, run_name
 from sparkring.pipelines.init.images import IMAGES
@@ -134,6 +135,20 @@ def test_a_label_that_looks_like_counts_is_told(tmp_path: Path, claims: list[flo
     pq.write_table(pa.table(PLAIN | {"claims": claims}), tmp_path / "rows.parquet")
     project = table_project(str(tmp_path / "rows.parquet"), "claims", "regression", tmp_path / "mine")
     assert any("--task poisson" in line for line in project.look_at) == is_told
+
+
+@pytest.mark.parametrize(("has_trees", "family"), [(True, "both"), (False, None)])
+def test_both_families_are_the_default_where_trees_can_be_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_trees: bool, family: str | None
+) -> None:
+    monkeypatch.setattr(table, "find_spec", lambda name: object() if has_trees else None)
+    pq.write_table(pa.table(PLAIN), tmp_path / "rows.parquet")
+    project = table_project(str(tmp_path / "rows.parquet"), "price", None, tmp_path / "mine")
+    assert project.recipe["model"].get("family") == family
+    assert project.decided[-1].startswith("model: a network")
+    assert ("sparkring[trees]" in project.decided[-1]) != has_trees
+    alone = table_project(str(tmp_path / "rows.parquet"), "price", None, tmp_path / "mine", "net")
+    assert "family" not in alone.recipe["model"] and ("[trees]" in alone.decided[-1]) != has_trees
 
 
 def test_a_recipe_of_both_families_is_that_of_a_network_with_its_family(tmp_path: Path) -> None:
