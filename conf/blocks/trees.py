@@ -36,6 +36,11 @@ class TreesConfig(Strict):
     max_bin: Annotated[int, Field(ge=2, le=65535)] = Field(
         256, description="intervals that a column's numbers are cut into"
     )
+    categories_per_split: PositiveInt = Field(
+        4,
+        description="categories that a split may part from the others of a categorical column, at most; more fit small "
+        "tables too closely",
+    )
     memory_share: PositiveFloat = Field(
         0.5,
         description="share of a rank's part of its host's memory that training rows may take; with more, they are kept "
