@@ -196,7 +196,7 @@ def measure_window(timer: Timer, spark: SparkSession, folder: Path, size: Window
     def night(last: dt.date, window: int, known: KnownParts = KnownParts()) -> Built:  # noqa: B008
         config, title = recipe_of_days(lake, last, window), f"window of {window} days to {last}"
         title += ", parts of the night before known" if known.fingerprints else ""
-        pinned = timer.time(f"{title}: pinned", lambda: pin_window(config, spark.version, {}, known=known))
+        pinned = timer.time(f"{title}: pinned", lambda: pin_window(config, {}, known=known))
         request = BuildRequest(config, pinned, "days", str(root))
         built: Built = timer.time(f"{title}: built", lambda: build_dataset(spark, request))
         assert built.manifest.accounting.rows_out == window * rows
@@ -205,7 +205,7 @@ def measure_window(timer: Timer, spark: SparkSession, folder: Path, size: Window
 
     written = night(LAST, size.written)
     if size.written < days:
-        pinned = pin_window(recipe_of_days(lake, LAST, days), spark.version, {})
+        pinned = pin_window(recipe_of_days(lake, LAST, days), {})
         copy_parts(root, written.manifest.parts[-1].folder, pinned)
         first = night(LAST, days)
     else:

@@ -122,7 +122,7 @@ def recipe(source: Path) -> EtlConfig:
 
 def run_etl(spark: SparkSession, source: Path, target: Path) -> None:
     config = recipe(source)
-    request = BuildRequest(config, pin_dataset(config, spark.version, {}), "whole", str(target))
+    request = BuildRequest(config, pin_dataset(config, {}), "whole", str(target))
     built = build_dataset(spark, request)
     print({name: round(seconds, 1) for name, seconds in built.seconds.items()}, file=sys.stderr)
 

@@ -37,6 +37,9 @@ from sparkring.conf.stored import (
 )
 
 FORMAT_VERSION = 2
+# Part of every fingerprint in place of Spark's version: raised by hand when a supported Spark is found to make other
+# rows than before.
+SPARK_SEMANTICS = 1
 VALUES_SINCE = 2
 """Since this format shards hold values; before, they held what features made of them, codes and scaled numbers."""
 MANIFEST_NAME = "_manifest.json"
@@ -114,7 +117,8 @@ class SplitInfo(Stored):
 class Lineage(Stored):
     """Where the rows came from: enough to build them again, or to say why that is not possible.
 
-    `made_of`: what decided the fingerprint, each by its name with a short hash.
+    `made_of`: what decided the fingerprint, each by its name with a short hash. `spark_version`: of the session that
+    built it; it decides nothing.
     """
 
     sources: dict[str, Any]
@@ -123,6 +127,7 @@ class Lineage(Stored):
     code_digest: str = ""
     config_digest: str = ""
     application_id: str = ""
+    spark_version: str = ""
     made_of: dict[str, str] = {}
 
 

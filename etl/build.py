@@ -148,17 +148,16 @@ class PinnedSources(PinnedDataset):
 
 
 def pinned_sources(
-    config: EtlConfig, sources: Mapping[str, SourceSnapshot], spark_version: str, settings: Mapping[str, str]
+    config: EtlConfig, sources: Mapping[str, SourceSnapshot], settings: Mapping[str, str]
 ) -> PinnedSources:
     """Say which dataset would be made of these sources.
 
     Args:
         config: the etl block.
         sources: pinned, by name.
-        spark_version: of the session that would build.
         settings: the recipe's `spark.conf`.
     """
-    return PinnedSources(sources, dataset_fingerprint(config, sources, spark_version, settings))
+    return PinnedSources(sources, dataset_fingerprint(config, sources, settings))
 
 
 @dataclass(frozen=True)
@@ -268,7 +267,8 @@ def assemble(job: RowsJob, request: BuildRequest, stored: StoredRows) -> Dataset
             code_digest=code_digest(PACKAGE),
             config_digest=request.config_digest,
             application_id=stored.application_id,
-            made_of=made_of(config, request.pinned.contents, job.spark.version, request.settings),
+            spark_version=job.spark.version,
+            made_of=made_of(config, request.pinned.contents, request.settings),
         ),
         parts=stored.listed,
         missing=request.pinned.missing,

@@ -9,7 +9,7 @@ from typing import Any
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.code import code_digest
 from sparkring.conf.digest import digest
-from sparkring.conf.manifest import FORMAT_VERSION
+from sparkring.conf.manifest import FORMAT_VERSION, SPARK_SEMANTICS
 from sparkring.etl.session import decides_rows
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.views import own_modules
@@ -19,28 +19,23 @@ HASH_CHARACTERS = 12  # of what a fingerprint is made of: it is compared, not re
 ORDER = "the order of "
 
 
-def dataset_fingerprint(
-    config: EtlConfig, sources: Mapping[str, SourceSnapshot], spark_version: str, settings: Mapping[str, str]
-) -> str:
-    """sha256 over the sources' content, the etl block, the code, Spark's version and its `settings`.
+def dataset_fingerprint(config: EtlConfig, sources: Mapping[str, SourceSnapshot], settings: Mapping[str, str]) -> str:
+    """sha256 over the sources' content, the etl block, the code, Spark's semantics and its `settings`.
 
     Where a source is, and which snapshot was asked for, is not content: what was found there is. The order of keys is,
     as columns are stored in it.
     """
     prints = {name: source.fingerprint for name, source in sources.items()}
     parts = [FORMAT_VERSION, prints, json.dumps(declared(config)), own_modules(config.rows), code_digest(PACKAGE)]
-    return digest([*parts, spark_version, deciding_settings(settings)])
+    return digest([*parts, SPARK_SEMANTICS, deciding_settings(settings)])
 
 
-def made_of(
-    config: EtlConfig, contents: Mapping[str, str], spark_version: str, settings: Mapping[str, str]
-) -> dict[str, str]:
+def made_of(config: EtlConfig, contents: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
     """Hash what a fingerprint is made of piece by piece, each by a name for people.
 
     Args:
         config: the etl block.
         contents: fingerprints of what is read, by name: the sources, or the parts of a window.
-        spark_version: of the session that builds.
         settings: the recipe's `spark.conf`.
     """
     found: dict[str, Any] = {}
@@ -56,7 +51,7 @@ def made_of(
     found |= {
         "the format of datasets": FORMAT_VERSION,
         "the ETL code of sparkring": code_digest(PACKAGE),
-        "Spark's version": spark_version,
+        "the semantics of Spark": SPARK_SEMANTICS,
     }
     return {name: digest(json.dumps(value))[:HASH_CHARACTERS] for name, value in found.items()}
 

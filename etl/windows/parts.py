@@ -24,7 +24,7 @@ from pyspark.sql.types import DateType, TimestampNTZType, TimestampType
 from sparkring.conf.blocks.etl import EtlConfig, IntervalConfig
 from sparkring.conf.code import code_digest
 from sparkring.conf.digest import digest
-from sparkring.conf.manifest import FORMAT_VERSION, PART_NAME, Accounting, Column, DataFile, Lineage
+from sparkring.conf.manifest import FORMAT_VERSION, PART_NAME, SPARK_SEMANTICS, Accounting, Column, DataFile, Lineage
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256, Stored, StoredError, read, up_to
 from sparkring.etl.checks import Checked
@@ -128,23 +128,21 @@ class PartSources:
         return ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
 
 
-def part_fingerprint(config: EtlConfig, sources: PartSources, spark_version: str, settings: Mapping[str, str]) -> str:
+def part_fingerprint(config: EtlConfig, sources: PartSources, settings: Mapping[str, str]) -> str:
     """sha256 over all that decides a part's files and statistics; the window and what is only fitted do not."""
     interval = sources.interval
     prints = {name: source.fingerprint for name, source in sources.whole.items()}
     cut = {name: [s and s.fingerprint for s in each] for name, each in sources.cut.items()}
     which = [interval.label, interval.next.isoformat(), interval.start.isoformat(), interval.end.isoformat()]
     block = json.dumps(_deciding_block(config))
-    code = [own_modules(config.rows), code_digest(PACKAGE), spark_version, deciding_settings(settings)]
+    code = [own_modules(config.rows), code_digest(PACKAGE), SPARK_SEMANTICS, deciding_settings(settings)]
     return digest([FORMAT_VERSION, PART_VERSION, which, prints, cut, block, *code])
 
 
-def common_digest(
-    config: EtlConfig, whole: Mapping[str, SourceSnapshot], spark_version: str, settings: Mapping[str, str]
-) -> str:
+def common_digest(config: EtlConfig, whole: Mapping[str, SourceSnapshot], settings: Mapping[str, str]) -> str:
     """sha256 over what of `part_fingerprint` is the same for all parts: where it changes, each of them does."""
     prints = {name: source.fingerprint for name, source in whole.items()}
-    code = [own_modules(config.rows), code_digest(PACKAGE), spark_version, deciding_settings(settings)]
+    code = [own_modules(config.rows), code_digest(PACKAGE), SPARK_SEMANTICS, deciding_settings(settings)]
     return digest([FORMAT_VERSION, PART_VERSION, prints, json.dumps(_deciding_block(config)), *code])
 
 
@@ -328,6 +326,7 @@ def _part(job: RowsJob, one: _PartRows, written: Written, keys: dict[str, PartKe
             logical_plan=plan_text(one.made),
             code_digest=code_digest(PACKAGE),
             application_id=job.spark.sparkContext.applicationId,
+            spark_version=job.spark.version,
         ),
     )
 

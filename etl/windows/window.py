@@ -161,7 +161,6 @@ NONE_KNOWN = KnownParts()
 
 def pin_dataset(
     config: EtlConfig,
-    spark_version: str,
     settings: Mapping[str, str],
     context: PinContext | None = None,
     known: KnownParts = NONE_KNOWN,
@@ -170,19 +169,17 @@ def pin_dataset(
 
     Args:
         config: the etl block.
-        spark_version: of the session that would build.
         settings: the recipe's `spark.conf`.
         context: for sources that need Spark.
         known: parts whose sources are not looked at again, where they are whole.
     """
     if config.interval is not None:
-        return pin_window(config, spark_version, settings, context, known)
-    return pinned_sources(config, pin_sources(config.sources, context), spark_version, settings)
+        return pin_window(config, settings, context, known)
+    return pinned_sources(config, pin_sources(config.sources, context), settings)
 
 
 def pin_window(
     config: EtlConfig,
-    spark_version: str,
     settings: Mapping[str, str],
     context: PinContext | None = None,
     known: KnownParts = NONE_KNOWN,
@@ -193,7 +190,6 @@ def pin_window(
 
     Args:
         config: the etl block, with `interval`.
-        spark_version: of the session that would build.
         settings: the recipe's `spark.conf`.
         context: for sources that need Spark.
         known: parts whose sources are not looked at again, where they are whole.
@@ -214,12 +210,12 @@ def pin_window(
         earlier = before(interval_config, interval, interval_config.look_back)
         cut = {name: [*(sources.of(name, e) for e in earlier), own] for name, own in found.items()}
         part = PartSources(interval, sources.whole(), cut)
-        parts.append(PinnedPart(interval, part_fingerprint(config, part, spark_version, settings), part))
+        parts.append(PinnedPart(interval, part_fingerprint(config, part, settings), part))
     sources.check_together()
     _check_missing(interval_config, missing, len(intervals))
     fingerprint = _window_fingerprint(config, parts, list(missing))
     looked_at = [part.sources for part in parts if part.sources is not None]
-    shared = common_digest(config, looked_at[-1].whole, spark_version, settings) if looked_at else ""
+    shared = common_digest(config, looked_at[-1].whole, settings) if looked_at else ""
     return PinnedWindow(tuple(parts), fingerprint, tuple(missing), shared)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -71,7 +70,7 @@ def pin(config: RunConfig, session: Callable[[], SparkSession], known: KnownPart
     settings = config.spark.settings()
     own_session = functools.cache(lambda: build_session(session(), settings))
     context = PinContext(own_session, config.storage.datasets)
-    return pin_dataset(config.etl, pyspark.__version__, settings, context, known)
+    return pin_dataset(config.etl, settings, context, known)
 
 
 def pins_without_spark(config: RunConfig) -> bool:
@@ -94,7 +93,7 @@ def why_built(config: RunConfig, sources: PinnedDataset) -> str:
     if not newest.lineage.made_of:
         return "what the newest of this name was made of was not recorded"
     assert config.etl is not None
-    now = made_of(config.etl, sources.contents, pyspark.__version__, config.spark.settings())
+    now = made_of(config.etl, sources.contents, config.spark.settings())
     found = what_differs(newest.lineage.made_of, now)
     if not found:
         return f"that of {newest.created_at} was made of the same, and is not whole"

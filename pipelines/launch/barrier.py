@@ -31,6 +31,7 @@ from sparkring.conf.errors import first_line
 from sparkring.pipelines.launch.preflight import SlotRequest, check_hosts, check_slots
 from sparkring.pipelines.run.package import code_archive
 from sparkring.pipelines.run.scratch import open_scratch
+from sparkring.pipelines.run.spark import named_python
 from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.group import WorkerGroup, log_event
@@ -112,8 +113,8 @@ def this_python(sc: SparkContext) -> Iterator[None]:
 
     Of a session that was made elsewhere, as in a notebook, Spark takes the first `python3` of the PATH.
     """
-    before, named = sc.pythonExec, "PYSPARK_PYTHON" in os.environ or sc.getConf().contains("spark.pyspark.python")
-    if (sc.master or "").startswith("local") and not named:
+    before = sc.pythonExec
+    if (sc.master or "").startswith("local") and named_python(sc) is None:
         sc.pythonExec = sys.executable
     try:
         yield
@@ -201,7 +202,7 @@ class BarrierStage:
             rdd.collect()
             self._error = "the barrier stage has ended"
         except Exception as error:
-            self._error = spark_reason(error)
+            self._error = spark_reason(error, self._sc.pythonExec)
 
     def trouble(self) -> str | None:
         """Say why the stage is over; None while it runs."""
@@ -216,13 +217,12 @@ class BarrierStage:
             self._thread.join(timeout=10.0)
 
 
-def spark_reason(error: BaseException) -> str:
-    """Find the sentence of a Spark failure that says why, without the stack of the scheduler."""
+def spark_reason(error: BaseException, python: str) -> str:
+    """Find the sentence of a Spark failure that says why, without the scheduler's stack. `python`: the executors'."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     missing = next((line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))), None)
     if missing:
-        python = os.environ.get("PYSPARK_PYTHON", "python3, as PYSPARK_PYTHON is unset")
         return (
             f"{missing}, in the executors' Python ({python}); "
             "have PYSPARK_PYTHON name an interpreter with the same packages on every host"

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-import pyspark
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -75,7 +74,7 @@ def pin_rows(config: RunConfig, session: Callable[[], SparkSession]) -> PinnedRo
     context = PinContext(functools.cache(lambda: build_session(session(), settings)), config.storage.datasets)
     if config.etl.interval is None:
         return PinnedRows(pin_sources(config.etl.sources, context))
-    window = pin_window(last_interval(config.etl), pyspark.__version__, settings, context)
+    window = pin_window(last_interval(config.etl), settings, context)
     (pinned,) = window.parts
     return PinnedRows({}, pinned.sources)
 

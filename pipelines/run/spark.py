@@ -134,13 +134,10 @@ def open_session(
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     borrowed = SparkContext._active_spark_context is not None
     hide_error_copies()
-    if not submitted():
-        # Spark would start the first `python3` of the PATH on its workers, which need not be this one.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        if python := config.settings().get("spark.pyspark.python"):  # which only spark-submit reads
-            os.environ["PYSPARK_PYTHON"] = python
+    is_own = not submitted()
     settings = session_settings(name, config, launch.world, submitted())
-    with variables(user_variables(os.environ)):
+    python = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)} if is_own else {}  # the JVM's
+    with variables(user_variables(os.environ) | python):
         jvm_log = None
         if not submitted() and config.log == "file":
             options = options_of(settings, data_bytes, found_archive(os.environ))
@@ -152,7 +149,18 @@ def open_session(
         for key, value in settings.items():
             builder = builder.config(key, value)
         with interrupts_kept():
-            return Opened(builder.getOrCreate(), borrowed, jvm_log)
+            spark = builder.getOrCreate()
+    if is_own:  # Spark would start the first `python3` of the PATH on its workers, which need not be this one
+        spark.sparkContext.pythonExec = named_python(spark.sparkContext) or sys.executable
+    return Opened(spark, borrowed, jvm_log)
+
+
+def named_python(sc: SparkContext) -> str | None:
+    """Find the workers' Python that the user has named: in Spark's configuration, or else by a variable.
+
+    The configuration, spark-defaults.conf too, is read by spark-submit alone.
+    """
+    return sc.getConf().get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
 
 
 def hide_error_copies() -> None:

@@ -92,7 +92,7 @@ def _use(spark: SparkSession, folder: str) -> None:
             "shard": {"shards": {"train": 3}},
         }
     )
-    pinned = pin_dataset(config, spark.version, {}, PinContext(lambda: spark, folder))
+    pinned = pin_dataset(config, {}, PinContext(lambda: spark, folder))
     build_dataset(spark, BuildRequest(config, pinned, "archive", f"{folder}/datasets"))
 
 

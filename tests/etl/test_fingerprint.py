@@ -15,9 +15,9 @@ def config(path="t.csv", features=FEATURES, **changes) -> EtlConfig:
     return EtlConfig.model_validate({"sources": {"t": source}, "rows": "t", "features": features} | changes)
 
 
-def fingerprint(config, content="x", spark="4.3.0", settings=None):
+def fingerprint(config, content="x", settings=None):
     """Of a dataset whose only source has the fingerprint `content`."""
-    return dataset_fingerprint(config, {"t": SimpleNamespace(fingerprint=content)}, spark, settings or {})
+    return dataset_fingerprint(config, {"t": SimpleNamespace(fingerprint=content)}, settings or {})
 
 
 def test_the_fingerprint_is_of_content_not_of_place():
@@ -25,18 +25,17 @@ def test_the_fingerprint_is_of_content_not_of_place():
     assert fingerprint(config("elsewhere/t.csv")) == first
     others = [
         fingerprint(config(), content="y"),
-        fingerprint(config(), spark="4.4.0"),
         fingerprint(config(features=dict(reversed(FEATURES.items())))),
         fingerprint(config(split={"seed": 1})),
         fingerprint(config(shard={"row_group": 7})),
         fingerprint(config(rows="json:loads")),
     ]
-    assert len({first, *others}) == 7
+    assert len({first, *others}) == 6
 
 
 def test_each_piece_of_a_fingerprint_has_a_name():
-    def pieces(config, content="x", spark="4.3.0", settings=None):
-        return made_of(config, {"etl.sources.t": content}, spark, settings or {})
+    def pieces(config, content="x", settings=None):
+        return made_of(config, {"etl.sources.t": content}, settings or {})
 
     first = pieces(config())
     assert what_differs(first, pieces(config("elsewhere/t.csv"))) == []
@@ -44,7 +43,6 @@ def test_each_piece_of_a_fingerprint_has_a_name():
     more = {**FEATURES, "c": {"kind": "numeric", "column": "a"}}
     for after, said in (
         (pieces(config(), content="y"), ["what etl.sources.t holds"]),
-        (pieces(config(), spark="4.4.0"), ["Spark's version"]),
         (pieces(config(features=dict(reversed(FEATURES.items())))), ["the order of etl.features"]),
         (pieces(config(features=other)), ["etl.features.b"]),
         (pieces(config(features=more)), ["etl.features.c (new)"]),

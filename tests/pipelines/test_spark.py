@@ -209,6 +209,26 @@ def test_sparks_own_log_is_in_the_file_that_is_named_or_on_the_console_and_its_p
         assert len(on_console) == 1 and str(tmp_path) in on_console[0]
 
 
+NAMED = """
+import os
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.pipelines.run.spark import spark_session
+with spark_session("named", SparkConfig(), LaunchConfig(world=1)) as spark:
+    print(spark.sparkContext.pythonExec, os.environ.get("PYSPARK_PYTHON"))
+"""
+
+
+@pytest.mark.parametrize("python", ["/of/the/cluster/python", None])
+def test_workers_run_the_python_that_spark_defaults_name_or_else_this_one(tmp_path: Path, python: str | None) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.pyspark.python {python}\n" if python else "")
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "SPARK_CONF_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", NAMED], env=environment, capture_output=True, text=True)
+    expected = f"{python or sys.executable} None\n"
+    assert (done.returncode, done.stdout) == (0, expected), "a later session names its own: " + done.stderr
+
+
 STARTS = """
 import os, sys
 from sparkring.conf.blocks.launch import LaunchConfig

@@ -45,7 +45,7 @@ VIEW = "SELECT *, amount / 3 AS other FROM sales"
 def build(spark: Any, sales: Path, root: Path, view: str = VIEW, **changes: Any) -> Built:
     split = {"kind": "hash", "shares": {"train": 0.7, "test": 0.3}, "key": ["amount"]}
     config = recipe(sales, view, {"checks": CHECKS, "split": split, "shard": {"row_group": 4}} | changes)
-    return build_dataset(spark, BuildRequest(config, pin_window(config, spark.version, {}), "sales", str(root)))
+    return build_dataset(spark, BuildRequest(config, pin_window(config, {}), "sales", str(root)))
 
 
 def content(built: Built) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def plain(raw, **changes) -> EtlConfig:
 
 
 def build(spark, config, root, **keys):
-    pinned = pin_dataset(config, spark.version, keys.get("settings", {}))
+    pinned = pin_dataset(config, keys.get("settings", {}))
     return build_dataset(spark, BuildRequest(config, pinned, "flights", str(root), **keys))
 
 

@@ -51,7 +51,7 @@ def block(table: Path, **keys: Any) -> EtlConfig:
 
 
 def build(spark: Any, config: EtlConfig, folder: Path) -> DatasetManifest:
-    request = BuildRequest(config, pin_dataset(config, spark.version, {}), "animals", str(folder))
+    request = BuildRequest(config, pin_dataset(config, {}), "animals", str(folder))
     return build_dataset(spark, request).manifest
 
 
@@ -120,7 +120,7 @@ def test_a_class_that_a_model_does_not_know_is_no_place(spark: Any, table: Path,
 
 def test_the_parts_of_a_window_add_up_to_its_classes(spark: Any, table: Path, tmp_path: Path) -> None:
     config = block(table, interval={"column": "day", "last": "2026-01-02", "window": 2})
-    pinned = pin_window(config, spark.version, {})
+    pinned = pin_window(config, {})
     window = build_dataset(spark, BuildRequest(config, pinned, "animals", str(tmp_path))).manifest
     whole = build(spark, block(table), tmp_path / "whole")
     assert (window.classes, window.class_counts) == (whole.classes, whole.class_counts)

@@ -267,7 +267,7 @@ def test_a_dataset_of_a_delta_table_is_found_again_after_an_empty_commit(spark, 
     config = EtlConfig.model_validate(block | {"features": {"x": {"kind": "numeric"}}})
 
     def build():
-        request = BuildRequest(config, pin_dataset(config, spark.version, {}), "delta", str(tmp_path / "datasets"))
+        request = BuildRequest(config, pin_dataset(config, {}), "delta", str(tmp_path / "datasets"))
         return build_dataset(spark, request)
 
     first = build()

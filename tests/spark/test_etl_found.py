@@ -44,7 +44,7 @@ class Job:
         """As the command does, in this session."""
         config = load_config(str(self.recipe)).config
         assert config.etl is not None
-        pinned = pin_dataset(config.etl, spark.version, config.spark.settings())
+        pinned = pin_dataset(config.etl, config.spark.settings())
         request = BuildRequest(config.etl, pinned, "found", config.storage.datasets, config.spark.settings())
         return build_dataset(spark, request)
 

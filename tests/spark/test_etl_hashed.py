@@ -49,9 +49,7 @@ def test_a_reader_makes_the_ids_that_spark_would(spark: SparkSession, tmp_path: 
     frame = spark.createDataFrame([tuple(row) for row in rows.itertuples(index=False)], schema)
     frame.coalesce(1).write.parquet(str(tmp_path / "raw"))
     recipe = config(tmp_path / "raw", **FEATURES)
-    made = build_dataset(
-        spark, BuildRequest(recipe, pin_dataset(recipe, spark.version, {}), "h", str(tmp_path / "datasets"))
-    )
+    made = build_dataset(spark, BuildRequest(recipe, pin_dataset(recipe, {}), "h", str(tmp_path / "datasets")))
     got = read_all(made.uri, made.manifest, "train")
     shop = F.xxhash64(F.col("shop").cast("bigint"))
     wanted = (
@@ -71,6 +69,4 @@ def test_what_has_no_ids_is_refused(spark: SparkSession, tmp_path: Path) -> None
     frame.coalesce(1).write.parquet(str(tmp_path / "raw"))
     recipe = config(tmp_path / "raw", z={"kind": "hashed", "column": "half"})
     with pytest.raises(EtlError, match=r"etl\.features\.z: column 'half' is double; hashed wants a string"):
-        build_dataset(
-            spark, BuildRequest(recipe, pin_dataset(recipe, spark.version, {}), "h", str(tmp_path / "datasets"))
-        )
+        build_dataset(spark, BuildRequest(recipe, pin_dataset(recipe, {}), "h", str(tmp_path / "datasets")))

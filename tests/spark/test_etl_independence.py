@@ -30,7 +30,7 @@ def sales(tmp_path_factory) -> Path:
 
 
 def prove(spark, config: EtlConfig, root: Path) -> None:
-    pinned = pin_window(config, spark.version, {})
+    pinned = pin_window(config, {})
     job = RowsJob(config, build_session(spark, {}), open_storage(str(root)))
     prove_independent(job, "sales", [p.sources for p in pinned.parts if p.sources is not None])
 
@@ -73,7 +73,7 @@ def test_a_view_that_looks_further_than_declared_is_warned_of(
 
 def test_a_declared_look_back_is_read_so_far_and_no_further(spark, sales, tmp_path) -> None:
     config = recipe(sales, BACK, look_back=1, window=2)
-    pinned = pin_window(config, spark.version, {})
+    pinned = pin_window(config, {})
     built = build_dataset(spark, BuildRequest(config, pinned, "sales", str(tmp_path)))
     folder = built.manifest.files_folder(open_storage(built.uri))
     rows = pa.concat_tables([pq.read_table(folder.path(f.path)) for f in built.manifest.files]).to_pylist()

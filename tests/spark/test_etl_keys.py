@@ -53,7 +53,7 @@ def test_equal_keys_of_two_parts_are_counted_over_the_window(spark, tmp_path: Pa
     def build(max_share: float, window: int):
         check = {"name": "shop_once", "kind": "unique", "columns": ["shop"], "max_share": max_share}
         config = recipe(sales, VIEW, {"checks": [check]}, window=window)
-        pinned = pin_window(config, spark.version, {})
+        pinned = pin_window(config, {})
         return build_dataset(spark, BuildRequest(config, pinned, "sales", str(root)))
 
     (alone,) = build(0.0, 1).manifest.checks

@@ -57,7 +57,7 @@ def build(spark: Any, config: EtlConfig, folder: Path, trained: RunConfig | None
         if trained is not None and (problems := label_problems(trained, columns, state)):
             raise ConfigError("t", problems)
 
-    request = BuildRequest(config, pin_dataset(config, spark.version, {}), "t", str(folder), on_label=check)
+    request = BuildRequest(config, pin_dataset(config, {}), "t", str(folder), on_label=check)
     return build_dataset(spark, request).manifest
 
 
@@ -82,9 +82,7 @@ def test_several_columns_are_labels_by_name_and_in_parts_as_in_one_build(
     again = read_manifest(open_storage(str(next(tmp_path.glob("t-*")))))
     assert again.label_names == manifest.label_names and again.class_counts == manifest.class_counts
     config = block(table, interval={"column": "day", "last": "2026-01-02", "window": 2})
-    window = build_dataset(
-        spark, BuildRequest(config, pin_window(config, spark.version, {}), "t", str(tmp_path / "parts"))
-    ).manifest
+    window = build_dataset(spark, BuildRequest(config, pin_window(config, {}), "t", str(tmp_path / "parts"))).manifest
     assert window.features["flags"] == manifest.features["flags"]
 
 

@@ -68,7 +68,7 @@ def test_a_dataset_is_the_same_whether_its_rows_were_kept_or_read_again(spark, t
     monkeypatch.setattr(type(spark.range(1)), "persist", lambda frame, *level: kept.append(frame) or persist(frame))
     built = []
     for name in ("read", "kept"):
-        pinned = pin_dataset(config, spark.version, {})
+        pinned = pin_dataset(config, {})
         built.append(build_dataset(spark, BuildRequest(config, pinned, "events", str(tmp_path / name))).manifest)
         assert len(kept) == (name == "kept"), "Parquet is read again unless it is costly"
         monkeypatch.setattr("sparkring.etl.rows.is_cheap", lambda rows: False)
@@ -123,7 +123,7 @@ def test_rows_in_folders_are_kept_only_for_rules_that_later_passes_need(
     kept: list[DataFrame] = []
     persist = type(spark.range(1)).persist
     monkeypatch.setattr(type(spark.range(1)), "persist", lambda frame, *level: kept.append(frame) or persist(frame))
-    request = BuildRequest(config, pin_dataset(config, spark.version, {}), "events", str(tmp_path / "datasets"))
+    request = BuildRequest(config, pin_dataset(config, {}), "events", str(tmp_path / "datasets"))
     built = build_dataset(spark, request)
     assert len(kept) == times
     assert built.manifest.checks[0]["failing"] == len(values)
@@ -153,6 +153,6 @@ def test_spark_adds_up_the_bytes_of_batches_only_where_texts_are_long(
         return found(*arguments)
 
     monkeypatch.setattr("sparkring.etl.rows.write_shards", noted)
-    build_dataset(spark, BuildRequest(etl, pin_dataset(etl, spark.version, {}), "events", str(tmp_path / "datasets")))
+    build_dataset(spark, BuildRequest(etl, pin_dataset(etl, {}), "events", str(tmp_path / "datasets")))
     assert limits == [str(32 << 20) if is_counted else str((1 << 31) - 1)]
     assert session.conf.get(BATCH_BYTES) == str(32 << 20)

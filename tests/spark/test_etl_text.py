@@ -37,7 +37,7 @@ def build(spark, documents, root, shard=None, **block):
     base["sources"]["python"]["path"] = str(documents)
     base["split"] = {"kind": "hash", "shares": {"train": 0.7, "test": 0.3}}
     config = EtlConfig.model_validate(base | {"shard": shard or {}, "text": block})
-    return build_dataset(spark, BuildRequest(config, pin_dataset(config, spark.version, {}), "t", str(root)))
+    return build_dataset(spark, BuildRequest(config, pin_dataset(config, {}), "t", str(root)))
 
 
 def codec_of(built):

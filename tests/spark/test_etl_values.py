@@ -112,9 +112,7 @@ def built(request, spark, tmp_path_factory):
         "keep": ["id", "where_to"], "features": FEATURES,
         "shard": {"shards": {"train": 3, "valid": 2}, "row_group": 256},
     })  # fmt: skip
-    made = build_dataset(
-        spark, BuildRequest(config, pin_dataset(config, spark.version, {}), "v", str(folder / "datasets"))
-    )
+    made = build_dataset(spark, BuildRequest(config, pin_dataset(config, {}), "v", str(folder / "datasets")))
     view = session.read.parquet(str(folder / "raw")).selectExpr(
         "*", f"IF(id <= {2 * ROWS // 3}, 'train', 'valid') AS part"
     )

@@ -52,11 +52,11 @@ def block(table: Path, **keys: Any) -> EtlConfig:
 
 
 def build(spark: Any, config: EtlConfig, folder: Path) -> DatasetManifest:
-    return build_dataset(spark, BuildRequest(config, pin_dataset(config, spark.version, {}), "t", str(folder))).manifest
+    return build_dataset(spark, BuildRequest(config, pin_dataset(config, {}), "t", str(folder))).manifest
 
 
 def build_parts(spark: Any, config: EtlConfig, folder: Path) -> DatasetManifest:
-    pinned = pin_window(config, spark.version, {}, known=KnownParts())
+    pinned = pin_window(config, {}, known=KnownParts())
     return build_dataset(spark, BuildRequest(config, pinned, "t", str(folder))).manifest
 
 

@@ -105,7 +105,7 @@ def timetable(lake: Path, last: str, window: int, **interval) -> EtlConfig:
 
 
 def build(spark, config: EtlConfig, root: Path, known: KnownParts | None = None):
-    pinned = pin_window(config, spark.version, {}, known=known or KnownParts())
+    pinned = pin_window(config, {}, known=known or KnownParts())
     return build_dataset(spark, BuildRequest(config, pinned, "flights", str(root)))
 
 
@@ -183,7 +183,7 @@ def test_the_rows_are_those_of_one_build_over_the_same_days(spark, lake, rows_of
     config = rows_of(lake, "2013-03-10", 2)
     source = config.sources["flights"].model_copy(update={"where": "date BETWEEN '2013-03-09' AND '2013-03-10'"})
     whole = config.model_copy(update={"interval": None, "sources": {**config.sources, "flights": source}})
-    built = build_dataset(spark, BuildRequest(whole, pin_dataset(whole, spark.version, {}), "flights", str(tmp_path)))
+    built = build_dataset(spark, BuildRequest(whole, pin_dataset(whole, {}), "flights", str(tmp_path)))
     assert built.manifest.features == window.manifest.features
     assert built.manifest.accounting == window.manifest.accounting
     assert built.manifest.checks == window.manifest.checks

@@ -28,7 +28,7 @@ Night = tuple[Path, Path, Built]  # tables, datasets, what was built of them
 
 
 def build(spark: Any, config: EtlConfig, root: Path, known: KnownParts = NONE_KNOWN) -> Built:
-    pinned = pin_window(config, spark.version, {}, known=known)
+    pinned = pin_window(config, {}, known=known)
     return build_dataset(spark, BuildRequest(config, pinned, "sales", str(root)))
 
 
@@ -125,7 +125,7 @@ def test_two_jobs_that_write_one_part_at_once_use_the_same_files(
 def test_a_file_that_changes_between_pin_and_write_leaves_no_part(spark: Any, tmp_path: Path, what: str) -> None:
     sales, root = write_sales(tmp_path / "sales"), tmp_path / "datasets"
     config = recipe(sales, VIEW, last="2024-03-01", window=1)
-    pinned = pin_window(config, spark.version, {})
+    pinned = pin_window(config, {})
     file = sales / "day=2024-03-01/x.parquet"
     content = pq.read_table(file, partitioning=None)
     if what == "deleted":

@@ -45,7 +45,7 @@ def sources(whole: str = "1", cut: tuple[str | None, ...] = ("2",), day: int = 1
 
 
 def fingerprint(config: EtlConfig, sources: PartSources, settings: dict[str, str] | None = None) -> str:
-    return part_fingerprint(config, sources, "4.3.0", settings or {})
+    return part_fingerprint(config, sources, settings or {})
 
 
 @pytest.mark.parametrize(

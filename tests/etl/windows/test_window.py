@@ -59,7 +59,7 @@ def recipe(lake, **interval: Any) -> EtlConfig:
 
 
 def pin(lake, **interval: Any):
-    return pin_window(recipe(lake, **interval), "4.3.0", {})
+    return pin_window(recipe(lake, **interval), {})
 
 
 def test_windows_share_the_parts_of_the_days_they_share(lake) -> None:
@@ -115,7 +115,7 @@ def test_known_parts_are_not_looked_at(lake, monkeypatch) -> None:
     monkeypatch.setattr(window, "find_part", lambda storage, wanted: wanted if "2013-03-02" in storage.root else None)
     known = window.KnownParts(str(lake), "d", {p.interval.label: p.fingerprint for p in before.parts})
     (lake / "a/day=2013-03-02/x.parquet").unlink()
-    after = pin_window(recipe(lake), "4.3.0", {}, known=known)
+    after = pin_window(recipe(lake), {}, known=known)
     assert after.fingerprint == before.fingerprint
     assert [p.sources is None for p in after.parts] == [True, False, False]  # the others are not whole
 
@@ -138,13 +138,13 @@ def test_a_delta_table_is_cut_by_its_partitions(tmp_path) -> None:
     deltalake.write_deltalake(str(tmp_path / "d"), table, partition_by=["day"])
     sources = {"a": {"format": "delta", "path": str(tmp_path / "d")}}
     made = config(sources=sources, split={"kind": "hash"}, interval=BLOCK["interval"] | {"missing": "skip"})
-    pinned = pin_window(made, "4.3.0", {})
+    pinned = pin_window(made, {})
     assert pinned.missing == ("2013-03-03",) and [p.interval.label for p in pinned.parts] == [
         "2013-03-02",
         "2013-03-04",
     ]
     deltalake.write_deltalake(str(tmp_path / "d"), table.slice(2), mode="append")
-    again = pin_window(made, "4.3.0", {})
+    again = pin_window(made, {})
     assert [a.fingerprint == b.fingerprint for a, b in zip(pinned.parts, again.parts, strict=True)] == [True, False]
 
 
@@ -292,7 +292,7 @@ def test_a_window_of_a_delta_table_is_of_one_version(tmp_path, monkeypatch) -> N
     root, rows = tmp_path / "t", pa.table({"x": pa.array([1, 2, 3], pa.int32()), "day": DAYS})
     deltalake.write_deltalake(str(root), rows, partition_by=["day"])
     recipe = lake_recipe({"path": str(root), "format": "delta"})
-    at_rest = pin_window(recipe, "4.3.0", {})
+    at_rest = pin_window(recipe, {})
 
     def move(number: int) -> None:
         if number:
@@ -306,10 +306,10 @@ def test_a_window_of_a_delta_table_is_of_one_version(tmp_path, monkeypatch) -> N
             move(number)
 
     moving(monkeypatch, once)
-    assert pin_window(recipe, "4.3.0", {}).fingerprint == at_rest.fingerprint
+    assert pin_window(recipe, {}).fingerprint == at_rest.fingerprint
     (root / "log-1").rename(root / "_delta_log")
     monkeypatch.undo()
-    after = pin_window(recipe, "4.3.0", {})
+    after = pin_window(recipe, {})
     assert after.fingerprint != at_rest.fingerprint
     versions = [{part.sources.cut["a"][-1].lineage()["version"] for part in w.parts} for w in (at_rest, after)]
     assert versions == [{0}, {1}]
@@ -322,7 +322,7 @@ def test_a_table_that_two_sources_name_is_read_at_one_version_by_intervals_and_w
     recipe = lake_recipe(source).model_copy(deep=True)
     recipe.sources["whole"] = recipe.sources["a"].model_copy(update={"columns": {"x": "int"}, "path": f"{root}/"})
     moving(monkeypatch, lambda number: deltalake.write_deltalake(str(root), rows, mode="append"))
-    pinned = pin_window(recipe, "4.3.0", {})
+    pinned = pin_window(recipe, {})
     versions = {s.lineage()["version"] for part in pinned.parts for s in part.sources.cut["a"]}
     assert {part.sources.whole["whole"].lineage()["version"] for part in pinned.parts} == versions == {0}
 
@@ -333,9 +333,9 @@ def test_a_window_of_an_iceberg_table_is_of_one_snapshot(tmp_path, monkeypatch) 
         table = catalog.create_table("db.t", rows.schema)
         table.append(rows)
         recipe = lake_recipe({"table": NAME, "format": "iceberg"})
-        at_rest = pin_window(recipe, "4.3.0", {})
+        at_rest = pin_window(recipe, {})
         moving(monkeypatch, lambda number: table.overwrite(rows.set_column(1, "day", pa.array(DAYS[1:] + DAYS[:1]))))
-        assert pin_window(recipe, "4.3.0", {}).fingerprint == at_rest.fingerprint
+        assert pin_window(recipe, {}).fingerprint == at_rest.fingerprint
         assert table.refresh().current_snapshot().snapshot_id not in {
             part.sources.cut["a"][-1].lineage()["snapshot-id"] for part in at_rest.parts
         }
@@ -362,7 +362,7 @@ def test_a_window_of_a_catalogs_table_that_changes_while_it_is_pinned_is_refused
         for number, day in enumerate(DAYS):
             session.sql(f"INSERT INTO {name}.t VALUES ({number}, DATE '{day}')")
         recipe, context = lake_recipe({"table": f"{name}.t"}), PinContext(lambda: session, "")
-        pin_window(recipe, "4.3.0", {}, context)
+        pin_window(recipe, {}, context)
 
         def move(number: int) -> None:
             if number == 1:
@@ -370,7 +370,7 @@ def test_a_window_of_a_catalogs_table_that_changes_while_it_is_pinned_is_refused
 
         moving(monkeypatch, move)
         with pytest.raises(EtlError, match=r"etl\.sources\.a\.table = .*: changed after it was pinned \(1 files added"):
-            pin_window(recipe, "4.3.0", {}, context)
+            pin_window(recipe, {}, context)
     finally:
         session.sql(f"DROP DATABASE {name} CASCADE")
 
@@ -379,13 +379,13 @@ def test_with_intervals_or_without_a_dataset_is_pinned_as_one_kind_of_thing(lake
     """So the builder, the ledger and the commands never ask which it is."""
     windowed = recipe(lake)
     plain = windowed.model_copy(update={"interval": None})
-    window, whole = pin_dataset(windowed, "4.3.0", {}), pin_dataset(plain, "4.3.0", {})
+    window, whole = pin_dataset(windowed, {}), pin_dataset(plain, {})
     assert [snapshot.name for snapshot in whole.snapshots] == [*plain.sources]
     assert [*whole.contents] == [f"etl.sources.{name}" for name in plain.sources]
     assert (whole.part_fingerprints, whole.missing, whole.shared_digest) == ({}, (), "")
     assert [*window.contents] == [f"the part {label}" for label in window.part_fingerprints]
     assert len(window.part_fingerprints) == 3 and len(window.shared_digest) == 64
-    assert pin_window(windowed, "4.3.0", {}) == window
-    assert pin_dataset(plain, "4.3.0", {}).fingerprint == whole.fingerprint != window.fingerprint
+    assert pin_window(windowed, {}) == window
+    assert pin_dataset(plain, {}).fingerprint == whole.fingerprint != window.fingerprint
     asked = [p for p in (ROOT / "pipelines").rglob("*.py") if re.search(r"isinstance\([^)]*Pinned", p.read_text())]
     assert asked == []

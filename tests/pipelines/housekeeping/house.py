@@ -58,7 +58,7 @@ def build(spark: Any, folder: Path) -> House:
     datasets, runs, fingerprints = list[Path](), list[Path](), list[str]()
     for number, night in enumerate(NIGHTS):
         etl = recipe_of_sales(sales, VIEW, last=night, window=2)
-        pinned = pin_window(etl, spark.version, {})
+        pinned = pin_window(etl, {})
         built = build_dataset(spark, BuildRequest(etl, pinned, name="sales", root_uri=str(home / "datasets")))
         datasets.append(Path(built.uri))
         fingerprints.append(built.manifest.fingerprint)

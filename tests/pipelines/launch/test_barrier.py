@@ -230,10 +230,11 @@ def test_words_for_too_few_slots() -> None:
 def test_the_reason_in_a_stack_of_the_scheduler() -> None:
     text = "An error occurred while calling o1.collect.\n: org.apache.spark.SparkException: "
     text += "Job 4 cancelled as part\n\tat x"
-    assert spark_reason(Exception(text)) == "Job 4 cancelled as part"
+    assert spark_reason(Exception(text), "python3") == "Job 4 cancelled as part"
     ended = ": org.apache.spark.SparkException: Job 11 cancelled because SparkContext was shut down"
-    assert spark_reason(Exception(ended)) == "Job 11 cancelled because SparkContext was shut down"
-    assert "PYSPARK_PYTHON" in spark_reason(Exception("x\nModuleNotFoundError: No module named 'psutil'\n at"))
+    assert spark_reason(Exception(ended), "python3") == "Job 11 cancelled because SparkContext was shut down"
+    missing = Exception("x\nModuleNotFoundError: No module named 'psutil'\n at")
+    assert "in the executors' Python (/a/python); have PYSPARK_PYTHON" in spark_reason(missing, "/a/python")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder that is another user's")
