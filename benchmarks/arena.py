@@ -37,7 +37,7 @@ from sparkring.training.trees.columns import TreeColumns, is_category, seen_by
 
 PYTHON = ROOT / "build/arena/bin/python"
 PEERS = ("lightgbm", "xgboost", "catboost")
-FAMILIES = ("net", "trees")
+FAMILIES = ("both", "net", "trees")
 SKLEARN = "gradient-boosted trees (scikit-learn)"
 
 

@@ -44,8 +44,8 @@ class Budget:
 
 # Training ends after PATIENCE epochs without a better loss, or at this limit, which is generous. With
 # averages of the weights a constant rate is good at any step, so nothing has to be known of the end.
-TABLE = Budget(steps=4000, steps_per_epoch=128, smallest_batch=32, largest_batch=1024)
-LR, EMA, PATIENCE = 0.005, 0.998, 8
+TABLE = Budget(steps=8000, steps_per_epoch=128, smallest_batch=32, largest_batch=1024)
+LR, EMA, PATIENCE = 0.002, 0.998, 8
 NETWORK = {"width": 64, "blocks": 1, "dropout": 0.1, "members": 8, "cosine_width": 8}
 NET, TREES, BOTH = get_args(Families)
 MODELS = {

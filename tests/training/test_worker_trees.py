@@ -181,6 +181,7 @@ def test_trees_of_one_rank_are_those_of_the_library_alone(group: WorkerGroup, ta
         "learning_rate": block["learning_rate"],
         "max_depth": block["max_depth"],
         "min_child_weight": block["min_child_weight"],
+        "max_cat_threshold": block["categories_per_split"],
         "nthread": 1,
     }
     alone = xgboost.train(params, matrix, 10)
