@@ -170,7 +170,7 @@ def test_a_table_dropped_while_it_is_read_is_named(
     block = {"sources": {"t": {"table": f"{catalog.name}.events"}}, "rows": f"{__name__}:drop_while_it_is_read"}
     config = EtlConfig.model_validate(block | {"features": {"id": {"kind": "numeric"}}})
     request = BuildRequest(
-        config, pinned_sources(config, {"t": catalog.pin("events")}, "4", {}), "d", str(tmp_path / "datasets")
+        config, pinned_sources(config, {"t": catalog.pin("events")}, {}), "d", str(tmp_path / "datasets")
     )
     with pytest.raises(EtlError, match=rf"etl\.sources\.t\.table = '{catalog.name}\.events': no such table"):
         build_dataset(catalog.session, request)
