@@ -21,6 +21,7 @@ COMMIT = re.compile(r'\bcommit"?:? "?([0-9a-f]{7,40})\b')
 MEASURES: dict[str, tuple[str, ...]] = {
     "airflow": ("pipelines/schedule", "examples/schedulers"),
     "arena": ("pipelines/init", "training/models/tabular.py", "training/trees"),
+    "arena_both": ("training/models/tabular.py", "training/trees", "pipelines/init", "pipelines/job/blend.py"),
     "averaging": ("training/parallel/averaging",),
     "bound_quality": ("training/servers", "training/parallel/servers"),
     "busy_machine": ("training/launch/host/fork_server.py",),
