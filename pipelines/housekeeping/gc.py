@@ -148,7 +148,7 @@ class _Deleter:
         Args:
             roots: of the recipe.
             inventory: what there was.
-            delete_pointer: deletes a LoggedModel by its id.
+            delete_pointer: deletes a pointer by its id.
             dead: pointers that go, with reasons; those to a checkpoint go right before it.
             dry_run: only say what goes.
             show: prints a line.
@@ -191,17 +191,17 @@ class _Deleter:
     def delete_pointers(self, dead: Iterable[tuple[Pointer, str]]) -> bool:
         """Delete pointers that are not gone yet; False where the store refused one."""
         for pointer, why in dead:
-            if pointer.model_id in self.gone:
+            if pointer.id in self.gone:
                 continue
             try:
                 if not self._dry_run:
-                    self._delete_pointer(pointer.model_id)
+                    self._delete_pointer(pointer.id)
             except StoreUnreachable as error:
                 self.failed += 1
-                self._show(f"failed   pointer {pointer.name} ({pointer.model_id}): {error}")
+                self._show(f"failed   pointer {pointer.name} ({pointer.id}): {error}")
                 return False
-            self.gone.add(pointer.model_id)
-            self._show(f"{self._verb} {'pointer':<11} {pointer.name} ({pointer.model_id})  0 bytes  {why}")
+            self.gone.add(pointer.id)
+            self._show(f"{self._verb} {'pointer':<11} {pointer.name} ({pointer.id})  0 bytes  {why}")
         return True
 
     @property
@@ -405,7 +405,7 @@ def _pointers_of(runs: Storage, listed: Iterable[CheckpointPointer]) -> Iterator
     for pointer in listed:
         path = pointer.uri.partition("?")[0]
         if path.startswith(base):
-            yield Pointer(pointer.model_id, pointer.name, path[len(base) :])
+            yield Pointer(pointer.id, pointer.name, path[len(base) :])
 
 
 def _marked(runs: Storage, pointers: Iterable[Pointer]) -> set[str]:

@@ -126,9 +126,9 @@ class Deletion:
 
 @dataclass(frozen=True)
 class Pointer:
-    """A LoggedModel that points at a checkpoint. `path`: of the step's folder, below the recipe's run folders."""
+    """What MLflow points at a checkpoint with. `path`: of the step's folder, below the recipe's run folders."""
 
-    model_id: str
+    id: str
     name: str
     path: str
 

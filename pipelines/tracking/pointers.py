@@ -17,8 +17,8 @@ class AliasedModel:
 
 @dataclass(frozen=True)
 class CheckpointPointer:
-    """A LoggedModel that points at a checkpoint's folder."""
+    """What points at a checkpoint's folder: a LoggedModel, or in MLflow 2 a tag of its run, named by `id`."""
 
-    model_id: str
+    id: str
     name: str
     uri: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,11 @@ from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.pointers import AliasedModel, CheckpointPointer
 from sparkring.pipelines.tracking.run_owner import is_abandoned
 from sparkring.pipelines.tracking.store.embedded import open_client
+from sparkring.pipelines.tracking.store.models import PAGE, Models, models_of, pages
 from sparkring.pipelines.tracking.tags import FINGERPRINT
 
 log = logging.getLogger(__name__)
 KEEP_TAG = "sparkring.keep"
-CHECKPOINT = "tags.`sparkring.kind` = 'checkpoint'"
-PAGE = 100
 
 
 class Cleanup:
@@ -60,7 +59,7 @@ class Cleanup:
             return []
         client, found = self._client, list[AliasedModel]()
         with _answering(redact(self.config.store_uri)):
-            for model in _pages(lambda token: client.search_registered_models(max_results=PAGE, page_token=token)):
+            for model in pages(lambda token: client.search_registered_models(max_results=PAGE, page_token=token)):
                 aliases = client.get_registered_model(model.name).aliases  # a search may return none
                 for alias, number in sorted(aliases.items()):
                     version = client.get_model_version(model.name, str(number))
@@ -96,55 +95,26 @@ class Cleanup:
 
     def pointers(self) -> list[CheckpointPointer]:
         """All pointers to checkpoints in the experiment."""
-        if self._client is None or self._experiment is None:
+        if self._experiment is None:
             return []
-        client, ids = self._client, [self._experiment]
         with _answering(redact(self.config.store_uri)):
-            models = _pages(lambda token: client.search_logged_models(ids, CHECKPOINT, page_token=token))
-            return [CheckpointPointer(m.model_id, m.name, m.tags.get("sparkring.uri", "")) for m in models]
+            return self._models().pointers()
 
-    def delete_pointer(self, model_id: str) -> None:
-        """Delete a LoggedModel; silent where it is gone already."""
-        assert self._client is not None, "pointers come from a store"
+    def delete_pointer(self, pointer: str) -> None:
+        """Delete a pointer by its id; silent where it is gone already."""
         with _answering(redact(self.config.store_uri)):
-            delete_logged_model(self._client, model_id)
+            self._models().delete_pointer(pointer)
+
+    def _models(self) -> Models:
+        assert self._client is not None and self._experiment is not None, "pointers come from a store"
+        return models_of(self.config.store_uri)(self._client, self._experiment)
 
     def _search(self, condition: str) -> list[Any]:
         if self._client is None or self._experiment is None:
             return []
         client, ids = self._client, [self._experiment]
         with _answering(redact(self.config.store_uri)):
-            return list(_pages(lambda token: client.search_runs(ids, condition, max_results=PAGE, page_token=token)))
-
-
-def delete_logged_model(client: MlflowClient, model_id: str) -> None:
-    """Delete a LoggedModel; silent where it is gone already."""
-    try:
-        client.delete_logged_model(model_id)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-
-
-def delete_dead_pointers(client: MlflowClient, experiment: str, run: str, kept: list[str]) -> int:
-    """Delete a run's pointers to checkpoints other than those `kept` (URIs); their number."""
-    condition = f"{CHECKPOINT} and source_run_id = '{run}'"
-    models = _pages(lambda token: client.search_logged_models([experiment], condition, page_token=token))
-    dead = [model.model_id for model in models if model.tags.get("sparkring.uri") not in kept]
-    for model_id in dead:
-        delete_logged_model(client, model_id)
-    return len(dead)
-
-
-def _pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
-    """All results of a paged search."""
-    token: str | None = None
-    while True:
-        page = search(token)
-        yield from page
-        token = page.token
-        if not token:
-            return
+            return list(pages(lambda token: client.search_runs(ids, condition, max_results=PAGE, page_token=token)))
 
 
 @contextmanager

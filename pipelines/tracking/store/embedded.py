@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -36,7 +37,22 @@ def open_client(config: TrackingConfig) -> MlflowClient:
     with exclusive(root / ".create.lock"):  # two processes that open a fresh store at a time both fail
         if (root / "mlflow.db").exists():
             _relocate(root / "mlflow.db", f"{(root.resolve() / 'artifacts').as_uri()}/")
-        return MlflowClient(config.store_uri, registry_uri=config.store_uri)
+        with _own_logging():
+            client = MlflowClient(config.store_uri, registry_uri=config.store_uri)
+            client.search_registered_models(max_results=1)  # opens the registry's store
+        return client
+
+
+@contextmanager
+def _own_logging() -> Iterator[None]:
+    """Keep the program's logging: MLflow before 3.8 sets up its own whenever it opens a database."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def import_client(config: TrackingConfig) -> None:

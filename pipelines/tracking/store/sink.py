@@ -7,15 +7,15 @@ What it could not send is sent by the next job on this machine, or by `replay`.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
-import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlflow import MlflowClient
 from mlflow.entities import (
@@ -23,19 +23,13 @@ from mlflow.entities import (
     Experiment,
     InputTag,
     LifecycleStage,
-    LoggedModel,
-    LoggedModelOutput,
-    LoggedModelStatus,
     Metric,
     Param,
     RunTag,
 )
 from mlflow.exceptions import MlflowException
-from mlflow.tracking._tracking_service.utils import get_default_host_creds
-from mlflow.utils.rest_utils import http_request
 
 from sparkring.conf.blocks.tracking import TrackingConfig
-from sparkring.conf.digest import digest
 from sparkring.conf.errors import error_line
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import exclusive
@@ -53,10 +47,17 @@ from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
 from sparkring.pipelines.tracking.points import new_points
 from sparkring.pipelines.tracking.run_owner import is_abandoned, open_runs
 from sparkring.pipelines.tracking.store.artifact_servers import check_artifact_server
-from sparkring.pipelines.tracking.store.cleanup import delete_dead_pointers
 from sparkring.pipelines.tracking.store.embedded import open_client
 from sparkring.pipelines.tracking.store.history_run import history_run, log_figure, log_values
-from sparkring.pipelines.tracking.store.mlflow_dataset import DIGEST_CHARACTERS, SparkringDataset
+from sparkring.pipelines.tracking.store.mlflow_dataset import SparkringDataset
+from sparkring.pipelines.tracking.store.models import (
+    IDENTITY,
+    MODEL_ID,
+    Models,
+    StoredModel,
+    delete_dead_pointers,
+    models_of,
+)
 from sparkring.pipelines.tracking.store.registry import AT_MS, MODEL_VERSION, Registry
 from sparkring.pipelines.tracking.store.shown import Shown
 from sparkring.pipelines.tracking.tags import HEARTBEAT, JOB, RECIPE
@@ -80,7 +81,6 @@ REFUSALS = {
 MOST_FAILURES = 8  # of one operation while the store answers: with the pauses between them, three minutes
 OURS = (LookupError, TypeError, AttributeError, AssertionError)  # faults in this program: the next try fails as well
 NOT_RECORDED = "sparkring.not_recorded"
-IDENTITY = "sparkring.identity"  # tag of a LoggedModel: hash of its run and content
 EXPERIMENT_TAGS = {  # of a new one; the first tells the UI: training runs
     "mlflow.experimentKind": "custom_model_development",
     NOTE: experiment_note(),
@@ -94,6 +94,7 @@ class MlflowSink:
         assert config.experiment is not None, "TrackingConfig.named gives it a name"
         self.config, self.journal, self._experiment_name = config, journal, config.experiment
         self._client: MlflowClient | None = None
+        self._opened_models: Models | None = None
         self._experiment = ""
         self._last: dict[str, dict[str, int]] = {}
 
@@ -189,15 +190,21 @@ class MlflowSink:
 
     def _connect(self) -> MlflowClient:
         if self._client is None:
-            store, embedded = self.config.store_uri, self.config.uri is None
+            embedded = self.config.uri is None
             # Two processes that open a fresh sqlite store at a time both fail.
             lock = exclusive(Path(self.config.root) / ".create.lock") if embedded else nullcontext()
             client = open_client(self.config)
-            check_version(store)
+            form = models_of(self.config.store_uri)
             with lock:
                 self._experiment = self._experiment_id(client)
-            self._client = client
+            self._client, self._opened_models = client, form(client, self._experiment)
         return self._client
+
+    @property
+    def _models(self) -> Models:
+        self._connect()
+        assert self._opened_models is not None, "opened with the client"
+        return self._opened_models
 
     @property
     def _shown(self) -> Shown:
@@ -329,73 +336,31 @@ class MlflowSink:
             self._connect().log_artifact(self.runs[op.key], str(path), folder or None)
 
     def _checkpoint(self, op: ops.Checkpoint) -> None:
-        """A LoggedModel without files: it points at the shards, which stay where they are."""
-        params = {name: str(getattr(op, name)) for name in ("uri", "step", "bytes", "world", "metric")}
-        tags = {"sparkring.kind": "checkpoint", "sparkring.uri": op.uri}
-        name, kind = f"checkpoint-step-{op.step}", "sparkring-checkpoint"
-        self._publish(self._logged_model(op, op.uri, name, kind, tags, params), op)
+        self._models.checkpoint(self.runs[op.key], op)
 
     def _keep_checkpoints(self, op: ops.KeepCheckpoints) -> None:
-        delete_dead_pointers(self._connect(), self._experiment, self.runs[op.key], op.uris)
+        delete_dead_pointers(self._models, self.runs[op.key], op.uris)
 
     def _model(self, op: ops.Model) -> None:
-        client, run = self._connect(), self.runs[op.key]
-        model = self._logged_model(op, op.sha256, op.name, "sparkring", op.tags, op.params)
-        if op.scores and not model.metrics:
-            self._score(model, op)
-        if model.status != LoggedModelStatus.READY:
+        client, models, run = self._connect(), self._models, self.runs[op.key]
+        model = models.model(run, op)
+        if op.scores and not model.scored:
+            models.score(run, model, op)
+            self._last.pop(run, None)  # the store knows more steps now
+        if not model.ready:
             with scratch_folder("store") as scratch:
                 target = str(scratch / "model")
-                from mlflow.models import Model  # with pyfunc: seconds
-
                 code = None if op.code is None else self.journal.file(op.code)
-                _save_pyfunc(target, self.journal.file(op.file), code, op, Model(run_id=run, model_id=model.model_id))
-                client.log_model_artifacts(model.model_id, target)
-        self._publish(model, op)
-        client.set_tag(run, "sparkring.model_id", model.model_id)
+                _save_pyfunc(target, self.journal.file(op.file), code, op, models.described(run, model))
+                models.upload(run, model, target)
+        models.publish(run, model, op.step)
+        if model.id is not None:
+            client.set_tag(run, MODEL_ID, model.id)
         self._shown.runs(client.get_run(run), op)
         if name := op.registered_model:
             self._register(name, model, op)
 
-    def _score(self, model: LoggedModel, op: ops.Model) -> None:
-        """Log the scores as the run's and the model's, on the dataset that they were taken on."""
-        at_ms, digest = int(op.at * 1000), op.fingerprint[:DIGEST_CHARACTERS]
-        points = [
-            Metric(name, value, at_ms, op.step, model.model_id, op.dataset or None, digest or None)
-            for name, value in op.scores.items()
-        ]
-        self._connect().log_batch(self.runs[op.key], metrics=points)
-        self._last.pop(self.runs[op.key], None)  # the store knows more steps now
-
-    def _logged_model(
-        self, op: ops.Checkpoint | ops.Model, content: str, name: str, kind: str, tags: ops.Texts, params: ops.Texts
-    ) -> LoggedModel:
-        """Find or create the run's model of this content.
-
-        One that an earlier try made, or another job that continued the run, is found again: none is made twice.
-
-        Args:
-            op: for its run.
-            content: identifies the model within its run and kind.
-            name: as MLflow shows it.
-            kind: MLflow's model type.
-            tags: of a new model.
-            params: of a new model.
-        """
-        client, run = self._connect(), self.runs[op.key]
-        identity = digest([run, kind, content])
-        found = client.search_logged_models([self._experiment], f"tags.`{IDENTITY}` = '{identity}'")
-        tags = tags | {IDENTITY: identity}
-        return found[0] if found else client.create_logged_model(self._experiment, name, run, tags, params, kind)
-
-    def _publish(self, model: LoggedModel, op: ops.Checkpoint | ops.Model) -> None:
-        client, run = self._connect(), self.runs[op.key]
-        outputs = client.get_run(run).outputs
-        if model.model_id not in [output.model_id for output in (outputs.model_outputs if outputs else [])]:
-            client.log_outputs(run, [LoggedModelOutput(model.model_id, op.step)])
-        client.finalize_logged_model(model.model_id, "READY")
-
-    def _register(self, name: str, model: LoggedModel, op: ops.Model) -> None:
+    def _register(self, name: str, model: StoredModel, op: ops.Model) -> None:
         """Register one version for the model, and move the alias to it.
 
         Unless the alias is on the model of a later job: a journal may be sent long after its job.
@@ -408,13 +373,13 @@ class MlflowSink:
                 raise
             if op.about and not client.get_registered_model(name).description:
                 client.update_registered_model(name, op.about)
-        tags = {IDENTITY: model.tags[IDENTITY], AT_MS: str(at_ms)}
+        tags = {IDENTITY: model.identity, AT_MS: str(at_ms)}
         for version in client.search_model_versions(f"run_id = '{run}'"):
             if version.name == name and version.tags.get(IDENTITY) == tags[IDENTITY]:
                 break
         else:  # not `models:/<id>`: the embedded registry would look that up in the process-wide store
-            source, tags = model.artifact_location, op.tags | tags
-            version = client.create_model_version(name, source, run, tags, model_id=model.model_id)
+            linked: dict[str, Any] = {} if model.id is None else {"model_id": model.id}
+            version = client.create_model_version(name, model.location, run, op.tags | tags, **linked)
         number = str(version.version)
         client.set_tag(run, MODEL_VERSION, f"models:/{name}/{number}")
         if op.card:
@@ -495,7 +460,8 @@ def _save_pyfunc(target: str, data: Path, code: Path | None, op: ops.Model, mode
     with warnings.catch_warnings():
         # It asks for an example to check the signature with; ours comes from the manifest.
         warnings.filterwarnings("ignore", message=".*An input example was not provided")
-        mlflow.pyfunc.save_model(
+        # Unwrapped: older MLflow would afterwards open a store of its own for traces, in ./mlruns.
+        inspect.unwrap(mlflow.pyfunc.save_model)(
             path=target,
             loader_module=op.loader_module,
             data_path=str(data),
@@ -527,16 +493,6 @@ def check_experiment(found: Experiment) -> None:
             f"the experiment {found.name!r} is deleted in MLflow: "
             f"`mlflow experiments restore -x {found.experiment_id}`, or set tracking.experiment to another name"
         )
-
-
-def check_version(store: str) -> None:
-    """Raise StoreUnfit for a server of MLflow 2: it knows no logged models, so no checkpoint and no version."""
-    if not store.startswith(("http://", "https://")):
-        return
-    answer = http_request(get_default_host_creds(store), "/version", "GET", raise_on_status=False)
-    found = answer.text.strip()
-    if answer.status_code == 200 and re.fullmatch(r"[0-2]\.\d[\w.]*", found):
-        raise StoreUnfit(f"{redact(store)} is MLflow {found}, and 3.0 or newer is needed: upgrade the server")
 
 
 def replay(config: TrackingConfig) -> tuple[int, int]:
