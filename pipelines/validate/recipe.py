@@ -179,11 +179,28 @@ def _argument_problems(config: RunConfig, factory: type[nn.Module]) -> list[str]
 
 def trees_problems(config: RunConfig) -> list[str]:
     """Trees without the package that grows them."""
-    if find_spec("xgboost") is not None:
+    return not_installed(f"model.family = {config.model.family!r}", "XGBoost", "xgboost", "trees")
+
+
+def reader_problems(config: RunConfig) -> list[str]:
+    """Petastorm's reader without petastorm."""
+    if config.data.reader != "petastorm":
         return []
-    return [
-        f"model.family = {config.model.family!r}: needs XGBoost, which is not installed: pip install 'sparkring[trees]'"
-    ]
+    return not_installed("data.reader = 'petastorm'", "petastorm", "petastorm", "petastorm")
+
+
+def not_installed(setting: str, package: str, module: str, extra: str) -> list[str]:
+    """The problem of a setting whose package is not installed; [] where it is.
+
+    Args:
+        setting: `key = value`.
+        package: as its project spells it.
+        module: as it is imported.
+        extra: of sparkring, that brings it.
+    """
+    if find_spec(module) is not None:
+        return []
+    return [f"{setting}: needs {package}, which is not installed: pip install 'sparkring[{extra}]'"]
 
 
 def training_problems(config: RunConfig) -> list[str]:
@@ -310,6 +327,7 @@ def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
 
 CODE: tuple[Rule[RunConfig], ...] = (
     Rule(("model.family", "model.factory", "model.args", "model.inputs", "optim.groups"), family_problems),
+    Rule(("data.reader",), reader_problems),
     Rule(("data.decoders",), decoder_problems),
     Rule(("train.best_metric", "train.early_stopping", "promote.rules", "model.task"), metric_problems_of),
     Rule(("optim.name", "optim.schedule", "train.hooks", "parallel.zero", "parallel.tp"), training_problems),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from sparkring.conf.config import RunConfig
 from sparkring.conf.load import _nodes_below, json_schema
 from sparkring.conf.rules.dataset import DATASET
 from sparkring.conf.rules.foreseen import FORESEEN
@@ -11,6 +14,7 @@ from sparkring.conf.rules.recipe import RECIPE
 from sparkring.conf.rules.strategies import LAYOUT, SPARSE_TABLES
 from sparkring.pipelines.run.trial import TRIAL
 from sparkring.pipelines.sweep.job import SWEEP
+from sparkring.pipelines.validate import recipe as recipe_module
 from sparkring.pipelines.validate.recipe import CLUSTER, CODE
 from sparkring.pipelines.validate.tables import TABLES
 
@@ -28,3 +32,11 @@ def test_a_rule_names_keys_of_the_recipe() -> None:
     assert len(named) > 100
     schema = json_schema()
     assert [key for key in sorted(named) if not is_known(schema, key)] == []
+
+
+def test_petastorm_without_its_package_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_module, "find_spec", lambda name: None)
+    config = RunConfig.model_validate({"name": "n", "dataset": "d", "data": {"reader": "petastorm"}})
+    assert recipe_module.recipe_problems(config).recipe[0] == (
+        "data.reader = 'petastorm': needs petastorm, which is not installed: pip install 'sparkring[petastorm]'"
+    )
