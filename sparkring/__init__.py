@@ -2,4 +2,27 @@
 
 In a checkout `sparkring/conf`, `etl`, `training` and `pipelines` are links to the folders beside this one; the wheel
 and the archive of `sparkring package` hold the files themselves.
+
+Public are the names in PUBLIC, and what the reference lists of the Python API. They are imported when they are used.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkring.api import Recipe as Recipe
+    from sparkring.api import Run as Run
+    from sparkring.api import launch as launch
+    from sparkring.api import run as run
+
+PUBLIC = {"Recipe": "sparkring.api", "Run": "sparkring.api", "launch": "sparkring.api", "run": "sparkring.api"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'sparkring' has no attribute {name!r}; public are {', '.join(sorted(PUBLIC))}")
+    return getattr(import_module(PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *PUBLIC})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -25,6 +26,7 @@ class Cell:
 
     text: str = ""  # what was printed or logged
     value: str = ""
+    shown: str = ""  # as HTML
     error: dict[str, Any] = field(default_factory=dict)  # ename, evalue, traceback
 
 
@@ -34,7 +36,7 @@ class Kernel:
     def __init__(self, folder: Path) -> None:
         kept = {"PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1", "IPYTHONDIR": str(folder)}
         self.manager, self.client = jupyter_client.manager.start_new_kernel(
-            startup_timeout=120, cwd=str(ROOT), env={**os.environ, **kept}
+            startup_timeout=120, cwd=str(folder), env={**os.environ, **kept}
         )
 
     def run(self, code: str, interrupt_at: str | None = None, timeout_s: float = 180.0) -> Cell:
@@ -49,7 +51,7 @@ class Kernel:
             if kind == "stream":
                 cell.text += content["text"]
             elif kind == "execute_result":
-                cell.value = content["data"]["text/plain"]
+                cell.value, cell.shown = content["data"]["text/plain"], content["data"].get("text/html", "")
             elif kind == "error":
                 cell.error = content
             elif kind == "status" and content["execution_state"] == "idle":
@@ -87,11 +89,26 @@ def test_the_example_trains_and_its_result_history_and_prints_are_in_the_cells(
 ) -> None:
     _, cells = notebook
     assert not [cell.error for cell in cells if cell.error]
-    _, _, ran, history = cells
+    _, _, ran, history, *_ = cells
     assert json.loads(ran.value) == pytest.approx([1.0, -2.0, 0.5], abs=1e-3)
     assert sorted(re.findall(r"\[rank (\d)\] rank \d of 2: \[1\.0, -2\.0, 0\.5\]", ran.text)) == ["0", "1"]
     losses = [loss for _, loss in json.loads(history.value.replace("(", "[").replace(")", "]"))]
     assert len(losses) == 5 and losses == sorted(losses, reverse=True)
+
+
+def test_a_recipe_of_a_frame_trains_in_the_notebooks_session_and_shows_its_report(
+    notebook: tuple[Kernel, list[Cell]],
+) -> None:
+    kernel, cells = notebook
+    *_, recipe, trained, scores = cells
+    assert "label arrival: binary" in recipe.value and "4,000 rows looked at" in recipe.value
+    assert trained.value.startswith("Run(arrivals-trial, model=models:/arrivals-trial/1, test/")
+    assert trained.shown.startswith("<iframe srcdoc=") and "&lt;title&gt;" in trained.shown
+    auc, model = ast.literal_eval(scores.value)
+    assert auc > 0.8 and model == "models:/arrivals-trial/1"
+    again = kernel.run("spark.range(3).count(), trained.dataset, sorted(recipe.values)[:3]")
+    count, dataset, blocks = ast.literal_eval(again.value)
+    assert count == 3 and Path(dataset.removeprefix("file://")).is_dir() and blocks == ["etl", "model", "name"]
 
 
 def test_an_error_of_a_cells_function_is_shown_with_rank_and_traceback(notebook: tuple[Kernel, list[Cell]]) -> None:
@@ -102,7 +119,7 @@ def broken(ctx):
     import time
     time.sleep(600)
 
-run_barrier(spark, JobSpec(broken, preload=()), world=2)
+sparkring.launch(broken, world=2, spark=spark, preload=())
 """
     error = notebook[0].run(code).error
     assert error["ename"] == "WorkerFailed"
@@ -111,7 +128,7 @@ run_barrier(spark, JobSpec(broken, preload=()), world=2)
 
 
 def test_what_a_cells_function_cannot_take_along_is_named(notebook: tuple[Kernel, list[Cell]]) -> None:
-    code = "def reads(ctx):\n    return spark.range(3).count()\n\nrun_barrier(spark, JobSpec(reads), world=2)"
+    code = "def reads(ctx):\n    return spark.range(3).count()\n\nsparkring.launch(reads, world=2, spark=spark)"
     error = notebook[0].run(code).error
     assert error["ename"] == "TypeError"
     assert "__main__.reads cannot be sent to the workers: 'spark'" in error["evalue"]
@@ -126,7 +143,7 @@ def waits(ctx):
     print("PIDS", os.getpid(), child.pid)
     time.sleep(600)
 
-run_barrier(spark, JobSpec(waits, preload=()), world=2)
+sparkring.launch(waits, world=2, spark=spark, preload=())
 """
     cell = kernel.run(code, interrupt_at=r"(?s)PIDS \d+ \d+\n.*PIDS \d+ \d+\n")  # both ranks are there
     assert cell.error["ename"] == "KeyboardInterrupt"
@@ -136,5 +153,5 @@ run_barrier(spark, JobSpec(waits, preload=()), world=2)
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [pid for pid in pids if alive(pid)]
-    again = kernel.run("run_barrier(spark, JobSpec(lambda ctx: ctx.rank, preload=()), world=2).results")
+    again = kernel.run("sparkring.launch(lambda ctx: ctx.rank, world=2, spark=spark, preload=()).results")
     assert again.value == "[0, 1]", again.error

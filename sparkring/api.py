@@ -1,0 +1,225 @@
+"""The Python interface: a recipe of a table, a run with its scores and report, and functions on all ranks.
+
+It calls what the command line calls. A recipe is a file, so `sparkring run` trains what a notebook has trained.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkring.conf.errors import ConfigError
+from sparkring.conf.load import Resolved, load_config
+from sparkring.conf.recipe_file import read_recipe
+from sparkring.conf.storage import open_storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkring.training.launch.job import JobResult
+    from sparkring.training.worker.result import TrainResult
+
+TABLE = "table"  # folder of a recipe's project that holds the rows of a DataFrame
+REPORT, REPORT_HEIGHT = "report.html", 900  # pixels below a cell
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe, by name or path. `decided` and `look_at`: what `from_table` says of it, a sentence each."""
+
+    path: str
+    decided: tuple[str, ...] = ()
+    look_at: tuple[str, ...] = ()
+
+    @classmethod
+    def from_table(
+        cls,
+        table: str | Path | DataFrame,
+        label: str,
+        folder: str | Path | None = None,
+        *,
+        task: str | None = None,
+        family: str | None = None,
+    ) -> Recipe:
+        """Look at a table and write a recipe for it into a new folder, as `sparkring init table` does.
+
+        Raises ConfigError where the table, the label or the task will not do, or the folder has files.
+
+        Args:
+            table: CSV or Parquet file, a folder of them, or a DataFrame, whose rows are written to `folder`/table.
+            label: the column to predict, or several with commas between.
+            folder: of the recipe; None: one in the working directory, named as the data. A DataFrame needs one, which
+                all executors see.
+            task: None: by the label's type and values.
+            family: net, trees or both; None: both where XGBoost is installed.
+        """
+        from sparkring.pipelines.init.folder import RECIPE, target_folder, write_project
+        from sparkring.pipelines.init.table import table_project
+
+        if isinstance(table, str | Path):
+            target = target_folder(None if folder is None else str(folder), str(table))
+            data = str(table)
+        elif folder is None:
+            raise ConfigError("Recipe.from_table", ["folder: a DataFrame needs one, where its rows are written"])
+        else:
+            target = target_folder(str(folder), str(folder))
+            data = _written(table, target / TABLE)
+        project = table_project(data, label, task, target, family)
+        write_project(target, project, ["Recipe.from_table", data, label])
+        return cls(str(target / RECIPE), tuple(project.decided), tuple(project.look_at))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the file says, as a dict; `sparkring config show` has every default too."""
+        from sparkring.conf.load import of_other_kinds, takes_null
+
+        return read_recipe(self.path, takes_null, of_other_kinds).values
+
+    def __repr__(self) -> str:
+        lines = [f"Recipe({self.path!r})", *self.decided, *(["look at:", *self.look_at] if self.look_at else [])]
+        return "\n  ".join(lines)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run gave. In a notebook it shows its report."""
+
+    result: TrainResult  # everything in summary.json
+    code: int  # the exit code of `sparkring run`: 0, or that of a gate which the model has not passed
+    model: str | None  # models:/name/version; None: not registered, or the store has not answered
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """`test/auc` of the model, `test/<baseline>/auc` beside it, by the names in MLflow."""
+        return dict(self.result.test_metrics())
+
+    @property
+    def folder(self) -> str:
+        """URI of the run folder."""
+        return self.result.run
+
+    @property
+    def dataset(self) -> str:
+        """URI of the dataset."""
+        return self.result.dataset
+
+    def report(self) -> str:
+        """The report, one page of HTML with all that it shows."""
+        return open_storage(self.folder).read_bytes(REPORT).decode()
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value:.4g}" for name, value in self.scores.items() if name.count("/") == 1)
+        return f"Run({self.result.name}, model={self.model}, {shown}, folder={self.folder})"
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.report(), quote=True)
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: {REPORT_HEIGHT}px; border: 0"></iframe>'
+
+
+def run(
+    recipe: Recipe | str | Path,
+    spark: SparkSession | None = None,
+    *,
+    limit_rows: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    **blocks: Any,
+) -> Run:
+    """Build the dataset unless it is there, train, evaluate and register, as `sparkring run` does.
+
+    Raises what is wrong (ConfigError and others with a line each). The same call goes on with a run that was stopped.
+
+    Args:
+        recipe: by name or path, or a Recipe.
+        spark: session to use, which stays open; None: the one that is open, or one of this run's own.
+        limit_rows: a trial of every part on about so many rows, as `--limit-rows`.
+        overrides: `{"train.steps": 500}`.
+        **blocks: the same by block: `train={"steps": 500}`.
+    """
+    from sparkring.pipelines.context.context import Publication, TrialPublication
+    from sparkring.pipelines.job.job import run_job
+    from sparkring.pipelines.run.runs import RunRecord
+
+    path = recipe.path if isinstance(recipe, Recipe) else str(recipe)
+    resolved = _resolved(path, [*_overrides(blocks), *_overrides(overrides or {})], limit_rows)
+    records: list[RunRecord] = []
+
+    class Noted(TrialPublication if limit_rows is not None else Publication):  # type: ignore[misc]
+        def on_run(self, record: RunRecord) -> None:
+            records.append(record)
+
+    code = run_job(resolved, etl=True, publication=Noted(), session=None if spark is None else lambda: spark)
+    return _read_run(resolved, records[-1].folder, code)
+
+
+def launch(
+    function: Callable[..., Any],
+    world: int,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    spark: SparkSession | None = None,
+    preload: Sequence[str] = ("torch",),
+) -> JobResult:
+    """Run `function(ctx, *args, **kwargs)` in `world` processes on Spark's slots, at the same time; their results.
+
+    Raises WorkerFailed with the rank and traceback of the first that fails; no process is left by then.
+
+    Args:
+        function: a function, also one of a notebook's cell. It gets a WorkerContext, which has `rank` and `world_size`.
+        world: number of processes.
+        args: further arguments.
+        kwargs: and by name.
+        spark: session whose executors run them; None: the one that is open, or one on this machine.
+        preload: modules to import before the processes are forked; those that are missing are skipped.
+    """
+    from sparkring.pipelines.launch.barrier import run_barrier
+    from sparkring.training.launch.job import JobSpec
+
+    job = JobSpec(function, args=tuple(args), kwargs=dict(kwargs or {}), preload=tuple(preload))
+    return run_barrier(spark or _open_session(world), job, world)
+
+
+def _open_session(world: int) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() or SparkSession.builder.master(f"local[{world}]").getOrCreate()
+
+
+def _written(frame: DataFrame, folder: Path) -> str:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    frame.write.parquet(folder.resolve().as_uri())
+    return str(folder)
+
+
+def _resolved(path: str, overrides: list[str], limit_rows: int | None) -> Resolved:
+    resolved = load_config(path, overrides)
+    if limit_rows is not None:
+        from sparkring.pipelines.run.trial import trial_overrides
+
+        resolved = load_config(path, [*overrides, *trial_overrides(resolved, limit_rows)])
+    if resolved.config.schedule is not None and resolved.interval is None:
+        raise ConfigError(path, ["schedule: this recipe has dates: use `sparkring run RECIPE --date D` or backfill"])
+    return resolved
+
+
+def _overrides(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """`key.path=value` for each value, a block's by their own."""
+    for name, value in values.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from _overrides(value, f"{key}.")
+        else:
+            yield f"{key}={json.dumps(value, default=str)}"
+
+
+def _read_run(resolved: Resolved, folder: str, code: int) -> Run:
+    from sparkring.training.worker.result import read_result
+
+    config = resolved.config
+    result = read_result(open_storage(config.storage.runs).at(f"{config.name}/{folder}"))
+    name = config.tracking.named(config.name).registered_model
+    return Run(result, code, None if result.version is None else f"models:/{name}/{result.version}")

@@ -1,0 +1,71 @@
+"""The names of `import sparkring`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import sparkring
+from sparkring.api import Run, _overrides, _resolved
+from sparkring.conf.errors import ConfigError
+
+
+def write_table(folder: Path) -> Path:
+    rows = "".join(f"{n % 7},{'rain' if n % 3 else 'sun'},{'late' if n % 3 else 'on time'}\n" for n in range(400))
+    (folder / "trips.csv").write_text(f"day,weather,arrival\n{rows}")
+    return folder / "trips.csv"
+
+
+def test_public_names_are_there_and_another_is_refused_with_them() -> None:
+    assert {name for name in sparkring.PUBLIC if getattr(sparkring, name).__name__ != name} == set()
+    assert set(sparkring.PUBLIC) <= set(dir(sparkring))
+    with pytest.raises(AttributeError, match=r"no attribute 'train'; public are .*Recipe.*launch.*run"):
+        _ = sparkring.train
+
+
+def test_a_recipe_of_a_file_is_the_one_that_init_writes(tmp_path: Path) -> None:
+    recipe = sparkring.Recipe.from_table(write_table(tmp_path), "arrival", tmp_path / "trips", family="net")
+    assert recipe.values["etl"]["label"] == "arrival" and recipe.values["model"]["task"] == "binary"
+    assert any(line.startswith("label arrival: binary") for line in recipe.decided)
+    assert "look at:" in repr(recipe) and (tmp_path / "trips/README.md").exists()
+    with pytest.raises(ConfigError, match="is there and not empty"):
+        sparkring.Recipe.from_table(tmp_path / "trips.csv", "arrival", tmp_path / "trips")
+
+
+def test_a_frame_needs_a_folder() -> None:
+    with pytest.raises(ConfigError, match="folder: a DataFrame needs one, where its rows are written"):
+        sparkring.Recipe.from_table(SimpleNamespace(), "label")  # type: ignore[arg-type]
+
+
+def test_blocks_and_keys_are_overrides_of_the_recipe() -> None:
+    given = {"train": {"steps": 5, "early_stopping": None}, "model.args": {"width": 8}, "dataset": "s3://b/d"}
+    assert [*_overrides(given)] == [
+        "train.steps=5",
+        "train.early_stopping=null",
+        "model.args.width=8",
+        'dataset="s3://b/d"',
+    ]
+    resolved = _resolved("flights", ["train.steps=60"], limit_rows=500)
+    assert resolved.config.name == "flights-trial" and resolved.config.etl.limit_rows == 500  # type: ignore[union-attr]
+    assert resolved.config.train.steps == 60
+
+
+def test_a_misspelt_block_is_refused_with_the_nearest_key() -> None:
+    with pytest.raises(ConfigError, match=r"train\.stepz"):
+        sparkring.run("flights", train={"stepz": 5})
+
+
+def test_a_recipe_with_dates_is_left_to_the_command_line() -> None:
+    with pytest.raises(ConfigError, match=r"schedule: this recipe has dates: use `sparkring run RECIPE --date D`"):
+        sparkring.run(Path(__file__).parents[1] / "examples/nights/clicks.yaml")
+
+
+def test_a_run_is_shown_by_its_scores_and_its_report(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text('<p title="x">1 < 2</p>')
+    scores = {"test/auc": 0.75, "test/majority_rate/auc": 0.5}
+    result = SimpleNamespace(name="n", run=str(tmp_path), dataset="/d", test_metrics=lambda: scores)
+    run = Run(result, 0, "models:/n/1")  # type: ignore[arg-type]
+    assert run.scores == scores and repr(run) == f"Run(n, model=models:/n/1, test/auc=0.75, folder={tmp_path})"
+    assert "&lt;p title=&quot;x&quot;&gt;1 &lt; 2&lt;/p&gt;" in run._repr_html_()
