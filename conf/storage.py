@@ -14,7 +14,7 @@ import io
 import os
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -258,6 +258,14 @@ class Storage:
                 if not piece:
                     return hasher.hexdigest()
                 hasher.update(piece)
+
+
+def copy_files(source: Storage, target: Storage, names: Iterable[str]) -> None:
+    """Copy files from folder to folder, from any storage to any other."""
+    for name in names:
+        with source.fs.open_input_stream(source.path(name)) as stream, target.create(name) as copy:
+            while chunk := stream.read(CHUNK_BYTES):
+                copy.write(chunk)
 
 
 class HashingFile(io.RawIOBase):

@@ -11,12 +11,12 @@ from __future__ import annotations
 import functools
 import math
 import os
-import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -28,7 +28,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.features import State, output_names
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.references import module_of
-from sparkring.conf.storage import CHUNK_BYTES, Storage, open_storage
+from sparkring.conf.storage import Storage, copy_files, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.conf.tasks import LabelForm, task_kind
 from sparkring.training.checkpoint.weights import read_weights
@@ -65,11 +65,8 @@ CODE = "code"  # MLflow's folder for modules, beside that of the model's files; 
 
 
 def copy_model_folder(model: Storage, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in model_files(model):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        with model.fs.open_input_stream(model.path(name)) as source, open(folder / name, "wb") as target:
-            shutil.copyfileobj(source, target, CHUNK_BYTES)
+    """Copy a model folder to this machine."""
+    copy_files(model, open_storage(str(folder)), model_files(model))
 
 
 def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
@@ -91,7 +88,8 @@ def read_model(folder: Storage, trained: TrainedModel) -> Model:
         try:
             from sparkring.training.trees.model import read_trees  # XGBoost, which networks need not have
         except ImportError as error:
-            raise StoredError(f"{folder.uri}: is of trees, and {error}: pip install 'sparkring[trees]'") from error
+            remedy = "pip install 'sparkring[trees]'" if error.name == "xgboost" else "load it in a process of its own"
+            raise StoredError(f"{folder.uri}: is of trees, and {error}: {remedy}") from error
         return read_trees(folder, trained.config, trained.manifest)
     model = trained_model(trained.config, trained.manifest, read_weights(folder))
     attach_tables(model, folder)
@@ -456,8 +454,20 @@ def _given(row: Mapping[Any, Any], name: str, default: float) -> float:
 
 
 def _load_pyfunc(path: str) -> TablePredictor | Writer:
-    """Load a model folder; MLflow calls this."""
+    """Load a model folder; MLflow calls this, with the model's folder of code on Python's path."""
+    extend_packages(__name__.partition(".")[0])
     return load_trusted(path)
+
+
+def extend_packages(top: str) -> None:
+    """Let the packages of `top` that are imported find modules that a folder of Python's path has and theirs lacks.
+
+    They may be those that another model brought, which carries what its own family needs only.
+    """
+    for name in sorted(name for name in sys.modules if name.partition(".")[0] == top):
+        package = sys.modules[name]
+        if hasattr(package, "__path__"):
+            package.__path__ = extend_path(package.__path__, name)
 
 
 def load_trusted(path: str) -> TablePredictor | Writer:

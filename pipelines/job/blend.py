@@ -1,7 +1,8 @@
 """Mix a network and trees that were trained on the same rows, where that is better than either (model.blend).
 
-The network's share is fitted on the validation rows, which are dealt into FOLDS; each fold is predicted with the share
-that the others give, so the value that decides is of rows that the share was not fitted on.
+The network's share is fitted on the validation rows. Whether the blend is better is decided by rows that their share
+was not fitted on: the rows are dealt into FOLDS, each of which takes the share that the others give. That is done
+DEALS times, and a row is predicted with the mean of its shares, since one deal of few rows may decide either way.
 
     <run>/model/               the weights of both, and blend.json
     <run>/predictions/blend/   what the blend predicts for the rows of each split that both were scored on
@@ -18,22 +19,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from sparkring.conf.storage import CHUNK_BYTES, Storage
-from sparkring.conf.tasks import Family, TaskKind, is_better
+from sparkring.conf.storage import Storage, copy_files
+from sparkring.conf.tasks import POSITIVE_SHARE, Family, TaskKind, is_better
 from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.evaluation.prediction_files import read_columns
 from sparkring.pipelines.promotion.scores import resampled
 from sparkring.training.metrics import Rows, row_values, task_scores
 from sparkring.training.model.blend import Blend, before_link, mixed
-from sparkring.training.model.calibration import FILE as CALIBRATION
-from sparkring.training.model.folder import CONFIG, MANIFEST, model_files
+from sparkring.training.model.folder import weight_files
 from sparkring.training.model.predictions import stored_values
 from sparkring.training.worker.result import FamilyChoice, Trained
 
 log = logging.getLogger(__name__)
 Array = NDArray[np.float64]
 SHARES = np.linspace(0, 1, 21)
-FOLDS = 5
+FOLDS, DEALS = 5, 20
 FEWEST = 100  # validation rows that count; fewer say too little
 RESAMPLES = 200  # of the validation rows
 MODEL, PREDICTIONS = "model", "predictions/blend"
@@ -50,9 +50,10 @@ class PairedRows:
     trees: Array
     weights: Array | None = None  # (N,); None: all alike
 
-    def blended(self, share: float) -> Array:
-        """Predictions of a blend. `share`: of the network."""
-        return mixed(self.kind, share, before_link(self.kind, self.net), before_link(self.kind, self.trees))
+    def blended(self, share: float | Array) -> Array:
+        """Predictions of a blend. `share`: of the network, for all rows or (N,) for each."""
+        of_rows = np.expand_dims(share, tuple(range(1, self.net.ndim))) if np.ndim(share) else share
+        return mixed(self.kind, of_rows, before_link(self.kind, self.net), before_link(self.kind, self.trees))
 
     def scores(self, predictions: Array) -> dict[str, float]:
         """All metrics of predictions of the rows."""
@@ -89,7 +90,7 @@ def read_pairs(folder: Storage, kind: TaskKind, net: Sequence[str], trees: Seque
 
 @dataclass(frozen=True)
 class BlendFit:
-    """A share of the network; predictions: of each row, with the share that the folds without it give."""
+    """A share of the network; predictions: of each row, with the mean of the shares that rows without it give."""
 
     share: float
     predictions: Array
@@ -100,24 +101,30 @@ def fit_blend(rows: PairedRows) -> BlendFit:
     weights = np.ones(len(rows.labels)) if rows.weights is None else rows.weights
     if (count := np.count_nonzero(weights)) < FEWEST:
         raise ValueError(f"{count} validation rows say too little, at least {FEWEST} are needed")
-    losses, fold_of = fold_losses(rows, weights), np.arange(len(weights)) % FOLDS
-    predictions = np.empty_like(rows.net, np.float64)
-    for fold, without in enumerate((losses.sum(axis=1, keepdims=True) - losses).T):
-        predictions[fold_of == fold] = rows.blended(SHARES[without.argmin()])[fold_of == fold]
-    return BlendFit(float(SHARES[losses.sum(axis=1).argmin()]), predictions)
+    folds = deal(len(weights))
+    losses = fold_losses(rows, weights, folds)
+    best = SHARES[(losses.sum(axis=2, keepdims=True) - losses).argmin(axis=0)]  # (DEALS, FOLDS): of the others' rows
+    shares = np.mean([best[number][fold_of] for number, fold_of in enumerate(folds)], axis=0)
+    return BlendFit(float(SHARES[losses[:, 0].sum(axis=1).argmin()]), rows.blended(shares))
 
 
-def fold_losses(rows: PairedRows, weights: Array) -> Array:
-    """The sum of the rows' weighted losses, (shares, FOLDS)."""
+def deal(rows: int) -> NDArray[np.int8]:
+    """The fold of each row in each deal, (DEALS, rows): folds are of equal size, and the same every time."""
+    folds = (np.arange(rows) % FOLDS).astype(np.int8)
+    return np.stack([np.random.default_rng(number).permutation(folds) for number in range(DEALS)])
+
+
+def fold_losses(rows: PairedRows, weights: Array, folds: NDArray[np.int8]) -> Array:
+    """The sum of the rows' weighted losses by share, deal and fold, (shares, DEALS, FOLDS)."""
     loss = rows.kind.metric("loss")
-    of_rows = (row_values(loss, Rows(rows.kind.form, rows.labels, rows.blended(share))) for share in SHARES)
-    return np.array([[(each * weights)[fold::FOLDS].sum() for fold in range(FOLDS)] for each in of_rows])
+    of_rows = (weights * row_values(loss, Rows(rows.kind.form, rows.labels, rows.blended(share))) for share in SHARES)
+    return np.array([[np.bincount(fold_of, each, FOLDS) for fold_of in folds] for each in of_rows])
 
 
 def better_blend(
     job: JobContext, trained: Mapping[Family, Trained], choice: FamilyChoice, valid: PairedRows
-) -> tuple[Trained, FamilyChoice] | None:
-    """The training whose model is a blend, where it is better than the better family's; the choice says by how much.
+) -> tuple[Trained | None, FamilyChoice]:
+    """The training whose model is a blend, or None where none is better than the better family's; the choice says why.
 
     Args:
         job: of both families.
@@ -130,19 +137,15 @@ def better_blend(
         found = valid.scores(fit.predictions)[choice.metric]
     except (ValueError, KeyError) as error:  # a metric that these rows do not have
         log.warning("no blend: %s", error)
-        return None
+        return None, choice
     best = valid.net if choice.winner == "net" else valid.trees
+    tried = replace(choice, values={**choice.values, "both": found})
     if not 0 < fit.share < 1 or not is_better(choice.metric, found, valid.scores(best)[choice.metric]):
-        return None
+        return None, tried
     blend = Blend(share=fit.share)
     write_model(job.folder, blend, trained)
-    chosen = replace(
-        choice,
-        winner="both",
-        values={**choice.values, "both": found},
-        half_width=valid.half_width(choice.metric, fit.predictions, best),
-        share=fit.share,
-    )
+    width = valid.half_width(choice.metric, fit.predictions, best)
+    chosen = replace(tried, winner="both", half_width=width, share=fit.share)
     return blended(job.folder, blend, trained, valid), chosen
 
 
@@ -152,12 +155,7 @@ def write_model(folder: Storage, blend: Blend, trained: Mapping[Family, Trained]
     for each in trained.values():
         assert each.train.weights is not None, "training is finished"
         source = folder.at(each.train.weights)
-        for name in model_files(source):
-            if name in (CONFIG, MANIFEST, CALIBRATION):
-                continue
-            with source.fs.open_input_stream(source.path(name)) as stream, target.create(name) as copy:
-                while chunk := stream.read(CHUNK_BYTES):
-                    copy.write(chunk)
+        copy_files(source, target, weight_files(source))
     blend.write(target)
 
 
@@ -166,6 +164,7 @@ def blended(folder: Storage, blend: Blend, trained: Mapping[Family, Trained], va
     net, trees = trained["net"], trained["trees"]
     assert net.train.exported_valid is not None, "ranks were asked for it"
     of_valid, valid_file = write_rows(folder, "valid", blend, valid)
+    of_valid |= of_labels(net.train.exported_valid.metrics)
     scored = replace(net.train.exported_valid, metrics=of_valid, predictions=valid_file)
     train = replace(net.train, weights=MODEL, exported_valid=scored, test={}, predictions=None)
     found = replace(net, train=train, predictions=[], valid_predictions=[valid_file])
@@ -173,12 +172,18 @@ def blended(folder: Storage, blend: Blend, trained: Mapping[Family, Trained], va
     if test is None:
         return found
     of_test, test_file = write_rows(folder, "test", blend, test)
+    of_test |= of_labels(net.train.test)
     return replace(found, train=replace(train, test=of_test, predictions=test_file), predictions=[test_file])
+
+
+def of_labels(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Those of a rank's metrics that are of the rows alone, whatever predicts them."""
+    return {name: value for name, value in metrics.items() if name == POSITIVE_SHARE.name}
 
 
 def write_rows(folder: Storage, split: str, blend: Blend, rows: PairedRows) -> tuple[dict[str, float], str]:
     """Write what the blend predicts, as ranks write it for their rows, and return its metrics and the file."""
-    predictions = blend.of(rows.kind, rows.net, rows.trees)
+    predictions = rows.blended(blend.share)
     columns = {"id": rows.ids, "prediction": predictions, "label": rows.labels}
     columns |= {} if rows.weights is None else {"weight": rows.weights}
     sink, file = pa.BufferOutputStream(), f"{PREDICTIONS}/{split}.parquet"

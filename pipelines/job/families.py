@@ -21,7 +21,7 @@ from typing import Annotated
 from sparkring.conf.blocks.train import TrainConfig
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
-from sparkring.conf.stored import CLOSED, Label, Sha256, read, up_to
+from sparkring.conf.stored import CLOSED, Label, Sha256, StoredError, read, up_to
 from sparkring.conf.tasks import Families, Family
 from sparkring.pipelines.context.context import JobContext, StartPoint
 from sparkring.pipelines.job.blend import better_blend, read_pairs
@@ -29,7 +29,7 @@ from sparkring.pipelines.job.train_step import train
 from sparkring.pipelines.run.runs import training_digest
 from sparkring.pipelines.tracking.tags import FAMILY, JOB
 from sparkring.pipelines.tracking.tracker import Tracker
-from sparkring.training.model.folder import describe_model
+from sparkring.training.model.folder import describe_model, model_files
 from sparkring.training.worker.result import FamilyChoice, Trained
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,9 @@ class TrainedFile:
     trained: Trained  # its paths are below the job's run folder
     training_digest: Sha256
     fingerprint: Label  # of the dataset
+    files: dict[
+        Label, Sha256
+    ]  # what the job reads of it: the model, and predictions; paths are below the job's run folder
     format: Annotated[int, up_to(1)] = 1
 
     def to_json(self) -> bytes:
@@ -77,27 +80,49 @@ def train_best(job: JobContext, start: StartPoint | None) -> tuple[JobContext, T
 def train_once(job: JobContext, start: StartPoint | None) -> tuple[Trained, dict[str, float]]:
     """Train one family, unless an earlier command of this run has; paths are below the job's run folder."""
     folder, digest, fingerprint = job.training_folder, training_digest(job.config), job.dataset.manifest.fingerprint
-    if (kept := kept_training(folder, digest, fingerprint)) is not None:
+    if (kept := kept_training(job.folder, str(job.family), digest, fingerprint)) is not None:
         log.info("%s: trained by an earlier command", job.family)
         return kept, {}
     trained, seconds = train(job, start)
     assert trained.train.weights is not None, "training is finished"
     describe_model(folder.at(trained.train.weights), job.config, job.dataset.manifest)
     trained = placed(trained, str(job.family))
-    file = TrainedFile(trained=trained, training_digest=digest, fingerprint=fingerprint)
+    files = {name: job.folder.sha256(name) for name in files_of(job.folder, trained)}
+    file = TrainedFile(trained=trained, training_digest=digest, fingerprint=fingerprint, files=files)
     folder.put_atomic(TRAINED, file.to_json())
     return trained, seconds
 
 
-def kept_training(folder: Storage, digest: str, fingerprint: str) -> Trained | None:
-    """What a family's training gave, where it has ended.
+def kept_training(run: Storage, family: str, digest: str, fingerprint: str) -> Trained | None:
+    """What a family's training gave, where it has ended and its files are as it left them.
 
     None too where checkpoint.allow_other_order continues the run as another training, or on another dataset.
+
+    Args:
+        run: folder of the job's run.
+        family: of the training, whose folder is named so.
+        digest: of the training that is wanted.
+        fingerprint: of its dataset.
     """
-    if not folder.exists(TRAINED):
+    if not run.exists(f"{family}/{TRAINED}"):
         return None
-    file = read(TrainedFile, folder, TRAINED)
-    return file.trained if (file.training_digest, file.fingerprint) == (digest, fingerprint) else None
+    try:
+        file = read(TrainedFile, run, f"{family}/{TRAINED}")
+    except StoredError as error:
+        log.warning("%s: %s; it is trained again", family, error)
+        return None
+    if (file.training_digest, file.fingerprint) != (digest, fingerprint):
+        return None
+    if changed := [name for name, sha256 in file.files.items() if not run.exists(name) or run.sha256(name) != sha256]:
+        log.warning("%s: %s is not as its training left it; it is trained again", family, f"{run.uri}/{changed[0]}")
+        return None
+    return file.trained
+
+
+def files_of(run: Storage, trained: Trained) -> list[str]:
+    """The files of a finished training that the rest of the job reads, below the job's run folder `run`."""
+    model = str(trained.train.weights)
+    return [f"{model}/{n}" for n in model_files(run.at(model))] + [*trained.predictions, *trained.valid_predictions]
 
 
 def placed(trained: Trained, folder: str) -> Trained:
@@ -137,7 +162,8 @@ def choose(job: JobContext, trained: Mapping[Family, Trained]) -> tuple[Trained,
     )
     if job.config.model.blend == "none" or valid is None:
         return trained[winner], choice
-    return better_blend(job, trained, choice, valid) or (trained[winner], choice)
+    blend, choice = better_blend(job, trained, choice, valid)
+    return blend or trained[winner], choice
 
 
 def valid_scores(trained: Trained) -> dict[str, float]:

@@ -31,15 +31,15 @@ def score_text(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1e5 else f"{value:,.0f}"
 
 
-def ended_line(train: WorkerResult, config: RunConfig) -> str:
-    """Say where training ended, and whose step's weights the model has."""
+def ended_line(train: WorkerResult, config: RunConfig, is_part: bool = False) -> str:
+    """Say where training ended, and whose step's weights the model has. `is_part`: it is a blend's network."""
     unit = "round" if config.model.is_trees else "step"
     at = f"ended at {unit} {train.steps}"
     if train.stopped_early:
         at += f", early: {_patience(config)}"
     best = train.best_value if train.exported_step == train.best_step else None
     why = "" if best is None else f", the best by {config.train.best_metric} ({score_text(best)})"
-    return f"{at}; the model is that of {unit} {train.exported_step}{why}"
+    return f"{at}; {'it' if is_part else 'the model'} is that of {unit} {train.exported_step}{why}"
 
 
 def _patience(config: RunConfig) -> str:
@@ -84,7 +84,8 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
     width = max(map(len, shown))
     lines = [*score_table(result.scores, f"{split} split"), ""]
     lines += [f"{name.ljust(width)}  {text}" for name, text in shown.items()]
-    head = f"{config.name}: {ended_line(result.train, config)}"
+    is_blend = result.choice is not None and result.choice.winner == "both"
+    head = f"{config.name}: {'a blend; its network ' * is_blend}{ended_line(result.train, config, is_blend)}"
     return "\n".join([head, "", *(f"  {line}".rstrip() for line in lines)])
 
 

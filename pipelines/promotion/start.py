@@ -19,7 +19,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.rules.families import of_family
-from sparkring.conf.storage import CHUNK_BYTES, Storage
+from sparkring.conf.storage import Storage, copy_files
 from sparkring.conf.stored import CLOSED, read, up_to
 from sparkring.pipelines.promotion.champion import Champion, NotComparable
 from sparkring.training.model.folder import model_files
@@ -108,7 +108,7 @@ def decide_start(
             shown = ", ".join(corrected[:5]) + (f" and {len(corrected) - 5} more" if len(corrected) > 5 else "")
             return StartDecision(None, f"version {found.version.version} was trained on {shown} as before a correction")
         folder = run.at(START_FOLDER)
-        copy_folder(found.folder, folder)
+        copy_files(found.folder, folder, model_files(found.folder))
         own = of_family(replace_block(config, folder.uri), "net")
         assert own.warm_start is not None
         change = change_since(starting_model(own, own.warm_start), own, manifest)
@@ -140,14 +140,6 @@ def corrected_intervals(trained: DatasetManifest, now: DatasetManifest) -> list[
     """The intervals of both datasets whose part is another now: the model was trained on what they held before."""
     before = {part.interval: part.fingerprint for part in trained.parts}
     return [p.interval for p in now.parts if before.get(p.interval, p.fingerprint) != p.fingerprint]
-
-
-def copy_folder(model: Storage, folder: Storage) -> None:
-    """Copy a model folder from storage to storage."""
-    for name in model_files(model):
-        with model.fs.open_input_stream(model.path(name)) as source, folder.create(name) as target:
-            while chunk := source.read(CHUNK_BYTES):
-                target.write(chunk)
 
 
 def with_start(resolved: Resolved, model: str | None) -> Resolved:

@@ -27,7 +27,16 @@ from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRES
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.pipelines.job import blend
-from sparkring.pipelines.job.blend import FEWEST, BlendFit, PairedRows, better_blend, fit_blend, fold_losses, read_pairs
+from sparkring.pipelines.job.blend import (
+    FEWEST,
+    BlendFit,
+    PairedRows,
+    better_blend,
+    deal,
+    fit_blend,
+    fold_losses,
+    read_pairs,
+)
 from sparkring.pipelines.job.families import choose
 from sparkring.pipelines.model.export import export
 from sparkring.pipelines.model.model_start import start_problems
@@ -102,10 +111,14 @@ def test_the_share_is_the_one_with_the_least_loss_and_its_value_is_of_rows_left_
 
     shares = [n / 20 for n in range(21)]
     assert found.share == pytest.approx(min(shares, key=mean_loss)) and 0.5 < found.share < 1
-    fold_of = np.arange(ROWS) % 5
-    for fold in range(5):
-        share = min(shares, key=lambda each: mean_loss(each, fold_of != fold))
-        np.testing.assert_allclose(found.predictions[fold_of == fold], rows.blended(share)[fold_of == fold], rtol=1e-12)
+    of_row = np.zeros(ROWS)
+    for number in range(20):
+        fold_of = np.random.default_rng(number).permutation(np.arange(ROWS) % 5)
+        for fold in range(5):
+            share = min(shares, key=lambda each: mean_loss(each, fold_of != fold))
+            of_row[fold_of == fold] += share / 20
+    for row in range(0, ROWS, 37):
+        np.testing.assert_allclose(found.predictions[row], rows.blended(of_row[row])[row], rtol=1e-12)
     assert rows.scores(found.predictions)["loss"] < min(rows.scores(each)["loss"] for each in (rows.net, rows.trees))
 
 
@@ -119,7 +132,10 @@ def test_rows_count_by_their_weights_and_too_few_say_too_little() -> None:
     )
     of_first = replace(both, weights=np.repeat([1.0, 0.0], ROWS))
     assert fit_blend(of_first).share == fit_blend(rows).share > fit_blend(both).share > fit_blend(other).share
-    np.testing.assert_allclose(fold_losses(of_first, of_first.weights), fold_losses(rows, np.ones(ROWS)))  # type: ignore[arg-type]
+    folds = deal(ROWS)
+    both_deals = np.concatenate([folds, folds], axis=1)
+    counted = fold_losses(of_first, np.repeat([1.0, 0.0], ROWS), both_deals)
+    np.testing.assert_allclose(counted, fold_losses(rows, np.ones(ROWS), folds))
     few = replace(rows, weights=(np.arange(ROWS) < FEWEST - 1) * 2.0)
     with pytest.raises(ValueError, match=f"{FEWEST - 1} validation rows say too little"):
         fit_blend(few)
@@ -390,17 +406,37 @@ def test_the_blend_is_the_model_where_it_is_better(run: Storage, table: Path) ->
     assert json.loads(run.read_bytes("model/blend.json"))["share"] == fit.share
 
 
+def test_a_blend_has_the_metrics_that_are_of_the_rows_alone(run: Storage, table: Path) -> None:
+    write_blend(run, table)
+    valid = paired(BINARY, net=0.8)
+    both = both_trained(run, valid, valid)
+    both["net"] = replace(both["net"], train=replace(both["net"].train, test={"positive_share": 0.25, "loss": 9.0}))
+    best, choice = choose(job_of(run), both)
+    assert choice.winner == "both" and best.train.test["positive_share"] == 0.25 and best.train.test["loss"] < 9.0
+
+
+def test_a_blend_does_not_take_over_the_calibration_of_a_part(run: Storage, table: Path) -> None:
+    """A command that wanted no blend may have left one before it was killed."""
+    write_blend(run, table)
+    run.at("model").delete("blend.json")
+    Calibration(scale=0.5, shift=-1.0).write(run.at("net/model"))
+    valid = paired(BINARY, net=0.8)
+    _, choice = choose(job_of(run), both_trained(run, valid, valid))
+    assert choice.winner == "both" and not run.exists("model/calibration.json")
+
+
 def test_one_family_is_the_model_where_a_blend_is_not_better_or_not_wanted(run: Storage, table: Path) -> None:
     write_blend(run, table)
     run.at("model").delete("blend.json")
     valid, test = paired(BINARY, net=0.0, trees=3.0), paired(BINARY, 500, seed=5)
     best, choice = choose(job_of(run), both_trained(run, valid, test))
-    assert choice.winner == "net" and choice.share is None and "both" not in choice.values
+    assert choice.winner == "net" and choice.share is None and choice.values["both"] >= choice.values["net"]
+    assert choice.describe().endswith(f"; a blend: {choice.values['both']:.5g}")
     assert best.train.weights == "net/model" and read_blend(run.at("model")) is None
     assert choice.half_width == valid.half_width("loss", valid.net, valid.trees)
     valid = paired(BINARY, net=0.8)
     _, choice = choose(job_of(run, blend="none"), both_trained(run, valid, test))
-    assert choice.winner == "net" and choice.share is None
+    assert choice.winner == "net" and choice.share is None and "both" not in choice.values
     few = paired(BINARY, FEWEST - 1, net=0.8)
     _, choice = choose(job_of(run), both_trained(run, few, test))
     assert choice.share is None, "too few rows say which blend is better"
@@ -414,9 +450,9 @@ def test_a_blend_must_be_better_by_the_metric_that_picks_the_best_step(
     valid = paired(BINARY, net=0.8)
     job, both = job_of(run), both_trained(run, valid, valid)
     choice = FamilyChoice(metric="auc", winner="net", values={"net": 0.7, "trees": 0.6}, half_width=None, train_s={})
-    assert better_blend(job, both, choice, valid) is not None
+    assert better_blend(job, both, choice, valid)[0] is not None
     worse = replace(valid, net=valid.labels * 0.2 + 0.4)  # it orders all rows rightly, and is not certain enough
-    assert 0 < fit_blend(worse).share < 1 and better_blend(job, both, choice, worse) is None
+    assert 0 < fit_blend(worse).share < 1 and better_blend(job, both, choice, worse)[0] is None
 
 
 def test_a_share_of_all_rows_that_leaves_one_family_out_is_no_blend(
@@ -428,7 +464,7 @@ def test_a_share_of_all_rows_that_leaves_one_family_out_is_no_blend(
     both, mixed_rows = both_trained(run, valid, valid), valid.blended(0.7)
     for share, is_blend in ((0.0, False), (1.0, False), (0.95, True)):
         monkeypatch.setattr(blend, "fit_blend", lambda rows, share=share: BlendFit(share, mixed_rows))
-        assert (better_blend(job_of(run), both, choice, valid) is not None) == is_blend
+        assert (better_blend(job_of(run), both, choice, valid)[0] is not None) == is_blend
 
 
 def test_families_that_scored_other_rows_are_compared_without_blend_or_interval(run: Storage, table: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +14,7 @@ from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.blocks.train import TrainConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.rules.rule import find_problems
-from sparkring.conf.storage import open_storage
-from sparkring.conf.stored import StoredError
+from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.tasks import BINARY, Family
 from sparkring.etl.examine import Examined
 from sparkring.pipelines.job import blend, families
@@ -24,6 +22,7 @@ from sparkring.pipelines.job.blend import PairedRows
 from sparkring.pipelines.job.families import (
     TrainedFile,
     better_family,
+    files_of,
     kept_training,
     placed,
     record_choice,
@@ -97,16 +96,41 @@ def test_a_training_of_a_family_is_kept_with_paths_below_the_run() -> None:
     assert found.train.predictions == "net/predictions/a.parquet"
 
 
+def ended_training(tmp_path: Path) -> tuple[Storage, Trained, TrainedFile]:
+    """A run folder with a network's training that has ended, and its trained.json."""
+    run, found = open_storage(str(tmp_path)), placed(trained(), "net")
+    names = ["model/config.json", "model/manifest.json", "model/weights.safetensors", *trained().predictions]
+    for name in [*names, *trained().valid_predictions]:
+        run.put_atomic(f"net/{name}", name.encode())
+    files = {name: run.sha256(name) for name in files_of(run, found)}
+    assert len(files) == 5
+    file = TrainedFile(trained=found, training_digest="a" * 64, fingerprint="f", files=files)
+    run.put_atomic("net/trained.json", file.to_json())
+    return run, found, file
+
+
 def test_a_training_that_has_ended_is_kept_for_the_same_training_and_dataset(tmp_path: Path) -> None:
-    folder, found = open_storage(str(tmp_path)), placed(trained(), "net")
-    assert kept_training(folder, "a" * 64, "f") is None
-    file = TrainedFile(trained=found, training_digest="a" * 64, fingerprint="f")
-    folder.put_atomic("trained.json", file.to_json())
-    assert kept_training(folder, "a" * 64, "f") == found
-    assert kept_training(folder, "b" * 64, "f") is None and kept_training(folder, "a" * 64, "g") is None
-    folder.put_atomic("trained.json", replace(file, format=2).to_json())
-    with pytest.raises(StoredError, match="upgrade sparkring"):
-        kept_training(folder, "a" * 64, "f")
+    assert kept_training(open_storage(str(tmp_path)), "net", "a" * 64, "f") is None
+    run, found, _ = ended_training(tmp_path)
+    assert kept_training(run, "net", "a" * 64, "f") == found
+    assert kept_training(run, "net", "b" * 64, "f") is None and kept_training(run, "net", "a" * 64, "g") is None
+
+
+def test_a_training_whose_files_are_missing_or_changed_is_not_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, found, file = ended_training(tmp_path)
+    for name in file.files:
+        before = run.read_bytes(name)
+        run.put_atomic(name, before[:-1] + b"?")
+        assert kept_training(run, "net", "a" * 64, "f") is None
+        assert f"net: {run.uri}/{name} is not as its training left it; it is trained again" in caplog.text
+        run.delete(name)
+        assert kept_training(run, "net", "a" * 64, "f") is None
+        run.put_atomic(name, before)
+    assert kept_training(run, "net", "a" * 64, "f") == found
+    run.put_atomic("net/trained.json", b"{")
+    assert kept_training(run, "net", "a" * 64, "f") is None and "trained.json" in caplog.text
 
 
 def test_a_dry_run_names_both_trainings(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def read_blend(folder: Storage) -> Blend | None:
     return read(Blend, folder, FILE) if folder.exists(FILE) else None
 
 
-def mixed(kind: TaskKind, share: float, net: Array, trees: Array) -> Array:
-    """Predictions of what is mixed before the link function. `share`: of the network."""
+def mixed(kind: TaskKind, share: float | Array, net: Array, trees: Array) -> Array:
+    """Predictions of what is mixed before the link function. `share`: of the network, or of each row (N,) or (N, 1)."""
     return after_link(kind, share * net + (1 - share) * trees)
 
 

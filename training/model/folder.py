@@ -95,9 +95,14 @@ def model_files(folder: Storage) -> list[str]:
     return [*always, TABLES, *(part_file(name, rank) for name in tables for rank in range(tables[name].parts))]
 
 
+def weight_files(folder: Storage) -> list[str]:
+    """The files of a model that hold what was learned, but for its calibration."""
+    return [name for name in model_files(folder) if name not in (CONFIG, MANIFEST, CALIBRATION)]
+
+
 def weights_sha256(folder: Storage) -> str:
     """Hash a model's weights: sha256 of the file, or of the hashes of all files of a blend, or with sparse tables."""
-    found = [folder.sha256(name) for name in model_files(folder) if name not in (CONFIG, MANIFEST, CALIBRATION)]
+    found = [folder.sha256(name) for name in weight_files(folder)]
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 

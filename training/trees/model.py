@@ -6,6 +6,7 @@ import torch
 import xgboost
 
 from sparkring.conf.config import RunConfig
+from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
@@ -42,7 +43,8 @@ def read_trees(folder: Storage, config: RunConfig, manifest: DatasetManifest, th
     try:
         booster.load_model(bytearray(folder.read_bytes(TREES_FILE)))
     except xgboost.core.XGBoostError as error:
-        raise StoredError(f"{folder.uri}/{TREES_FILE}: no trees of XGBoost {xgboost.__version__} ({error})") from error
+        why = f"no trees of XGBoost {xgboost.__version__} ({first_line(error)})"
+        raise StoredError(f"{folder.uri}/{TREES_FILE}: {why}") from error
     columns = TreeColumns.of(manifest, pick_columns(manifest, config.model).features)
     if booster.feature_names != columns.names or booster.feature_types != columns.types:
         raise StoredError(

@@ -288,12 +288,16 @@ class RunIdentity:
             return RunConfig.model_validate(self.config)
 
 
+FAMILY_TITLES: dict[Families, str] = {"net": "the network", "trees": "trees"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class FamilyChoice:
     """What the model is, of a job that trains both families (model.family), by scores on the validation rows.
 
-    Of a blend (winner: both) the value is of rows that its share was not fitted on, and the interval that of its
-    difference from the better family. Made by `choose` in pipelines/job/families.py.
+    The value of a blend (both) is of rows that its share was not fitted on; without one none was tried. Where it is
+    the winner, the interval is that of its difference from the better family. Made by `choose` in
+    pipelines/job/families.py.
     """
 
     __pydantic_config__ = CLOSED
@@ -307,24 +311,22 @@ class FamilyChoice:
 
     def describe(self) -> str:
         """In a line: which, by what values, and whether that is certain."""
-        others = sorted(self.values.keys() - {self.winner}, key=self._distance)
-        gap, width = self.values[self.winner] - self.values[others[0]], self.half_width
+        best = self.values[self.winner]
+        families = {name: value for name, value in self.values.items() if name not in (self.winner, "both")}
+        others = sorted(families, key=lambda name: abs(families[name] - best))
+        gap, width = best - families[others[0]], self.half_width
         interval = "" if width is None else f" ± {width:.2g}"
         unsure = ", not certainly better" if width is not None and abs(gap) <= width else ""
-        names = {"net": "the network", "trees": "trees"}
-        of_others = " and ".join(f"{self.values[name]:.5g} of {names[name]}" for name in others)
-        return (
-            f"{self._what()} by valid {self.metric} {self.values[self.winner]:.5g} against {of_others} "
-            f"({gap:+.2g}{interval}{unsure})"
-        )
+        of_others = " and ".join(f"{families[name]:.5g} of {FAMILY_TITLES[name]}" for name in others)
+        tried = "" if self.winner == "both" or "both" not in self.values else f"; a blend: {self.values['both']:.5g}"
+        certainty = f"({gap:+.2g}{interval}{unsure})"
+        return f"{self.title()} by valid {self.metric} {best:.5g} against {of_others} {certainty}{tried}"
 
-    def _what(self) -> str:
+    def title(self) -> str:
+        """What the model is, in words."""
         if self.share is None:
-            return "the network" if self.winner == "net" else "trees"
+            return FAMILY_TITLES[self.winner]
         return f"a blend ({self.share:.0%} the network, {1 - self.share:.0%} trees)"
-
-    def _distance(self, family: Families) -> float:
-        return abs(self.values[family] - self.values[self.winner])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,6 +104,36 @@ def test_what_a_model_does_not_carry_is_found_in_an_installed_sparkring(tmp_path
     assert done.stdout.split() == [str(tmp_path / "sparkring/pipelines/serving.py"), "False", "found"], done.stderr
 
 
+def test_a_process_that_has_loaded_a_network_finds_what_a_model_of_trees_brings(tmp_path: Path) -> None:
+    """Each carries what its own family needs, and the packages that are imported are the first one's."""
+    for family in ("net", "trees"):
+        config = RunConfig.model_validate({"name": "t", "dataset": "d", "model": {"family": family}})
+        for name, text in model_sources(config).files.items():
+            (tmp_path / family / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / family / name).write_text(text)
+    assert not (tmp_path / "net/sparkring/training/trees/model.py").exists()
+    program = """
+import sys
+sys.path = [place for place in sys.path if place] + [sys.argv[1] + "/net"]
+sys.meta_path = [each for each in sys.meta_path if "editable" not in type(each).__name__ + str(each)]
+from sparkring.pipelines.serving import extend_packages
+try:
+    import sparkring.training.trees.model
+except ModuleNotFoundError as error:
+    print(error.name)
+sys.path.append(sys.argv[1] + "/trees")
+extend_packages("sparkring")
+import sparkring.training.trees.model
+print(sparkring.training.trees.model.__file__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=600, cwd=tmp_path
+    )
+    missing, file = done.stdout.split()
+    assert missing.startswith("sparkring.training.trees"), done.stderr
+    assert file == str(tmp_path / "trees/sparkring/training/trees/model.py")
+
+
 def test_modules_without_source_are_named(project: Path) -> None:
     """One that is compiled, and one of another Python; a package that raises when it is imported is passed over."""
     py_compile.compile(str(project / "shop_helpers.py"), cfile=str(project / "compiled.pyc"))
