@@ -3,17 +3,12 @@
 In a checkout `sparkring/conf`, `etl`, `training` and `pipelines` are links to the folders beside this one; the wheel
 and the archive of `sparkring package` hold the files themselves.
 
-Public are the names in PUBLIC, and what the reference lists of the Python API. They are imported when they are used.
+Public are the names in PUBLIC, and what the reference lists of the Python API. They are imported when they are used;
+__init__.pyi has their types.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from sparkring.api import Recipe as Recipe
-    from sparkring.api import Run as Run
-    from sparkring.api import launch as launch
-    from sparkring.api import run as run
+from typing import Any
 
 PUBLIC = {"Recipe": "sparkring.api", "Run": "sparkring.api", "launch": "sparkring.api", "run": "sparkring.api"}
 

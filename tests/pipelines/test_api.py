@@ -59,7 +59,7 @@ def test_a_misspelt_block_is_refused_with_the_nearest_key() -> None:
 
 def test_a_recipe_with_dates_is_left_to_the_command_line() -> None:
     with pytest.raises(ConfigError, match=r"schedule: this recipe has dates: use `sparkring run RECIPE --date D`"):
-        sparkring.run(Path(__file__).parents[1] / "examples/nights/clicks.yaml")
+        sparkring.run(Path(__file__).parents[2] / "examples/nights/clicks.yaml")
 
 
 def test_a_run_is_shown_by_its_scores_and_its_report(tmp_path: Path) -> None:
