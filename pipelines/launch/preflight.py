@@ -6,8 +6,10 @@ while the fork servers are importing torch anyway: it costs no extra time.
 
 from __future__ import annotations
 
+import math
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +21,12 @@ from pyspark.sql import SparkSession
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import LaunchError, PreflightError
 from sparkring.training.launch.group import WorkerGroup
-from sparkring.training.launch.host.info import collect_host_info, problems, unfit_for_horovod
+from sparkring.training.launch.host.info import (
+    collect_host_info,
+    problems,
+    short_of_shared_memory,
+    unfit_for_horovod,
+)
 from sparkring.training.launch.messages import PeerFailure
 from sparkring.training.launch.topology import AgentInfo
 
@@ -84,11 +91,8 @@ def check_slots(spark: SparkSession, request: SlotRequest, control: Control | No
     sc = spark.sparkContext
     master = str(sc.master)
     conf = dict(sc.getConf().getAll())
-    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-        raise LaunchError(
-            "spark.dynamicAllocation.enabled = true: a barrier stage needs its executors from the start "
-            "(SPARK-24942); set --conf spark.dynamicAllocation.enabled=false --conf spark.executor.instances=<n>"
-        )
+    if conf.get("spark.dynamicAllocation.enabled", "false") == "true" and not is_local(master):
+        raise LaunchError(elastic(fixed_allocation(master, conf, request)))
     if request.profile is not None:
         conf["spark.task.cpus"] = str(int(request.profile.taskResources["cpus"].amount))
     ceiling = slots_ceiling(master, conf)
@@ -101,6 +105,32 @@ def check_slots(spark: SparkSession, request: SlotRequest, control: Control | No
         if control is not None:
             control.raise_if_ending("slots were waited for")
         time.sleep(0.1)
+
+
+def is_local(master: str) -> bool:
+    """Whether tasks run in the driver, where Spark allows a barrier stage whatever the allocation is."""
+    return re.fullmatch(r"local(\[.*])?", master) is not None
+
+
+def fixed_allocation(master: str, conf: Mapping[str, str], request: SlotRequest) -> dict[str, str]:
+    """Choose the settings that give an application executors for all ranks from its start."""
+    settings = {"spark.dynamicAllocation.enabled": "false"}
+    if not master.startswith("spark://"):  # which gives an application all its cores, or spark.cores.max of them
+        profile = request.profile
+        cpus = int(profile.taskResources["cpus"].amount if profile else conf.get("spark.task.cpus", "1"))
+        slots_each = max(1, int(conf.get("spark.executor.cores", "1")) // cpus)
+        settings["spark.executor.instances"] = str(math.ceil(request.world / slots_each))
+    return settings
+
+
+def elastic(settings: Mapping[str, str]) -> str:
+    """Say what to set where an application's executors come and go."""
+    words = " ".join(f"--conf {key}={value}" for key, value in settings.items())
+    return (
+        "spark.dynamicAllocation.enabled = true: Spark runs no barrier stage in such an application (SPARK-24942); "
+        f"set {words} (or the same under `spark.conf` of the recipe); or keep it for `sparkring etl`, and run "
+        "`sparkring train` on the dataset in a second application with these settings"
+    )
 
 
 def too_few_slots(ranks: int, count: int, master: str, key: str = "launch.world") -> str:
@@ -124,6 +154,7 @@ def check_hosts(group: WorkerGroup, agents: list[AgentInfo], code: str | None, h
     hosts = {name: host for name, (host, _) in reported.items()}
     skews_s = {name: skew_s for name, (_, skew_s) in reported.items()}
     found = problems(replace(collect_host_info(), code=code), hosts, skews_s)
+    found += short_of_shared_memory(hosts, Counter(group.name_of(agent) for agent in agents))
     if len(first) > 1:
         names = {agent.name: group.name_of(agent) for agent in first.values()}
         found += unreachable(names, group.reach(list(first.values())))

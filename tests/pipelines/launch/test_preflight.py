@@ -12,7 +12,13 @@ import pytest
 
 from sparkring.conf.code import code_digest
 from sparkring.pipelines.launch import preflight
-from sparkring.pipelines.launch.preflight import SlotRequest, check_hosts, check_slots, unreachable
+from sparkring.pipelines.launch.preflight import (
+    SlotRequest,
+    check_hosts,
+    check_slots,
+    fixed_allocation,
+    unreachable,
+)
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.channel.connection import listen
 from sparkring.training.launch.failure import Cancelled, LaunchError
@@ -69,6 +75,48 @@ def test_slots_are_counted_by_what_a_rank_asks_for(monkeypatch: pytest.MonkeyPat
     check_slots(session, SlotRequest(2, profile=profile))
     with pytest.raises(LaunchError, match=r"launch\.world = 4: local-cluster.* has 2 task slots"):
         check_slots(session, SlotRequest(4, profile=profile))
+
+
+def elastic_session(master: str) -> Any:
+    settings = [("spark.dynamicAllocation.enabled", "true"), ("spark.executor.cores", "4")]
+    return SimpleNamespace(
+        sparkContext=SimpleNamespace(master=master, getConf=lambda: SimpleNamespace(getAll=lambda: settings))
+    )
+
+
+def test_dynamic_allocation_is_refused_with_the_settings_and_the_two_commands() -> None:
+    words = (
+        r"--conf spark\.dynamicAllocation\.enabled=false --conf spark\.executor\.instances=3 .*`spark\.conf`.*"
+        r"`sparkring etl`.*`sparkring train`"
+    )
+    with pytest.raises(LaunchError, match=words):
+        check_slots(elastic_session("yarn"), SlotRequest(9))
+
+
+def test_dynamic_allocation_changes_nothing_where_tasks_run_in_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark does not look at it there, and a machine's spark-defaults.conf may have it."""
+    monkeypatch.setattr(preflight, "slots", lambda *_: 2)
+    check_slots(elastic_session("local[2]"), SlotRequest(2))
+    with pytest.raises(LaunchError, match=r"spark\.dynamicAllocation"):
+        check_slots(elastic_session("local-cluster[2,1,1024]"), SlotRequest(2))
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "cpus_per_rank", "instances"),
+    [
+        ("yarn", {}, None, "9"),
+        ("yarn", {"spark.executor.cores": "4", "spark.task.cpus": "2"}, None, "5"),
+        ("k8s://https://h:443", {"spark.executor.cores": "4"}, 4, "9"),
+        ("spark://h:7077", {"spark.executor.cores": "4"}, None, None),
+    ],
+)
+def test_as_many_executors_are_asked_for_as_all_ranks_need(
+    master: str, conf: dict[str, str], cpus_per_rank: int | None, instances: str | None
+) -> None:
+    profile: Any = cpus_per_rank and SimpleNamespace(taskResources={"cpus": SimpleNamespace(amount=cpus_per_rank)})
+    settings = fixed_allocation(master, conf, SlotRequest(9, profile=profile))
+    assert settings.pop("spark.dynamicAllocation.enabled") == "false"
+    assert settings == ({"spark.executor.instances": instances} if instances else {})
 
 
 def test_unreachable_hosts_are_named() -> None:

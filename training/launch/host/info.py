@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import ipaddress
 import os
 import shutil
@@ -17,7 +18,12 @@ from sparkring.conf.code import code_digest
 
 PACKAGES = ("torch", "horovod", "numpy", "pyarrow", "pandas", "petastorm", "pydantic", "cloudpickle")
 MIN_DISK_BYTES = 1 << 30
-MIN_SHM_BYTES = 32 << 20
+# Four ranks in a /dev/shm of 1 MiB: Gloo took nothing of it, Horovod over Gloo 80 KiB.
+SHM_BYTES_PER_RANK = 1 << 20
+# NCCL shares at least 32 MiB per communicator (`ncclProxyOpsPool`) and 9 MiB per connection to a rank of the same host.
+# NVIDIA starts containers with 1 GiB, eight ranks' share:
+# https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/runtime_and_mpi_issues.html#shared-memory
+NCCL_SHM_BYTES_PER_RANK = 128 << 20
 MAX_SKEW_S = 30.0
 
 
@@ -32,6 +38,7 @@ class HostInfo:
     disk_folder: str
     disk_bytes: int  # free there
     shm_bytes: int | None  # free in /dev/shm, where there is one
+    gpus: int  # NVIDIA devices that its processes can open
     hostname: str
     hostname_address: str | None  # what the host's name resolves to on the host itself
     time_s: float  # its clock, since the epoch
@@ -46,6 +53,7 @@ def collect_host_info() -> HostInfo:
         disk_folder=tempfile.gettempdir(),
         disk_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
         shm_bytes=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else None,
+        gpus=len(glob.glob("/dev/nvidia[0-9]*")),
         hostname=socket.gethostname(),
         hostname_address=address_of_own_name(),
         time_s=time.time(),
@@ -93,21 +101,28 @@ def problems(driver: HostInfo, agents: Mapping[str, HostInfo], skews_s: Mapping[
                 f"{name}: imports other code of ours than the driver ({host.code} against {driver.code}); "
                 "remove an installed sparkring or an old archive from its path, or ship this by --py-files"
             )
-        found += shortages(name, host)
+        if host.disk_bytes < MIN_DISK_BYTES:
+            free = host.disk_bytes >> 20
+            found.append(f"{name}: {free} MiB free in {host.disk_folder}, 1024 at least; clear it or set TMPDIR")
         if abs(skews_s[name]) > MAX_SKEW_S:
             found.append(f"{name}: its clock is {skews_s[name]:+.0f} s off the driver's; run NTP on both")
     return found
 
 
-def shortages(name: str, host: HostInfo) -> list[str]:
-    """List what a host has too little of."""
+def short_of_shared_memory(hosts: Mapping[str, HostInfo], ranks: Mapping[str, int]) -> list[str]:
+    """List hosts whose /dev/shm is too small for the ranks on them. Both by host name."""
     found = []
-    if host.disk_bytes < MIN_DISK_BYTES:
-        free = host.disk_bytes >> 20
-        found.append(f"{name}: {free} MiB free in {host.disk_folder}, 1024 at least; clear it or set TMPDIR")
-    if host.shm_bytes is not None and host.shm_bytes < MIN_SHM_BYTES:
-        free = host.shm_bytes >> 20
-        found.append(f"{name}: {free} MiB free in /dev/shm, 32 at least; give the container more (--shm-size)")
+    for name, host in hosts.items():
+        # Ranks that would share a GPU train on the CPU, over Gloo, as does a host without GPUs.
+        nccl = host.gpus >= ranks[name] and sum(ranks.values()) > 1
+        each = NCCL_SHM_BYTES_PER_RANK if nccl else SHM_BYTES_PER_RANK
+        if host.shm_bytes is not None and host.shm_bytes < ranks[name] * each:
+            need = ranks[name] * each >> 20
+            found.append(
+                f"{name}: {host.shm_bytes >> 20} MiB free in /dev/shm, {need} at least ({each >> 20} for each rank"
+                f"{' over NCCL' if nccl else ''}); start a container with --shm-size={need}m, mount a volume "
+                f"`emptyDir: {{medium: Memory, sizeLimit: {need}Mi}}` at /dev/shm in a pod, or remove old files there"
+            )
     return found
 
 

@@ -12,6 +12,7 @@ from sparkring.training.launch.host.info import (
     HostInfo,
     collect_host_info,
     problems,
+    short_of_shared_memory,
     unfit_for_horovod,
 )
 from sparkring.training.launch.messages import AgentReady
@@ -25,6 +26,7 @@ HERE = HostInfo(
     disk_folder="/tmp",
     disk_bytes=1 << 40,
     shm_bytes=1 << 30,
+    gpus=0,
     hostname="h",
     hostname_address="10.0.0.7",
     time_s=1000.0,
@@ -40,8 +42,6 @@ HERE = HostInfo(
         ({"packages": {"torch": "2.13.0"}}, "h: horovod is missing, the driver has 0.28.1"),
         ({"code": "def"}, "h: imports other code of ours than the driver (def against abc)"),
         ({"disk_bytes": 5 << 20}, "h: 5 MiB free in /tmp"),
-        ({"shm_bytes": 0}, "h: 0 MiB free in /dev/shm"),
-        ({"shm_bytes": None}, None),
     ],
 )
 def test_each_difference_is_one_line(changed: dict[str, Any], words: str | None) -> None:
@@ -53,6 +53,32 @@ def test_each_difference_is_one_line(changed: dict[str, Any], words: str | None)
 
 def test_a_clock_that_differs_is_named() -> None:
     assert problems(HERE, {"h": HERE}, {"h": -50.0})[0].startswith("h: its clock is -50 s off the driver's")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "free_mib", "needed_mib"),
+    [
+        (0, {"h": 4}, 4, None),  # over Gloo
+        (0, {"h": 4}, 3, 4),
+        (0, {"h": 4}, None, None),  # no /dev/shm at all
+        (1, {"h": 4}, 64, None),  # ranks that would share a GPU train on the CPU
+        (1, {"h": 1}, 64, None),  # one rank connects to none
+        (1, {"h": 1, "g": 1}, 64, 128),  # a pod as it comes
+        (2, {"h": 2}, 64, 256),
+        (8, {"h": 8}, 1024, None),  # NVIDIA's --shm-size=1g
+    ],
+)
+def test_shared_memory_is_asked_for_by_the_backend_and_the_ranks_of_a_host(
+    gpus: int, ranks: dict[str, int], free_mib: int | None, needed_mib: int | None
+) -> None:
+    host = replace(HERE, gpus=gpus, shm_bytes=None if free_mib is None else free_mib << 20)
+    found = short_of_shared_memory({"h": host}, ranks)
+    assert len(found) == (needed_mib is not None)
+    if needed_mib is not None:
+        assert found[0].startswith(f"h: {free_mib} MiB free in /dev/shm, {needed_mib} at least")
+        assert ("over NCCL" in found[0]) == (gpus > 0)
+        assert f"--shm-size={needed_mib}m" in found[0]
+        assert f"emptyDir: {{medium: Memory, sizeLimit: {needed_mib}Mi}}" in found[0]
 
 
 def test_code_is_compared_only_where_it_is_shipped() -> None:
