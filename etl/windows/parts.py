@@ -30,6 +30,7 @@ from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256
 from sparkring.etl.checks import Checked
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, deciding_settings, declared
+from sparkring.etl.own_code import own_modules
 from sparkring.etl.rows import (
     Portion,
     RowsJob,
@@ -44,7 +45,6 @@ from sparkring.etl.rows import (
 from sparkring.etl.shards.quarantine import PORTION
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import SPLIT, UNDIVIDED, add_split
-from sparkring.etl.views import own_modules
 from sparkring.etl.windows.interval import Interval, before
 from sparkring.etl.windows.keys import keys_across_parts, write_keys
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from sparkring.conf.errors import ConfigError
@@ -25,6 +26,7 @@ from sparkring.pipelines.run.exit_codes import Exit
 if TYPE_CHECKING:
     from sparkring.conf.load import Resolved
     from sparkring.conf.schedule.dated import DateRequest
+    from sparkring.training.launch.placement import Placement
 
 
 def add_commands(commands: Commands) -> None:
@@ -33,8 +35,15 @@ def add_commands(commands: Commands) -> None:
     _add_status(commands)
     text = "build the dataset, or find that it exists"
     add_recipe_command(commands, "etl", _etl, text, ["sparkring etl flights"])
-    text = "train on the dataset (which must exist) and report"
-    examples = ["sparkring train flights optim.lr=1e-3 train.epochs=5"]
+    text = (
+        "train on the dataset (which must exist) and report; without Spark where torchrun, srun, mpirun or ssh has "
+        "started it on each host of several, or pyspark is not installed"
+    )
+    examples = [
+        "sparkring train flights optim.lr=1e-3 train.epochs=5",
+        "sparkring train flights dataset=s3://bucket/datasets/flights-0123456789ab launch.on=hosts",
+        "srun --ntasks-per-node=1 sparkring train flights dataset=/shared/flights-0123456789ab launch.world=16",
+    ]
     add_recipe_command(commands, "train", _train, text, examples)
     text = "score the rows of the recipe's `predict` block; model=URI is short for predict.model=URI"
     examples = [
@@ -204,7 +213,45 @@ def _etl(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    return _run_job(arguments, etl=False)
+    keys = [word.partition("=")[0] for word in arguments.overrides]
+    if "dataset" in keys and not any(key.partition(".")[0] == "etl" for key in keys):
+        arguments.overrides = [*arguments.overrides, "etl=null"]  # the dataset that is named is in its place
+    resolved = load_undated(arguments)
+    placement = _placement(resolved)
+    if placement is None:
+        return _run_job(arguments, etl=False)
+    arguments.overrides = [*arguments.overrides, "launch.on=hosts"]
+    return _train_on_hosts(load_undated(arguments), placement)
+
+
+def _placement(resolved: Resolved) -> Placement | None:
+    """This host's place among those that the job was started on; None where it runs on Spark."""
+    from sparkring.training.launch.placement import ALONE, find_placement
+
+    on = resolved.config.launch.on
+    if on == "spark":
+        return None
+    try:
+        found = find_placement(os.environ)
+    except ValueError as error:
+        raise ConfigError(resolved.config.name, [f"launch.on = {on!r}: {error}"]) from error
+    if on == "hosts" or found is not ALONE or find_spec("pyspark") is None:
+        return found
+    return None
+
+
+def _train_on_hosts(resolved: Resolved, placement: Placement) -> int:
+    from sparkring.pipelines.cli.exits import exit_code
+    from sparkring.pipelines.job.hosts import train_on_hosts
+    from sparkring.pipelines.run.signals import ended_by_signals
+
+    def work(resolved: Resolved) -> int:
+        return train_on_hosts(resolved, placement, exit_code)
+
+    if placement.rank:  # host 0 speaks for the job
+        with ended_by_signals():
+            return work(resolved)
+    return _announced(resolved, work)
 
 
 def _announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | None = None) -> int:

@@ -14,7 +14,7 @@ from moto.server import ThreadedMotoServer
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.config import RunConfig
 from sparkring.etl.examine import examine_sources
-from sparkring.etl.sources.files.source import LOOKED_AT, spread
+from sparkring.etl.sources.files.listing import LOOKED_AT, spread
 from sparkring.pipelines.validate.folders import JOB_FOLDERS, storage_problems
 from sparkring.pipelines.validate.recipe import device_problems
 from sparkring.training.worker.device import NO_GPU
