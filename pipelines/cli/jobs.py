@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from sparkring.conf.errors import ConfigError
@@ -130,7 +130,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return _dry_run(load(arguments, request) if dated else load_undated(arguments))
     if dated:
         return _run_date(arguments, request)
-    return _run_job(arguments, etl=True, trial=arguments.limit_rows is not None)
+    return _run_job(arguments, trial=arguments.limit_rows is not None)
 
 
 def _dry_run(resolved: Resolved) -> int:
@@ -196,14 +196,15 @@ def _load_scheduled(arguments: argparse.Namespace) -> Resolved:
     return resolved
 
 
-def _run_job(arguments: argparse.Namespace, etl: bool, trial: bool = False) -> int:
-    def work(resolved: Resolved) -> int:
-        from sparkring.pipelines.context.context import PERSONAL, TrialPublication
-        from sparkring.pipelines.job.job import run_job
+def _run_job(arguments: argparse.Namespace, trial: bool) -> int:
+    return _announced(load_undated(arguments), partial(_do_job, etl=True, trial=trial))
 
-        return run_job(resolved, etl=etl, publication=TrialPublication() if trial else PERSONAL)
 
-    return _announced(load_undated(arguments), work)
+def _do_job(resolved: Resolved, etl: bool, trial: bool = False) -> int:
+    from sparkring.pipelines.context.context import PERSONAL, TrialPublication
+    from sparkring.pipelines.job.job import run_job
+
+    return run_job(resolved, etl=etl, publication=TrialPublication() if trial else PERSONAL)
 
 
 def _etl(arguments: argparse.Namespace) -> int:
@@ -213,15 +214,16 @@ def _etl(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    keys = [word.partition("=")[0] for word in arguments.overrides]
+    given = arguments.overrides
+    keys = [word.partition("=")[0] for word in given]
     if "dataset" in keys and not any(key.partition(".")[0] == "etl" for key in keys):
-        arguments.overrides = [*arguments.overrides, "etl=null"]  # the dataset that is named is in its place
+        arguments.overrides = [*given, "etl=null"]  # the dataset that is named is in its place
     resolved = load_undated(arguments)
     placement = _placement(resolved)
     if placement is None:
-        return _run_job(arguments, etl=False)
+        return _announced(replace(resolved, overrides=tuple(given)), partial(_do_job, etl=False))
     arguments.overrides = [*arguments.overrides, "launch.on=hosts"]
-    return _train_on_hosts(load_undated(arguments), placement)
+    return _train_on_hosts(replace(load_undated(arguments), overrides=tuple(given)), placement)
 
 
 def _placement(resolved: Resolved) -> Placement | None:
@@ -235,9 +237,16 @@ def _placement(resolved: Resolved) -> Placement | None:
         found = find_placement(os.environ)
     except ValueError as error:
         raise ConfigError(resolved.config.name, [f"launch.on = {on!r}: {error}"]) from error
-    if on == "hosts" or found is not ALONE or find_spec("pyspark") is None:
-        return found
-    return None
+    return found if on == "hosts" or found is not ALONE or not _has_spark() else None
+
+
+def _has_spark() -> bool:
+    from importlib.util import find_spec
+
+    try:
+        return find_spec("pyspark") is not None
+    except ImportError:
+        return False
 
 
 def _train_on_hosts(resolved: Resolved, placement: Placement) -> int:

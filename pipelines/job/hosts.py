@@ -29,6 +29,7 @@ from sparkring.pipelines.job.train_step import preload_of
 from sparkring.pipelines.launch.check_hosts import check_hosts
 from sparkring.pipelines.launch.recover import Platform
 from sparkring.pipelines.lineage.environment import user_modules
+from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.joined import HostAgents, JoinedHosts, JoinOptions, join_driver, joined_hosts
 from sparkring.training.launch.placement import Placement
 
@@ -50,7 +51,7 @@ def train_on_hosts(resolved: Resolved, placement: Placement, exit_code: Callable
         try:
             code = drive(resolved, hosts, options)
         except BaseException as error:
-            hosts.end(exit_code(error), redact(first_line(error)))
+            hosts.end(exit_code(error), why_ended(error))
             raise
         hosts.end(code)
     return code
@@ -63,6 +64,11 @@ def drive(resolved: Resolved, hosts: JoinedHosts, options: JoinOptions) -> int:
         log.info("host 0 of %d, started by %s: waiting for the others", place.count, place.started_by)
     hosts.gather(launch.min_world or launch.world)
     return run_on_platform(resolved, platform_of(hosts))
+
+
+def why_ended(error: BaseException) -> str:
+    """What the other hosts say of the driver's error: of a failed rank a line, since the driver shows its traceback."""
+    return redact(error.failure.headline if isinstance(error, WorkerFailed) else str(error) or type(error).__name__)
 
 
 def platform_of(hosts: JoinedHosts) -> Platform:
