@@ -132,18 +132,22 @@ def find_secret(env: Mapping[str, str], hosts: int) -> str | None:
     """Read the secret that all hosts of a job know; ConfigError where several have none, or a short one."""
     if hosts == 1:
         return None
-    key, secret = SECRET, env.get(SECRET, "")
+    place, secret = SECRET, env.get(SECRET, "")
     if path := env.get(SECRET_FILE):
-        key = f"{SECRET_FILE} = {path!r}"
+        place = f"the file {path} of {SECRET_FILE}"
         try:
             secret = Path(path).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(NAME, [f"{key}: cannot be read: {first_line(error)}"]) from error
-    remedy = f"make one by `openssl rand -hex 32`, and give every host the same as {SECRET} or in a file, {SECRET_FILE}"
+            raise ConfigError(
+                NAME, [f"{SECRET_FILE} names a file that cannot be read ({first_line(error)})"]
+            ) from error
+    remedy = f"make one by `openssl rand -hex 32`, and give it to every host in {SECRET}, or in a file by {SECRET_FILE}"
     if not secret:
-        raise ConfigError(NAME, [f"{key}: {hosts} hosts need a secret to know each other by; {remedy}"])
+        raise ConfigError(NAME, [f"there is no secret by which {hosts} hosts know each other; {remedy}"])
     if len(secret) < SHORTEST_SECRET:
-        raise ConfigError(NAME, [f"{key}: {len(secret)} characters; {SHORTEST_SECRET} are the least; {remedy}"])
+        raise ConfigError(
+            NAME, [f"{place} has {len(secret)} characters, and {SHORTEST_SECRET} are the least; {remedy}"]
+        )
     return secret
 
 

@@ -225,7 +225,11 @@ class ControlServer:
     def _log_refused(self, address: object, error: OSError) -> None:
         self.refused += 1
         if self.refused <= 3 or self.refused & (self.refused - 1) == 0:  # powers of two: a flood must not fill the log
-            why = f"no hello within {HELLO_S:g} s" if isinstance(error, TimeoutError) else error
+            why = (
+                f"no hello within {HELLO_S:g} s"
+                if isinstance(error, TimeoutError)
+                else str(error) or type(error).__name__
+            )
             log.warning("refused connection %d, from %s: %s", self.refused, address, why)
 
     def _authenticate(self, connection: Connection, hello: ToDriver) -> None:
