@@ -68,6 +68,8 @@ def drive(resolved: Resolved, hosts: JoinedHosts, options: JoinOptions) -> int:
 
 def why_ended(error: BaseException) -> str:
     """What the other hosts say of the driver's error: of a failed rank a line, since the driver shows its traceback."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return "it was told to end"
     return redact(error.failure.headline if isinstance(error, WorkerFailed) else str(error) or type(error).__name__)
 
 

@@ -69,6 +69,7 @@ class HostAgents:
         self._agents: list[Agent] = []
         self._left = False
         self._byes: list[Bye] = []
+        self._running, self._lock, self._all_ended = options.ranks, threading.Lock(), threading.Event()
         self.error: Exception | None = None  # of the first agent that could not go on
         threads_per_rank = max(1, usable_cores() // options.ranks)
         self._options = AgentOptions(
@@ -81,12 +82,9 @@ class HostAgents:
             wait_s=options.wait_s,
         )
         gpus = visible_gpus(os.environ)
-        self._threads = [
-            threading.Thread(target=self._run, args=(options, slot, share(gpus, options.ranks, slot)), daemon=True)
-            for slot in range(options.ranks)
-        ]
-        for thread in self._threads:
-            thread.start()
+        for slot in range(options.ranks):
+            own = share(gpus, options.ranks, slot)
+            threading.Thread(target=self._run, args=(options, slot, own), name="sparkring-agent", daemon=True).start()
 
     def _run(self, options: JoinOptions, slot: int, gpus: tuple[str, ...]) -> None:
         index = options.placement.rank * options.ranks + slot
@@ -98,6 +96,11 @@ class HostAgents:
             self._byes.append(agent.run())
         except (OSError, ValueError) as error:  # ConnectionErrors above all
             self.error = self.error or error
+        finally:
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    self._all_ended.set()
 
     def leave(self) -> None:
         """Tell the driver that this host is about to go."""
@@ -106,10 +109,11 @@ class HostAgents:
             agent.leave()
 
     def wait(self, limit_s: float) -> bool:
-        """Wait for the end of all agents; False where `limit_s` seconds pass before."""
-        for thread in self._threads:
-            thread.join(limit_s)
-        return not any(thread.is_alive() for thread in self._threads)
+        """Wait for the end of all agents; False where `limit_s` seconds pass before.
+
+        Not by Thread.join: where a signal's handler raises in it, Python 3.11 takes the thread to have ended.
+        """
+        return self._all_ended.wait(limit_s)
 
     def result(self) -> Bye:
         """What the driver has said at the end. LaunchError where the agents ended without it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -149,6 +150,25 @@ def test_a_host_that_comes_late_takes_a_lost_ones_place_unless_it_has_another_re
     wait_for(lambda: job.hosts.slots() == 2)
     job.hosts.close()
     assert third.wait(60.0)
+
+
+def test_a_signal_does_not_make_running_agents_look_as_if_they_had_ended(start: Callable[..., Job]) -> None:
+    """Else the host would end at once, without the checkpoint that the driver asks the ranks for."""
+    job = start()
+    second = job.join(other())
+    job.hosts.gather(2)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            second.wait(60.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not second.wait(0.1) and job.hosts.slots() == 2
 
 
 def test_two_jobs_on_one_port_are_named() -> None:
