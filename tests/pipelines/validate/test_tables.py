@@ -30,7 +30,7 @@ def test_a_gpu_is_missed_only_where_the_ranks_run_on_this_host(monkeypatch: pyte
     def found(gpus: int, master: str | None, device: str = "cuda", **parallel: Any) -> list[str]:
         monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
         monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-        monkeypatch.setattr("sparkring.pipelines.model.plan.submitted", lambda: False)
+        monkeypatch.setattr("sparkring.pipelines.run.spark.submitted", lambda: False)
         blocks = {"spark": {"master": master}, "train": {"device": device}, "launch": {"world": 2}}
         config = {"name": "a", "etl": ETL, "parallel": parallel} | blocks
         return [*device_problems(RunConfig.model_validate(config))]
