@@ -10,8 +10,8 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.code import code_digest
 from sparkring.conf.digest import digest
 from sparkring.conf.manifest import FORMAT_VERSION, SPARK_SEMANTICS
-from sparkring.etl.own_code import own_modules
 from sparkring.etl.session import decides_rows
+from sparkring.etl.sources.own_code import own_modules
 from sparkring.etl.sources.snapshot import SourceSnapshot
 
 PACKAGE = "sparkring.etl"  # other code may build other rows

@@ -30,7 +30,6 @@ from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256
 from sparkring.etl.checks import Checked
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, deciding_settings, declared
-from sparkring.etl.own_code import own_modules
 from sparkring.etl.rows import (
     Portion,
     RowsJob,
@@ -43,6 +42,7 @@ from sparkring.etl.rows import (
     write_rows,
 )
 from sparkring.etl.shards.quarantine import PORTION
+from sparkring.etl.sources.own_code import own_modules
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import SPLIT, UNDIVIDED, add_split
 from sparkring.etl.windows.interval import Interval, before

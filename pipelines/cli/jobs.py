@@ -26,7 +26,7 @@ from sparkring.pipelines.run.exit_codes import Exit
 if TYPE_CHECKING:
     from sparkring.conf.load import Resolved
     from sparkring.conf.schedule.dated import DateRequest
-    from sparkring.training.launch.placement import Placement
+    from sparkring.training.launch.join.placement import Placement
 
 
 def add_commands(commands: Commands) -> None:
@@ -228,7 +228,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _placement(resolved: Resolved) -> Placement | None:
     """This host's place among those that the job was started on; None where it runs on Spark."""
-    from sparkring.training.launch.placement import ALONE, find_placement
+    from sparkring.training.launch.join.placement import ALONE, find_placement
 
     on = resolved.config.launch.on
     if on == "spark":

@@ -30,8 +30,8 @@ from sparkring.pipelines.launch.check_hosts import check_hosts
 from sparkring.pipelines.launch.recover import Platform
 from sparkring.pipelines.lineage.environment import user_modules
 from sparkring.training.launch.failure import WorkerFailed
-from sparkring.training.launch.joined import HostAgents, JoinedHosts, JoinOptions, join_driver, joined_hosts
-from sparkring.training.launch.placement import Placement
+from sparkring.training.launch.join.hosts import HostAgents, JoinedHosts, JoinOptions, join_driver, joined_hosts
+from sparkring.training.launch.join.placement import Placement
 
 log = logging.getLogger("sparkring")
 NAME = "sparkring train"
@@ -69,7 +69,7 @@ def drive(resolved: Resolved, hosts: JoinedHosts, options: JoinOptions) -> int:
 def why_ended(error: BaseException) -> str:
     """What the other hosts say of the driver's error: of a failed rank a line, since the driver shows its traceback."""
     if isinstance(error, KeyboardInterrupt | SystemExit):
-        return "it was told to end"
+        return "it was stopped"
     return redact(error.failure.headline if isinstance(error, WorkerFailed) else str(error) or type(error).__name__)
 
 
@@ -80,13 +80,13 @@ def platform_of(hosts: JoinedHosts) -> Platform:
 def follow(agents: HostAgents, grace_s: float) -> int:
     """Run ranks until the driver says bye; its exit code.
 
-    At a signal the driver is told, which lets the ranks write a checkpoint and goes on without this host.
+    At a signal the driver lets the ranks write a checkpoint, and goes on without this host.
     """
     try:
         while not agents.wait(POLL_S):
             pass
     except KeyboardInterrupt:
-        log.warning("this host is told to end: the ranks write a checkpoint first")
+        log.warning("this host is stopped: the ranks write a checkpoint first")
         agents.leave()
         agents.wait(grace_s + AFTER_GRACE_S)
         raise

@@ -11,7 +11,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.rule import Rule, find_problems
 from sparkring.etl.errors import EtlError
 from sparkring.etl.foreseen import row_problems
-from sparkring.etl.own_code import own_modules
+from sparkring.etl.sources.own_code import own_modules
 from sparkring.pipelines.run.problems import Problems
 from sparkring.pipelines.validate.folders import check_folders, storage_problems
 

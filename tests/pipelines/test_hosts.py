@@ -21,7 +21,7 @@ from sparkring.pipelines.cli import jobs
 from sparkring.pipelines.cli.exits import exit_code, message
 from sparkring.pipelines.job.hosts import dataset_of, find_secret, join_options, recipe_digest, room_problems
 from sparkring.pipelines.run.exit_codes import Exit
-from sparkring.training.launch.placement import ALONE, Placement
+from sparkring.training.launch.join.placement import ALONE, Placement
 from sparkring.training.worker.result import TrainResult
 from tests.helpers.namespaces import ROOT, Hosts, hosts_of_one_machine
 from tests.pipelines.promotion.nights import write_dataset

@@ -103,7 +103,7 @@ class WorkerGroup:
             silence_timeout_s: without anything from an agent, after which it is lost.
             trouble: says why what runs the agents has failed, if it has.
             check: raises LaunchError where ranks would fail on these agents; called before their first rank.
-            shared: for agents that come by themselves; None: a free port, and a secret that agents are told.
+            shared: for agents that come by themselves; None: a free port and a new secret.
         """
         self.trouble = trouble
         self._check = check
@@ -133,7 +133,7 @@ class WorkerGroup:
 
     @property
     def ready(self) -> list[AgentReady]:
-        """What agents that can be given a rank now have said of themselves."""
+        """The reports of agents that can be given a rank now."""
         gone = self._lost | self.leaving
         return [ready for name, ready in self._agents.items() if name not in gone]
 

@@ -66,7 +66,7 @@ class ControlServer:
             host: address of the interface.
             answer: replies to the rendezvous.
             port: 0: any free one.
-            shared_secret: that agents know; None: a new one, which they are told with the certificate.
+            shared_secret: that agents know; None: a new one, sent with the certificate.
         """
         self._answer = answer
         if shared_secret is None:

@@ -29,8 +29,8 @@ from sparkring.training.launch.group import SharedPort, WorkerGroup
 from sparkring.training.launch.host.agent import Agent, AgentOptions
 from sparkring.training.launch.host.info import collect_host_info, problems
 from sparkring.training.launch.host.processes import usable_cores
+from sparkring.training.launch.join.placement import ALONE, Placement
 from sparkring.training.launch.messages import AgentReady, Bye, Joined
-from sparkring.training.launch.placement import ALONE, Placement
 from sparkring.training.launch.topology import AgentInfo
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class HostAgents:
         return self._all_ended.wait(limit_s)
 
     def result(self) -> Bye:
-        """What the driver has said at the end. LaunchError where the agents ended without it."""
+        """The driver's last message. LaunchError where the agents ended without it."""
         if self.error is not None:
             raise LaunchError(str(self.error)) from self.error
         return next((bye for bye in self._byes if bye.code), Bye())

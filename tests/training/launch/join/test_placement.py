@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sparkring.training.launch.placement import ALONE, Placement, expand_nodes, find_placement
+from sparkring.training.launch.join.placement import ALONE, Placement, expand_nodes, find_placement
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

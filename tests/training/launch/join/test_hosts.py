@@ -16,7 +16,7 @@ from sparkring.training.launch.channel.tls import shared_certificate
 from sparkring.training.launch.failure import LaunchError, PreflightError
 from sparkring.training.launch.group import SharedPort, WorkerGroup
 from sparkring.training.launch.job import JobSpec
-from sparkring.training.launch.joined import (
+from sparkring.training.launch.join.hosts import (
     REFUSED,
     HostAgents,
     JoinedHosts,
@@ -27,7 +27,7 @@ from sparkring.training.launch.joined import (
     share,
     visible_gpus,
 )
-from sparkring.training.launch.placement import ALONE, Placement
+from sparkring.training.launch.join.placement import ALONE, Placement
 from tests.waits import wait_for
 
 SECRET = "a secret of enough letters"
@@ -191,7 +191,7 @@ def test_an_address_that_leads_a_host_to_itself_is_refused(monkeypatch: pytest.M
 
 
 def test_the_driver_listens_on_its_own_address_or_on_all_behind_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkring.training.launch.joined.own_addresses", lambda: {"127.0.0.1", "10.0.0.1"})
+    monkeypatch.setattr("sparkring.training.launch.join.hosts.own_addresses", lambda: {"127.0.0.1", "10.0.0.1"})
     assert driver_addresses(ALONE) == ("127.0.0.1", "127.0.0.1")
     assert driver_addresses(replace(FIRST.placement, address="10.0.0.1")) == ("10.0.0.1", "10.0.0.1")
     assert driver_addresses(replace(FIRST.placement, address="10.0.0.7")) == ("0.0.0.0", "10.0.0.7")
