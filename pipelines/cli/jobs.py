@@ -42,7 +42,7 @@ def add_commands(commands: Commands) -> None:
     examples = [
         "sparkring train flights optim.lr=1e-3 train.epochs=5",
         "sparkring train flights dataset=s3://bucket/datasets/flights-0123456789ab launch.on=hosts",
-        "srun --ntasks-per-node=1 sparkring train flights dataset=/shared/flights-0123456789ab launch.world=16",
+        "sparkring train flights dataset=/shared/flights-0123456789ab launch.world=16",
     ]
     add_recipe_command(commands, "train", _train, text, examples)
     text = "score the rows of the recipe's `predict` block; model=URI is short for predict.model=URI"
