@@ -34,6 +34,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "etl": ("etl",),
     "fuzz": ("tests/fuzz", "conf"),
     "gpu": ("training/parallel", "training/models", "training/data/transfer.py"),
+    "hosts": ("training/launch", "pipelines/job/hosts.py"),
     "house": ("training", "pipelines", "etl", "conf"),
     "lag_quality": ("training/tables",),
     "launch": ("training/launch", "pipelines/launch"),

@@ -11,8 +11,8 @@ from sparkring.conf.code import code_digest
 from sparkring.conf.digest import digest
 from sparkring.conf.manifest import FORMAT_VERSION, SPARK_SEMANTICS
 from sparkring.etl.session import decides_rows
+from sparkring.etl.sources.own_code import own_modules
 from sparkring.etl.sources.snapshot import SourceSnapshot
-from sparkring.etl.views import own_modules
 
 PACKAGE = "sparkring.etl"  # other code may build other rows
 HASH_CHARACTERS = 12  # of what a fingerprint is made of: it is compared, not relied on

@@ -1,6 +1,6 @@
 """The recipe's `launch` block: how ranks are started."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -10,6 +10,12 @@ from sparkring.conf.schema import Seconds, Strict
 class LaunchConfig(Strict):
     """How ranks are started, watched and started again."""
 
+    on: Literal["auto", "spark", "hosts"] = Field(
+        "auto",
+        description="where ranks run: in barrier stages of `spark`, or on `hosts` on each of which torchrun, srun, "
+        "mpirun or ssh has started `sparkring train` once; auto: `hosts` where the environment names several of them "
+        "or pyspark is not installed, else `spark`",
+    )
     world: PositiveInt = Field(2, description="ranks, one per Spark task slot")
     min_world: PositiveInt | None = Field(None, description="smallest world to go on with; None: never shrink")
     max_attempts: PositiveInt = Field(3, description="failed launches in a row, without a new checkpoint between")
@@ -29,6 +35,14 @@ class LaunchConfig(Strict):
         200.0,
         description="per rank; more are counted, not sent; None: all, and who prints waits for the driver",
     )
+    ranks_per_host: PositiveInt | None = Field(
+        None, description="ranks that each host of launch.on: hosts has room for; None: launch.world over the hosts"
+    )
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None,
+        description="that the driver of launch.on: hosts listens on; None: MASTER_PORT, under torchrun the next one",
+    )
+    hosts_wait_s: Seconds = Field(300.0, description="for all hosts of launch.on: hosts to come")
     cpus_per_rank: PositiveInt | None = Field(
         None, description="cores each rank asks of Spark, as a stage-level profile; None: spark.task.cpus"
     )

@@ -18,6 +18,12 @@ BUILT_IN_TABULAR = "training.models.tabular:Tabular"
 
 NO_EFFECT: tuple[Rule[RunConfig], ...] = (
     no_effect(
+        ("launch.ranks_per_host", "launch.port", "launch.hosts_wait_s"),
+        lambda c: c.launch.on == "spark",
+        "with launch.on = spark, whose slots decide",
+        "remove it, or set launch.on to auto or hosts",
+    ),
+    no_effect(
         ("data.tail", "data.window_row_groups", "data.block_rows", "data.on_corrupt", "data.cache.files"),
         lambda c: c.data.reader == "petastorm",
         "for training with data.reader = petastorm, which opens and orders the files itself",
@@ -279,6 +285,12 @@ CONFLICTS: tuple[Rule[RunConfig], ...] = (
         lambda c: c.etl is None and c.dataset is None,
         "etl, dataset: neither is given",
         "a run has either an etl block or the URI of a finished dataset",
+    ),
+    refuse(
+        ("launch.on", "etl", "dataset"),
+        lambda c: c.launch.on == "hosts" and c.etl is not None,
+        "launch.on = 'hosts': there is no Spark to build the dataset of the etl block",
+        "build it with `sparkring etl`, and give its URI: dataset=URI",
     ),
     refuse(
         ("etl", "dataset"),

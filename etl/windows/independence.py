@@ -19,7 +19,7 @@ from sparkring.conf.digest import digest
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, declared
 from sparkring.etl.rows import RowsJob, rows_of
-from sparkring.etl.views import own_modules
+from sparkring.etl.sources.own_code import own_modules
 from sparkring.etl.windows.parts import PartSources, of_interval
 
 log = logging.getLogger(__name__)

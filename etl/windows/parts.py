@@ -42,9 +42,9 @@ from sparkring.etl.rows import (
     write_rows,
 )
 from sparkring.etl.shards.quarantine import PORTION
+from sparkring.etl.sources.own_code import own_modules
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import SPLIT, UNDIVIDED, add_split
-from sparkring.etl.views import own_modules
 from sparkring.etl.windows.interval import Interval, before
 from sparkring.etl.windows.keys import keys_across_parts, write_keys
 

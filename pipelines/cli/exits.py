@@ -33,6 +33,8 @@ def exit_code(error: BaseException) -> Exit:
     """The code for an error, by its type."""
     if isinstance(error, SystemExit):
         return Exit(error.code) if error.code in set(Exit) else Exit.BUG
+    if _missing_spark(error):
+        return Exit.USAGE
     for kinds, code in EXITS:
         if isinstance(error, kinds):
             return code
@@ -40,13 +42,20 @@ def exit_code(error: BaseException) -> Exit:
 
 
 def message(error: BaseException) -> str:
-    """The error's message; a full disk's with its remedy."""
+    """The error's message; that of a full disk or of a package that is not installed with its remedy."""
+    if _missing_spark(error):
+        return f"{error}: this command needs Spark, which is not installed: pip install 'sparkring[spark]'"
     if not (full := _no_room(error)):
         return str(error) or "interrupted"
     return (
         f"{full}: make room there, or point the storage or tracking key of that folder elsewhere; then give the same "
         "command again, which goes on from the last checkpoint"
     )
+
+
+def _missing_spark(error: BaseException) -> bool:
+    """Whether Spark is not installed, and an import of it has failed."""
+    return isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in ("pyspark", "py4j")
 
 
 def _no_room(error: BaseException) -> str:

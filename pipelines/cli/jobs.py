@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from sparkring.pipelines.run.exit_codes import Exit
 if TYPE_CHECKING:
     from sparkring.conf.load import Resolved
     from sparkring.conf.schedule.dated import DateRequest
+    from sparkring.training.launch.join.placement import Placement
 
 
 def add_commands(commands: Commands) -> None:
@@ -33,8 +35,15 @@ def add_commands(commands: Commands) -> None:
     _add_status(commands)
     text = "build the dataset, or find that it exists"
     add_recipe_command(commands, "etl", _etl, text, ["sparkring etl flights"])
-    text = "train on the dataset (which must exist) and report"
-    examples = ["sparkring train flights optim.lr=1e-3 train.epochs=5"]
+    text = (
+        "train on the dataset (which must exist) and report; without Spark where torchrun, srun, mpirun or ssh has "
+        "started it on each host of several, or pyspark is not installed"
+    )
+    examples = [
+        "sparkring train flights optim.lr=1e-3 train.epochs=5",
+        "sparkring train flights dataset=s3://bucket/datasets/flights-0123456789ab launch.on=hosts",
+        "sparkring train flights dataset=/shared/flights-0123456789ab launch.world=16",
+    ]
     add_recipe_command(commands, "train", _train, text, examples)
     text = "score the rows of the recipe's `predict` block; model=URI is short for predict.model=URI"
     examples = [
@@ -121,7 +130,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return _dry_run(load(arguments, request) if dated else load_undated(arguments))
     if dated:
         return _run_date(arguments, request)
-    return _run_job(arguments, etl=True, trial=arguments.limit_rows is not None)
+    return _run_job(arguments, trial=arguments.limit_rows is not None)
 
 
 def _dry_run(resolved: Resolved) -> int:
@@ -187,14 +196,15 @@ def _load_scheduled(arguments: argparse.Namespace) -> Resolved:
     return resolved
 
 
-def _run_job(arguments: argparse.Namespace, etl: bool, trial: bool = False) -> int:
-    def work(resolved: Resolved) -> int:
-        from sparkring.pipelines.context.context import PERSONAL, TrialPublication
-        from sparkring.pipelines.job.job import run_job
+def _run_job(arguments: argparse.Namespace, trial: bool) -> int:
+    return _announced(load_undated(arguments), partial(_do_job, etl=True, trial=trial))
 
-        return run_job(resolved, etl=etl, publication=TrialPublication() if trial else PERSONAL)
 
-    return _announced(load_undated(arguments), work)
+def _do_job(resolved: Resolved, etl: bool, trial: bool = False) -> int:
+    from sparkring.pipelines.context.context import PERSONAL, TrialPublication
+    from sparkring.pipelines.job.job import run_job
+
+    return run_job(resolved, etl=etl, publication=TrialPublication() if trial else PERSONAL)
 
 
 def _etl(arguments: argparse.Namespace) -> int:
@@ -204,7 +214,53 @@ def _etl(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    return _run_job(arguments, etl=False)
+    given = arguments.overrides
+    keys = [word.partition("=")[0] for word in given]
+    if "dataset" in keys and not any(key.partition(".")[0] == "etl" for key in keys):
+        arguments.overrides = [*given, "etl=null"]  # the dataset that is named is in its place
+    resolved = load_undated(arguments)
+    placement = _placement(resolved)
+    if placement is None:
+        return _announced(replace(resolved, overrides=tuple(given)), partial(_do_job, etl=False))
+    arguments.overrides = [*arguments.overrides, "launch.on=hosts"]
+    return _train_on_hosts(replace(load_undated(arguments), overrides=tuple(given)), placement)
+
+
+def _placement(resolved: Resolved) -> Placement | None:
+    """This host's place among those that the job was started on; None where it runs on Spark."""
+    from sparkring.training.launch.join.placement import ALONE, find_placement
+
+    on = resolved.config.launch.on
+    if on == "spark":
+        return None
+    try:
+        found = find_placement(os.environ)
+    except ValueError as error:
+        raise ConfigError(resolved.config.name, [f"launch.on = {on!r}: {error}"]) from error
+    return found if on == "hosts" or found is not ALONE or not _has_spark() else None
+
+
+def _has_spark() -> bool:
+    from importlib.util import find_spec
+
+    try:
+        return find_spec("pyspark") is not None
+    except ImportError:
+        return False
+
+
+def _train_on_hosts(resolved: Resolved, placement: Placement) -> int:
+    from sparkring.pipelines.cli.exits import exit_code
+    from sparkring.pipelines.job.hosts import train_on_hosts
+    from sparkring.pipelines.run.signals import ended_by_signals
+
+    def work(resolved: Resolved) -> int:
+        return train_on_hosts(resolved, placement, exit_code)
+
+    if placement.rank:  # host 0 speaks for the job
+        with ended_by_signals():
+            return work(resolved)
+    return _announced(resolved, work)
 
 
 def _announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | None = None) -> int:

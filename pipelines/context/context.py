@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Protocol
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.storage import Storage
 from sparkring.conf.tasks import Family
-from sparkring.etl.build import PinnedDataset
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.run.runs import RunRecord, Runs
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.worker.result import WorkerResult
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkring.etl.build import PinnedDataset
+    from sparkring.pipelines.launch.recover import Platform
 
 TRAIN = "train"  # key of a training's run in MLflow
 
@@ -68,13 +71,14 @@ class JobContext:
 
     resolved: Resolved
     commit: str  # of the code that runs; empty outside of a checkout
-    spark: SparkSession
+    spark: SparkSession | None  # None: a job without Spark
     tracker: Tracker
     runs: Runs
     record: RunRecord  # as run.json was when this command took the run
     dataset: Dataset
     publication: Publication = PERSONAL
     family: Family | None = None  # of a job that trains several: whose training this is; None: there is one
+    platform: Platform | None = None  # where ranks run; None: in barrier stages of `spark`
 
     @property
     def ds(self) -> str | None:

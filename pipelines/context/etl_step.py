@@ -1,4 +1,7 @@
-"""The dataset of a job: built from the recipe's sources, found where it was built before, or given by URI."""
+"""The dataset of a job: built from the recipe's sources, found where it was built before, or given by URI.
+
+What a given dataset needs imports no Spark: `etl` is imported by the functions that pin and build.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
@@ -28,16 +29,15 @@ from sparkring.conf.manifest import (
 )
 from sparkring.conf.rules.dataset import label_problems
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.etl.analysis import analyze
-from sparkring.etl.build import BuildRequest, PinnedDataset, PinnedSources, build_dataset, dataset_folder, find_dataset
 from sparkring.etl.errors import EtlError
-from sparkring.etl.fingerprint import made_of, what_differs
-from sparkring.etl.session import build_session
-from sparkring.etl.sources.snapshot import PinContext
-from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, pin_dataset
-from sparkring.pipelines.run.spark_jobs import spark_progress
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkring.etl.build import PinnedDataset
+    from sparkring.etl.windows.window import KnownParts
 
 log = logging.getLogger(__name__)
 ETL = "etl"  # key of its run in MLflow
@@ -56,21 +56,23 @@ class Dataset:
     written_parts: tuple[str, ...] = ()  # intervals of a window whose parts were written for it
 
 
-NOTHING_PINNED = PinnedSources({}, "")
-
-
-def pin(config: RunConfig, session: Callable[[], SparkSession], known: KnownParts = NONE_KNOWN) -> PinnedDataset:
-    """Pin the sources, which reads each of their files once; NOTHING_PINNED where the dataset is given.
+def pin(config: RunConfig, session: Callable[[], SparkSession], known: KnownParts | None = None) -> PinnedDataset:
+    """Pin the sources, which reads each of their files once; nothing where the dataset is given.
 
     `session` opens Spark, and is called for sources that only Spark can pin. The sources of `known` parts are not
     looked at.
     """
+    from sparkring.etl.build import PinnedSources
+    from sparkring.etl.session import build_session
+    from sparkring.etl.sources.snapshot import PinContext
+    from sparkring.etl.windows.window import NONE_KNOWN, pin_dataset
+
     if config.etl is None:
-        return NOTHING_PINNED
+        return PinnedSources({}, "")
     settings = config.spark.settings()
     own_session = functools.cache(lambda: build_session(session(), settings))
     context = PinContext(own_session, config.storage.datasets)
-    return pin_dataset(config.etl, settings, context, known)
+    return pin_dataset(config.etl, settings, context, known or NONE_KNOWN)
 
 
 def pins_without_spark(config: RunConfig) -> bool:
@@ -87,6 +89,8 @@ def wanted_fingerprint(config: RunConfig, sources: PinnedDataset) -> str:
 
 def why_built(config: RunConfig, sources: PinnedDataset) -> str:
     """Say what of the newest dataset of this name is another than of the one that would be built; '' of the first."""
+    from sparkring.etl.fingerprint import made_of, what_differs
+
     newest = newest_dataset(config)
     if newest is None:
         return ""
@@ -116,17 +120,27 @@ def newest_dataset(config: RunConfig) -> DatasetManifest | None:
 def find(config: RunConfig, fingerprint: str) -> Dataset | None:
     """The finished dataset, or None where it must be built. ManifestError where `dataset` names no dataset."""
     if config.dataset is not None:
-        folder = open_storage(config.dataset)
-        return Dataset(read_manifest(folder), folder)
+        return given(config)
+    from sparkring.etl.build import dataset_folder, find_dataset
+
     folder = open_storage(config.storage.datasets).at(dataset_folder(config.name, fingerprint))
     manifest = find_dataset(folder, fingerprint)
     return None if manifest is None else Dataset(manifest, folder)
+
+
+def given(config: RunConfig) -> Dataset:
+    """The dataset that `dataset` names; ManifestError where it names no dataset. Needs no Spark."""
+    assert config.dataset is not None
+    folder = open_storage(config.dataset)
+    return Dataset(read_manifest(folder), folder)
 
 
 def require(config: RunConfig, fingerprint: str) -> Dataset:
     """As `find`; ManifestError names the command to run where the dataset must be built."""
     found = find(config, fingerprint)
     if found is None:
+        from sparkring.etl.build import dataset_folder
+
         where = open_storage(config.storage.datasets).at(dataset_folder(config.name, fingerprint)).uri
         raise ManifestError(f"{where}: no dataset of these sources and this configuration; run `sparkring etl` first")
     return found
@@ -137,6 +151,8 @@ def foresee(spark: SparkSession, config: RunConfig, sources: PinnedDataset) -> D
 
     EtlError where the views, checks or features do not fit the tables. Nothing is read or written.
     """
+    from sparkring.etl.analysis import analyze
+
     assert config.etl is not None
     storage = open_storage(config.storage.datasets)
     found = analyze(spark, config.etl, sources.snapshots, config.spark.settings(), storage)
@@ -175,6 +191,9 @@ def build(
         before_publish: called right before the dataset is published, and may raise.
         trained: on it, so ConfigError where its label is not one of the model's task.
     """
+    from sparkring.etl.build import BuildRequest, build_dataset
+    from sparkring.pipelines.run.spark_jobs import spark_progress
+
     config = resolved.config
     assert config.etl is not None
     began = time.monotonic()
@@ -212,6 +231,8 @@ def _check_label(config: RunConfig, columns: Sequence[Column], state: State) -> 
 @contextmanager
 def data_errors_named() -> Iterator[None]:
     """Make EtlError of what Spark says of a value: a text that is no number, an overflow, a division by zero."""
+    from pyspark.errors import PySparkException
+
     try:
         yield
     except PySparkException as error:

@@ -27,7 +27,6 @@ from sparkring.pipelines.evaluation.ranking import positive_rows
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 
 Array = np.ndarray
-ALS_NAME = "ALS (Spark MLlib)"
 LIST, ITEM, ROWS, NUMBER = "list", "item", "rows", "number"  # columns of our frames
 SEED = 0
 MOST_FACTORS = 200_000_000  # numbers of all vectors, which the driver holds: 800 MB

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from pyspark.sql import SparkSession
 
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import Column
@@ -23,11 +23,14 @@ from sparkring.pipelines.evaluation import linear
 from sparkring.pipelines.evaluation.linear import Design
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.pipelines.evaluation.trees import TREES, Grown, grow
-from sparkring.pipelines.run.spark_jobs import spark_progress
 from sparkring.training.metrics import task_scores
 from sparkring.training.worker.result import Scores
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 log = logging.getLogger(__name__)
+NEEDS_SPARK = "only a job on Spark fits it"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Baselines:
 
 
 def fit_baselines(
-    spark: SparkSession,
+    spark: SparkSession | None,
     kind: TaskKind,
     train: SplitRows,
     test: SplitRows,
@@ -50,7 +53,7 @@ def fit_baselines(
     """Fit and score the baselines; without scalar features, the constant guess alone. One that fails is a warning.
 
     Args:
-        spark: the job's session.
+        spark: the job's session; None of a job without Spark.
         kind: the task.
         train: rows to fit on.
         test: rows to score.
@@ -59,15 +62,23 @@ def fit_baselines(
     """
     hashed = train.manifest.hashed
     scalar = [c for c in read if c.layout == "scalar" and c not in labels and c.name not in hashed]
+
+    def designs() -> tuple[Design, Design]:
+        return linear.make_designs(train, test, scalar, labels)
+
     if in_driver(kind, train, test, scalar, labels):
-        return fit_in_driver(kind, bool(scalar), lambda: linear.make_designs(train, test, scalar, labels))
+        return fit_in_driver(kind, bool(scalar), designs)
+    rows = train.most_rows + test.most_rows
+    why = f"{rows:,} rows of {len(scalar)} features are more than the driver holds"
+    trees = [TREES] if scalar else []
+    if spark is None:
+        return left_out([*linear.linear_fits(kind, bool(scalar), designs), *trees], f"{why}; {NEEDS_SPARK}")
     from sparkring.pipelines.evaluation.mllib import mllib_fits  # a second of imports, of use for many rows alone
+    from sparkring.pipelines.run.spark_jobs import spark_progress
 
     with spark_progress(spark):
         found = attempted(mllib_fits(spark, kind, (train, test), scalar, labels))
-    rows = train.most_rows + test.most_rows
-    why = f"{rows:,} rows of {len(scalar)} features are more than the driver holds"
-    return replace(found, missing=found.missing | ({TREES: why} if scalar else {}))
+    return replace(found, missing=found.missing | dict.fromkeys(trees, why))
 
 
 def import_library() -> None:
@@ -125,6 +136,12 @@ def in_driver(
     highest = [batch.column(0).to_numpy().max() for batch in train.doubles([labels[0].name]) if batch.num_rows]
     classes = 1 + np.nanmax(highest, initial=0)
     return bool(np.isfinite(classes)) and linear.fits_in_driver(rows, cells, int(classes))
+
+
+def left_out(names: Sequence[str], why: str) -> Baselines:
+    """Say in one line that these baselines are not fitted, and why."""
+    log.warning("%s: %s; the report goes without %s", ", ".join(names), why, "them" if len(names) > 1 else "it")
+    return Baselines(missing=dict.fromkeys(names, why))
 
 
 def attempted(fits: Mapping[str, Callable[[], Scores]]) -> Baselines:

@@ -6,13 +6,13 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
-from sparkring.conf.blocks.report import ReportConfig
+from sparkring.conf.blocks.report import AlsConfig, ReportConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.features import UNSEEN_CODE
@@ -24,15 +24,14 @@ from sparkring.etl.errors import EtlError
 from sparkring.pipelines import serving
 from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.context.etl_step import Dataset
-from sparkring.pipelines.evaluation.als import ALS_NAME, als_predictions
 from sparkring.pipelines.evaluation.balance import label_balance
-from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines
+from sparkring.pipelines.evaluation.baseline import NEEDS_SPARK, Baselines, attempted, fit_baselines, left_out
 from sparkring.pipelines.evaluation.calibrate import calibrate, with_test_errors
 from sparkring.pipelines.evaluation.groups import group_scores
 from sparkring.pipelines.evaluation.importance import SampleSize, find_importances, mean_and_half_width, sample_rows
 from sparkring.pipelines.evaluation.multilabel import scores_by_label
 from sparkring.pipelines.evaluation.prediction_files import read_columns
-from sparkring.pipelines.evaluation.ranking import POPULARITY, make_ranking, popularity
+from sparkring.pipelines.evaluation.ranking import ALS_NAME, POPULARITY, Ranking, make_ranking, popularity
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.pipelines.evaluation.trees import TREES, Grown
 from sparkring.training.data.features.transform import Categorical
@@ -52,6 +51,9 @@ from sparkring.training.worker.result import (
     TreesGap,
     WorkerResult,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 EVALUATE = "evaluate"  # key of its run in MLflow
@@ -173,12 +175,12 @@ class Ranked:
 
 
 def ranked_rows(
-    spark: SparkSession, config: RunConfig, train: SplitRows, rows: SplitRows, held_out: HeldOut, label: str
+    spark: SparkSession | None, config: RunConfig, train: SplitRows, rows: SplitRows, held_out: HeldOut, label: str
 ) -> Ranked:
     """Judge how the test rows of each list are ordered: by the model, by what is popular in training, and by ALS.
 
     Args:
-        spark: the job's session.
+        spark: the job's session; None of a job without Spark.
         config: of the run; without `report.ranking` there is nothing to judge.
         train: rows that popularity is counted in, and ALS fitted on.
         rows: of the test split.
@@ -190,15 +192,37 @@ def ranked_rows(
         return Ranked()
     values = rows.column(wanted.group, rows.manifest.column(wanted.group).dtype == "string")
     ranking = make_ranking(wanted, values, held_out.labels, held_out.weights)
-    item, fits = wanted.item, {}
+    item, baselines = wanted.item, Baselines()
     if config.report.baselines and item is not None:
-        fits[POPULARITY] = lambda: ranking.scores(popularity(train, rows, item, label))
-        if (als := wanted.als) is not None:
-            fits[ALS_NAME] = lambda: ranking.scores(
-                als_predictions(spark, als, train, rows, (wanted.group, item, label))
-            )
+        baselines = attempted({POPULARITY: lambda: ranking.scores(popularity(train, rows, item, label))})
+        if wanted.als is not None:
+            fitted = fit_als(spark, wanted.als, ranking, (train, rows), (wanted.group, item, label))
+            baselines = Baselines(baselines.scores | fitted.scores, baselines.missing | fitted.missing)
     ours = attempted({MODEL: lambda: ranking.scores(held_out.scores)})
-    return Ranked(ranking.counts, ours.scores.get(MODEL, {}), attempted(fits))
+    return Ranked(ranking.counts, ours.scores.get(MODEL, {}), baselines)
+
+
+def fit_als(
+    spark: SparkSession | None,
+    als: AlsConfig,
+    ranking: Ranking,
+    rows: tuple[SplitRows, SplitRows],
+    columns: tuple[str, str, str],
+) -> Baselines:
+    """Fit and score matrix factorization, which Spark alone does here.
+
+    Args:
+        spark: the job's session; None of a job without Spark.
+        als: its settings.
+        ranking: of the test rows.
+        rows: to fit on, and to score.
+        columns: of the lists, their items and the label.
+    """
+    if spark is None:
+        return left_out([ALS_NAME], NEEDS_SPARK)
+    from sparkring.pipelines.evaluation.als import als_predictions
+
+    return attempted({ALS_NAME: lambda: ranking.scores(als_predictions(spark, als, *rows, columns))})
 
 
 def scores_by_group(config: RunConfig, rows: SplitRows, held_out: HeldOut) -> list[GroupScores]:

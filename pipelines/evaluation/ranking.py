@@ -24,6 +24,7 @@ from sparkring.training.worker.result import RankedLists, Scores
 
 Array = np.ndarray
 POPULARITY = "popularity"
+ALS_NAME = "ALS (Spark MLlib)"
 
 
 @dataclass(frozen=True)

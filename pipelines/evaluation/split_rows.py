@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
 
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import ROW_NUMBER, DataFile, DatasetManifest
@@ -18,6 +18,9 @@ from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.select import RowFilter, make_row_filter
 from sparkring.training.data.source import with_offset
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ What other processes of the machines did meanwhile, and the driver's own core on
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.training.worker.result import WorkerResult
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 HOUR_S = 3600.0
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 import sparkring
 from sparkring.conf.digest import digest
@@ -22,8 +21,6 @@ from sparkring.pipelines.context.context import PERSONAL, Publication
 from sparkring.pipelines.housekeeping.cost import etl_cost
 from sparkring.pipelines.lineage import record as lineage
 from sparkring.pipelines.run.exit_codes import Exit
-from sparkring.pipelines.run.jvm_options import data_bytes
-from sparkring.pipelines.run.spark import session_on_demand
 from sparkring.pipelines.tracking.checkout import shown_command
 from sparkring.pipelines.tracking.describe import job_note
 from sparkring.pipelines.tracking.openlineage.driver import send_events_left_behind
@@ -33,6 +30,9 @@ from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_l
 from sparkring.pipelines.tracking.views import NOTE
 from sparkring.pipelines.validate.folders import DATASETS, check_folders
 from sparkring.pipelines.validate.tables import check_tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger("sparkring")
 
@@ -44,6 +44,9 @@ def run_etl(
 
     `session`: of several jobs; None: one of this job's own, opened when it is needed.
     """
+    from sparkring.pipelines.run.jvm_options import data_bytes
+    from sparkring.pipelines.run.spark import session_on_demand
+
     config = resolved.config
     check_tables(config, ["tracking.root"])
     tracking = config.tracking.named(config.name)
@@ -82,19 +85,22 @@ def job_tags(recipe: str, commit: str, ds: str | None) -> dict[str, str]:
     return {COMMIT: commit, RECIPE: recipe} | ({DATE: ds} if ds else {})
 
 
-def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession, fingerprint: str) -> None:
-    """Record the configuration, and what identifies the dataset, the application and the code."""
+def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession | None, fingerprint: str) -> None:
+    """Record the configuration, and what identifies the dataset, the application and the code.
+
+    `spark`: None of a job without Spark.
+    """
     config = resolved.config
     tracker.tags(
         JOB,
         {
             "sparkring.config_digest": resolved.digest,
             FINGERPRINT: fingerprint,
-            "sparkring.application_id": spark.sparkContext.applicationId,
             "sparkring.world": config.launch.world,
             "sparkring.code_path": str(Path(sparkring.__file__).parent),
             NOTE: job_note(config.description, shown_command(sys.argv)),
-        },
+        }
+        | ({} if spark is None else {"sparkring.application_id": spark.sparkContext.applicationId}),
     )
     tracker.params(JOB, run_params(resolved, fingerprint))
     tracker.artifact_json(JOB, resolved.as_dict(), "config.json")

@@ -12,20 +12,19 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.load import Resolved
+from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import serving
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.context import PERSONAL, JobContext, Publication
-from sparkring.pipelines.context.etl_step import split_name
+from sparkring.pipelines.context.etl_step import Dataset, split_name
 from sparkring.pipelines.evaluation.baseline import import_library
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, evaluate, has_alias, lost_to
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
@@ -33,8 +32,6 @@ from sparkring.pipelines.job.etl_job import describe_job, job_tags
 from sparkring.pipelines.job.families import train_best
 from sparkring.pipelines.job.outcome import ModelPlace, outcome, suggested_commands
 from sparkring.pipelines.job.train_step import identity, record_inputs
-from sparkring.pipelines.launch.barrier import launch_options
-from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 from sparkring.pipelines.lineage import record as lineage
 from sparkring.pipelines.lineage.keep import keep_environment, keep_weights
 from sparkring.pipelines.model.pack import pack_model
@@ -43,10 +40,8 @@ from sparkring.pipelines.promotion.gate import Candidate, open_gate, report_deci
 from sparkring.pipelines.promotion.prepare import prepare
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.run.exit_codes import Exit
-from sparkring.pipelines.run.jvm_options import data_bytes
 from sparkring.pipelines.run.runs import Others, RunRecord, Runs, Status
 from sparkring.pipelines.run.scratch import scratch_folder
-from sparkring.pipelines.run.spark import session_ahead
 from sparkring.pipelines.tracking.client import client_limits
 from sparkring.pipelines.tracking.describe import model_card, registered_note
 from sparkring.pipelines.tracking.errors import StoreUnreachable
@@ -57,8 +52,14 @@ from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_l
 from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_folders
 from sparkring.pipelines.validate.recipe import check_against, check_foreseen, check_recipe
 from sparkring.pipelines.validate.tables import check_tables
+from sparkring.training.launch.host.processes import usable_cores
 from sparkring.training.model.folder import describe_model, weights_sha256
 from sparkring.training.worker.result import SUMMARY, DriftFinding, Published, Spent, Trained, TrainResult
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkring.pipelines.launch.recover import Platform
 
 log = logging.getLogger("sparkring")
 
@@ -80,6 +81,9 @@ def run_job(
     check_tables(config, JOB_FOLDERS)
     if session is not None:
         return run_parts(resolved, session, etl=etl, publication=publication)
+    from sparkring.pipelines.run.jvm_options import data_bytes
+    from sparkring.pipelines.run.spark import session_ahead
+
     with session_ahead(config.name, config.spark, config.launch, partial(data_bytes, config)) as session:
         return run_parts(resolved, session, etl=etl, publication=publication)
 
@@ -88,7 +92,12 @@ def run_parts(
     resolved: Resolved, session: Callable[[], SparkSession], *, etl: bool, publication: Publication = PERSONAL
 ) -> int:
     """As `run_job`, of a recipe whose layout was checked. `session` is first called when something needs Spark."""
+    from sparkring.pipelines.launch.barrier import launch_options
+    from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
+
     config, began = resolved.config, time.monotonic()
+    if config.launch.on == "hosts":
+        raise ConfigError(config.name, ["launch.on = 'hosts': only `sparkring train` does that; set it to spark"])
     sources = publication.pin(config, session)
     fingerprint = etl_step.wanted_fingerprint(config, sources)
     runs = Runs(config.storage.runs, config.name)
@@ -101,41 +110,94 @@ def run_parts(
     else:
         check_folders(config, [DATASETS])
         check_foreseen(config, etl_step.foresee(session(), config, sources))
-    commit = git_commit(Path(__file__).parent) or ""
+    with begun_run(resolved, runs, fingerprint, publication) as run:
+        lineage.begin(run.tracker, config.name, resolved, sources.snapshots)
+        spark = session()
+        timings = {"spark_s": time.monotonic() - began}
+        describe_job(run.tracker, resolved, spark, fingerprint)
+        profile = launch_options(config.launch).profile
+        check_slots(spark, SlotRequest(config.launch.world, config.launch.min_world, profile))
+        if found is None:
+            building = time.monotonic()
+            with imported_meanwhile():
+                found = etl_step.build(
+                    spark, resolved, sources, run.commit, run.tracker, publication.check, trained=True
+                )
+            timings["etl_s"] = time.monotonic() - building
+            run.tracker.metrics(JOB, 0, etl_cost(spark, timings["etl_s"]))
+        check_against(config, found)
+        code, result = train_and_publish(run.job_on(found, spark), timings, began)
+    log.info("%s", outcome(result, resolved, registered_as(config.tracking.named(config.name), run.tracker, result)))
+    return code
+
+
+def run_on_platform(resolved: Resolved, platform: Platform) -> int:
+    """Train on a dataset that is there, without Spark, and return the exit code; raises what the parts raise."""
+    config, began = resolved.config, time.monotonic()
+    check_recipe(config)
+    check_tables(config, JOB_FOLDERS)
+    found = etl_step.given(config)
+    fingerprint, runs = found.manifest.fingerprint, Runs(config.storage.runs, config.name)
+    runs.check_free(config, fingerprint)
+    check_against(config, found)
+    import_later_parts(config.tracking)
+    with begun_run(resolved, runs, fingerprint) as run:
+        lineage.begin(run.tracker, config.name, resolved, {})
+        describe_job(run.tracker, resolved, None, fingerprint)
+        code, result = train_and_publish(run.job_on(found, None, platform), {}, began)
+    log.info("%s", outcome(result, resolved, registered_as(config.tracking.named(config.name), run.tracker, result)))
+    return code
+
+
+@dataclass(frozen=True)
+class BegunRun:
+    """A run of which nothing is done yet."""
+
+    resolved: Resolved
+    commit: str  # of the code that runs; empty outside of a checkout
+    tracker: Tracker
+    runs: Runs
+    record: RunRecord
+    publication: Publication
+
+    def job_on(self, dataset: Dataset, spark: SparkSession | None, platform: Platform | None = None) -> JobContext:
+        """Record the dataset and the run in MLflow, and give the job from there on."""
+        lineage.record_dataset(self.tracker, self.resolved.config, dataset)
+        self.publication.on_dataset(dataset)
+        run_id = known_run_id(self.tracker, self.record)
+        record = self.runs.update(self.record.folder, mlflow_run_id=run_id)
+        self.publication.on_run(record)
+        return JobContext(
+            self.resolved,
+            self.commit,
+            spark,
+            self.tracker,
+            self.runs,
+            record,
+            dataset,
+            self.publication,
+            platform=platform,
+        )
+
+
+@contextmanager
+def begun_run(
+    resolved: Resolved, runs: Runs, fingerprint: str, publication: Publication = PERSONAL
+) -> Iterator[BegunRun]:
+    """Begin the job's run, or go on with an unfinished one; where the block fails, its status says so."""
+    config, commit = resolved.config, git_commit(Path(__file__).parent) or ""
     others: Others = "same dataset" if publication.leased else "any"
     with runs.begin(config, fingerprint, publication.leased, others) as (record, continued):
         job_id = f"{config.name}/{record.folder}"
         tags = job_tags(config.name, commit, publication.ds)
+        tracking = config.tracking.named(config.name)
         try:
-            tracking = config.tracking.named(config.name)
             with Tracker(tracking, job_id, config.name, tags, continued, run_label(publication.ds)) as tracker:
-                lineage.begin(tracker, config.name, resolved, sources.snapshots)
-                spark = session()
-                timings = {"spark_s": time.monotonic() - began}
-                describe_job(tracker, resolved, spark, fingerprint)
-                profile = launch_options(config.launch).profile
-                check_slots(spark, SlotRequest(config.launch.world, config.launch.min_world, profile))
-                if found is None:
-                    building = time.monotonic()
-                    with imported_meanwhile():
-                        found = etl_step.build(
-                            spark, resolved, sources, commit, tracker, publication.check, trained=True
-                        )
-                    timings["etl_s"] = time.monotonic() - building
-                    tracker.metrics(JOB, 0, etl_cost(spark, timings["etl_s"]))
-                check_against(config, found)
-                lineage.record_dataset(tracker, config, found)
-                publication.on_dataset(found)
-                record = runs.update(record.folder, mlflow_run_id=known_run_id(tracker, record))
-                publication.on_run(record)
-                job = JobContext(resolved, commit, spark, tracker, runs, record, found, publication)
-                code, result = train_and_publish(job, timings, began)
+                yield BegunRun(resolved, commit, tracker, runs, record, publication)
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
             note_end(runs, record, "interrupted" if stopped else "failed")
             raise
-        log.info("%s", outcome(result, resolved, registered_as(tracking, tracker, result)))
-        return code
 
 
 def import_later_parts(config: TrackingConfig) -> None:
@@ -183,7 +245,8 @@ def train_and_publish(job: JobContext, timings: dict[str, float], began: float) 
         timings |= seconds | {"evaluate_s": time.monotonic() - evaluating}
         published = publish(job, candidate, prepared.drift)
     timings["total_s"] = time.monotonic() - began
-    cost = job_cost(spark_cores(job.spark), timings, job.config.launch, trained.train)
+    cores = usable_cores() if job.spark is None else spark_cores(job.spark)
+    cost = job_cost(cores, timings, job.config.launch, trained.train)
     spent = Spent(timings=timings, etl=job.dataset.seconds, cost=cost)
     result = TrainResult.of(identity(job), trained, candidate.evaluated, published, spent)
     result = replace(result, suggested=suggested_commands(result, job.resolved, published_as(job.config, result)))

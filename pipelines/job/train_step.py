@@ -25,8 +25,13 @@ from sparkring.pipelines.context.etl_step import Dataset, split_info
 from sparkring.pipelines.evaluation.evaluate import EVALUATE
 from sparkring.pipelines.job.outcome import ended_line
 from sparkring.pipelines.job.progress import ProgressDisplay
-from sparkring.pipelines.launch.barrier import launch_options
-from sparkring.pipelines.launch.recover import RestartableJob, restart_policy, run_with_recovery
+from sparkring.pipelines.launch.recover import (
+    Recovery,
+    RestartableJob,
+    launch_limits,
+    restart_policy,
+    run_with_recovery,
+)
 from sparkring.pipelines.model.plan import layout_problems_of, plan_and_measured
 from sparkring.pipelines.run.loss_history import Points, as_history, history_up_to, save_history
 from sparkring.pipelines.run.signals import obeying_signals
@@ -36,6 +41,7 @@ from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.checkpoint.catalog import committed
 from sparkring.training.checkpoint.layout import CHECKPOINTS
 from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.job import PRELOAD, JobResult, JobSpec
 from sparkring.training.launch.messages import (
     AttemptEnded,
@@ -195,21 +201,16 @@ def run_ranks(job: JobContext, events: Events, watch: TrainingWatch) -> JobResul
         if isinstance(event, RankMetrics) and event.rank == 0 and _falls_behind(watch, event):
             control.stop()
 
+    restartable = RestartableJob(
+        make_job,
+        policy(job.config, job.dataset.manifest),
+        latest_step=lambda: latest_step(run),
+        is_finished=lambda result: bool(result.result["finished"]),
+        first_attempt=job.record.attempts + 1,
+    )
     with going_on_said(run, job.family), obeying_signals(control, launch.grace_s):
         try:
-            launched = run_with_recovery(
-                job.spark,
-                RestartableJob(
-                    make_job,
-                    policy(job.config, job.dataset.manifest),
-                    latest_step=lambda: latest_step(run),
-                    is_finished=lambda result: bool(result.result["finished"]),
-                    first_attempt=job.record.attempts + 1,
-                ),
-                on_event,
-                control,
-                launch_options(launch),
-            )
+            launched = attempt_until_done(job, restartable, on_event, control)
         finally:
             events.close()
     if by_rank := busy_by_rank(launched.timings):
@@ -218,6 +219,16 @@ def run_ranks(job: JobContext, events: Events, watch: TrainingWatch) -> JobResul
         save_step_times(run, launched.timings)
         job.tracker.artifact(job.training_key, to_png(curves(by_rank, "busy seconds per step")), "ranks.png", "figures")
     return launched
+
+
+def attempt_until_done(job: JobContext, restartable: RestartableJob, on_event: OnEvent, control: Control) -> JobResult:
+    """Run the attempts where the job's ranks run."""
+    if job.platform is not None:
+        return Recovery(job.platform, restartable, on_event, control, launch_limits(job.config.launch)).run()
+    from sparkring.pipelines.launch.barrier import launch_options
+
+    assert job.spark is not None, "a job without Spark has a platform"
+    return run_with_recovery(job.spark, restartable, on_event, control, launch_options(job.config.launch))
 
 
 @contextmanager
@@ -285,22 +296,27 @@ def job_spec(resolved: Resolved, dataset: Dataset, run: Storage, is_compared: bo
     )
     parallel, timeout_s = resolved.config.parallel, resolved.config.launch.collective_timeout_s
     servers = parallel.servers.per_host
-    # Our own code is preloaded too: a retry starts seconds sooner.
-    ring = ("torch",) if parallel.engine == "torch" or servers or resolved.config.model.is_trees else PRELOAD
-    # torch's first optimizer imports dynamo: seconds, which a rank or its replacement would spend after it was forked.
-    optimizer = () if resolved.config.model.is_trees else ("torch._dynamo",)
     (family,) = resolved.config.model.families
-    entry = ENTRIES[family]
-    preload = (*ring, *optimizer, module_of(entry))
     return JobSpec(
-        entry,
+        ENTRIES[family],
         payload.to_json(),
-        preload=(*preload, module_of(SERVER_ENTRY)) if servers else preload,
+        preload=preload_of(resolved.config),
         collective_timeout_s=timeout_s,
         servers_per_host=servers,
         server_entry=SERVER_ENTRY,
         replaceable_ranks=servers > 0,
     )
+
+
+def preload_of(config: RunConfig) -> tuple[str, ...]:
+    """The modules that fork servers import before they fork the ranks of all families of a recipe."""
+    servers, is_trees = config.parallel.servers.per_host, config.model.is_trees
+    # Our own code is preloaded too: a retry starts seconds sooner.
+    ring = ("torch",) if config.parallel.engine == "torch" or servers or is_trees else PRELOAD
+    # torch's first optimizer imports dynamo: seconds, which a rank or its replacement would spend after it was forked.
+    optimizer = () if is_trees else ("torch._dynamo",)
+    entries = [ENTRIES[family] for family in config.model.families]
+    return (*ring, *optimizer, *map(module_of, [*entries, SERVER_ENTRY] if servers else entries))
 
 
 def policy(config: RunConfig, manifest: DatasetManifest | None = None) -> RestartPolicy:

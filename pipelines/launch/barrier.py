@@ -28,7 +28,8 @@ from pyspark.sql import SparkSession
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.code import code_digest
 from sparkring.conf.errors import first_line
-from sparkring.pipelines.launch.preflight import SlotRequest, check_hosts, check_slots
+from sparkring.pipelines.launch.check_hosts import check_hosts
+from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 from sparkring.pipelines.run.package import code_archive
 from sparkring.pipelines.run.scratch import open_scratch
 from sparkring.pipelines.run.spark import named_python

@@ -1,17 +1,12 @@
-"""Check before anything waits: room for every rank, Spark's settings, hosts alike and in reach.
-
-Slots are checked before the stage exists. The hosts are checked when their agents have reported, in the same stage,
-while the fork servers are importing torch anyway: it costs no extra time.
-"""
+"""Check before anything waits, and before the stage exists: room for every rank, and Spark's settings."""
 
 from __future__ import annotations
 
 import math
 import re
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
@@ -19,16 +14,7 @@ from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
 from sparkring.training.launch.attempt import Control
-from sparkring.training.launch.failure import LaunchError, PreflightError
-from sparkring.training.launch.group import WorkerGroup
-from sparkring.training.launch.host.info import (
-    collect_host_info,
-    problems,
-    short_of_shared_memory,
-    unfit_for_horovod,
-)
-from sparkring.training.launch.messages import PeerFailure
-from sparkring.training.launch.topology import AgentInfo
+from sparkring.training.launch.failure import LaunchError
 
 
 def slots(sc: SparkContext, profile: ResourceProfile | None = None) -> int:
@@ -138,39 +124,3 @@ def too_few_slots(ranks: int, count: int, master: str, key: str = "launch.world"
         f"{key} = {ranks}: {master} has {count} task slot{'' if count == 1 else 's'}, and each rank needs one; "
         f"set {key} to {count} or less, or give Spark more cores (or GPUs) for as many tasks"
     )
-
-
-def check_hosts(group: WorkerGroup, agents: list[AgentInfo], code: str | None, horovod: bool = False) -> None:
-    """Raise PreflightError with every reason why ranks would fail later.
-
-    Args:
-        group: whose agents have reported their hosts.
-        agents: that are about to run ranks.
-        code: digest of the code they should have; None: not compared.
-        horovod: whether the ring may be Horovod's.
-    """
-    first = {agent.host_key: agent for agent in reversed(agents)}  # one agent speaks for its host
-    reported = {group.name_of(agent): group.host_of(agent) for agent in agents}
-    hosts = {name: host for name, (host, _) in reported.items()}
-    skews_s = {name: skew_s for name, (_, skew_s) in reported.items()}
-    found = problems(replace(collect_host_info(), code=code), hosts, skews_s)
-    found += short_of_shared_memory(hosts, Counter(group.name_of(agent) for agent in agents))
-    if len(first) > 1:
-        names = {agent.name: group.name_of(agent) for agent in first.values()}
-        found += unreachable(names, group.reach(list(first.values())))
-        if horovod:
-            found += unfit_for_horovod({name: hosts[name] for name in names.values()})
-    if found:
-        raise PreflightError(
-            f"preflight: {len(found)} problem{'s' if len(found) > 1 else ''}\n" + "\n".join(f"  - {p}" for p in found)
-        )
-
-
-def unreachable(names: Mapping[str, str], failed: Mapping[str, Sequence[PeerFailure]]) -> list[str]:
-    """List what agents could not connect to. `names`: of the agents' hosts."""
-    return [
-        f"{names[agent]}: cannot reach {peer.address}:{peer.port} ({peer.reason}); "
-        "open the ports between hosts or set launch.interface"
-        for agent, peers in failed.items()
-        for peer in peers
-    ]

@@ -1,4 +1,4 @@
-"""Attempt after attempt, in one Spark application, until the job has ended.
+"""Attempt after attempt, in one Spark application or on hosts that have joined, until the job has ended.
 
 Within a stage the next attempt is forked from warm fork servers. A stage that lost an executor is over as a whole (that
 is what a barrier means), and the next attempt gets a new one, on the slots that are left.
@@ -14,13 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Any
 
 from sparkring.conf.blocks.launch import LaunchConfig
-from sparkring.pipelines.launch.barrier import LaunchOptions, barrier_group
-from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, slots
 from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.failure import Cancelled, LaunchError, PreflightError, WorkerFailed
@@ -46,6 +42,11 @@ from sparkring.training.launch.restart import (
     steps_lost,
 )
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkring.pipelines.launch.barrier import LaunchOptions
+
 log = logging.getLogger(__name__)
 WATCH_S = 0.5
 
@@ -64,6 +65,11 @@ def restart_policy(
         multiple_of=multiple_of,
         fits=fits,
     )
+
+
+def launch_limits(launch: LaunchConfig) -> Limits:
+    """Read how long an attempt of a recipe's `launch` block may take to start, and stand still."""
+    return Limits(launch.start_timeout_s, launch.hang_timeout_s)
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,9 @@ class Platform:
 
 
 def spark_platform(spark: SparkSession, options: LaunchOptions) -> Platform:
+    from sparkring.pipelines.launch.barrier import barrier_group
+    from sparkring.pipelines.launch.preflight import slots
+
     sc = spark.sparkContext
     return Platform(
         slots=lambda: slots(sc, options.profile),
@@ -138,6 +147,9 @@ def run_with_recovery(
         control: requests to the ranks, from other threads.
         options: interface, output, resources, limits.
     """
+    from sparkring.pipelines.launch.barrier import LaunchOptions
+    from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
+
     options = options or LaunchOptions()
     check_slots(spark, SlotRequest(job.policy.world, job.policy.min_world, options.profile), control)
     return Recovery(spark_platform(spark, options), job, on_event, control, options.limits).run()

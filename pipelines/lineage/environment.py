@@ -16,7 +16,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.references import REFERENCE, module_of
-from sparkring.etl.views import own_modules
+from sparkring.etl.sources.own_code import own_modules
 from sparkring.pipelines.lineage.reproduce_record import Environment, ModuleFile
 
 OURS = "sparkring"

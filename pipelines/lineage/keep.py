@@ -27,11 +27,10 @@ def keep_environment(job: JobContext) -> None:
     """Write reproduce.json, and diff.patch where the checkout has changes, before the ranks are started."""
     folder, found = job.folder, environment(job.config)
     patch = keep_patch(folder) if job.commit.endswith("+changes") else ""
-    jvm: Any = job.spark.sparkContext._jvm
     record = Record(
         environment=found,
         changed=changed_since(read_record(folder), found) if folder.exists(RECORD) else [],
-        java=str(jvm.java.lang.System.getProperty("java.version")),
+        java=java_version(job),
         datasets={
             uri: content_digest(read_manifest(open_storage(uri)))
             for uri in datasets(job.config, job.dataset.folder.uri)
@@ -40,6 +39,14 @@ def keep_environment(job: JobContext) -> None:
         patch=patch,
     )
     folder.put_atomic(RECORD, record.to_json())
+
+
+def java_version(job: JobContext) -> str:
+    """The Java that Spark runs on; empty of a job without Spark."""
+    if job.spark is None:
+        return ""
+    jvm: Any = job.spark.sparkContext._jvm
+    return str(jvm.java.lang.System.getProperty("java.version"))
 
 
 def keep_weights(job: JobContext, sha256: str) -> None:

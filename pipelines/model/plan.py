@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pyspark.sql import SparkSession
 from torch import nn
 
 from sparkring.conf.blocks.optim import OptimConfig
@@ -16,9 +15,7 @@ from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest, ManifestErro
 from sparkring.conf.rules.rule import find_notes
 from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.conf.storage import open_storage
-from sparkring.etl.build import PinnedDataset
 from sparkring.pipelines.context import etl_step
-from sparkring.pipelines.run.spark import session_settings, submitted
 from sparkring.training.data.batch import SAMPLE
 from sparkring.training.data.decoding.columns import is_fixed
 from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task
@@ -35,6 +32,11 @@ from sparkring.training.tables.sharded import sent_bytes
 from sparkring.training.tables.update_rules import UpdateRule
 from sparkring.training.tasks import model_class
 from sparkring.training.worker.device import expected_device_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkring.etl.build import PinnedDataset
 
 log = logging.getLogger(__name__)
 UNPLANNED_TREES = "each rank holds its rows, and ranks add up histograms; there is no layout to plan"
@@ -85,6 +87,10 @@ def device_of(config: RunConfig) -> str:
 
 def runs_here(config: RunConfig) -> bool:
     """Whether all ranks will be on this machine."""
+    if config.launch.on == "hosts":
+        return False
+    from sparkring.pipelines.run.spark import session_settings, submitted
+
     settings = session_settings(config.name, config.spark, config.launch.world, submitted())
     return bool(settings.get("spark.master", "").startswith("local"))
 

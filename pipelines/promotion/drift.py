@@ -21,8 +21,6 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError, read
 from sparkring.etl.columns.statistics import Statistics, merge
 from sparkring.etl.errors import EtlError
-from sparkring.etl.windows.parts import PART_NAME, Part
-from sparkring.etl.windows.window import read_statistics
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.promotion.distributions import Counts, column_counts, distance, prediction_counts
 from sparkring.training.worker.result import DriftFinding
@@ -114,6 +112,9 @@ def compared_parts(own: Sequence[WindowPart], reference: Sequence[WindowPart], w
 
 def part_statistics(root: Storage, parts: Sequence[WindowPart]) -> Iterator[Statistics]:
     """Read what parts have counted. StoredError, EtlError or OSError for one that is damaged or gone."""
+    from sparkring.etl.windows.parts import PART_NAME, Part
+    from sparkring.etl.windows.window import read_statistics
+
     for part in parts:
         storage = root.at(part.folder)
         yield read_statistics(storage, read(Part, storage, PART_NAME))

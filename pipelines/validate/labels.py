@@ -11,7 +11,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.rules.dataset import label_range_problem
 from sparkring.conf.storage import Storage
-from sparkring.etl.sources.files.source import LOOKED_AT, spread
+from sparkring.etl.sources.files.listing import LOOKED_AT, spread
 
 
 def label_range_problems(config: RunConfig, manifest: DatasetManifest, dataset: Storage) -> list[str]:

@@ -21,13 +21,10 @@ from sparkring.conf.rules.recipe import metric_problems
 from sparkring.conf.rules.rule import Rule, find_problems
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.etl.examine import Examined
 from sparkring.pipelines.context.etl_step import Dataset
-from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
 from sparkring.pipelines.model.model_start import start_problems
 from sparkring.pipelines.model.plan import device_of, knows_its_size, layout_problems_of, runs_here
 from sparkring.pipelines.run.problems import Problems, refusals
-from sparkring.pipelines.run.spark import session_settings, submitted
 from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.labels import label_range_problems
 from sparkring.pipelines.validate.tables import examine, table_problems
@@ -51,7 +48,11 @@ def validate(config: RunConfig, tables: bool = True) -> Problems:
 
     `tables`: False where they, the dataset and the storage are on other machines.
     """
-    problems = recipe_problems(config) + table_problems(config, examine(config) if tables else Examined())
+    problems = recipe_problems(config)
+    if config.etl is not None:
+        from sparkring.etl.examine import Examined
+
+        problems += table_problems(config, examine(config) if tables else Examined())
     problems += storage_problems(config) if tables else Problems()
     if config.dataset is None or not tables:
         return problems
@@ -106,6 +107,11 @@ def against_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
 
 def slot_problems(config: RunConfig) -> list[str]:
     """More ranks than the recipe's own local Spark would have slots."""
+    if config.launch.on == "hosts":
+        return []
+    from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
+    from sparkring.pipelines.run.spark import session_settings, submitted
+
     if submitted():
         return []
     settings = session_settings(config.name, config.spark, config.launch.world, is_submitted=False)

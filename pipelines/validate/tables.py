@@ -1,20 +1,22 @@
-"""Check what the dataset is made of. Imports no torch: `sparkring etl` begins with it."""
+"""Check what the dataset is made of. Imports no torch (`sparkring etl` begins with it), and Spark for etl alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.rule import Rule, find_problems
 from sparkring.etl.errors import EtlError
-from sparkring.etl.examine import Examined, examine_sources
 from sparkring.etl.foreseen import row_problems
-from sparkring.etl.sources.types import NoSuchType, parse_type
-from sparkring.etl.views import own_modules, rows_function
+from sparkring.etl.sources.own_code import own_modules
 from sparkring.pipelines.run.problems import Problems
 from sparkring.pipelines.validate.folders import check_folders, storage_problems
+
+if TYPE_CHECKING:
+    from sparkring.etl.examine import Examined
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,15 @@ def check_tables(config: RunConfig, folders: Sequence[str]) -> None:
 
     `folders`: keys of those that the job writes to whatever it finds.
     """
-    problems = table_problems(config, examine(config, pinned_soon=True))
+    problems = Problems() if config.etl is None else table_problems(config, examine(config, pinned_soon=True))
     (problems + storage_problems(config, folders)).raise_any(config.name)
     check_folders(config, folders)
 
 
 def check_declared(config: RunConfig) -> None:
     """Raise ConfigError with what is wrong with a recipe's tables and rows as they are declared; none is looked at."""
+    from sparkring.etl.examine import Examined
+
     table_problems(config, Examined()).raise_any(config.name)
 
 
@@ -46,6 +50,8 @@ def examine(config: RunConfig, pinned_soon: bool = False) -> Examined:
 
     `pinned_soon`: as of `examine_sources`.
     """
+    from sparkring.etl.examine import Examined, examine_sources
+
     return Examined() if config.etl is None or type_problems(config) else examine_sources(config.etl, pinned_soon)
 
 
@@ -58,6 +64,8 @@ def table_problems(config: RunConfig, examined: Examined) -> Problems:
 
 def type_problems(config: RunConfig) -> list[str]:
     """List the declared columns whose type Spark does not have."""
+    from sparkring.etl.sources.types import NoSuchType, parse_type
+
     declared = {
         f"etl.sources.{name}.{block}": getattr(source, block, {})
         for name, source in (config.etl.sources.items() if config.etl else ())
@@ -75,6 +83,8 @@ def type_problems(config: RunConfig) -> list[str]:
 
 def _function_problems(rows: str) -> Iterator[str]:
     """Import `module:function` of etl.rows, where it is one."""
+    from sparkring.etl.views import rows_function
+
     if ":" in rows:
         try:
             own_modules(rows)

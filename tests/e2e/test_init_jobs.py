@@ -21,8 +21,7 @@ from sparkring.conf.load import load_config
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.evaluation.als import ALS_NAME
-from sparkring.pipelines.evaluation.ranking import POPULARITY
+from sparkring.pipelines.evaluation.ranking import ALS_NAME, POPULARITY
 from sparkring.pipelines.job.job import run_job
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.trial import trial_overrides

@@ -83,7 +83,9 @@ def nights(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
         dated = Publication()
         dated.ds = day
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(job, "JobContext", lambda *given: replace(context(*given), publication=dated))
+            patched.setattr(
+                job, "JobContext", lambda *given, **more: replace(context(*given, **more), publication=dated)
+            )
             done[name] = run_here(folder, "run", "sales.yaml", f"etl.interval.last={day}", *words)
 
     night("first", "2024-03-03")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.etl.fingerprint import dataset_fingerprint, made_of, what_differs
-from sparkring.etl.views import own_modules
+from sparkring.etl.sources.own_code import own_modules
 
 FEATURES = {"a": {"kind": "numeric"}, "b": {"kind": "numeric"}}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from sparkring.etl.errors import EtlError
-from sparkring.etl.views import own_modules
+from sparkring.etl.sources.own_code import own_modules
 
 
 def test_a_rows_function_of_no_module_or_broken_code_is_refused(tmp_path, monkeypatch):

@@ -27,11 +27,11 @@ from sparkring.conf.manifest import (
     WindowPart,
 )
 from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.build import PinnedSources
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.etl_step import (
-    NOTHING_PINNED,
     Dataset,
     data_errors_named,
     dataset_info,
@@ -63,10 +63,10 @@ def config(folder: Path) -> RunConfig:
 
 def test_a_dataset_named_by_its_folder_is_found_there(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=str(tmp_path)):
-        wanted_fingerprint(config(tmp_path), NOTHING_PINNED)
+        wanted_fingerprint(config(tmp_path), PinnedSources({}, ""))
     (tmp_path / MANIFEST_NAME).write_text(MANIFEST.to_json())
     (tmp_path / "a.parquet").write_bytes(bytes(9))
-    assert wanted_fingerprint(config(tmp_path), NOTHING_PINNED) == "a" * 64
+    assert wanted_fingerprint(config(tmp_path), PinnedSources({}, "")) == "a" * 64
     found = require(config(tmp_path), "a" * 64)
     assert found.manifest == MANIFEST and not found.rebuilt and found.seconds == {}
 
@@ -149,7 +149,7 @@ def test_one_job_hashes_every_source_file_once(tmp_path: Path, monkeypatch: pyte
             manifest=MANIFEST, uri=str(tmp_path / "datasets"), rebuilt=True, seconds={}, written_parts=()
         )
 
-    monkeypatch.setattr(etl_step, "build_dataset", build)
+    monkeypatch.setattr("sparkring.etl.build.build_dataset", build)
     sources = etl_step.pin(resolved.config, never)
     wanted = etl_step.wanted_fingerprint(resolved.config, sources)
     assert etl_step.find(resolved.config, wanted) is None
@@ -234,7 +234,7 @@ def test_a_recipe_with_intervals_is_pinned_and_built_as_a_window(
         uri = str(tmp_path / "datasets")
         return SimpleNamespace(manifest=manifest, uri=uri, rebuilt=True, seconds={}, written_parts=("2024-03-02",))
 
-    monkeypatch.setattr(etl_step, "build_dataset", build_dataset)
+    monkeypatch.setattr("sparkring.etl.build.build_dataset", build_dataset)
     points: dict[str, float] = {}
     tracker: Any = SimpleNamespace(
         part=lambda key: nullcontext(), dataset=lambda *_: None, artifact_json=lambda *_: None,

@@ -136,7 +136,7 @@ def test_a_layout_that_cannot_be_ends_the_command_before_spark(
     def started(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr("sparkring.pipelines.job.job.session_ahead", started)
+    monkeypatch.setattr("sparkring.pipelines.run.spark.session_ahead", started)
     words = ["gpt-124m", "train.device=cpu", *override.split()]
     assert said in "\n".join(layout_problems_of(load_config(words[0], words[1:]).config))
     assert main(["run", *words]) == 2

@@ -56,10 +56,10 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etl_step, "wanted_fingerprint", lambda config, sources: "f")
     monkeypatch.setattr(etl_step, "pin", lambda *_: SimpleNamespace(snapshots={}))
     monkeypatch.setattr(etl_step, "require", lambda config, fingerprint: SimpleNamespace(manifest=None))
-    monkeypatch.setattr(job_module, "session_ahead", lambda *_: nullcontext(lambda: None))
+    monkeypatch.setattr("sparkring.pipelines.run.spark.session_ahead", lambda *_: nullcontext(lambda: None))
     for name in ("check_recipe", "check_against", "describe_job", "keep_environment"):
         monkeypatch.setattr(job_module, name, lambda *_, **__: None)
-    monkeypatch.setattr(job_module, "check_slots", lambda *_, **__: None)
+    monkeypatch.setattr("sparkring.pipelines.launch.preflight.check_slots", lambda *_, **__: None)
 
 
 def test_what_a_job_needs_at_its_end_is_imported_while_spark_starts(
@@ -72,7 +72,7 @@ def test_what_a_job_needs_at_its_end_is_imported_while_spark_starts(
         events.append("Spark starts")
         yield lambda: events.append("Spark is needed")
 
-    monkeypatch.setattr(job_module, "session_ahead", starting)
+    monkeypatch.setattr("sparkring.pipelines.run.spark.session_ahead", starting)
     monkeypatch.setattr(job_module, "check_recipe", lambda *_: events.append("the recipe is checked"))
     monkeypatch.setattr(job_module, "import_later_parts", lambda *_: events.append("imports"))
     monkeypatch.setattr(job_module, "train_and_publish", failing)
@@ -117,7 +117,7 @@ def test_a_job_begins_on_as_few_slots_as_it_may_go_on_with(
     def check_slots(spark: Any, request: SlotRequest) -> None:
         raise LaunchError(f"{request.world} {request.least}")
 
-    monkeypatch.setattr(job_module, "check_slots", check_slots)
+    monkeypatch.setattr("sparkring.pipelines.launch.preflight.check_slots", check_slots)
     with pytest.raises(LaunchError, match="4 2"):
         job_module.run_job(resolved(tmp_path, "launch.world=4", "launch.min_world=2"), etl=False)
 

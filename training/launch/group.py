@@ -13,6 +13,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from sparkring.training.launch.attempt import Attempt, Control, Limits, RankState, Replacing
 from sparkring.training.launch.channel.control_client import Endpoint
@@ -24,6 +25,7 @@ from sparkring.training.launch.host.info import HostInfo
 from sparkring.training.launch.job import JobResult, JobSpec
 from sparkring.training.launch.messages import (
     MAX_PEERS,
+    AgentLeaving,
     AgentReady,
     Bye,
     ChildFailed,
@@ -65,6 +67,17 @@ def log_event(event: Event) -> None:
         log.error("%s on %s %s", event.child, event.failure.host, event.failure.words)
 
 
+@dataclass(frozen=True)
+class SharedPort:
+    """What agents that come by themselves know before: the driver's port, and a secret."""
+
+    port: int  # 0: any free one
+    secret: str | None  # None: a new one
+
+    def __repr__(self) -> str:
+        return f"SharedPort({self.port})"  # never the secret
+
+
 class WorkerGroup:
     """Agents under one driver.
 
@@ -79,6 +92,7 @@ class WorkerGroup:
         silence_timeout_s: float = 20.0,
         trouble: Callable[[], str | None] = lambda: None,
         check: Callable[[WorkerGroup, list[AgentInfo]], None] = lambda group, agents: None,
+        shared: SharedPort | None = None,
     ):
         """Listen for agents.
 
@@ -89,6 +103,7 @@ class WorkerGroup:
             silence_timeout_s: without anything from an agent, after which it is lost.
             trouble: says why what runs the agents has failed, if it has.
             check: raises LaunchError where ranks would fail on these agents; called before their first rank.
+            shared: for agents that come by themselves; None: a free port and a new secret.
         """
         self.trouble = trouble
         self._check = check
@@ -96,9 +111,12 @@ class WorkerGroup:
         self._skews_s: dict[str, float] = {}  # by agent: how far its clock was ahead of ours
         self._checked: set[str] = set()
         self._lost: set[str] = set()
+        self.leaving: set[str] = set()  # agents whose hosts are about to go
+        self._is_running = False  # an attempt, which takes the messages
         self._run_id, self._silence_timeout_s = run_id, silence_timeout_s
         self._stores: dict[int, Store] = {}  # by attempt
-        self.server = ControlServer(host, self._answer)
+        shared = shared or SharedPort(0, None)
+        self.server = ControlServer(host, self._answer, shared.port, shared.secret)
         reached = tuple(address.strip("[]") for address in addresses or (host,))  # Spark's brackets around IPv6
         self.endpoint = Endpoint(reached, self.server.port, self.server.secret, self.server.certificate)
 
@@ -111,7 +129,13 @@ class WorkerGroup:
     @property
     def agents(self) -> list[AgentInfo]:
         """Agents that can be given a rank now."""
-        return [ready.agent for name, ready in self._agents.items() if name not in self._lost]
+        return [ready.agent for ready in self.ready]
+
+    @property
+    def ready(self) -> list[AgentReady]:
+        """The reports of agents that can be given a rank now."""
+        gone = self._lost | self.leaving
+        return [ready for name, ready in self._agents.items() if name not in gone]
 
     @property
     def lost_hosts(self) -> frozenset[str]:
@@ -121,15 +145,31 @@ class WorkerGroup:
         lost = [ready for ready in lost if ready.agent.address not in answering]
         return frozenset(name for ready in lost for name in (ready.agent.address, ready.hostname))
 
-    def dismiss(self) -> None:
-        """Say bye to every agent that is ready by now."""
-        while received := self.server.take(0):
+    def look(self) -> None:
+        """Take note of what has come since the last attempt; while one runs it does that itself."""
+        while not self._is_running and (received := self.server.take(0)):
             self.note(*received)
-        for agent in self._agents:
-            self.server.send(agent, Bye())
 
-    def close(self) -> None:
-        self.dismiss()
+    def dismiss(self, bye: Bye | None = None) -> None:
+        """Say bye to every agent that is ready by now."""
+        self.look()
+        for agent in self._agents:
+            self.server.send(agent, bye or Bye())
+
+    def refuse(self, agent: str, bye: Bye) -> None:
+        """Send an agent away; it is not used again, and no host is taken to be lost with it."""
+        self.server.send(agent, bye)
+        self._agents.pop(agent, None)
+        self._lost.discard(agent)
+        self.leaving.discard(agent)
+
+    def forget_gone(self) -> None:
+        """Send away the agents whose hosts leave, and forget those that were lost."""
+        for agent in [*self.leaving, *self._lost]:
+            self.refuse(agent, Bye())
+
+    def close(self, bye: Bye | None = None) -> None:
+        self.dismiss(bye)
         deadline = time.monotonic() + 1.0 + len(self._agents) / 100
         while any(map(self.server.is_connected, self._agents)) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -186,6 +226,8 @@ class WorkerGroup:
         if isinstance(message, AgentReady):
             self._agents[agent] = message
             self._skews_s[agent] = message.host.time_s - time.time()
+        elif isinstance(message, AgentLeaving):
+            self.leaving.add(agent)
 
     def run(
         self,
@@ -211,9 +253,7 @@ class WorkerGroup:
         limits, control = limits or Limits(), control or Control()
         self.gather(world, limits.start_s, control)
         agents = choose_agents(self.agents, world)
-        if fresh := {agent.name for agent in agents} - self._checked:
-            self._check(self, agents)
-            self._checked |= fresh
+        self.check_new(agents)
         by_host: dict[str, list[AgentInfo]] = {}
         for agent in agents:
             by_host.setdefault(agent.host_key, []).append(agent)
@@ -234,6 +274,7 @@ class WorkerGroup:
             self.server.send(agent.name, start)
 
         replacing = Replacing(start_rank, job.max_replacements) if job.replaceable_ranks else None
+        self._is_running = True
         try:
             servers.start(limits.start_s, control)
             for rank in range(world):
@@ -241,7 +282,13 @@ class WorkerGroup:
             return Attempt(self, states, attempt, on_event, control, limits, servers, replacing).follow(began)
         finally:
             servers.stop()
-            self._stores = {}
+            self._stores, self._is_running = {}, False
+
+    def check_new(self, agents: list[AgentInfo]) -> None:
+        """Check agents, unless all of them were checked before."""
+        if fresh := {agent.name for agent in agents} - self._checked:
+            self._check(self, agents)
+            self._checked |= fresh
 
     def name_of(self, agent: AgentInfo) -> str:
         """The host of an agent, for people."""

@@ -64,17 +64,37 @@ class KeepAlive:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """With what a host was started that came by itself: the same on every host, but for `rank` and `process`."""
+
+    rank: int  # of the host
+    process: Name  # a random name: two hosts that were given one rank have two
+    recipe: str  # digest of the resolved recipe
+    dataset: str  # fingerprint
+    problem: str  # what keeps this host from running ranks; empty: nothing
+
+
+@dataclass(frozen=True)
 class AgentReady:
-    """Agent to driver: a rank can run here."""
+    """Agent to driver: a rank can run here. `joined` as of Joined, of an agent that came by itself."""
 
     agent: AgentInfo
     hostname: str
     host: HostInfo
+    joined: Joined | None = None
+
+
+@dataclass(frozen=True)
+class AgentLeaving:
+    """Agent to driver: its host is about to go; it waits for the rank's last checkpoint, and a Bye."""
 
 
 @dataclass(frozen=True)
 class Bye:
-    """Driver to agent: end, there is nothing more to run."""
+    """Driver to agent: end, there is nothing more to run. `code`: for the exit of an agent that came by itself."""
+
+    code: int = 0
+    why: str = ""
 
 
 # ---- hosts reach each other
@@ -479,6 +499,7 @@ ToDriver: TypeAlias = (
     | Hello
     | KeepAlive
     | AgentReady
+    | AgentLeaving
     | PeersReached
     | StoreRequest
     | LogLines

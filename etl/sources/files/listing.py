@@ -6,10 +6,10 @@ import contextlib
 import fnmatch
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
@@ -28,6 +28,8 @@ LAKE_MARKS = {
 WILDCARDS = "*?["
 ANY_FOLDERS = "**"
 COMPRESSED = r"\.gz|\.bz2|\.zst"
+LOOKED_AT = 16  # files of a table that are examined
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -217,3 +219,10 @@ def _why_no_files(there: list[Any], pattern: list[str] | None, config: FilesSour
     if pattern is None:
         return f"no files named *.{config.format} below it ({example}: name them by a glob)"
     return f"no file matches it ({example}; a `*` stays within one folder, `**` stands for any folders)"
+
+
+def spread(values: Sequence[T], most: int) -> tuple[T, ...]:
+    """At most so many of the values, from the first to the last, at equal distances."""
+    if len(values) <= most:
+        return tuple(values)
+    return tuple(values[i * (len(values) - 1) // (most - 1)] for i in range(most))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,15 +20,14 @@ from sparkring.conf.storage import Storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.files import csv_file
 from sparkring.etl.sources.files.footers import check_footers
-from sparkring.etl.sources.files.listing import FileList, list_files
+from sparkring.etl.sources.files.listing import LOOKED_AT, FileList, list_files, spread
 from sparkring.etl.sources.files.read import declared_schema, line_format, read_files
 from sparkring.etl.sources.predicate import parse
 from sparkring.etl.sources.snapshot import ExaminedTable, OpenSource, PinContext, SourceSnapshot
 from sparkring.etl.sources.types import known_schema
 
 HASH_THREADS = 16
-LOOKED_AT, SHOWN = 16, 5  # files of a table that are examined, and problems of it in a message
-T = TypeVar("T")
+SHOWN = 5  # problems of a table in a message
 
 
 @dataclass(frozen=True)
@@ -134,13 +132,6 @@ def examine_files(name: str, config: FilesSource) -> ExaminedTable:
     if config.format == "parquet" and not problems and len(listed.files) <= LOOKED_AT:
         rows = sum(_rows(listed, file.full) for file in listed.files)
     return ExaminedTable(shown, len(listed.files), listed.bytes, rows)
-
-
-def spread(values: Sequence[T], most: int) -> tuple[T, ...]:
-    """At most so many of the values, from the first to the last, at equal distances."""
-    if len(values) <= most:
-        return tuple(values)
-    return tuple(values[i * (len(values) - 1) // (most - 1)] for i in range(most))
 
 
 def _file_problems(config: FilesSource, listed: FileList) -> list[str]:

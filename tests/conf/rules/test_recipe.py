@@ -153,6 +153,9 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         ([PETASTORM], "data.block_rows=3"),
         ([PETASTORM], "data.on_corrupt=quarantine"),
         ([PETASTORM], "data.cache.files=/tmp/x"),
+        (["launch.on=spark"], "launch.ranks_per_host=2"),
+        (["launch.on=spark"], "launch.port=4000"),
+        (["launch.on=spark"], "launch.hosts_wait_s=9"),
         ([PETASTORM, "data.shuffle=false"], "data.petastorm.shuffle_rows=9"),
         ([], "data.petastorm.pool=process"),
         ([], "data.petastorm.workers=3"),
@@ -243,6 +246,7 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
     [
         ("name: mine\n", [], "etl, dataset: neither is given"),
         (SMALL, [f"etl={ETL}}}"], "etl, dataset: both are given"),
+        (SMALL, ["dataset=null", f"etl={ETL}}}", "launch.on=hosts"], "launch.on = 'hosts': there is no Spark to build"),
         (SMALL, ["train.epochs=null"], "train.epochs, train.steps: both are null"),
         (SMALL, ["train.steps=5", "optim.warmup_steps=5"], "optim.warmup_steps = 5: must be less than train.steps = 5"),
         (

@@ -203,7 +203,7 @@ def test_rows_that_the_driver_cannot_hold_have_no_trees_and_the_report_says_so(
     train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
     from types import SimpleNamespace
 
-    monkeypatch.setattr("sparkring.pipelines.evaluation.baseline.spark_progress", _nothing_shown)
+    monkeypatch.setattr("sparkring.pipelines.run.spark_jobs.spark_progress", _nothing_shown)
     found = fit_baselines(SimpleNamespace(), MULTICLASS, train, test, [*PLAIN, KIND], [KIND])  # type: ignore[arg-type]
     assert found.missing == {TREES: f"360 rows of {len(PLAIN)} features are more than the driver holds"}
 

@@ -90,7 +90,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(folder))
     (folder / "own_model_of_test.py").write_text((HERE / "own_model.py").read_text())
     monkeypatch.setattr("sparkring.pipelines.run.spark.spark_session", None)
-    monkeypatch.setattr("sparkring.pipelines.job.job.session_ahead", None)
+    monkeypatch.setattr("sparkring.pipelines.run.spark.session_ahead", None)
     for module in (recipe_module, plan_module):  # another test of this process may have a session
         monkeypatch.setattr(module, "submitted", lambda: False)
     yield folder
@@ -133,7 +133,7 @@ def test_a_mistake_is_named_once_and_spark_is_not_started(
 def test_a_folder_that_only_the_attempt_shows_cannot_be_made_is_one_line_of_run(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sparkring.pipelines.job.job.session_ahead", session_on_demand)  # found while Spark starts
+    monkeypatch.setattr("sparkring.pipelines.run.spark.session_ahead", session_on_demand)  # found while Spark starts
     assert main(["run", "mine.yaml", "storage.datasets=/proc/datasets"]) == Exit.RESOURCES
     said = capsys.readouterr().err
     assert (

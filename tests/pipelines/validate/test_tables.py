@@ -14,7 +14,7 @@ from moto.server import ThreadedMotoServer
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.config import RunConfig
 from sparkring.etl.examine import examine_sources
-from sparkring.etl.sources.files.source import LOOKED_AT, spread
+from sparkring.etl.sources.files.listing import LOOKED_AT, spread
 from sparkring.pipelines.validate.folders import JOB_FOLDERS, storage_problems
 from sparkring.pipelines.validate.recipe import device_problems
 from sparkring.training.worker.device import NO_GPU
@@ -30,7 +30,7 @@ def test_a_gpu_is_missed_only_where_the_ranks_run_on_this_host(monkeypatch: pyte
     def found(gpus: int, master: str | None, device: str = "cuda", **parallel: Any) -> list[str]:
         monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
         monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-        monkeypatch.setattr("sparkring.pipelines.model.plan.submitted", lambda: False)
+        monkeypatch.setattr("sparkring.pipelines.run.spark.submitted", lambda: False)
         blocks = {"spark": {"master": master}, "train": {"device": device}, "launch": {"world": 2}}
         config = {"name": "a", "etl": ETL, "parallel": parallel} | blocks
         return [*device_problems(RunConfig.model_validate(config))]

@@ -102,14 +102,15 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-def listen(host: str, backlog: int) -> socket.socket:
-    """Listen on a free port of an address or name of this host; on IPv6 where it has no IPv4 address.
+def listen(host: str, backlog: int, port: int = 0) -> socket.socket:
+    """Listen on a port of an address or name of this host; on IPv6 where it has no IPv4 address.
 
     Args:
         host: an address, in brackets too, as Spark writes those of IPv6.
         backlog: connections that may wait.
+        port: 0: any free one.
     """
-    found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, *_, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return socket.create_server(address, family=family, backlog=backlog)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -69,9 +70,13 @@ class ControlClient:
         self._is_closed = False
         self.local_address = ""
 
-    async def open(self) -> None:
-        """Connect, and stay connected. Raises DriverUnreachable."""
-        await self._connect()
+    async def open(self, wait_s: float | None = None) -> None:
+        """Connect, and stay connected. Raises DriverUnreachable.
+
+        `wait_s`: seconds for a driver to come that all find by a shared secret, where another certificate means another
+        secret; None: it is there.
+        """
+        await self._connect(wait_s)
         self._reconnecting = self._loop.create_task(self._reconnect())
         self._send_heartbeats()
 
@@ -169,9 +174,9 @@ class ControlClient:
             except DriverUnreachable:
                 return self._on_message(None)
 
-    async def _connect(self) -> None:
+    async def _connect(self, wait_s: float | None = None) -> None:
         """Make an authenticated connection; DriverUnreachable lists what was tried within the patience."""
-        deadline, problems = self._loop.time() + self._patience_s, {}
+        deadline, problems = self._loop.time() + (wait_s or self._patience_s), {}
         endpoint, context = self._endpoint, trusting(self._endpoint.certificate)
         attempt_s = min(max(self._patience_s, SHORTEST_ATTEMPT_S), CONNECT_TIMEOUT_S)
         while True:
@@ -194,6 +199,11 @@ class ControlClient:
                     if connection is not None:
                         connection.abort()
                     problems[address] = f"{type(error).__name__}: {error}"
+                    if wait_s is not None and isinstance(error, ssl.SSLCertVerificationError):
+                        raise DriverUnreachable(
+                            f"{address}:{endpoint.port}: a driver with another SPARKRING_SECRET listens there; give "
+                            "every host of a job the same secret, and every job a MASTER_PORT of its own"
+                        ) from error
             if self._loop.time() >= deadline:
                 tried = "; ".join(f"{a}:{endpoint.port}: {why}" for a, why in problems.items())
                 raise DriverUnreachable(

@@ -16,7 +16,7 @@ from typing import Any
 
 from sparkring.training.launch.channel.connection import Connection, LoopThread, listen
 from sparkring.training.launch.channel.frames import ProtocolError, encode, new_secret
-from sparkring.training.launch.channel.tls import new_certificate
+from sparkring.training.launch.channel.tls import new_certificate, shared_certificate
 from sparkring.training.launch.messages import (
     Heartbeat,
     Hello,
@@ -59,9 +59,21 @@ class ControlServer:
     reading never stops: however slow the driver is, no agent looks silent. `answer` replies to the rendezvous at once.
     """
 
-    def __init__(self, host: str, answer: Answer | None = None, secret: str | None = None):
-        self.secret, self._answer = secret or new_secret(), answer
-        self._tls, self.certificate = new_certificate()
+    def __init__(self, host: str, answer: Answer | None = None, port: int = 0, shared_secret: str | None = None):
+        """Listen.
+
+        Args:
+            host: address of the interface.
+            answer: replies to the rendezvous.
+            port: 0: any free one.
+            shared_secret: that agents know; None: a new one, sent with the certificate.
+        """
+        self._answer = answer
+        if shared_secret is None:
+            self.secret = new_secret()
+            self._tls, self.certificate = new_certificate()
+        else:
+            self._tls, self.certificate, self.secret = shared_certificate(shared_secret)
         self._agents: dict[str, _Agent] = {}
         self._authenticated: dict[Connection, _Agent] = {}
         self._unauthenticated = asyncio.Semaphore(MAX_UNAUTHENTICATED)
@@ -71,7 +83,7 @@ class ControlServer:
         self._heartbeats: dict[str, Heartbeat] = {}
         self._heartbeats_lock = threading.Lock()
         self.refused = 0  # connections that did not prove themselves
-        self._socket = listen(host, backlog=4096)
+        self._socket = listen(host, 4096, port)
         self._socket.setblocking(False)
         self.host, self.port = self._socket.getsockname()[:2]
         self._thread = LoopThread("sparkring-control")
@@ -213,7 +225,11 @@ class ControlServer:
     def _log_refused(self, address: object, error: OSError) -> None:
         self.refused += 1
         if self.refused <= 3 or self.refused & (self.refused - 1) == 0:  # powers of two: a flood must not fill the log
-            why = f"no hello within {HELLO_S:g} s" if isinstance(error, TimeoutError) else error
+            why = (
+                f"no hello within {HELLO_S:g} s"
+                if isinstance(error, TimeoutError)
+                else str(error) or type(error).__name__
+            )
             log.warning("refused connection %d, from %s: %s", self.refused, address, why)
 
     def _authenticate(self, connection: Connection, hello: ToDriver) -> None:

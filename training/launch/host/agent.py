@@ -33,6 +33,7 @@ from sparkring.training.launch.host.fork_server import ForkServer
 from sparkring.training.launch.host.info import collect_host_info
 from sparkring.training.launch.messages import (
     MAX_PEERS,
+    AgentLeaving,
     AgentReady,
     Bye,
     ChildExited,
@@ -40,6 +41,7 @@ from sparkring.training.launch.messages import (
     CutAt,
     DumpStacks,
     FromForkServer,
+    Joined,
     KillChildren,
     OfferCut,
     Peer,
@@ -70,6 +72,8 @@ class AgentOptions:
     interface: str | None = None  # of the ring; None: the one that reaches the driver
     patience_s: float = 20.0  # without the driver
     lines_per_s: float | None = 200.0  # of output; None: all, and a rank waits for the driver to take them
+    joined: Joined | None = None  # of an agent that came by itself
+    wait_s: float | None = None  # for such an agent's driver to come; None: `patience_s`
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class DriverGone(ConnectionError):
 class Agent:
     """Runs one rank at a time.
 
-    `run()` returns when the driver says bye; everything it started is gone by then.
+    `run()` returns the driver's bye; everything it started is gone by then.
     """
 
     def __init__(self, options: AgentOptions, index: int, name: str, gpus: tuple[str, ...] = ()):
@@ -121,18 +125,22 @@ class Agent:
 
     async def _open(self, name: str) -> tuple[ControlClient, RendezvousProxy]:
         client = ControlClient(self._options.endpoint, name, self._on_message, self._options.patience_s)
-        await client.open()
+        await client.open(self._options.wait_s)
         return client, await RendezvousProxy(self._ask_store).open()
 
-    def run(self) -> None:
-        self._client.send(AgentReady(self._info, socket.gethostname(), collect_host_info()))
+    def leave(self) -> None:
+        """Tell the driver that this host is about to go. Safe from any thread."""
+        self._client.send(AgentLeaving())
+
+    def run(self) -> Bye:
+        self._client.send(AgentReady(self._info, socket.gethostname(), collect_host_info(), self._options.joined))
         try:
             while True:
                 message = self._inbox.get()
                 if message is None:
                     raise DriverGone(f"the driver has not answered for {self._options.patience_s:g} s")
                 if isinstance(message, Bye):
-                    return
+                    return message
                 self._handle(message)
         finally:
             self._fork_server.close()

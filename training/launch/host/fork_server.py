@@ -44,6 +44,8 @@ PRIVATE_VARIABLES = (
     "MLFLOW_TRACKING_TOKEN",
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
+    "SPARKRING_SECRET",
+    "SPARKRING_SECRET_FILE",
 )
 PRIVATE_PREFIX = "OPENLINEAGE_"  # settings of its client, keys among them
 FDS_PER_RANK = 4  # output, channel to the agent, file for stacks, listening socket for torch's store: not of a server

@@ -1,0 +1,143 @@
+"""The reader of trainings alone, for a script of your own: `sparkring.data.open(...)`; without Spark and MLflow.
+
+The rows of global batch s depend on the dataset, the settings, the epoch and s alone, so a script goes on exactly where
+it was, on more or fewer ranks too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+
+from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.manifest import read_manifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.batch import Batch
+from sparkring.training.data.build import make_reader
+from sparkring.training.data.request import AllGather, DataRank, ReadRequest, gather_alone
+from sparkring.training.data.resume import explain_difference
+
+__all__ = ["Batch", "DataReader", "open"]
+
+
+class DataReader:
+    """One split of a dataset, as one of `world` ranks sees it; a context manager that closes its files.
+
+    Iterating gives the rest of the epoch that has begun, and then the next one. `state_dict` is that of the batches
+    that were given out: a loader that reads ahead of the training must not be put around it.
+    """
+
+    def __init__(self, request: ReadRequest, rank: DataRank, config: DataConfig):
+        self._reader = make_reader(config, request, rank)
+        self._consumed = 0
+
+    def __enter__(self) -> DataReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Global batches of an epoch; the same on every rank."""
+        return self._reader.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.batches()
+
+    @property
+    def consumed_samples(self) -> int:
+        """Rows of all ranks since the run began, by the last batch that was given out."""
+        return self._consumed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch is of, from 0."""
+        return self._consumed // self._reader.epochs.samples
+
+    def batches(self, from_sample: int | None = None, steps: int | None = None) -> Iterator[Batch]:
+        """Read this rank's part of the next global batches.
+
+        `from_sample`: rows of all ranks that were consumed before; None: go on. `steps`: how many batches, across
+        epochs; None: the rest of the epoch.
+        """
+        self._consumed = self._consumed if from_sample is None else from_sample
+        for batch in self._reader.batches(self._consumed, steps):
+            self._consumed = batch.consumed_samples
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say where the run stands, and in what order it reads; JSON-able, and the same on every rank."""
+        return {"consumed_samples": self._consumed, "order": dict(self._reader.order_state())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken, on any number of ranks.
+
+        ValueError names each setting by which this reader would go on in another order.
+        """
+        if differences := explain_difference(state["order"], self._reader.order_state()):
+            raise ValueError(
+                f"the state is of another order of rows: {'; '.join(differences)}; open the dataset with the settings "
+                "that the state was taken with"
+            )
+        self._consumed = int(state["consumed_samples"])
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def open(
+    uri: str,
+    split: str = "train",
+    *,
+    rank: int = 0,
+    world: int = 1,
+    global_batch: int,
+    columns: Sequence[str] | None = None,
+    device: torch.device | None = None,
+    **settings: Any,
+) -> DataReader:
+    """Open a split of a dataset that `sparkring etl` has built.
+
+    ManifestError where there is none. ValueError for settings by which no batch is possible.
+
+    Args:
+        uri: folder of the dataset, local or in an object store.
+        split: its name.
+        rank: of this process.
+        world: processes that share each global batch.
+        global_batch: rows of all ranks in a step.
+        columns: tensors that are read; None: all.
+        device: where batches go; None: they stay on the host.
+        settings: of a recipe's `data` block, such as shuffle=False, seed=1 or filters=[["x", ">", 0]].
+    """
+    config = DataConfig.model_validate(settings)
+    if not 0 <= rank < world:
+        raise ValueError(f"rank = {rank}: world = {world} processes are numbered from 0; give each a number below that")
+    storage = open_storage(uri)
+    manifest = read_manifest(storage)
+    if split not in manifest.splits:
+        raise ValueError(f"split = {split!r}: {uri} has the splits {sorted(manifest.splits)}")
+    request = ReadRequest(storage, manifest, split, columns, global_batch)
+    gather = gather_of(world) if config.filters or config.on_corrupt == "quarantine" else gather_alone
+    return DataReader(request, DataRank(rank, world, device, gather), config)
+
+
+def gather_of(world: int) -> AllGather:
+    """How ranks agree on the rows that filters and quarantine leave."""
+    if world == 1:
+        return gather_alone
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() != world:
+        raise ValueError(
+            f"world = {world}: filters and on_corrupt=quarantine ask the other ranks; call "
+            "torch.distributed.init_process_group for as many ranks before"
+        )
+
+    def gather(value: Any) -> list[Any]:
+        found = [None] * world
+        torch.distributed.all_gather_object(found, value)
+        return found
+
+    return gather

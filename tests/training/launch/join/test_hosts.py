@@ -1,0 +1,208 @@
+"""Hosts that come by themselves: who is waited for, who is sent away, and what each is told. All on the loopback."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+
+from sparkring.training.launch.channel.control_client import Endpoint
+from sparkring.training.launch.channel.tls import shared_certificate
+from sparkring.training.launch.failure import LaunchError, PreflightError
+from sparkring.training.launch.group import SharedPort, WorkerGroup
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.join.hosts import (
+    REFUSED,
+    HostAgents,
+    JoinedHosts,
+    JoinOptions,
+    driver_addresses,
+    join_driver,
+    joined_hosts,
+    share,
+    visible_gpus,
+)
+from sparkring.training.launch.join.placement import ALONE, Placement
+from tests.waits import wait_for
+
+SECRET = "a secret of enough letters"
+FIRST = JoinOptions(
+    placement=Placement("variables", 0, 2, "127.0.0.1", 0, ("h0", "h1")),
+    recipe="r" * 64,
+    dataset="d" * 64,
+    problem="",
+    ranks=1,
+    preload=(),
+    secret=SECRET,
+    wait_s=60.0,
+)
+
+
+def other(rank: int = 1, **changes: object) -> JoinOptions:
+    """The options of another host."""
+    place = replace(FIRST.placement, rank=rank)
+    return replace(FIRST, placement=place, process=uuid4().hex, **changes)  # type: ignore[arg-type]
+
+
+class Job:
+    """Host 0, and whoever joins it."""
+
+    def __init__(self, options: JoinOptions = FIRST):
+        self.group = WorkerGroup("127.0.0.1", shared=SharedPort(0, SECRET))
+        self.hosts = JoinedHosts(options, self.group, HostAgents(options, self.group.endpoint))
+
+    def join(self, options: JoinOptions, secret: str = SECRET) -> HostAgents:
+        _, certificate, proof = shared_certificate(secret)
+        return HostAgents(options, Endpoint(("127.0.0.1",), self.group.server.port, proof, certificate))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Job]]:
+    with ExitStack() as stack:
+
+        def started(options: JoinOptions = FIRST) -> Job:
+            job = Job(options)
+            stack.callback(job.hosts.close)
+            return job
+
+        yield started
+
+
+def rank_of(ctx: object) -> int:
+    return ctx.rank_info.rank  # type: ignore[attr-defined, no-any-return]
+
+
+def test_ranks_run_on_hosts_that_have_come_and_all_end_with_the_drivers_code(start: Callable[..., Job]) -> None:
+    job = start()
+    second = job.join(other())
+    job.hosts.gather(2)
+    assert job.hosts.slots() == 2
+    with job.hosts.open_group(2, ()) as group:
+        assert group.run(JobSpec(rank_of, preload=()), 2).results == [0, 1]
+    job.hosts.end(6, "not better")
+    job.hosts.close()
+    assert second.wait(60.0) and (second.result().code, second.result().why) == (6, "not better")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"recipe": "x" * 64}, "has another recipe, other overrides or other modules of yours than host 0"),
+        ({"dataset": "x" * 64}, "has another dataset than host 0; give every host the same dataset=URI"),
+        ({"problem": "dataset = '/data': no such folder"}, "dataset = '/data': no such folder"),
+        ({"rank": 0}, "NODE_RANK = 0: given to "),
+    ],
+)
+def test_a_host_that_was_started_with_something_else_ends_the_job_before_it_begins(
+    changes: dict[str, object], said: str, start: Callable[..., Job]
+) -> None:
+    job = start()
+    second = job.join(other(**changes))  # type: ignore[arg-type]
+    with pytest.raises(PreflightError, match="do not fit together") as error:
+        job.hosts.gather(2)
+    assert said in str(error.value)
+    job.hosts.end(REFUSED, str(error.value))
+    job.hosts.close()
+    assert second.wait(60.0) and said in second.result().why
+
+
+def test_a_host_that_never_comes_is_named(start: Callable[..., Job]) -> None:
+    job = start(replace(FIRST, wait_s=0.5))
+    with pytest.raises(LaunchError, match=r"NODE_RANK=1 \(h1\): not here within launch.hosts_wait_s = 0.5 s"):
+        job.hosts.gather(2)
+
+
+def test_training_begins_without_a_host_that_does_not_come_where_the_rest_is_enough(start: Callable[..., Job]) -> None:
+    job = start(replace(FIRST, wait_s=5.0))
+    job.hosts.gather(1)
+    assert job.hosts.missing() == [1] and job.hosts.slots() == 1
+
+
+def test_a_host_with_another_secret_says_so_and_the_driver_has_refused_it(start: Callable[..., Job]) -> None:
+    job = start()
+    stranger = job.join(other(), secret="another secret of enough letters")
+    assert stranger.wait(60.0)
+    with pytest.raises(LaunchError, match="a driver with another SPARKRING_SECRET listens there"):
+        stranger.result()
+    wait_for(lambda: job.group.server.refused == 1)
+
+
+def test_a_host_that_comes_late_takes_a_lost_ones_place_unless_it_has_another_recipe(
+    start: Callable[..., Job],
+) -> None:
+    job = start()
+    second = job.join(other())
+    job.hosts.gather(2)
+    second.leave()
+    wait_for(lambda: job.hosts.slots() == 1)
+    assert len(job.hosts.leaving) == 1
+    with job.hosts.open_group(1, ()):
+        assert second.wait(60.0) and second.result().code == 0 and not job.hosts.leaving
+    stranger = job.join(other(recipe="x" * 64))
+    wait_for(lambda: job.hosts.slots() == 1 and stranger.wait(0.1))
+    assert stranger.result().code == REFUSED and "another recipe" in stranger.result().why
+    third = job.join(other(dataset=FIRST.dataset))
+    wait_for(lambda: job.hosts.slots() == 2)
+    job.hosts.close()
+    assert third.wait(60.0)
+
+
+def test_a_signal_does_not_make_running_agents_look_as_if_they_had_ended(start: Callable[..., Job]) -> None:
+    """Else the host would end at once, without the checkpoint that the driver asks the ranks for."""
+    job = start()
+    second = job.join(other())
+    job.hosts.gather(2)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            second.wait(60.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not second.wait(0.1) and job.hosts.slots() == 2
+
+
+def test_two_jobs_on_one_port_are_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = replace(FIRST, placement=replace(ALONE, port=port), secret=None)
+        with (
+            pytest.raises(LaunchError, match=f"port {port} of .*: another process listens there"),
+            joined_hosts(options, lambda group, agents: None),
+        ):
+            pass
+
+
+def test_an_address_that_leads_a_host_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LaunchError, match=r"MASTER_ADDR = '127.0.0.1': leads host 1 to itself"):
+        join_driver(other())
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    with pytest.raises(LaunchError, match=r"MASTER_ADDR = '127.0.0.1': leads other hosts nowhere"):
+        driver_addresses(FIRST.placement)
+
+
+def test_the_driver_listens_on_its_own_address_or_on_all_behind_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkring.training.launch.join.hosts.own_addresses", lambda: {"127.0.0.1", "10.0.0.1"})
+    assert driver_addresses(ALONE) == ("127.0.0.1", "127.0.0.1")
+    assert driver_addresses(replace(FIRST.placement, address="10.0.0.1")) == ("10.0.0.1", "10.0.0.1")
+    assert driver_addresses(replace(FIRST.placement, address="10.0.0.7")) == ("0.0.0.0", "10.0.0.7")
+
+
+def test_a_hosts_gpus_are_shared_out_among_its_ranks() -> None:
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, 5,GPU-a,7"}) == ("3", "5", "GPU-a", "7")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert [share(("3", "5", "6"), 2, slot) for slot in (0, 1)] == [("3",), ("5",)]
+    assert share(("0",), 2, 0) == () and share(("0", "1", "2", "3"), 2, 1) == ("2", "3")
+
+
+def test_the_secret_is_not_shown() -> None:
+    assert SECRET not in repr(FIRST) + repr(SharedPort(1, SECRET))  # which an error could quote

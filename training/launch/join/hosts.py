@@ -1,0 +1,335 @@
+"""Hosts that come by themselves: each was started with the same command, and knows where host 0 is (placement.py).
+
+Host 0 is the driver: it listens where the others look for it, waits until all have come, and refuses those that were
+started with something else. Every host, host 0 too, runs the agents of its ranks as threads. A host that comes later
+takes the place of one that was lost; training grows onto it at a checkpoint.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from sparkring.training.launch.channel.control_client import Endpoint
+from sparkring.training.launch.channel.tls import shared_certificate
+from sparkring.training.launch.failure import LaunchError, PreflightError
+from sparkring.training.launch.group import SharedPort, WorkerGroup
+from sparkring.training.launch.host.agent import Agent, AgentOptions
+from sparkring.training.launch.host.info import collect_host_info, problems
+from sparkring.training.launch.host.processes import usable_cores
+from sparkring.training.launch.join.placement import ALONE, Placement
+from sparkring.training.launch.messages import AgentReady, Bye, Joined
+from sparkring.training.launch.topology import AgentInfo
+
+log = logging.getLogger(__name__)
+REFUSED = 5  # exit code of a host that is sent away: RESOURCES of pipelines/run/exit_codes.py
+LOOPBACK = ALONE.address
+CLOSE_S = 15.0  # for the agents of this host to end
+Check = Callable[[WorkerGroup, list[AgentInfo]], None]
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """How a host joins. Seconds end in `_s`."""
+
+    placement: Placement
+    recipe: str  # digest of what was resolved here, and of the user's modules
+    dataset: str  # fingerprint
+    problem: str  # what keeps this host from running ranks; empty: nothing
+    ranks: int  # that this host has room for
+    preload: tuple[str, ...]
+    secret: str | None = field(default=None, repr=False)  # that all hosts know; None: there is one host
+    wait_s: float = 300.0  # for all hosts to come
+    silence_timeout_s: float = 20.0
+    interface: str | None = None
+    lines_per_s: float | None = 200.0
+    process: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def joined(self) -> Joined:
+        return Joined(self.placement.rank, self.process, self.recipe, self.dataset, self.problem)
+
+
+class HostAgents:
+    """The agents of one host, each in a thread, until the driver says bye."""
+
+    def __init__(self, options: JoinOptions, endpoint: Endpoint):
+        self._agents: list[Agent] = []
+        self._left = False
+        self._byes: list[Bye] = []
+        self._running, self._lock, self._all_ended = options.ranks, threading.Lock(), threading.Event()
+        self.error: Exception | None = None  # of the first agent that could not go on
+        threads_per_rank = max(1, usable_cores() // options.ranks)
+        self._options = AgentOptions(
+            endpoint,
+            {"OMP_NUM_THREADS": str(threads_per_rank), **os.environ},
+            options.preload,
+            options.interface,
+            lines_per_s=options.lines_per_s,
+            joined=options.joined,
+            wait_s=options.wait_s,
+        )
+        gpus = visible_gpus(os.environ)
+        for slot in range(options.ranks):
+            own = share(gpus, options.ranks, slot)
+            threading.Thread(target=self._run, args=(options, slot, own), name="sparkring-agent", daemon=True).start()
+
+    def _run(self, options: JoinOptions, slot: int, gpus: tuple[str, ...]) -> None:
+        index = options.placement.rank * options.ranks + slot
+        try:
+            agent = Agent(self._options, index, f"host{options.placement.rank}-{slot}-{options.process[:8]}", gpus)
+            self._agents.append(agent)
+            if self._left:
+                agent.leave()
+            self._byes.append(agent.run())
+        except (OSError, ValueError) as error:  # ConnectionErrors above all
+            self.error = self.error or error
+        finally:
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    self._all_ended.set()
+
+    def leave(self) -> None:
+        """Tell the driver that this host is about to go."""
+        self._left = True
+        for agent in [*self._agents]:
+            agent.leave()
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait for the end of all agents; False where `limit_s` seconds pass before.
+
+        Not by Thread.join: where a signal's handler raises in it, Python 3.11 takes the thread to have ended.
+        """
+        return self._all_ended.wait(limit_s)
+
+    def result(self) -> Bye:
+        """The driver's last message. LaunchError where the agents ended without it."""
+        if self.error is not None:
+            raise LaunchError(str(self.error)) from self.error
+        return next((bye for bye in self._byes if bye.code), Bye())
+
+
+def join_driver(options: JoinOptions) -> HostAgents:
+    """Start the agents of a host that is not host 0."""
+    place = options.placement
+    assert options.secret is not None
+    if is_loopback(place.address):
+        raise LaunchError(
+            f"MASTER_ADDR = {place.address!r}: leads host {place.rank} to itself; set it to an address of the first "
+            "host that the others reach"
+        )
+    _, certificate, secret = shared_certificate(options.secret)
+    return HostAgents(options, Endpoint((place.address,), place.port, secret, certificate))
+
+
+class JoinedHosts:
+    """The driver's view of the hosts: who has come, and room for how many ranks they have."""
+
+    def __init__(self, options: JoinOptions, group: WorkerGroup, own: HostAgents):
+        self._options, self._group, self._own = options, group, own
+        self._accepted: set[str] = set()
+        self._end = Bye(REFUSED, "the driver has failed")
+
+    def gather(self, least: int) -> None:
+        """Wait for all hosts; PreflightError where they were started with different things.
+
+        `least`: ranks to begin with where some hosts do not come in time. LaunchError names these where there is room
+        for fewer.
+        """
+        options = self._options
+        if not self._group.wait(self._have_all_come, options.wait_s):
+            missing = ", ".join(map(options.placement.name_of, self.missing()))
+            late = f"{missing}: not here within launch.hosts_wait_s = {options.wait_s:g} s"
+            if refused := self._group.server.refused:
+                late += f"; {refused} connections were refused, as of a host with another SPARKRING_SECRET"
+            if (room := len(self._here())) < least:
+                raise LaunchError(f"{late}; there is room for {room} ranks, and {least} are needed (launch.min_world)")
+            log.warning("%s; training begins on the others", late)
+        self._group.check_new(self._group.agents)
+        self._accepted |= {ready.agent.name for ready in self._group.ready}
+
+    def _have_all_come(self) -> bool:
+        if (bye := self._own.result()).why:  # another driver has sent our own agents away
+            raise LaunchError(bye.why)
+        ready = self._here()
+        if found := [*doubles(ready, self._options.placement), *self.differences(ready)]:
+            raise PreflightError("the hosts do not fit together\n" + "\n".join(f"  - {line}" for line in found))
+        return not self.missing()
+
+    def missing(self) -> list[int]:
+        """Ranks of the hosts that are not here with all their agents."""
+        here = [ready.joined.rank for ready in self._here() if ready.joined is not None]
+        return [rank for rank in range(self._options.placement.count) if here.count(rank) < self._options.ranks]
+
+    def _here(self) -> list[AgentReady]:
+        """Agents that are ready and connected."""
+        return [each for each in self._group.ready if self._group.server.is_connected(each.agent.name)]
+
+    def differences(self, ready: Sequence[AgentReady]) -> list[str]:
+        """List what hosts were started with that host 0 was not, a line for each of a host."""
+        mine, driver = self._options.joined, collect_host_info()
+        found: dict[str, None] = {}
+        for each in ready:
+            name = self._group.name_of(each.agent)
+            host, skew_s = self._group.host_of(each.agent)
+            found |= dict.fromkeys([*unequal(name, mine, each.joined), *problems(driver, {name: host}, {name: skew_s})])
+        return [*found]
+
+    def slots(self) -> int:
+        """Count the ranks that there is room for on hosts that answer."""
+        self._group.look()
+        self._judge_late()
+        return len([each for each in self._here() if not self._group.is_lost(each.agent.name)])
+
+    def _judge_late(self) -> None:
+        """Accept hosts that have come since, or send them away."""
+        ready = self._group.ready
+        for each in [one for one in ready if one.agent.name not in self._accepted]:
+            name = each.agent.name
+            here = [one for one in self._here() if one.agent.name in self._accepted]
+            if why := [*doubles([*here, each], self._options.placement), *self.differences([each])]:
+                log.warning("a host has come, and is sent away: %s", "; ".join(why))
+                self._group.refuse(name, Bye(REFUSED, "; ".join(why)))
+            else:
+                log.info("%s has come", self._group.name_of(each.agent))
+                self._accepted.add(name)
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Agents whose hosts are about to go."""
+        return frozenset(self._group.leaving)
+
+    @contextmanager
+    def open_group(self, world: int, preload: tuple[str, ...]) -> Iterator[WorkerGroup]:
+        """Give the group for the next attempts, without the hosts that are gone; the others' agents stay."""
+        self._group.forget_gone()
+        yield self._group
+
+    def end(self, code: int, why: str = "") -> None:
+        """Decide with what exit code, and what words, the other hosts end."""
+        self._end = Bye(code, why)
+
+    def close(self) -> None:
+        """Send all hosts away."""
+        deadline = time.monotonic() + CLOSE_S
+        while not self._own.wait(0.02) and time.monotonic() < deadline:
+            self._group.dismiss(self._end)  # again: an agent may become ready only now
+        self._group.close(self._end)
+
+
+@contextmanager
+def joined_hosts(options: JoinOptions, check: Check) -> Iterator[JoinedHosts]:
+    """Be host 0: listen for the others, and run the agents of this host. `check` as of WorkerGroup."""
+    place = options.placement
+    bind, address = driver_addresses(place)
+    shared = SharedPort(place.port, options.secret)
+    try:
+        group = WorkerGroup(bind, (address,), "sparkring", options.silence_timeout_s, check=check, shared=shared)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise LaunchError(
+            f"port {place.port} of {bind}: another process listens there, such as another job with this MASTER_PORT; "
+            "give this job another MASTER_PORT, or set launch.port"
+        ) from error
+    hosts = JoinedHosts(options, group, HostAgents(options, group.endpoint))
+    try:
+        yield hosts
+    finally:
+        hosts.close()
+
+
+def driver_addresses(place: Placement) -> tuple[str, str]:
+    """Choose (address to listen on, address by which this host's own agents reach it).
+
+    The second decides which interface the ring takes on this host, so it is never the loopback where there are others.
+    """
+    if place.count == 1:
+        return LOOPBACK, LOOPBACK
+    found = resolved(place.address)
+    if found and not is_loopback(found):
+        return (found if found in own_addresses() else any_address(found)), place.address
+    own = resolved(socket.gethostname())
+    if not own or is_loopback(own):
+        raise LaunchError(
+            f"MASTER_ADDR = {place.address!r}: leads other hosts nowhere, and the name of this one, "
+            f"{socket.gethostname()!r}, has no other address; set MASTER_ADDR to one that the others reach"
+        )
+    return own, own
+
+
+def any_address(address: str) -> str:
+    """The address that stands for all of this host's, of the same family."""
+    return "::" if ":" in address else "0.0.0.0"
+
+
+def resolved(name: str) -> str:
+    """Resolve a name to an address; '' where it has none."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ""
+    return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+
+
+def is_loopback(address: str) -> bool:
+    found = resolved(address)
+    return bool(found) and ipaddress.ip_address(found.partition("%")[0]).is_loopback
+
+
+def own_addresses() -> set[str]:
+    return {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+
+
+def doubles(ready: Sequence[AgentReady], place: Placement) -> list[str]:
+    """Name the ranks that more than one host was given."""
+    hosts: dict[int, dict[str, str]] = {}
+    for each in ready:
+        if each.joined is not None:
+            hosts.setdefault(each.joined.rank, {})[each.joined.process] = f"{each.hostname} ({each.agent.address})"
+    return [
+        f"{place.rank_key} = {rank}: given to {' and '.join(sorted(names.values()))}; give each host its own"
+        for rank, names in sorted(hosts.items())
+        if len(names) > 1
+    ]
+
+
+def unequal(name: str, mine: Joined, theirs: Joined | None) -> list[str]:
+    """Say what a host was started with that this one was not."""
+    if theirs is None:
+        return [f"{name}: was not started as a host that joins"]
+    if theirs.problem:
+        return [f"{name}: {theirs.problem}"]
+    words = {
+        "recipe": "another recipe, other overrides or other modules of yours than host 0; start the same command, with "
+        "the same files, on every host",
+        "dataset": "another dataset than host 0; give every host the same dataset=URI",
+    }
+    return [f"{name}: has {text}" for key, text in words.items() if getattr(mine, key) != getattr(theirs, key)]
+
+
+def visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The GPUs that this process may use: by CUDA_VISIBLE_DEVICES, else all of the host."""
+    named = env.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return tuple(gpu.strip() for gpu in named.split(",") if gpu.strip())
+    return tuple(str(index) for index in range(len([*Path("/dev").glob("nvidia[0-9]*")])))
+
+
+def share(gpus: Sequence[str], ranks: int, slot: int) -> tuple[str, ...]:
+    """The GPUs of one of a host's ranks: as many for each; none where there are fewer than ranks."""
+    each = len(gpus) // ranks
+    return tuple(gpus[slot * each : (slot + 1) * each])
