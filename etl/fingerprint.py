@@ -10,8 +10,8 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.code import code_digest
 from sparkring.conf.digest import digest
 from sparkring.conf.manifest import FORMAT_VERSION, SPARK_SEMANTICS
-from sparkring.etl.session import decides_rows
 from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.spark_platform.session import decides_rows
 from sparkring.etl.views import own_modules
 
 PACKAGE = "sparkring.etl"  # other code may build other rows

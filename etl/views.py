@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkring.conf.errors import first_line
 from sparkring.conf.references import load_reference, module_of
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.catalog.query_files import is_fixed
+from sparkring.etl.spark_platform.query_files import is_fixed
 
 STDLIB = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 

@@ -32,8 +32,8 @@ from sparkring.etl.analysis import analyze
 from sparkring.etl.build import BuildRequest, PinnedDataset, PinnedSources, build_dataset, dataset_folder, find_dataset
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import made_of, what_differs
-from sparkring.etl.session import build_session
 from sparkring.etl.sources.snapshot import PinContext
+from sparkring.etl.spark_platform.session import build_session
 from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, pin_dataset
 from sparkring.pipelines.run.spark_jobs import spark_progress
 from sparkring.pipelines.tracking.ops import DatasetInfo

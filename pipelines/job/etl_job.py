@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 import sparkring
 from sparkring.conf.digest import digest
 from sparkring.conf.load import Resolved
+from sparkring.etl.spark_platform.application import application_id
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.context import PERSONAL, Publication
 from sparkring.pipelines.housekeeping.cost import etl_cost
@@ -90,7 +91,7 @@ def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession, fing
         {
             "sparkring.config_digest": resolved.digest,
             FINGERPRINT: fingerprint,
-            "sparkring.application_id": spark.sparkContext.applicationId,
+            "sparkring.application_id": application_id(spark),
             "sparkring.world": config.launch.world,
             "sparkring.code_path": str(Path(sparkring.__file__).parent),
             NOTE: job_note(config.description, shown_command(sys.argv)),

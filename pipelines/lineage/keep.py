@@ -6,12 +6,12 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.spark_platform.application import java_version
 from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.lineage.compare import environment_differences
 from sparkring.pipelines.lineage.environment import content_digest, environment
@@ -27,11 +27,10 @@ def keep_environment(job: JobContext) -> None:
     """Write reproduce.json, and diff.patch where the checkout has changes, before the ranks are started."""
     folder, found = job.folder, environment(job.config)
     patch = keep_patch(folder) if job.commit.endswith("+changes") else ""
-    jvm: Any = job.spark.sparkContext._jvm
     record = Record(
         environment=found,
         changed=changed_since(read_record(folder), found) if folder.exists(RECORD) else [],
-        java=str(jvm.java.lang.System.getProperty("java.version")),
+        java=java_version(job.spark),
         datasets={
             uri: content_digest(read_manifest(open_storage(uri)))
             for uri in datasets(job.config, job.dataset.folder.uri)

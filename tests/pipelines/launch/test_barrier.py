@@ -249,7 +249,7 @@ def test_the_code_archive_is_where_no_other_user_can_put_his_own(
     os.chown(planted, nobody, -1)
     shipped: list[Path] = []
     context = SimpleNamespace(_python_includes=[], addPyFile=lambda path: shipped.append(Path(path)))
-    digest = ship_code(context)  # type: ignore[arg-type]
+    digest = ship_code(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
     (path,) = shipped
     assert path.name == f"sparkring-{digest}.zip" and path.read_bytes() == code_archive()
     found = path.parent.lstat()

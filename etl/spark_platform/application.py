@@ -1,0 +1,170 @@
+"""The application of a session: its identity, settings, and what travels to its executors."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from sparkring.etl.spark_platform.capabilities import is_classic
+from sparkring.etl.spark_platform.jvm import JvmGone, jvm_of
+from sparkring.etl.spark_platform.versions import setting_names
+
+GONE = (JvmGone, OSError)  # what a call for tidying up raises after Ctrl-C: the session is of no use then
+DESCRIPTION = "spark.job.description"
+
+
+def settings_of(spark: SparkSession) -> Mapping[str, str]:
+    """The settings of the application; of Spark Connect those that its server shows to a session."""
+    if is_classic(spark):
+        return dict(spark.sparkContext.getConf().getAll())
+    return {name: spark.conf.get(name, "") or "" for name in setting_names(spark)}
+
+
+def master_of(spark: SparkSession) -> str:
+    if is_classic(spark):
+        return str(spark.sparkContext.master)
+    return spark.conf.get("spark.master", "Spark Connect") or "Spark Connect"
+
+
+def application_id(spark: SparkSession) -> str:
+    if is_classic(spark):
+        return str(spark.sparkContext.applicationId)
+    return spark.conf.get("spark.app.id", "") or ""
+
+
+def java_version(spark: SparkSession) -> str:
+    """Of the driver's JVM; that of a server may not be for us to know."""
+    if is_classic(spark):
+        return str(jvm_of(spark).java.lang.System.getProperty("java.version"))
+    with suppress(Exception):
+        return str(spark.sql("SELECT java_method('java.lang.System', 'getProperty', 'java.version')").collect()[0][0])
+    return ""
+
+
+def default_parallelism(spark: SparkSession) -> int:
+    """How many tasks Spark would run at a time; of Spark Connect it is seen by a small job."""
+    if is_classic(spark):
+        return int(spark.sparkContext.defaultParallelism)
+    return int(spark.range(1 << 12).select(F.spark_partition_id()).distinct().count())
+
+
+@contextmanager
+def described(spark: SparkSession, does: str) -> Iterator[None]:
+    """Say what the block's jobs do, in Spark's UI and wherever else they are shown."""
+    if not is_classic(spark):
+        with tagged(spark, does):
+            yield
+        return
+    context = spark.sparkContext
+    before = context.getLocalProperty(DESCRIPTION)
+    context.setLocalProperty(DESCRIPTION, does)
+    try:
+        yield
+    finally:
+        with suppress(*GONE):
+            context.setLocalProperty(DESCRIPTION, before)  # type: ignore[arg-type]
+
+
+@contextmanager
+def tagged(spark: SparkSession, tag: str) -> Iterator[None]:
+    """Give the block's jobs, those of this thread, a tag by which `cancel` finds them."""
+    owner: Any = spark.sparkContext if is_classic(spark) else spark
+    add, remove = (owner.addJobTag, owner.removeJobTag) if is_classic(spark) else (owner.addTag, owner.removeTag)
+    add(tag)
+    try:
+        yield
+    finally:
+        with suppress(*GONE):
+            remove(tag)
+
+
+def cancel(spark: SparkSession, tag: str) -> None:
+    """Cancel the jobs with this tag."""
+    if is_classic(spark):
+        spark.sparkContext.cancelJobsWithTag(tag)
+    else:
+        spark.interruptTag(tag)
+
+
+def add_archive(spark: SparkSession, path: Path) -> None:
+    """Give every task the unpacked archive, below SparkFiles' folder under the archive's name."""
+    if is_classic(spark):
+        spark.sparkContext.addArchive(str(path))
+    else:
+        spark.addArtifacts(str(path), archive=True)
+
+
+def add_file(spark: SparkSession, path: Path) -> None:
+    """Give every task the file, in SparkFiles' folder."""
+    if is_classic(spark):
+        spark.sparkContext.addFile(str(path))
+    else:
+        spark.addArtifacts(str(path), file=True)
+
+
+def add_code(spark: SparkSession, path: Path) -> None:
+    """Put an archive of Python modules on the path of every task."""
+    if is_classic(spark):
+        spark.sparkContext.addPyFile(str(path))
+    else:
+        spark.addArtifacts(str(path), pyfile=True)
+
+
+def shipped_names(spark: SparkSession) -> list[str]:
+    """Name the archives that were put on the path; of Spark Connect none is known."""
+    return [*(spark.sparkContext._python_includes or [])] if is_classic(spark) else []
+
+
+def served_folder(spark: SparkSession) -> Path:
+    """A folder for files that executors fetch for as long as the session lives."""
+    if is_classic(spark):
+        return Path(str(spark.sparkContext._temp_dir))
+    return Path(tempfile.mkdtemp(prefix="sparkring-artifacts-"))  # the server has a copy when `add_archive` returns
+
+
+def in_process(spark: SparkSession) -> bool:
+    """Whether executors are threads of the driver's JVM, whose Python finds our code where the driver's does."""
+    return is_classic(spark) and re.fullmatch(r"local(\[.*])?", master_of(spark)) is not None
+
+
+def named_python(spark: SparkSession) -> str | None:
+    """Find the workers' Python that the user has named: in Spark's configuration, or else by a variable.
+
+    The configuration, spark-defaults.conf too, is read by spark-submit alone.
+    """
+    return settings_of(spark).get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+
+
+def workers_python(spark: SparkSession) -> str:
+    """The Python that executors start."""
+    return str(spark.sparkContext.pythonExec) if is_classic(spark) else "that of the Spark Connect server"
+
+
+def start_python(spark: SparkSession, python: str) -> None:
+    """Have executors start this Python from now on; a server of Spark Connect has its own."""
+    if is_classic(spark):
+        spark.sparkContext.pythonExec = python
+
+
+@contextmanager
+def this_python(spark: SparkSession) -> Iterator[None]:
+    """Let local executors run this Python for the block, unless the user has named one.
+
+    Of a session that was made elsewhere, as in a notebook, Spark takes the first `python3` of the PATH.
+    """
+    before = workers_python(spark)
+    if master_of(spark).startswith("local") and named_python(spark) is None:
+        start_python(spark, sys.executable)
+    try:
+        yield
+    finally:
+        start_python(spark, before)
