@@ -252,7 +252,10 @@ def _count_portion(portion: Portion, found: pa.Table, config: EtlConfig, several
 
 def _together(frames: Sequence[DataFrame]) -> DataFrame:
     """The rows of all portions, with PORTION."""
-    return reduce(DataFrame.unionByName, [frame.withColumn(PORTION, F.lit(n)) for n, frame in enumerate(frames)])
+    return reduce(
+        lambda above, below: above.unionByName(below),
+        [frame.withColumn(PORTION, F.lit(n)) for n, frame in enumerate(frames)],
+    )
 
 
 @dataclass(frozen=True)

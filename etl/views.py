@@ -66,7 +66,7 @@ def _call(key: str, reference: str, tables: dict[str, DataFrame]) -> DataFrame:
         made = function(dict(tables))
     except PySparkException as error:
         raise EtlError(f"{key} = {reference!r}: {first_line(error)}") from error
-    if not isinstance(made, DataFrame):
+    if not hasattr(made, "mapInArrow"):
         raise EtlError(f"{key} = {reference!r}: returned {type(made).__name__}, not a DataFrame")
     return made
 

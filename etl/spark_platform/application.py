@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from sparkring.etl.spark_platform.versions import setting_names
 
 GONE = (JvmGone, OSError)  # what a call for tidying up raises after Ctrl-C: the session is of no use then
 DESCRIPTION = "spark.job.description"
+SHIPPED = "_sparkring_code"  # of a session of Spark Connect
 
 
 def settings_of(spark: SparkSession) -> Mapping[str, str]:
@@ -112,16 +114,40 @@ def add_file(spark: SparkSession, path: Path) -> None:
 
 
 def add_code(spark: SparkSession, path: Path) -> None:
-    """Put an archive of Python modules on the path of every task."""
+    """Put an archive of Python modules on the path of every task; by Connect, of this session and `fresh_session`s."""
     if is_classic(spark):
         spark.sparkContext.addPyFile(str(path))
     else:
         spark.addArtifacts(str(path), pyfile=True)
+        setattr(spark, SHIPPED, [*getattr(spark, SHIPPED, []), path])
 
 
 def shipped_names(spark: SparkSession) -> list[str]:
-    """Name the archives that were put on the path; of Spark Connect none is known."""
-    return [*(spark.sparkContext._python_includes or [])] if is_classic(spark) else []
+    """Name the archives that were put on the path."""
+    if is_classic(spark):
+        return [*(spark.sparkContext._python_includes or [])]
+    return [path.name for path in getattr(spark, SHIPPED, [])]
+
+
+def fresh_session(spark: SparkSession) -> SparkSession:
+    """Open another session of the same application, with views and settings of its own."""
+    if is_classic(spark):
+        return spark.newSession()
+    session = type(spark)(spark.client._builder)  # type: ignore[arg-type]
+    for path in getattr(spark, SHIPPED, []):
+        add_code(session, path)
+    return session
+
+
+def driver_address(spark: SparkSession) -> tuple[str, str]:
+    """Where this process listens for the ranks' agents: the address to bind to, and the name that they connect to."""
+    if is_classic(spark):
+        settings = settings_of(spark)
+        host = settings.get("spark.driver.host") or "127.0.0.1"
+        return settings.get("spark.driver.bindAddress") or host, host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+        towards.connect((spark.client.host, 1))  # sends nothing: it chooses the interface
+        return towards.getsockname()[0], towards.getsockname()[0]
 
 
 def served_folder(spark: SparkSession) -> Path:

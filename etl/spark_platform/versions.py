@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
 from pyspark.sql.types import DataType, StructType
 
-OLDEST, NEWEST = (3, 5), (4, 3)  # that the tests have been run on
+OLDEST, TOO_NEW = (3, 5), (5, 0)
 WORD = (1 << 32) - 1
 HASH_SEED = 42  # of Spark's hash partitioning
 

@@ -33,8 +33,8 @@ from sparkring.etl.spark_platform.application import (
     application_id,
     cancel,
     described,
+    driver_address,
     in_process,
-    settings_of,
     shipped_names,
     tagged,
     this_python,
@@ -130,9 +130,7 @@ def barrier_group(
     """
     check_world(world)
     code = ship_code(spark)
-    conf = settings_of(spark)
-    host = conf.get("spark.driver.host") or "127.0.0.1"
-    bind = conf.get("spark.driver.bindAddress") or host
+    bind, host = driver_address(spark)
     stage = BarrierStage(spark)
     check = partial(check_hosts, code=None if in_process(spark) else code, horovod="horovod.torch" in preload)
     with WorkerGroup(bind, (host,), application_id(spark), options.silence_timeout_s, stage.trouble, check) as group:

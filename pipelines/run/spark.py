@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyspark
 from pyspark import SparkConf
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
@@ -30,8 +31,10 @@ from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import first_line
 from sparkring.etl.spark_platform.application import named_python, start_python
+from sparkring.etl.spark_platform.capabilities import is_classic
 from sparkring.etl.spark_platform.jvm import activate, active_context, adopt_jvm, jvm_held
 from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, is_one_jvm, is_refused, options_of
+from sparkring.pipelines.run.spark_remote import check_versions, open_remote, remote_of
 from sparkring.training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)
@@ -134,6 +137,9 @@ def open_session(
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     borrowed = active_context() is not None
     hide_error_copies()
+    check_versions(name, pyspark.__version__, pyspark.__version__)
+    if (remote := remote_of(name, config, os.environ)) is not None:
+        return open_connect(name, config, launch, remote)
     is_own = not submitted()
     settings = session_settings(name, config, launch.world, submitted())
     python = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)} if is_own else {}  # the JVM's
@@ -152,7 +158,19 @@ def open_session(
             spark = builder.getOrCreate()
     if is_own:  # Spark would start the first `python3` of the PATH on its workers, which need not be this one
         start_python(spark, named_python(spark) or sys.executable)
+    check_versions(name, pyspark.__version__, spark.version)
     return Opened(spark, borrowed, jvm_log)
+
+
+def open_connect(name: str, config: SparkConfig, launch: LaunchConfig, remote: str) -> Opened:
+    """Open a session of Spark Connect, or take over the one there is."""
+    at = {"master": remote} if remote.startswith("local") else {}
+    settings = session_settings(name, config.model_copy(update=at), launch.world, is_submitted=not at)
+    borrowed = "SPARK_CONNECT_MODE_ENABLED" in os.environ
+    with variables({"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)} if at else {}):
+        spark = open_remote(name, settings, remote)
+    check_versions(name, pyspark.__version__, spark.version)
+    return Opened(spark, borrowed, None)
 
 
 def hide_error_copies() -> None:
@@ -173,6 +191,12 @@ def held_session(opened: Opened, launch: LaunchConfig) -> Iterator[SparkSession]
     spark = opened.spark
     if opened.borrowed:
         yield spark
+        return
+    if not is_classic(spark):
+        try:
+            yield spark
+        finally:
+            opened.close()
         return
     with jvm_held(spark, launch.grace_s + AFTER_GRACE_S):
         try:
@@ -328,7 +352,7 @@ def session_ahead(
 
     A session that is not this process's own, or whose JVM writes to the console, waits until it is called for.
     """
-    if submitted() or config.log != "file":
+    if submitted() or config.log != "file" or remote_of(name, config, os.environ) is not None:
         with session_on_demand(name, config, launch, data_bytes) as session:
             yield session
         return

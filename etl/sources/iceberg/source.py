@@ -87,7 +87,7 @@ class IcebergSnapshot(SourceSnapshot):
             lake_files(host, files, LakeSchema(self.columns, in_file, filled))
             for (host, in_file, filled), files in groups.items()
         ]
-        return reduce(DataFrame.union, [part.read(spark) for part in parts])
+        return reduce(lambda above, below: above.union(below), [part.read(spark) for part in parts])
 
     def _way(self, file: IcebergFile, footer: pa.Schema) -> tuple[StructType, dict[str, Any]]:
         """How the columns are found in a file, and those that are not in it, with the value all its rows have.
