@@ -139,10 +139,13 @@ def barrier_tasks(
 ) -> DataFrame:
     """Map each partition of the rows in a task of its own, all of them at the same time.
 
-    `profile`: a ResourceProfile of the tasks, or None. ValueError where this Spark takes none here.
+    `profile`: a ResourceProfile of the tasks where this Spark `takes_profiles`, or None.
     """
     if profile is None:
         return rows.mapInArrow(task, schema, barrier=True)
-    if "profile" not in inspect.signature(rows.mapInArrow).parameters:  # from 4.0 on
-        raise ValueError("Spark before 4.0 gives a barrier stage of Arrow batches no resources of its own")
     return rows.mapInArrow(task, schema, barrier=True, profile=profile)
+
+
+def takes_profiles(frame: type = DataFrame) -> bool:
+    """Whether the tasks of `barrier_tasks` may have a ResourceProfile, as from 4.0 on."""
+    return "profile" in inspect.signature(frame.mapInArrow).parameters  # type: ignore[attr-defined]

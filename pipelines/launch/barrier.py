@@ -8,7 +8,6 @@ spark.network.crypto.enabled).
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -26,27 +25,22 @@ from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResour
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkring.conf.blocks.launch import LaunchConfig
-from sparkring.conf.code import code_digest
 from sparkring.conf.errors import first_line
 from sparkring.etl.spark_platform.application import (
-    add_code,
     application_id,
     cancel,
     described,
     driver_address,
     in_process,
-    shipped_names,
     tagged,
     this_python,
     workers_python,
 )
 from sparkring.etl.spark_platform.versions import barrier_tasks
 from sparkring.pipelines.launch.preflight import SlotRequest, check_hosts, check_slots
-from sparkring.pipelines.run.package import code_archive
-from sparkring.pipelines.run.scratch import open_scratch
+from sparkring.pipelines.run.package import ship_code
 from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.events import OnEvent
-from sparkring.training.launch.failure import LaunchError
 from sparkring.training.launch.group import WorkerGroup, log_event
 from sparkring.training.launch.host.agent import Agent, AgentOptions, DriverGone
 from sparkring.training.launch.host.rank import FILES
@@ -143,29 +137,6 @@ def barrier_group(
             stage.end(0.0 if group.lost_hosts else 10.0)  # the task of a host that fell silent never returns
 
 
-def ship_code(spark: SparkSession) -> str:
-    """Put this driver's code on the executors' path and return its digest.
-
-    Once per application, because Python processes of executors go on with the modules they have: later edits would not
-    reach them.
-    """
-    for name in shipped_names(spark):
-        if shipped := re.fullmatch(r"sparkring-([0-9a-f]{12})\.zip", name):
-            return shipped[1]
-    digest = code_digest()[:12]
-    try:
-        archive = code_archive()
-    except ValueError:
-        return digest  # we run from an archive ourselves, which --py-files has shipped
-    # New and ours alone: executors import what is in it. Spark serves it for as long as the application lives.
-    folder = open_scratch("code")
-    atexit.register(folder.close)
-    path = folder.path / f"sparkring-{digest}.zip"
-    path.write_bytes(archive)
-    add_code(spark, path)
-    return digest
-
-
 class BarrierStage:
     """The Spark job that runs the agents, in a thread of the driver."""
 
@@ -177,12 +148,7 @@ class BarrierStage:
     def start(self, options: AgentOptions, world: int, profile: ResourceProfile | None) -> None:
         """Start `world` agents, whose environment is their executor's."""
         indices = self._spark.range(0, world, 1, world)
-        try:
-            agents = barrier_tasks(indices, partial(_run_agent, options, self._name), "index long", profile)
-        except ValueError as error:
-            raise LaunchError(
-                f"launch.cpus_per_rank, launch.gpus_per_rank: {error}; leave them at their defaults"
-            ) from error
+        agents = barrier_tasks(indices, partial(_run_agent, options, self._name), "index long", profile)
         self._thread = threading.Thread(target=self._run, args=(agents,), name="sparkring-stage", daemon=True)
         self._thread.start()
 

@@ -11,12 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import pyspark
 from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
 from sparkring.etl.spark_platform.application import master_of, settings_of
 from sparkring.etl.spark_platform.executors import task_slots
 from sparkring.etl.spark_platform.jvm import JavaThrew
+from sparkring.etl.spark_platform.versions import takes_profiles
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import LaunchError, PreflightError
 from sparkring.training.launch.group import WorkerGroup
@@ -84,6 +86,12 @@ def check_slots(spark: SparkSession, request: SlotRequest, control: Control | No
             "(SPARK-24942); set --conf spark.dynamicAllocation.enabled=false --conf spark.executor.instances=<n>"
         )
     if request.profile is not None:
+        if not takes_profiles():
+            raise LaunchError(
+                f"launch.cpus_per_rank, launch.gpus_per_rank: Spark {pyspark.__version__} gives the ranks' stage no "
+                "resources of its own, as Spark 4.0 does; leave them at their defaults, and set spark.task.cpus and "
+                "spark.task.resource.gpu.amount"
+            )
         conf["spark.task.cpus"] = str(int(request.profile.taskResources["cpus"].amount))
     ceiling = slots_ceiling(master, conf)
     if ceiling is not None and least > ceiling:

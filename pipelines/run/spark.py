@@ -34,6 +34,7 @@ from sparkring.etl.spark_platform.application import named_python, start_python
 from sparkring.etl.spark_platform.capabilities import is_classic
 from sparkring.etl.spark_platform.jvm import activate, active_context, adopt_jvm, jvm_held
 from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, is_one_jvm, is_refused, options_of
+from sparkring.pipelines.run.package import ship_code
 from sparkring.pipelines.run.spark_remote import check_versions, open_remote, remote_of
 from sparkring.training.launch.failure import LaunchError
 
@@ -170,6 +171,8 @@ def open_connect(name: str, config: SparkConfig, launch: LaunchConfig, remote: s
     with variables({"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)} if at else {}):
         spark = open_remote(name, settings, remote)
     check_versions(name, pyspark.__version__, spark.version)
+    if not at:  # the server's Python need not have our code, and tasks of the ETL are of it too
+        ship_code(spark)
     return Opened(spark, borrowed, None)
 
 

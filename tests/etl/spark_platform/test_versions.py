@@ -86,3 +86,13 @@ def test_types_of_arrow_are_sparks() -> None:
 
 def test_the_version_of_a_vendors_spark_is_read() -> None:
     assert [versions.version_of(text) for text in ("3.5.6-amzn-1", "4.10.0")] == [(3, 5), (4, 10)]
+
+
+def test_it_is_known_whether_a_barrier_stage_takes_a_profile() -> None:
+    class Older:
+        def mapInArrow(self, func: Any, schema: str, barrier: bool = False) -> None: ...
+
+    class Newer:
+        def mapInArrow(self, func: Any, schema: str, barrier: bool = False, profile: Any = None) -> None: ...
+
+    assert versions.takes_profiles(Newer) and not versions.takes_profiles(Older)

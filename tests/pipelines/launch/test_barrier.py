@@ -23,11 +23,10 @@ from sparkring.pipelines.launch.barrier import (
     LaunchOptions,
     barrier_group,
     run_barrier,
-    ship_code,
     spark_reason,
 )
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, slots_ceiling, too_few_slots
-from sparkring.pipelines.run.package import code_archive, write_archive
+from sparkring.pipelines.run.package import code_archive, ship_code, write_archive
 from sparkring.training.launch.failure import Cancelled, LaunchError, WorkerFailed
 from sparkring.training.launch.group import Control
 from sparkring.training.launch.job import JobSpec

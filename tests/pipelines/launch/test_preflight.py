@@ -71,6 +71,15 @@ def test_slots_are_counted_by_what_a_rank_asks_for(monkeypatch: pytest.MonkeyPat
         check_slots(session, SlotRequest(4, profile=profile))
 
 
+def test_a_profile_is_refused_where_spark_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "takes_profiles", lambda: False)
+    session: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(master="local-cluster[2,2,1024]", getConf=lambda: SimpleNamespace(getAll=list))
+    )
+    with pytest.raises(LaunchError, match=r"launch\.cpus_per_rank.*leave them at their defaults.*spark\.task\.cpus"):
+        check_slots(session, SlotRequest(2, profile=SimpleNamespace()))  # type: ignore[arg-type]
+
+
 def test_unreachable_hosts_are_named() -> None:
     (line,) = unreachable({"a": "host-a"}, {"a": [PeerFailure("10.0.0.2", 4000, "timed out")], "b": []})
     assert line.startswith("host-a: cannot reach 10.0.0.2:4000 (timed out)")
