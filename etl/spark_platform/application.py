@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shutil
 import socket
 import sys
 import tempfile
@@ -13,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from sparkring.etl.spark_platform.capabilities import is_classic
 from sparkring.etl.spark_platform.jvm import JvmGone, jvm_of
-from sparkring.etl.spark_platform.versions import setting_names
+from sparkring.etl.spark_platform.versions import all_settings
 
 GONE = (JvmGone, OSError)  # what a call for tidying up raises after Ctrl-C: the session is of no use then
 DESCRIPTION = "spark.job.description"
@@ -28,7 +29,7 @@ def settings_of(spark: SparkSession) -> Mapping[str, str]:
     """The settings of the application; of Spark Connect those that its server shows to a session."""
     if is_classic(spark):
         return dict(spark.sparkContext.getConf().getAll())
-    return {name: spark.conf.get(name, "") or "" for name in setting_names(spark)}
+    return all_settings(spark)
 
 
 def master_of(spark: SparkSession) -> str:
@@ -53,10 +54,17 @@ def java_version(spark: SparkSession) -> str:
 
 
 def default_parallelism(spark: SparkSession) -> int:
-    """How many tasks Spark would run at a time; of Spark Connect it is seen by a small job."""
+    """How many tasks Spark would run at a time; by Connect a plan says it, so that no job waits for busy slots."""
     if is_classic(spark):
         return int(spark.sparkContext.defaultParallelism)
-    return int(spark.range(1 << 12).select(F.spark_partition_id()).distinct().count())
+    return splits_of(spark.range(1)._explain_string())  # type: ignore[operator]
+
+
+def splits_of(plan: str) -> int:
+    """Read into how many partitions a range is split: `Range (0, 1, step=1, splits=2)`."""
+    found = re.search(r"\bRange \(.*splits=(\d+)\)", plan)
+    assert found is not None, plan
+    return int(found[1])
 
 
 @contextmanager
@@ -154,7 +162,9 @@ def served_folder(spark: SparkSession) -> Path:
     """A folder for files that executors fetch for as long as the session lives."""
     if is_classic(spark):
         return Path(str(spark.sparkContext._temp_dir))
-    return Path(tempfile.mkdtemp(prefix="sparkring-artifacts-"))  # the server has a copy when `add_archive` returns
+    folder = tempfile.mkdtemp(prefix="sparkring-artifacts-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def in_process(spark: SparkSession) -> bool:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pyspark.sql import SparkSession
 
 from sparkring.etl.spark_platform.application import GONE, fresh_session
-from sparkring.etl.spark_platform.versions import setting_names
+from sparkring.etl.spark_platform.versions import all_settings
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def decides_rows(key: str) -> bool:
 def build_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     """Make a session with its own views, where the recipe's `settings` decide rows, not the cluster's or caller's."""
     session = fresh_session(spark)
-    for key in setting_names(session):
+    for key in all_settings(session):
         if decides_rows(key) and key not in settings and session.conf.isModifiable(key):
             log.warning("%s is set on this cluster and not in the recipe's spark.conf: left out of the build", key)
             session.conf.unset(key)

@@ -6,7 +6,7 @@ A function has a second way only where the first is missing, or would be slower 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -122,16 +122,16 @@ def is_decoded_again(name: str) -> Column:
     return found == F.encode(F.decode(found, "UTF-8"), "UTF-8")
 
 
-def setting_names(spark: SparkSession) -> Sequence[str]:
-    """Name the settings of Spark SQL that have a value of the session."""
+def all_settings(spark: SparkSession) -> Mapping[str, str]:
+    """The settings that have a value in the session, those of its application too."""
     if hasattr(type(spark.conf), "getAll"):  # from 4.0 on
-        return [*spark.conf.getAll]
+        return dict(spark.conf.getAll)
     return settings_by_sql(spark)
 
 
-def settings_by_sql(spark: SparkSession) -> Sequence[str]:
-    """As `setting_names`, by a statement."""
-    return [row[0] for row in spark.sql("SET").collect()]
+def settings_by_sql(spark: SparkSession) -> Mapping[str, str]:
+    """As `all_settings`, by a statement, which shows no secrets."""
+    return {row[0]: row[1] for row in spark.sql("SET").collect()}
 
 
 def barrier_tasks(

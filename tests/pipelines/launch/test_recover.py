@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from sparkring.etl.spark_platform.executors import executors
 from sparkring.pipelines.launch.barrier import LaunchOptions
 from sparkring.pipelines.launch.recover import (
     Platform,
     Recovery,
     RestartableJob,
-    executors,
     spark_platform,
     what_follows,
 )
