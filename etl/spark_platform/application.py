@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -21,7 +20,7 @@ from sparkring.etl.spark_platform.jvm import JvmGone, jvm_of
 from sparkring.etl.spark_platform.versions import all_settings
 
 GONE = (JvmGone, OSError)  # what a call for tidying up raises after Ctrl-C: the session is of no use then
-DESCRIPTION = "spark.job.description"
+DESCRIPTION, INTERRUPT = "spark.job.description", "spark.job.interruptOnCancel"
 SHIPPED = "_sparkring_code"  # of a session of Spark Connect
 
 
@@ -86,15 +85,23 @@ def described(spark: SparkSession, does: str) -> Iterator[None]:
 
 @contextmanager
 def tagged(spark: SparkSession, tag: str) -> Iterator[None]:
-    """Give the block's jobs, those of this thread, a tag by which `cancel` finds them."""
-    owner: Any = spark.sparkContext if is_classic(spark) else spark
-    add, remove = (owner.addJobTag, owner.removeJobTag) if is_classic(spark) else (owner.addTag, owner.removeTag)
-    add(tag)
+    """Give the block's jobs, those of this thread, a tag by which `cancel` finds them, and interrupts their tasks."""
+    if not is_classic(spark):
+        spark.addTag(tag)
+        try:
+            yield
+        finally:
+            spark.removeTag(tag)
+        return
+    context = spark.sparkContext
+    context.addJobTag(tag)
+    context.setLocalProperty(INTERRUPT, "true")
     try:
         yield
     finally:
         with suppress(*GONE):
-            remove(tag)
+            context.removeJobTag(tag)
+            context.setLocalProperty(INTERRUPT, None)  # type: ignore[arg-type]
 
 
 def cancel(spark: SparkSession, tag: str) -> None:

@@ -20,5 +20,5 @@ def test_what_is_said_of_jobs_ends_with_the_block(spark: Any) -> None:
     context = spark.sparkContext
     with described(spark, "write shards"), tagged(spark, "mine"):
         assert context.getLocalProperty("spark.job.description") == "write shards"
-        assert context.getJobTags() == {"mine"}
-    assert context.getLocalProperty("spark.job.description") is None and context.getJobTags() == set()
+        assert [*context.getJobTags()] == ["mine"]
+    assert context.getLocalProperty("spark.job.description") is None and [*context.getJobTags()] == []
