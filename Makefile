@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE  # each command and each rank would compile our
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: help setup check format test test-slow test-gpu fuzz mutants demo ui peers arena compare nights pages users airflow docs lock package clean
+.PHONY: help setup check format test test-slow test-gpu fuzz mutants demo ui peers arena compare matrix nights pages users airflow docs lock package clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -77,6 +77,9 @@ compare: setup  ## forms of training beside the ring on Fashion-MNIST, with a sl
 
 users: setup  ## a new user's first hour: five problems from `init` to `serve-check`, by the printed commands (minutes)
 	@$(BIN)/python benchmarks/new_user.py --out benchmarks/results/new_user_2core_202611.md $(ARGS)
+
+matrix: setup  ## flights on Spark 3.5 to 4.3, classic and Connect: equal bytes? (versions in build/matrix; half an hour)
+	@$(BIN)/python benchmarks/matrix.py --out benchmarks/results/matrix_2core_202611.md $(ARGS)
 
 airflow: setup  ## the example DAG in a real Airflow, in an environment of its own: two dates and a backfill (minutes)
 	@$(BIN)/python -m venv build/airflow

@@ -49,9 +49,9 @@ from sparkring.conf.manifest import (
 from sparkring.conf.sources import FilesSource
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, Built, build_dataset, find_dataset
-from sparkring.etl.session import build_session
 from sparkring.etl.sources.files.listing import FileList, SourceFile
 from sparkring.etl.sources.files.source import file_fingerprint, pin_files
+from sparkring.etl.spark_platform.session import build_session
 from sparkring.etl.windows.parts import PART_NAME, part_folder
 from sparkring.etl.windows.window import KnownParts, PinnedWindow, pin_window
 

@@ -39,6 +39,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "lag_quality": ("training/tables",),
     "launch": ("training/launch", "pipelines/launch"),
     "loop": ("training/loop/fit.py", "training/worker/train.py", "training/parallel"),
+    "matrix": ("etl/spark_platform", "pipelines/launch", "pipelines/run/spark.py"),
     "new_user": ("pipelines/init",),
     "night_pages": ("pipelines/tracking",),
     "nights": ("pipelines/schedule", "pipelines/job/job.py", "pipelines/promotion"),

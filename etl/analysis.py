@@ -14,9 +14,9 @@ from sparkring.conf.storage import Storage
 from sparkring.etl import checks
 from sparkring.etl.profile import NO_ROWS, unfitted_labels
 from sparkring.etl.rows import RowsJob, rows_of, stored_table
-from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import kind_of
 from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.spark_platform.session import build_session
 from sparkring.etl.split import add_split
 from sparkring.etl.text import sequences as text
 

@@ -44,12 +44,13 @@ from sparkring.etl.rows import (
     delete_dead_builds,
     deleted_on_failure,
     new_folder,
-    plan_text,
     rows_of,
     write_rows,
 )
-from sparkring.etl.session import build_session
 from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.spark_platform.application import application_id
+from sparkring.etl.spark_platform.plans import plan_text
+from sparkring.etl.spark_platform.session import build_session
 from sparkring.etl.split import add_split, check_splits
 from sparkring.etl.weights import check_weighted
 
@@ -142,7 +143,7 @@ class PinnedSources(PinnedDataset):
                 written.profile,
                 {name: source.lineage() for name, source in self.sources.items()},
                 plan_text(rows),
-                job.spark.sparkContext.applicationId,
+                application_id(job.spark),
             )
         delete_dead_builds(job.storage.at(at), {folder})
 

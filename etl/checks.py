@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from sparkring.conf.blocks.etl import CheckConfig
 from sparkring.conf.errors import first_line
 from sparkring.etl.errors import ChecksFailed, EtlError
+from sparkring.etl.spark_platform.versions import to_arrow
 from sparkring.etl.split import SPLIT
 
 RULE = "__rule"  # name of the first row-level rule the row fails; null on good rows
@@ -122,7 +123,7 @@ def counted(
         further: named aggregates of each group, beside its number of `rows`.
     """
     counts = [F.count_if(F.col(f"{FAIL}{i}")).alias(f"n{i}") for i in range(len(checks))]
-    return marked.groupBy(RULE, SPLIT, *by).agg(F.count(F.lit(1)).alias("rows"), *further, *counts).toArrow()
+    return to_arrow(marked.groupBy(RULE, SPLIT, *by).agg(F.count(F.lit(1)).alias("rows"), *further, *counts))
 
 
 def checked_of(table: pa.Table, checks: list[CheckConfig]) -> Checked:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from sparkring.conf.errors import first_line
 
 if TYPE_CHECKING:
-    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
+
+    from sparkring.etl.spark_platform.jvm import JavaThrew
 
 
 class EtlError(ValueError):
@@ -27,7 +28,7 @@ class ChecksFailed(EtlError):
         self.report = report
 
 
-def innermost(error: Py4JJavaError | PySparkException) -> str:
+def innermost(error: JavaThrew | PySparkException) -> str:
     """The first line of the innermost cause of an error in the JVM: what a driver or a file system answered."""
     cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)  # py4j's name and pyspark's
     if cause is None:

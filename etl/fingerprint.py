@@ -10,9 +10,9 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.code import code_digest
 from sparkring.conf.digest import digest
 from sparkring.conf.manifest import FORMAT_VERSION, SPARK_SEMANTICS
-from sparkring.etl.session import decides_rows
 from sparkring.etl.sources.own_code import own_modules
 from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.spark_platform.session import decides_rows
 
 PACKAGE = "sparkring.etl"  # other code may build other rows
 HASH_CHARACTERS = 12  # of what a fingerprint is made of: it is compared, not relied on

@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
-from py4j.protocol import Py4JJavaError
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +37,6 @@ from sparkring.etl.columns.types import fixed_row_bytes
 from sparkring.etl.errors import EtlError
 from sparkring.etl.flags import check_flags, flag_counts, odd_rows, ones, several_labels
 from sparkring.etl.profile import Profile, unfitted_labels
-from sparkring.etl.session import GONE, batches_to_python, described
 from sparkring.etl.shards.layout import COUNTED_BITS, Shard
 from sparkring.etl.shards.quarantine import PORTION, write_quarantine
 from sparkring.etl.shards.shard import (
@@ -56,6 +54,10 @@ from sparkring.etl.shards.shard import (
 )
 from sparkring.etl.shards.write import SHARD
 from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.spark_platform.application import GONE, described
+from sparkring.etl.spark_platform.jvm import JavaThrew
+from sparkring.etl.spark_platform.plans import is_cheap
+from sparkring.etl.spark_platform.session import batches_to_python
 from sparkring.etl.split import SPLIT
 from sparkring.etl.text import sequences as text
 from sparkring.etl.views import build_rows
@@ -66,10 +68,8 @@ log = logging.getLogger(__name__)
 STAGES = {"read": "read sources", "check": "check rows", "write": "write shards", "fit": "fit features"}
 DEAD_BUILD_AGE = timedelta(days=1)
 BUILD = re.compile(r"data-[0-9a-f]{12}")  # the folder of a build, below its dataset or part
-PLAN_CHARACTERS = 20_000
 TEXT_BYTES = "text_bytes"
 LIMIT_SALT, LIMIT_BUCKETS = "sparkring.limit", 1_000_000_000  # of the hash; apart from those of split and order
-COLUMNAR, ROW_BY_ROW = {"Parquet", "ORC"}, {"Project", "Filter", "Union"}  # Spark's names
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def deleted_on_failure(storage: Storage, paths: Sequence[str], sources: Iterable
     except BaseException as error:
         for path in paths:
             storage.delete(path)
-        if isinstance(error, (PySparkException, Py4JJavaError, OSError)):
+        if isinstance(error, (PySparkException, JavaThrew, OSError)):
             for source in sources:  # a file that has gone is why it could not be read
                 source.check_unchanged()
         raise
@@ -252,7 +252,10 @@ def _count_portion(portion: Portion, found: pa.Table, config: EtlConfig, several
 
 def _together(frames: Sequence[DataFrame]) -> DataFrame:
     """The rows of all portions, with PORTION."""
-    return reduce(DataFrame.unionByName, [frame.withColumn(PORTION, F.lit(n)) for n, frame in enumerate(frames)])
+    return reduce(
+        lambda above, below: above.unionByName(below),
+        [frame.withColumn(PORTION, F.lit(n)) for n, frame in enumerate(frames)],
+    )
 
 
 @dataclass(frozen=True)
@@ -296,30 +299,6 @@ def _counted(ordered: DataFrame, config: EtlConfig, stored: StoredTable | None) 
     further = [hashes_of(), longest, *(weight_counts(config.weight) if config.weight is not None else [])]
     further += flag_counts(several_labels(stored.columns))
     return checks.counted(ordered, config.checks, [F.col(PORTION), bucket_of(COUNTED_BITS)], further)
-
-
-def is_cheap(rows: DataFrame) -> bool:
-    """Whether rows cost less to read again than to keep: columns of Parquet or ORC files, of which a pass reads those
-    that it needs; no window, Python, random number, or join but with a table that is part of the plan, as that of the
-    files and their partitions is."""
-    plan = rows._jdf.queryExecution().optimizedPlan()
-    nodes = [plan]
-    for node in nodes:  # grows as it goes
-        below = [node.children().apply(number) for number in range(node.children().size())]
-        if node.nodeName() == "LogicalRelation":
-            relation = node.relation()
-            is_files = relation.getClass().getSimpleName() == "HadoopFsRelation"
-            if not is_files or relation.fileFormat().toString() not in COLUMNAR:
-                return False
-        elif node.nodeName() == "Join":
-            sides = below
-            below = [side for side in sides if side.nodeName() != "LocalRelation"]
-            if len(below) == len(sides):
-                return False
-        elif node.nodeName() not in ROW_BY_ROW:
-            return False
-        nodes += below
-    return bool(plan.deterministic())
 
 
 def _write_table(
@@ -431,12 +410,6 @@ def check_one_per(name: str, wanted: int, rows_in: int) -> None:
             f"etl.one_per = {name!r}: the table has {wanted} rows, etl.rows {rows_in}: joins {verb} rows; "
             "join on a unique key, and with LEFT JOIN"
         )
-
-
-def plan_text(rows: DataFrame) -> str:
-    """How Spark understood the views, for the lineage."""
-    plan = rows._jdf.queryExecution().analyzed().toString()
-    return re.sub(r"#\d+L?", "", plan)[:PLAN_CHARACTERS]
 
 
 def delete_dead_builds(storage: Storage, used: Container[str]) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkring.conf.errors import first_line
 from sparkring.conf.references import load_reference
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.catalog.query_files import is_fixed
+from sparkring.etl.spark_platform.query_files import is_fixed
 
 
 def build_rows(
@@ -58,7 +58,7 @@ def _call(key: str, reference: str, tables: dict[str, DataFrame]) -> DataFrame:
         made = function(dict(tables))
     except PySparkException as error:
         raise EtlError(f"{key} = {reference!r}: {first_line(error)}") from error
-    if not isinstance(made, DataFrame):
+    if not hasattr(made, "mapInArrow"):
         raise EtlError(f"{key} = {reference!r}: returned {type(made).__name__}, not a DataFrame")
     return made
 

@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from sparkring.conf.blocks.etl import ShardConfig
 from sparkring.conf.errors import first_line
@@ -44,6 +43,7 @@ from sparkring.etl.shards.layout import (
     shard_count,
 )
 from sparkring.etl.shards.write import RESULT, SHARD, WriteTask, worker_uri, write_shard
+from sparkring.etl.spark_platform.versions import repartition_by_number, spark_schema, to_arrow
 from sparkring.etl.split import FITTED, SPLIT
 
 log = logging.getLogger(__name__)
@@ -141,9 +141,9 @@ def write_shards(
     """
     stored = [c.name for c in columns]
     shards = [shard for target in targets for shard in target.plan.shards]
+    chosen = rows.select(*stored, SHARD, ORDER)
     arranged = (
-        rows.select(*stored, SHARD, ORDER)
-        .repartitionById(len(shards), F.col(SHARD))
+        repartition_by_number(chosen, len(shards), SHARD)
         # Rows of equal hashes are ordered by their own values; rows equal in everything may stand in any order.
         .sortWithinPartitions(ORDER, *stored)
         .drop(ORDER)
@@ -163,7 +163,7 @@ def write_shards(
             for s, p in zip(shards, paths, strict=True)
         ),
     )
-    records = arranged.mapInArrow(lambda batches: write_shard(task, batches), from_arrow_schema(RESULT)).collect()
+    records = arranged.mapInArrow(lambda batches: write_shard(task, batches), spark_schema(RESULT)).collect()
     if problems := sorted({r["problem"] for r in records if r["problem"]}):
         raise EtlError("\n".join(problems))
     by_shard = {record["shard"]: record for record in records}
@@ -289,7 +289,7 @@ def _find_cuts(
 def _counted(keyed: DataFrame, depth: int) -> pa.Table:
     """The table of `Buckets`."""
     counted = keyed.groupBy(SPLIT, bucket_of(depth)).agg(F.count(F.lit(1)).alias("rows"), hashes_of())
-    return counted.toArrow().sort_by(BUCKET)
+    return to_arrow(counted).sort_by(BUCKET)
 
 
 def _of_split(table: pa.Table, split: str) -> list[Any]:

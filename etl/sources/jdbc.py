@@ -15,7 +15,6 @@ from decimal import Decimal
 from math import floor
 from typing import Any, Self
 
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DateType, NumericType, StructField, TimestampNTZType, TimestampType
@@ -26,6 +25,9 @@ from sparkring.etl.errors import EtlError, innermost
 from sparkring.etl.sources.declared import select_declared
 from sparkring.etl.sources.landing import Landing, land
 from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
+from sparkring.etl.spark_platform.application import default_parallelism
+from sparkring.etl.spark_platform.capabilities import JDBC_TYPES, can
+from sparkring.etl.spark_platform.jvm import JavaThrew, jvm_of
 
 log = logging.getLogger(__name__)
 
@@ -117,17 +119,22 @@ class OpenJdbc(OpenSource[JdbcSource]):
         is_snapshot = config.consistency == "snapshot"
         if not is_snapshot:
             log.warning("%s: consistency: none: rows written while it is read may come twice, in part or never", key)
-        with database_errors(key, database), connected(spark, key, database) as connection:
+        is_typed = can(spark, JDBC_TYPES)
+        if not is_typed:
+            check_without_types(key, config)
+        with database_errors(key, database), connected(spark, key, database, is_typed) as connection:
             if is_snapshot:
                 begin(connection)
-            check_types(key, connection, config)
+            if is_typed:
+                check_types(key, connection, config)
             options = {**database.options, "fetchsize": str(config.fetchsize), "preferTimestampNTZ": "true"}
             first = [IMPORT.format(snapshot=export_snapshot(connection))] if is_snapshot else []
             if database.kind == "postgresql":
                 first.append(IN_UTC)
             options |= {"sessionInitStatement": "; ".join(first)} if first else {}
             rows = select_declared(key, read_rows(spark, key, config, options), config.columns)
-            check_zones(key, rows)
+            if is_typed:
+                check_zones(key, rows)
             landing = land(rows, self.context.datasets_uri)
         return JdbcSnapshot(self.name, config, landing.fingerprint, landing)
 
@@ -165,18 +172,35 @@ def database_errors(key: str, database: Database) -> Iterator[None]:
     """Turn what Spark and the driver raise into one error with the source's key and without a secret."""
     try:
         yield
-    except (Py4JJavaError, PySparkException) as error:
+    except (JavaThrew, PySparkException) as error:
         # Without `from`: the original has the secrets that were taken out.
         raise EtlError(f"{key}: its database cannot be read: {database.hide(innermost(error))}") from None
 
 
+def check_without_types(key: str, config: JdbcSource) -> None:
+    """Raise EtlError for what needs a connection of the driver's JVM, which Spark Connect hides."""
+    if config.consistency == "snapshot":
+        raise EtlError(
+            f"{key}.consistency = 'snapshot': Spark Connect has no connection of the driver's that could hold "
+            "it; write `consistency: none`, or run with a classic session"
+        )
+    if config.partitionColumn is not None and config.lowerBound is None:
+        raise EtlError(f"{key}.partitionColumn: with Spark Connect, give lowerBound and upperBound too")
+
+
 @contextmanager
-def connected(spark: SparkSession, key: str, database: Database) -> Iterator[Any]:
-    """A java.sql.Connection of the driver's, closed at the end. EtlError names the package of a missing jar."""
-    jvm: Any = spark.sparkContext._jvm
+def connected(spark: SparkSession, key: str, database: Database, is_wanted: bool = True) -> Iterator[Any]:
+    """A java.sql.Connection of the driver's, closed at the end; None where none `is_wanted`.
+
+    EtlError names the package of a missing jar.
+    """
+    if not is_wanted:
+        yield None
+        return
+    jvm = jvm_of(spark)
     try:
         jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry.register(database.driver)
-    except Py4JJavaError as error:
+    except JavaThrew as error:
         if "ClassNotFoundException" not in error.java_exception.toString():
             raise
         package = DRIVERS.get(database.kind, ("", ""))[1] or "group:artifact:version"
@@ -191,7 +215,7 @@ def connected(spark: SparkSession, key: str, database: Database) -> Iterator[Any
     try:
         yield connection
     finally:
-        with suppress(Py4JJavaError):  # the server may have gone; another error reports that
+        with suppress(JavaThrew):  # the server may have gone; another error reports that
             connection.close()
 
 
@@ -238,8 +262,8 @@ def check_zones(key: str, rows: DataFrame) -> None:
     if not walls:
         return
     spark = rows.sparkSession
-    ids: Any = spark.sparkContext._jvm.java.time.ZoneId  # type: ignore[union-attr]
-    tasks = spark.range(0, spark.sparkContext.defaultParallelism, 1, spark.sparkContext.defaultParallelism)
+    ids, count = jvm_of(spark).java.time.ZoneId, default_parallelism(spark)
+    tasks = spark.range(0, count, 1, count)
     of_executors = tasks.selectExpr("java_method('java.time.ZoneId', 'systemDefault') AS zone").distinct().collect()
     zones = sorted({ids.systemDefault().getId(), *(row.zone for row in of_executors)})
     if moving := [zone for zone in zones if not ids.of(zone).getRules().isFixedOffset()]:
@@ -279,7 +303,7 @@ def column_bounds(
     spark: SparkSession, dbtable: str, column: StructField, options: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """The least and the greatest value, as Spark takes them for bounds; None without values."""
-    dialect = spark.sparkContext._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(options["url"])  # type: ignore[union-attr]
+    dialect = jvm_of(spark).org.apache.spark.sql.jdbc.JdbcDialects.get(options["url"])
     name = dialect.quoteIdentifier(column.name)
     query = f"SELECT min({name}) AS low, max({name}) AS high FROM {dbtable}"
     found = spark.read.format("jdbc").options(**options).option("query", query).load()

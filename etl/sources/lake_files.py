@@ -21,9 +21,9 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, MapTyp
 
 from sparkring.conf.storage import Storage
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import BY_FIELD_ID
 from sparkring.etl.sources.files.read import declared_schema, local_table, quoted
 from sparkring.etl.sources.spark_path import HOST, as_glob
+from sparkring.etl.spark_platform.session import BY_FIELD_ID
 
 LIST_THREADS = 16
 FIELD_ID = "parquet.field.id"  # in a field's metadata: the id that names the column in a file, whatever its name there

@@ -29,9 +29,9 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, Struc
 
 from sparkring.conf.digest import digest
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.etl.session import GONE
 from sparkring.etl.shards.write import worker_uri
 from sparkring.etl.sources.files.listing import spark_paths
+from sparkring.etl.spark_platform.application import GONE
 
 log = logging.getLogger(__name__)
 

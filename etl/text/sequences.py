@@ -22,6 +22,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.etl.shards.layout import Shard, plan_shards
 from sparkring.etl.shards.shard import ORDER, number_rows
 from sparkring.etl.shards.write import SHARD
+from sparkring.etl.spark_platform.versions import repartition_by_number
 from sparkring.etl.split import SPLIT
 from sparkring.etl.text import packing
 from sparkring.etl.text.packing import Start
@@ -114,7 +115,7 @@ def _pieces(tokens: DataFrame, totals: dict[str, dict[str, Any]], seq_len: int) 
     numbered = number_rows(tokens, chunks)
     sums = numbered.groupBy(SHARD).agg(F.sum("length").alias("tokens")).collect()
     starts = _starts(chunks, {row[SHARD]: row["tokens"] for row in sums})
-    arranged = numbered.select(SPLIT, SHARD, ORDER, "tokens").repartitionById(len(chunks), F.col(SHARD))
+    arranged = repartition_by_number(numbered.select(SPLIT, SHARD, ORDER, "tokens"), len(chunks), SHARD)
     arranged = arranged.sortWithinPartitions(ORDER, "tokens").select(SHARD, "tokens")
     pieces = arranged.mapInArrow(lambda b: packing.pack(starts, seq_len, b), f"{SHARD} int, {packing.PIECE_SCHEMA}")
     split_of = F.array(*[F.lit(chunk.split) for chunk in chunks])

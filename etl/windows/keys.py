@@ -17,6 +17,7 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.shards.quarantine import PORTION
 from sparkring.etl.shards.write import worker_uri
+from sparkring.etl.spark_platform.versions import repartition_by_number
 
 # 128 bits together: two of a billion keys have equal hashes with a probability of 2e-21.
 HASHES = pa.schema({"first": pa.int64(), "second": pa.int64()})
@@ -37,7 +38,7 @@ def write_keys(rows: DataFrame, columns: Sequence[str], storage: Storage, paths:
     rows: with PORTION, the position of the portion's file in `paths`.
     """
     root = worker_uri(storage)
-    keys = _hashes(rows, columns).distinct().repartitionById(len(paths), F.col(PORTION))
+    keys = repartition_by_number(_hashes(rows, columns).distinct(), len(paths), PORTION)
     keys = keys.sortWithinPartitions(PORTION, *HASHES.names)
     schema = f"{PORTION} int, keys long"
     written = keys.mapInArrow(lambda batches: _write(root, paths, batches), schema).collect()

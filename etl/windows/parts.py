@@ -37,13 +37,14 @@ from sparkring.etl.rows import (
     check_one_per,
     delete_dead_builds,
     deleted_on_failure,
-    plan_text,
     rows_of,
     write_rows,
 )
 from sparkring.etl.shards.quarantine import PORTION
 from sparkring.etl.sources.own_code import own_modules
 from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.spark_platform.application import application_id
+from sparkring.etl.spark_platform.plans import plan_text
 from sparkring.etl.split import SPLIT, UNDIVIDED, add_split
 from sparkring.etl.windows.interval import Interval, before
 from sparkring.etl.windows.keys import keys_across_parts, write_keys
@@ -325,7 +326,7 @@ def _part(job: RowsJob, one: _PartRows, written: Written, keys: dict[str, PartKe
             | {name: [s and s.lineage() for s in each] for name, each in sources.cut.items()},
             logical_plan=plan_text(one.made),
             code_digest=code_digest(PACKAGE),
-            application_id=job.spark.sparkContext.applicationId,
+            application_id=application_id(job.spark),
             spark_version=job.spark.version,
         ),
     )

@@ -63,8 +63,8 @@ def pin(config: RunConfig, session: Callable[[], SparkSession], known: KnownPart
     looked at.
     """
     from sparkring.etl.build import PinnedSources
-    from sparkring.etl.session import build_session
     from sparkring.etl.sources.snapshot import PinContext
+    from sparkring.etl.spark_platform.session import build_session
     from sparkring.etl.windows.window import NONE_KNOWN, pin_dataset
 
     if config.etl is None:

@@ -22,7 +22,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from sparkring.conf.blocks.report import AlsConfig
-from sparkring.etl.session import GONE
+from sparkring.etl.spark_platform.application import GONE
+from sparkring.etl.spark_platform.versions import to_arrow
 from sparkring.pipelines.evaluation.ranking import positive_rows
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 
@@ -112,7 +113,8 @@ def check_size(rank: int, lists: int, items: int) -> None:
 
 def vectors(factors: DataFrame, numbers: DataFrame, side: str, values: pa.ChunkedArray) -> tuple[Array, Array]:
     """The vectors (known + 1, R) of a side, the last one 0 for unknown values, and the place (N,) of each value."""
-    rows = factors.join(numbers, factors["id"] == numbers[NUMBER]).select(side, "features").toArrow().sort_by(side)
+    joined = factors.join(numbers, factors["id"] == numbers[NUMBER])
+    rows = to_arrow(joined.select(side, "features")).sort_by(side)
     known, found = rows[side].combine_chunks().cast(values.type), rows["features"].combine_chunks()
     table = np.zeros((len(known) + 1, len(found.flatten()) // len(known)), np.float32)
     table[:-1] = found.flatten().to_numpy().reshape(len(known), -1)

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from sparkring.conf.manifest import Column
 from sparkring.conf.tasks import ACCURACY, BINARY, LOG_LOSS, Metric, TaskKind
-from sparkring.etl.session import GONE, described
+from sparkring.etl.spark_platform.application import GONE, described
 from sparkring.pipelines.evaluation.guesses import (
     check_coefficients,
     check_labels,

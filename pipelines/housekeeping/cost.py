@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.etl.spark_platform.application import settings_of
+from sparkring.etl.spark_platform.executors import task_slots
 from sparkring.training.worker.result import WorkerResult
 
 if TYPE_CHECKING:
@@ -23,10 +25,7 @@ HOUR_S = 3600.0
 
 def spark_cores(spark: SparkSession) -> int:
     """The cores of the executors that are there now: tasks that may run at a time, times the cores of a task."""
-    from sparkring.pipelines.launch.preflight import slots  # the launcher, which a job that only looks does not need
-
-    sc = spark.sparkContext
-    return slots(sc) * int(sc.getConf().get("spark.task.cpus", "1") or 1)
+    return task_slots(spark) * int(settings_of(spark).get("spark.task.cpus") or 1)
 
 
 def core_hours(cores: int, seconds: float) -> float:

@@ -99,8 +99,11 @@ def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession | Non
             "sparkring.world": config.launch.world,
             "sparkring.code_path": str(Path(sparkring.__file__).parent),
             NOTE: job_note(config.description, shown_command(sys.argv)),
-        }
-        | ({} if spark is None else {"sparkring.application_id": spark.sparkContext.applicationId}),
+        },
     )
+    if spark is not None:
+        from sparkring.etl.spark_platform.application import application_id  # a job without Spark need not have it
+
+        tracker.tags(JOB, {"sparkring.application_id": application_id(spark)})
     tracker.params(JOB, run_params(resolved, fingerprint))
     tracker.artifact_json(JOB, resolved.as_dict(), "config.json")

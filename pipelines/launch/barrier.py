@@ -8,12 +8,10 @@ spark.network.crypto.enabled).
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
 import re
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -21,18 +19,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from pyspark import RDD, BarrierTaskContext, SparkContext, SparkFiles
+import pyarrow as pa
+from pyspark import BarrierTaskContext, SparkFiles
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from sparkring.conf.blocks.launch import LaunchConfig
-from sparkring.conf.code import code_digest
 from sparkring.conf.errors import first_line
+from sparkring.etl.spark_platform.application import (
+    application_id,
+    cancel,
+    described,
+    driver_address,
+    in_process,
+    tagged,
+    this_python,
+    workers_python,
+)
+from sparkring.etl.spark_platform.versions import barrier_tasks
 from sparkring.pipelines.launch.check_hosts import check_hosts
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
-from sparkring.pipelines.run.package import code_archive
-from sparkring.pipelines.run.scratch import open_scratch
-from sparkring.pipelines.run.spark import named_python
+from sparkring.pipelines.run.package import ship_code
 from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.group import WorkerGroup, log_event
@@ -100,27 +107,12 @@ def run_barrier(
         control: requests to the ranks, from other threads.
         options: interface, output, resources, limits.
     """
-    if not isinstance(spark, SparkSession):
+    if not hasattr(spark, "createDataFrame"):
         raise TypeError(f"spark = {spark!r}: must be the SparkSession whose executors run the ranks")
     job.check()  # before anything starts
     check_slots(spark, SlotRequest(world, profile=options.profile), control)
-    with this_python(spark.sparkContext), barrier_group(spark, world, job.preload, options) as group:
+    with this_python(spark), barrier_group(spark, world, job.preload, options) as group:
         return group.run(job, world, on_event, control=control, limits=options.limits)
-
-
-@contextmanager
-def this_python(sc: SparkContext) -> Iterator[None]:
-    """Let local executors run this Python for the block, unless the user has named one.
-
-    Of a session that was made elsewhere, as in a notebook, Spark takes the first `python3` of the PATH.
-    """
-    before = sc.pythonExec
-    if (sc.master or "").startswith("local") and named_python(sc) is None:
-        sc.pythonExec = sys.executable
-    try:
-        yield
-    finally:
-        sc.pythonExec = before
 
 
 @contextmanager
@@ -132,14 +124,11 @@ def barrier_group(
     For as many attempts as the stage lives.
     """
     check_world(world)
-    sc = spark.sparkContext
-    code = ship_code(sc)
-    conf = sc.getConf()
-    host = conf.get("spark.driver.host") or "127.0.0.1"
-    bind = conf.get("spark.driver.bindAddress") or host
-    stage = BarrierStage(sc)
-    check = partial(check_hosts, code=None if in_process(sc) else code, horovod="horovod.torch" in preload)
-    with WorkerGroup(bind, (host,), sc.applicationId, options.silence_timeout_s, stage.trouble, check) as group:
+    code = ship_code(spark)
+    bind, host = driver_address(spark)
+    stage = BarrierStage(spark)
+    check = partial(check_hosts, code=None if in_process(spark) else code, horovod="horovod.torch" in preload)
+    with WorkerGroup(bind, (host,), application_id(spark), options.silence_timeout_s, stage.trouble, check) as group:
         agent = AgentOptions(group.endpoint, {}, preload, options.interface, options.patience_s, options.lines_per_s)
         stage.start(agent, world, options.profile)
         try:
@@ -149,61 +138,28 @@ def barrier_group(
             stage.end(0.0 if group.lost_hosts else 10.0)  # the task of a host that fell silent never returns
 
 
-def in_process(sc: SparkContext) -> bool:
-    """Whether executors are threads of the driver's JVM.
-
-    Then their Python finds our code where the driver's does.
-    """
-    return re.fullmatch(r"local(\[.*])?", str(sc.master)) is not None
-
-
-def ship_code(sc: SparkContext) -> str:
-    """Put this driver's code on the executors' path and return its digest.
-
-    Once per application, because Python processes of executors go on with the modules they have: later edits would not
-    reach them.
-    """
-    for name in sc._python_includes or []:
-        if shipped := re.fullmatch(r"sparkring-([0-9a-f]{12})\.zip", name):
-            return shipped[1]
-    digest = code_digest()[:12]
-    try:
-        archive = code_archive()
-    except ValueError:
-        return digest  # we run from an archive ourselves, which --py-files has shipped
-    # New and ours alone: executors import what is in it. Spark serves it for as long as the application lives.
-    folder = open_scratch("code")
-    atexit.register(folder.close)
-    path = folder.path / f"sparkring-{digest}.zip"
-    path.write_bytes(archive)
-    sc.addPyFile(str(path))
-    return digest
-
-
 class BarrierStage:
     """The Spark job that runs the agents, in a thread of the driver."""
 
-    def __init__(self, sc: SparkContext):
-        self._sc, self._name = sc, f"sparkring-{uuid.uuid4().hex[:8]}"
+    def __init__(self, spark: SparkSession):
+        self._spark, self._name = spark, f"sparkring-{uuid.uuid4().hex[:8]}"
         self._error = ""
         self._thread: threading.Thread | None = None
 
     def start(self, options: AgentOptions, world: int, profile: ResourceProfile | None) -> None:
         """Start `world` agents, whose environment is their executor's."""
-        task = partial(_run_agent, options, self._name)
-        rdd = self._sc.parallelize(range(world), world).barrier().mapPartitions(task)
-        if profile is not None:
-            rdd = rdd.withResources(profile)
-        self._thread = threading.Thread(target=self._run, args=(rdd,), name="sparkring-stage", daemon=True)
+        indices = self._spark.range(0, world, 1, world)
+        agents = barrier_tasks(indices, partial(_run_agent, options, self._name), "index long", profile)
+        self._thread = threading.Thread(target=self._run, args=(agents,), name="sparkring-stage", daemon=True)
         self._thread.start()
 
-    def _run(self, rdd: RDD[int]) -> None:
+    def _run(self, agents: DataFrame) -> None:
         try:
-            self._sc.setJobGroup(self._name, "sparkring: agents of the training ranks", interruptOnCancel=True)
-            rdd.collect()
+            with tagged(self._spark, self._name), described(self._spark, "agents of the training ranks"):
+                agents.collect()
             self._error = "the barrier stage has ended"
         except Exception as error:
-            self._error = spark_reason(error, self._sc.pythonExec)
+            self._error = spark_reason(error, workers_python(self._spark))
 
     def trouble(self) -> str | None:
         """Say why the stage is over; None while it runs."""
@@ -214,7 +170,7 @@ class BarrierStage:
         assert self._thread is not None
         self._thread.join(timeout=patience_s)
         if self._thread.is_alive():
-            self._sc.cancelJobGroup(self._name)
+            cancel(self._spark, self._name)
             self._thread.join(timeout=10.0)
 
 
@@ -236,12 +192,12 @@ def spark_reason(error: BaseException, python: str) -> str:
     return first_line(error)[:1000]
 
 
-def _run_agent(options: AgentOptions, stage: str, indices: Iterator[int]) -> Iterator[int]:
-    """Be an agent, as a Spark task, until the driver says bye."""
-    (index,) = indices
+def _run_agent(options: AgentOptions, stage: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Be an agent, as a Spark task, until the driver says bye; the batches hold its index."""
+    (index,) = (index for batch in batches for index in batch.column(0).to_pylist())
     resources = BarrierTaskContext.get().resources()
     gpus = tuple(resources["gpu"].addresses) if "gpu" in resources else ()
     options = replace(options, environment={**os.environ, FILES: SparkFiles.getRootDirectory()})
     with contextlib.suppress(DriverGone):  # Spark reports it, or the driver is gone too
         Agent(options, index, f"{stage}-{index}", gpus).run()
-    yield index
+    yield pa.RecordBatch.from_pydict({"index": [index]})

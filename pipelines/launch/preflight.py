@@ -8,32 +8,30 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from py4j.protocol import Py4JJavaError
-from pyspark import SparkContext
+import pyspark
 from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
+from sparkring.etl.spark_platform.application import master_of, settings_of
+from sparkring.etl.spark_platform.executors import task_slots
+from sparkring.etl.spark_platform.jvm import JavaThrew
+from sparkring.etl.spark_platform.versions import takes_profiles
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import LaunchError
 
 
-def slots(sc: SparkContext, profile: ResourceProfile | None = None) -> int:
+def slots(spark: SparkSession, profile: ResourceProfile | None = None) -> int:
     """Count the tasks this application could run at the same time now.
 
     Executors on their way are not counted. LaunchError where Spark refuses the profile, which is as in SlotRequest.
     """
-    jvm = sc._jsc.sc()
-    manager = jvm.resourceProfileManager()
-    if profile is None:
-        return int(jvm.maxNumConcurrentTasks(manager.defaultResourceProfile()))
     try:
-        manager.addResourceProfile(profile._java_resource_profile)  # it counts none it does not know
-    except Py4JJavaError as error:
+        return task_slots(spark, profile)
+    except JavaThrew as error:
         raise LaunchError(
             f"launch.cpus_per_rank, launch.gpus_per_rank: {error.java_exception.getMessage()}; leave them at their "
             "defaults, so that ranks are given what spark.task.cpus and spark.task.resource.gpu.amount say"
         ) from error
-    return int(jvm.maxNumConcurrentTasks(profile._java_resource_profile))
 
 
 def slots_ceiling(master: str, conf: dict[str, str]) -> int | None:
@@ -74,18 +72,22 @@ def check_slots(spark: SparkSession, request: SlotRequest, control: Control | No
     key, least = ("launch.world", request.world)
     if request.least is not None:
         key, least = "launch.min_world", request.least
-    sc = spark.sparkContext
-    master = str(sc.master)
-    conf = dict(sc.getConf().getAll())
+    master, conf = master_of(spark), dict(settings_of(spark))
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true" and not is_local(master):
         raise LaunchError(elastic(fixed_allocation(master, conf, request)))
     if request.profile is not None:
+        if not takes_profiles():
+            raise LaunchError(
+                f"launch.cpus_per_rank, launch.gpus_per_rank: Spark {pyspark.__version__} gives the ranks' stage no "
+                "resources of its own, as Spark 4.0 does; leave them at their defaults, and set spark.task.cpus and "
+                "spark.task.resource.gpu.amount"
+            )
         conf["spark.task.cpus"] = str(int(request.profile.taskResources["cpus"].amount))
     ceiling = slots_ceiling(master, conf)
     if ceiling is not None and least > ceiling:
         raise LaunchError(too_few_slots(least, ceiling, master, key))
     deadline = time.monotonic() + request.wait_s
-    while (free := slots(sc, request.profile)) < least:
+    while (free := slots(spark, request.profile)) < least:
         if time.monotonic() > deadline:
             raise LaunchError(too_few_slots(least, free, master, key))
         if control is not None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.training.launch.attempt import Control, Limits
@@ -94,41 +94,16 @@ class Platform:
 
 
 def spark_platform(spark: SparkSession, options: LaunchOptions) -> Platform:
+    from sparkring.etl.spark_platform.executors import decommissioning, replace_executors
     from sparkring.pipelines.launch.barrier import barrier_group
     from sparkring.pipelines.launch.preflight import slots
 
-    sc = spark.sparkContext
     return Platform(
-        slots=lambda: slots(sc, options.profile),
+        slots=lambda: slots(spark, options.profile),
         open_group=lambda world, preload: barrier_group(spark, world, preload, options),
-        leaving=lambda: decommissioning(sc),
-        give_up=lambda hosts: replace_executors(sc, hosts),
+        leaving=lambda: decommissioning(spark),
+        give_up=lambda hosts: replace_executors(spark, hosts),
     )
-
-
-def decommissioning(sc: Any) -> frozenset[str]:
-    """List this application's executors that Spark has begun to take away (spot instance, node drain)."""
-    leaving = sc._jsc.sc().taskScheduler().executorsPendingDecommission()
-    return frozenset(str(leaving.keysIterator().mkString(" ")).split())  # one call, however many executors there are
-
-
-def executors(sc: Any) -> dict[str, str]:
-    """List the hosts, as Spark calls them, of this application's executors by their ids."""
-    found = sc._jsc.sc().statusStore().executorList(True)
-    every = [found.apply(i) for i in range(found.size())]
-    return {str(one.id()): str(one.hostPort()).rpartition(":")[0] for one in every if one.id() != "driver"}
-
-
-def replace_executors(sc: Any, hosts: frozenset[str]) -> None:
-    """Have Spark give up its executors on these hosts now.
-
-    The cluster's manager starts others where it can. By itself Spark goes on counting their slots for up to
-    spark.network.timeout.
-    """
-    for name, host in executors(sc).items() if hosts else ():
-        if host in hosts:
-            log.warning("executor %s: %s has fallen silent, so Spark is asked for another", name, host)
-            sc._jsc.sc().killAndReplaceExecutor(name)
 
 
 def run_with_recovery(

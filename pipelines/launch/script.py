@@ -12,7 +12,8 @@ from pathlib import Path
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.load import ConfigError
-from sparkring.pipelines.launch.barrier import in_process, launch_options
+from sparkring.etl.spark_platform.application import add_file, in_process
+from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.recover import RestartableJob, restart_policy, run_with_recovery
 from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.run.signals import obeying_signals
@@ -60,9 +61,9 @@ def launch(
         spark_session(Path(script).stem, spark_config, launch) as spark,
         obeying_signals(control, launch.grace_s),
     ):
-        if not in_process(spark.sparkContext):
+        if not in_process(spark):
             archive = pack_folder(folder, None if as_module else script, files, place)
-            spark.sparkContext.addFile(str(archive))  # served from where it is
+            add_file(spark, archive)  # served from where it is
             job = replace(job, archive=archive.name)
         run_with_recovery(
             spark,

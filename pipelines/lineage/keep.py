@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import read_manifest
@@ -25,12 +24,16 @@ GIT_TIMEOUT_S = 20.0
 
 def keep_environment(job: JobContext) -> None:
     """Write reproduce.json, and diff.patch where the checkout has changes, before the ranks are started."""
-    folder, found = job.folder, environment(job.config)
+    folder, found, java = job.folder, environment(job.config), ""
+    if job.spark is not None:
+        from sparkring.etl.spark_platform.application import java_version  # a job without Spark need not have it
+
+        java = java_version(job.spark)
     patch = keep_patch(folder) if job.commit.endswith("+changes") else ""
     record = Record(
         environment=found,
         changed=changed_since(read_record(folder), found) if folder.exists(RECORD) else [],
-        java=java_version(job),
+        java=java,
         datasets={
             uri: content_digest(read_manifest(open_storage(uri)))
             for uri in datasets(job.config, job.dataset.folder.uri)
@@ -39,14 +42,6 @@ def keep_environment(job: JobContext) -> None:
         patch=patch,
     )
     folder.put_atomic(RECORD, record.to_json())
-
-
-def java_version(job: JobContext) -> str:
-    """The Java that Spark runs on; empty of a job without Spark."""
-    if job.spark is None:
-        return ""
-    jvm: Any = job.spark.sparkContext._jvm
-    return str(jvm.java.lang.System.getProperty("java.version"))
 
 
 def keep_weights(job: JobContext, sha256: str) -> None:

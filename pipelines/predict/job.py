@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -23,8 +22,10 @@ from sparkring.conf.digest import digest
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import BATCH_ROWS, batches_to_python, build_session
 from sparkring.etl.shards.write import worker_uri
+from sparkring.etl.spark_platform.application import add_archive, served_folder
+from sparkring.etl.spark_platform.jvm import JavaThrew
+from sparkring.etl.spark_platform.session import BATCH_ROWS, batches_to_python, build_session
 from sparkring.pipelines.lineage import record as lineage
 from sparkring.pipelines.predict.model import ScoringModel, get_model, load, pack
 from sparkring.pipelines.predict.publish import PredictionFile, PublishedPredictions, check_own, publish, staged
@@ -146,8 +147,8 @@ def score(spark: SparkSession, job: PredictJob, needed: list[str], staging: Stor
         rows = make_rows(spark, job.resolved.config, job.block, job.pinned)
         columns = pick_columns(job.block, rows.columns, needed)
         # An executor that starts later fetches it too, so it stays as long as the session, in PySpark's own folder.
-        archive = pack(job.model.folder, Path(spark.sparkContext._temp_dir))
-        spark.sparkContext.addArchive(str(archive))
+        archive = pack(job.model.folder, served_folder(spark))
+        add_archive(spark, archive)
         task = ScoreTask(
             archive=archive.name,
             root_uri=worker_uri(staging),
@@ -159,7 +160,7 @@ def score(spark: SparkSession, job: PredictJob, needed: list[str], staging: Stor
         )
         sent = rows.select(*(F.col(f"`{name}`") for name in columns.sent))
         scored = score_bounded(spark, sent, task, job.block.rows)
-    except (PySparkException, Py4JJavaError):
+    except (PySparkException, JavaThrew):
         job.pinned.check_unchanged()  # a file that has gone is why Spark could not go on
         raise
     job.pinned.check_unchanged()  # the fingerprints, taken before the rows were read, must still be theirs

@@ -16,9 +16,9 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.rule import nearest
 from sparkring.etl.errors import EtlError
 from sparkring.etl.rows import check_plain
-from sparkring.etl.session import BATCH_ROWS, MOST_BATCH_BYTES, build_session
 from sparkring.etl.sources.pin import pin_sources
 from sparkring.etl.sources.snapshot import PinContext, SourceSnapshot
+from sparkring.etl.spark_platform.session import BATCH_ROWS, MOST_BATCH_BYTES, build_session
 from sparkring.etl.views import build_rows
 from sparkring.etl.windows.parts import PartSources, of_interval
 from sparkring.etl.windows.window import pin_window

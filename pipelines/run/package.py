@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
+import re
 import zipfile
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 import sparkring
+from sparkring.conf.code import code_digest
 from sparkring.conf.storage import open_storage
+from sparkring.etl.spark_platform.application import add_code, shipped_names
+from sparkring.pipelines.run.scratch import open_scratch
 
 PACKAGE = "sparkring"
 SUFFIXES = (".py", ".yaml", ".html")
@@ -44,3 +51,26 @@ def write_archive(target: Path) -> Path:
     """Write the archive for `spark-submit --py-files`; whole or not at all."""
     open_storage(str(target.parent)).put_atomic(target.name, code_archive())
     return target
+
+
+def ship_code(spark: SparkSession) -> str:
+    """Put this driver's code on the executors' path and return its digest.
+
+    Once per application, because Python processes of executors go on with the modules they have: later edits would not
+    reach them.
+    """
+    for name in shipped_names(spark):
+        if shipped := re.fullmatch(r"sparkring-([0-9a-f]{12})\.zip", name):
+            return shipped[1]
+    digest = code_digest()[:12]
+    try:
+        archive = code_archive()
+    except ValueError:
+        return digest  # we run from an archive ourselves, which --py-files has shipped
+    # New and ours alone: executors import what is in it. Spark serves it for as long as the application lives.
+    folder = open_scratch("code")
+    atexit.register(folder.close)
+    path = folder.path / f"sparkring-{digest}.zip"
+    path.write_bytes(archive)
+    add_code(spark, path)
+    return digest

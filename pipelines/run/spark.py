@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import logging
 import os
 import pwd
@@ -19,18 +20,22 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pyspark import SparkConf, SparkContext
+import pyspark
+from pyspark import SparkConf
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
-from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import first_line
+from sparkring.etl.spark_platform.application import named_python, start_python
+from sparkring.etl.spark_platform.capabilities import is_classic
+from sparkring.etl.spark_platform.jvm import activate, active_context, adopt_jvm, jvm_held
 from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, is_one_jvm, is_refused, options_of
+from sparkring.pipelines.run.package import ship_code
+from sparkring.pipelines.run.spark_remote import check_versions, open_remote, remote_of
 from sparkring.training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)
@@ -61,12 +66,11 @@ JVM_REMEDIES = {  # what its log has -> what to do
     r"UnsupportedClassVersionError": "Spark needs Java 17 or newer: set JAVA_HOME to one",
     r"OutOfMemoryError|Could not reserve enough space|insufficient memory": "set spark.conf.spark.driver.memory lower",
 }
-BEFORE_SPARKS_OWN = 1000  # Hadoop runs shutdown hooks by falling priority; Spark's is below 100
 
 
 def submitted() -> bool:
     """Whether spark-submit or a notebook started this Python, and has set the master."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ or SparkContext._active_spark_context is not None
+    return "PYSPARK_GATEWAY_PORT" in os.environ or active_context() is not None
 
 
 def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bool) -> dict[str, str]:
@@ -132,8 +136,11 @@ def open_session(
     """
     # PySpark 4.3 warns of pandas 3 at every session; what we use of it is tested with this pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
-    borrowed = SparkContext._active_spark_context is not None
+    borrowed = active_context() is not None
     hide_error_copies()
+    check_versions(name, pyspark.__version__, pyspark.__version__)
+    if (remote := remote_of(name, config, os.environ)) is not None:
+        return open_connect(name, config, launch, remote)
     is_own = not submitted()
     settings = session_settings(name, config, launch.world, submitted())
     python = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)} if is_own else {}  # the JVM's
@@ -151,21 +158,31 @@ def open_session(
         with interrupts_kept():
             spark = builder.getOrCreate()
     if is_own:  # Spark would start the first `python3` of the PATH on its workers, which need not be this one
-        spark.sparkContext.pythonExec = named_python(spark.sparkContext) or sys.executable
+        start_python(spark, named_python(spark) or sys.executable)
+    check_versions(name, pyspark.__version__, spark.version)
     return Opened(spark, borrowed, jvm_log)
 
 
-def named_python(sc: SparkContext) -> str | None:
-    """Find the workers' Python that the user has named: in Spark's configuration, or else by a variable.
-
-    The configuration, spark-defaults.conf too, is read by spark-submit alone.
-    """
-    return sc.getConf().get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+def open_connect(name: str, config: SparkConfig, launch: LaunchConfig, remote: str) -> Opened:
+    """Open a session of Spark Connect, or take over the one there is."""
+    at = {"master": remote} if remote.startswith("local") else {}
+    settings = session_settings(name, config.model_copy(update=at), launch.world, is_submitted=not at)
+    borrowed = "SPARK_CONNECT_MODE_ENABLED" in os.environ
+    with variables({"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)} if at else {}):
+        spark = open_remote(name, settings, remote)
+    check_versions(name, pyspark.__version__, spark.version)
+    if not at:  # the server's Python need not have our code, and tasks of the ETL are of it too
+        ship_code(spark)
+    return Opened(spark, borrowed, None)
 
 
 def hide_error_copies() -> None:
     """Show the copies of errors that PySpark logs as JSON with debug logging alone: we report the errors ourselves."""
     level = logging.INFO if logging.getLogger().isEnabledFor(logging.DEBUG) else logging.CRITICAL
+    if importlib.util.find_spec("pyspark.logger") is None:  # it is there from 4.0 on
+        return
+    from pyspark.logger import PySparkLogger
+
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         # Made by PySpark's own: a plain logger of that name would raise TypeError for what PySpark gives it.
         PySparkLogger.getLogger(name).setLevel(level)
@@ -178,6 +195,12 @@ def held_session(opened: Opened, launch: LaunchConfig) -> Iterator[SparkSession]
     if opened.borrowed:
         yield spark
         return
+    if not is_classic(spark):
+        try:
+            yield spark
+        finally:
+            opened.close()
+        return
     with jvm_held(spark, launch.grace_s + AFTER_GRACE_S):
         try:
             activate(spark)
@@ -186,12 +209,6 @@ def held_session(opened: Opened, launch: LaunchConfig) -> Iterator[SparkSession]
             opened.close()
     if opened.jvm_log is not None:  # nobody needs it of a session that did not fail
         opened.jvm_log.unlink(missing_ok=True)
-
-
-def activate(spark: SparkSession) -> None:
-    """Make it the JVM's active session of this thread, as PySpark does in the thread that opens it."""
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 @contextmanager
@@ -261,7 +278,7 @@ def start_jvm(settings: Mapping[str, str], unwanted: threading.Event) -> Path:
             if isinstance(error, NotWanted):
                 path.unlink()
             raise
-    SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+    adopt_jvm(gateway, conf)
     return path
 
 
@@ -338,7 +355,7 @@ def session_ahead(
 
     A session that is not this process's own, or whose JVM writes to the console, waits until it is called for.
     """
-    if submitted() or config.log != "file":
+    if submitted() or config.log != "file" or remote_of(name, config, os.environ) is not None:
         with session_on_demand(name, config, launch, data_bytes) as session:
             yield session
         return
@@ -371,25 +388,3 @@ def close_unused(opening: Future[Opened], unwanted: threading.Event) -> None:
         opened.close()
         if opened.jvm_log is not None:
             opened.jvm_log.unlink(missing_ok=True)
-
-
-@contextmanager
-def jvm_held(spark: SparkSession, limit_s: float) -> Iterator[None]:
-    """Keep the JVM alive after a SIGTERM until this process has ended, for `limit_s` at most.
-
-    `timeout`, systemd and batch systems send SIGTERM to the whole process group. The JVM would take the executors away
-    while the ranks write their last checkpoint.
-    """
-    jvm: Any = spark.sparkContext._jvm
-    lang, hooks = jvm.java.lang, jvm.org.apache.hadoop.util.ShutdownHookManager.get()
-    ended = lang.ProcessHandle.of(os.getpid()).get().onExit()
-    wait = lang.invoke.MethodHandles.publicLookup().bind(
-        ended, "join", lang.invoke.MethodType.methodType(lang.Class.forName("java.lang.Object"))
-    )
-    hook = lang.invoke.MethodHandleProxies.asInterfaceInstance(lang.Class.forName("java.lang.Runnable"), wait)
-    hooks.addShutdownHook(hook, BEFORE_SPARKS_OWN, int(limit_s), jvm.java.util.concurrent.TimeUnit.SECONDS)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(Exception):  # the JVM has ended, or is waiting for us to end
-            hooks.removeShutdownHook(hook)

@@ -10,11 +10,9 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.etl import EtlConfig
@@ -22,6 +20,7 @@ from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.sources.snapshot import PinContext
+from sparkring.etl.spark_platform.jvm import end_jvm
 from sparkring.etl.windows.window import pin_dataset
 from sparkring.pipelines.run.jvm_options import QUIET, SHORT, USERS_OWN, class_archive
 from sparkring.pipelines.run.spark import spark_session
@@ -46,7 +45,7 @@ def make_archive(environment: Mapping[str, str]) -> Path | None:
             conf = {USERS_OWN[1]: f'"-XX:ArchiveClassesAtExit={made}" {" ".join((*SHORT, *QUIET))}'}
             with spark_session("archive", SparkConfig.model_validate({"conf": conf}), LaunchConfig(world=2)) as spark:
                 _use(spark, scratch)
-            _end_jvm()
+            end_jvm(MOST_SECONDS)
             os.replace(made, archive)
     except Exception as error:
         log.warning("no archive of Spark's classes is made: %s; jobs start without it, some seconds later", error)
@@ -94,15 +93,6 @@ def _use(spark: SparkSession, folder: str) -> None:
     )
     pinned = pin_dataset(config, {}, PinContext(lambda: spark, folder))
     build_dataset(spark, BuildRequest(config, pinned, "archive", f"{folder}/datasets"))
-
-
-def _end_jvm() -> None:
-    """End the JVM of this process and wait for it: it writes the archive when it ends."""
-    gateway: Any = SparkContext._gateway
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(timeout=MOST_SECONDS)
-    SparkContext._gateway = SparkContext._jvm = None  # so that a later session starts another
 
 
 if __name__ == "__main__":

@@ -6,44 +6,18 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from tqdm import tqdm
+
+from sparkring.etl.spark_platform.jvm import JvmError
+from sparkring.etl.spark_platform.progress import Stage, stages_seen
 
 log = logging.getLogger("spark")
 ASK_EVERY_S = 0.5
 LINE_EVERY_S = 20.0  # where stderr is no terminal
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage that Spark runs now. `does`: the job's description; `rows`: read so far, by the tasks that have ended."""
-
-    does: str
-    tasks: int
-    ended: int
-    rows: int
-
-
-def running_stages(spark: SparkSession) -> list[Stage]:
-    """Ask Spark what it runs now. Its store of states is there without its UI, and only the JVM gives it."""
-    context: Any = spark.sparkContext
-    found = context._jsc.sc().statusStore().activeStages()
-    stages = [found.apply(at) for at in range(found.size())]
-    return [
-        Stage(
-            stage.description().get() if stage.description().isDefined() else "",
-            stage.numTasks(),
-            stage.numCompleteTasks(),
-            max(stage.inputRecords(), stage.shuffleReadRecords()),
-        )
-        for stage in stages
-    ]
 
 
 def progress_line(stages: Sequence[Stage], seconds: float) -> str:
@@ -62,16 +36,17 @@ def spark_progress(spark: SparkSession, interactive: bool | None = None) -> Iter
     """Show what Spark does inside the block. `interactive`: on one line; None: where stderr is a terminal."""
     interactive = sys.stderr.isatty() if interactive is None else interactive
     ended = threading.Event()
-    thread = threading.Thread(target=_show, args=(spark, interactive, ended), name="spark-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(5.0)
+    with stages_seen(spark) as stages:
+        thread = threading.Thread(target=_show, args=(stages, interactive, ended), name="spark-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(5.0)
 
 
-def _show(spark: SparkSession, interactive: bool, ended: threading.Event) -> None:
+def _show(stages: Callable[[], Sequence[Stage]], interactive: bool, ended: threading.Event) -> None:
     began = last = time.monotonic()
     line = tqdm(bar_format="{desc}", leave=False, dynamic_ncols=True, disable=not interactive)
     try:
@@ -79,13 +54,13 @@ def _show(spark: SparkSession, interactive: bool, ended: threading.Event) -> Non
             now = time.monotonic()
             if not interactive and now - last < LINE_EVERY_S:
                 continue
-            text = progress_line(running_stages(spark), now - began)
+            text = progress_line(stages(), now - began)
             if interactive:
                 line.set_description_str(text)
             elif text:
                 last = now
                 log.info("%s", text)
-    except (Py4JError, OSError) as error:  # the session has ended; the next call of Spark reports why
+    except (JvmError, OSError) as error:  # the session has ended; the next call of Spark reports why
         log.debug("no progress is shown any more: %s", error)
     finally:
         line.close()

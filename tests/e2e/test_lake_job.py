@@ -25,7 +25,7 @@ TABLES = """
 import json, sys
 from sparkring.conf.load import load_config
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import build_session
+from sparkring.etl.spark_platform.session import build_session
 from sparkring.etl.sources.pin import pin
 from sparkring.etl.sources.snapshot import PinContext
 from sparkring.conf.sources import CatalogSource

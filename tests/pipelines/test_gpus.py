@@ -34,7 +34,7 @@ found = {"own": run(), "host": run(visible_devices="host")}
 profile = training_profile(cpus_per_rank=1, gpus_per_rank=1)
 found["profile"] = run(LaunchOptions(profile=profile))
 wide = [training_profile(2), training_profile(1, 2)]
-found["slots"] = [slots(spark.sparkContext, asked) for asked in (None, profile, *wide)]
+found["slots"] = [slots(spark, asked) for asked in (None, profile, *wide)]
 print("RESULT " + json.dumps(found))
 spark.stop()
 """

@@ -124,7 +124,7 @@ try:
         raise ValueError("an invalid recipe")
 except ValueError as error:
     print(error)
-context = spark_module.SparkContext._active_spark_context
+context = spark_module.active_context()
 print("left", context, [thread.name for thread in threading.enumerate() if thread.name.startswith("spark")])
 """
 

@@ -19,7 +19,7 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
 from sparkring.etl.errors import ChecksFailed, EtlError
 from sparkring.etl.raw import unpack_flights
-from sparkring.etl.session import build_session
+from sparkring.etl.spark_platform.session import build_session
 from sparkring.etl.windows.window import pin_dataset
 
 pytestmark = pytest.mark.spark

@@ -18,8 +18,8 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.sources import DeltaSource
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import pin
+from sparkring.etl.spark_platform.session import build_session
 from sparkring.etl.windows.window import pin_dataset
 from tests.etl.sources.delta.tables import add_mapped_column, adds, change_schema, commit, delete_rows, rename_column
 

@@ -15,9 +15,9 @@ from pyspark.sql import functions as F
 
 from sparkring.conf.sources import FilesSource
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import build_session
 from sparkring.etl.sources.files.partitions import NULL_NAME
 from sparkring.etl.sources.pin import pin
+from sparkring.etl.spark_platform.session import build_session
 
 pytestmark = pytest.mark.spark
 FORMATS = ["csv", "json", "orc", "parquet", "text"]

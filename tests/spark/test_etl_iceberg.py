@@ -16,7 +16,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import DecimalType, DoubleType, LongType, NestedField, StringType
 
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import build_session
+from sparkring.etl.spark_platform.session import build_session
 from tests.etl.sources.iceberg.tables import append_file, catalog_at, delete_by_position, partitioned, paths, pinned
 
 pytestmark = pytest.mark.spark

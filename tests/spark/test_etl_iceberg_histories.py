@@ -31,7 +31,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from sparkring.etl.session import build_session
+from sparkring.etl.spark_platform.session import build_session
 from tests.etl.sources.iceberg.tables import catalog_at, delete_by_position, pinned
 from tests.spark.test_etl_iceberg import multiset
 

@@ -13,7 +13,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
 from sparkring.etl.rows import RowsJob
-from sparkring.etl.session import build_session
+from sparkring.etl.spark_platform.session import build_session
 from sparkring.etl.windows.independence import prove_independent, row_digest
 from sparkring.etl.windows.window import pin_window
 from tests.spark.sales import recipe, write_sales

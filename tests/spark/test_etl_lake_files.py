@@ -13,8 +13,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import build_session
 from sparkring.etl.sources.lake_files import FIELD_ID, LakeFile, LakeFiles, LakeSchema, check_types
+from sparkring.etl.spark_platform.session import build_session
 
 pytestmark = pytest.mark.spark
 ODD = ["a b", "a+b", "a%20b", "é:%", "a[x]", "{a,b}", "a*b?", "c#d", "e\\f", "p=1/q=__HIVE_DEFAULT_PARTITION__", "日本"]

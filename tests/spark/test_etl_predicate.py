@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import functions as F
 
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import build_session
 from sparkring.etl.sources.predicate import parse
+from sparkring.etl.spark_platform.session import build_session
 
 pytestmark = pytest.mark.spark
 TYPES = {"day": "date", "country": "string", "n": "int", "small": "tinyint", "big": "bigint", "flag": "boolean"}

@@ -14,10 +14,10 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.etl.build import BuildRequest, build_dataset
-from sparkring.etl.rows import is_cheap
-from sparkring.etl.session import BATCH_BYTES, build_session
 from sparkring.etl.shards import shard
 from sparkring.etl.sources.files.read import local_table
+from sparkring.etl.spark_platform.plans import is_cheap
+from sparkring.etl.spark_platform.session import BATCH_BYTES, build_session
 from sparkring.etl.windows.window import pin_dataset
 
 pytestmark = pytest.mark.spark

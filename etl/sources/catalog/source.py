@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Self
 
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -17,7 +16,13 @@ from sparkring.conf.digest import digest
 from sparkring.conf.errors import first_line
 from sparkring.conf.sources import CatalogSource
 from sparkring.etl.errors import EtlError, NoFiles, innermost
-from sparkring.etl.sources.catalog.query_files import (
+from sparkring.etl.sources.declared import select_declared
+from sparkring.etl.sources.files.listing import LAKE_MARKS
+from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
+from sparkring.etl.sources.spark_path import HOST
+from sparkring.etl.spark_platform.capabilities import QUERY_FILES, can
+from sparkring.etl.spark_platform.jvm import JavaThrew
+from sparkring.etl.spark_platform.query_files import (
     OtherTable,
     QueryReads,
     ReadFile,
@@ -28,10 +33,6 @@ from sparkring.etl.sources.catalog.query_files import (
     is_fixed,
     query_reads,
 )
-from sparkring.etl.sources.declared import select_declared
-from sparkring.etl.sources.files.listing import LAKE_MARKS
-from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
-from sparkring.etl.sources.spark_path import HOST
 
 SHOWN = 5  # names in a message
 EXPORT = "export its rows as Parquet with the engine that keeps it, and declare that folder"
@@ -107,17 +108,22 @@ class OpenCatalog(OpenSource[CatalogSource]):
 
 def look_up(spark: SparkSession, key: str, config: CatalogSource) -> tuple[DataFrame, QueryReads]:
     """Find the table's selected columns and what is read for them now; EtlError for what cannot be read exactly."""
+    if not can(spark, QUERY_FILES):
+        raise EtlError(
+            f"{key}.table = {config.table!r}: Spark Connect does not say which files a table has, by which it is "
+            "pinned; declare its folder, or run with a classic session"
+        )
     forget_listings(spark)
     named, where = f"{key}.table = {config.table!r}", f"{key}.where = {config.where!r}"
     try:
         table = spark.table(config.table)
-    except (PySparkException, Py4JJavaError) as error:
+    except (PySparkException, JavaThrew) as error:
         raise EtlError(f"{named}: {_why_no_table(spark, config.table, error)}") from error
     try:
         filtered = table if config.where is None else table.where(config.where)
         selected = select_declared(key, filtered, config.columns)
         found = query_reads(selected)
-    except (PySparkException, Py4JJavaError) as error:
+    except (PySparkException, JavaThrew) as error:
         raise EtlError(f"{where if config.where else named}: {innermost(error)}") from error
     if problem := _problem(spark, config.table, found):
         raise EtlError(f"{named}: {problem}")
@@ -183,7 +189,7 @@ def _lake_above(spark: SparkSession, location: str) -> tuple[str, str] | None:
     return None
 
 
-def _why_no_table(spark: SparkSession, table: str, error: PySparkException | Py4JJavaError) -> str:
+def _why_no_table(spark: SparkSession, table: str, error: PySparkException | JavaThrew) -> str:
     """What is wrong with a table that Spark does not open: its format, or its name."""
     database, dot, name = table.rpartition(".")
     within = f"{dot and ' IN '}{database}"

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +31,7 @@ from sparkring.etl.sources.lake_files import (
 )
 from sparkring.etl.sources.predicate import parse
 from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
+from sparkring.etl.spark_platform.jvm import is_loadable
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class DeltaSnapshot(SourceSnapshot):
     def read(self, spark: SparkSession) -> DataFrame:
         check_types(self.key, self.config.columns, self.files.schema.columns)
         self.check_unchanged()
-        if not uses_connector(spark.conf.get("spark.sql.extensions", "") or "", lambda name: _loadable(spark, name)):
+        if not uses_connector(spark.conf.get("spark.sql.extensions", "") or "", partial(is_loadable, spark)):
             return self.files.read(spark)
         uri = self.files.storage.uri.partition("?")[0]
         rows = spark.read.format("delta").option("versionAsOf", self.version).load(uri)
@@ -154,11 +156,6 @@ class OpenDelta(OpenSource[DeltaSource]):
 def uses_connector(extensions: str, loadable: Callable[[str], bool]) -> bool:
     """Whether Spark reads Delta itself: `spark.sql.extensions` names its connector, and its jar is there."""
     return CONNECTOR in extensions.replace(" ", "").split(",") and loadable(CONNECTOR)
-
-
-def _loadable(spark: SparkSession, name: str) -> bool:
-    jvm: Any = spark.sparkContext._jvm
-    return bool(jvm.org.apache.spark.util.Utils.classIsLoadable(name))
 
 
 def lake_schema(table: StructType, mapping: str, partitions: tuple[str, ...]) -> LakeSchema:

@@ -11,12 +11,12 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
-from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructType
 
 from sparkring.conf.errors import first_line
 from sparkring.conf.storage import Storage
 from sparkring.etl.sources.files.listing import FileList, SourceFile
+from sparkring.etl.spark_platform.versions import type_of_arrow
 
 FOOTER_THREADS = 16
 NAMES = {"parquet": "Parquet", "orc": "ORC"}
@@ -179,7 +179,7 @@ def spark_type(field: pa.Field) -> str:
         if sign in str(arrow):
             return f"{arrow} (unknown to Spark{remedy})"
     try:
-        found = str(from_arrow_type(arrow, prefer_timestamp_ntz=True).simpleString())
+        found = str(type_of_arrow(arrow).simpleString())
     except Exception:  # PySparkTypeError or its subclasses: a type Spark does not have
         return f"{arrow} (unknown to Spark)"
     if any(int(digits) > MOST_DIGITS for digits in re.findall(r"decimal\((\d+)", found)):

@@ -15,8 +15,7 @@ from urllib.parse import quote
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampNTZType, TimestampType
 
 from sparkring.conf.errors import first_line
 from sparkring.conf.sources import FilesSource
@@ -29,6 +28,8 @@ from sparkring.etl.sources.files.listing import FileList
 from sparkring.etl.sources.files.task import FOUND, CsvFormat, FileTask, JsonFormat, LineFormat
 from sparkring.etl.sources.spark_path import HOST, as_glob
 from sparkring.etl.sources.values import arrow_type
+from sparkring.etl.spark_platform.application import default_parallelism
+from sparkring.etl.spark_platform.versions import arrow_schema, arrow_table, is_valid_text, type_of_ddl
 
 log = logging.getLogger(__name__)
 CHECKED_HERE_BYTES = 1 << 20  # of csv or json checked by the driver itself: a job of Spark's would take longer
@@ -70,7 +71,7 @@ def declared_schema(key: str, columns: Mapping[str, str], block: str = "columns"
     fields = []
     for name, ddl in columns.items():
         try:
-            fields.append(StructField(name, DataType.fromDDL(ddl)))
+            fields.append(StructField(name, type_of_ddl(ddl)))
         except Exception as error:  # the parser's exceptions differ between Spark Classic and Connect
             raise EtlError(f"{key}.{block}.{name} = {ddl!r}: not a Spark type ({first_line(error)})") from error
     return StructType(fields)
@@ -106,9 +107,8 @@ def _read_lines(
     """
     fields = {f.name: f for f in [*format.schema, *partitions]}
     task = FileTask(worker_uri(listed.storage), listed.files, format, partitions, tuple(fields))
-    count = min(len(listed.files), max(spark.sparkContext.defaultParallelism, listed.bytes // TASK_BYTES))
-    numbers = spark.sparkContext.parallelize(range(len(listed.files)), count)
-    files = spark.createDataFrame(numbers.map(lambda n: (n,)), "file int")
+    count = min(len(listed.files), max(default_parallelism(spark), listed.bytes // TASK_BYTES))
+    files = spark.range(0, len(listed.files), 1, count).select(F.col("id").cast("int").alias("file"))
     if listed.bytes <= CHECKED_HERE_BYTES:
         every = pa.record_batch({"file": pa.array(range(len(listed.files)), pa.int32())})
         found = [row for batch in task.check(iter([every])) for row in batch.to_pylist()]
@@ -139,7 +139,7 @@ def _read_text(spark: SparkSession, key: str, listed: FileList, partitions: Stru
     """One row per file: `path` below the source's root, `text`, and its partition's values."""
     found = _with_files(spark, _scan(spark, "text", listed).withColumnRenamed("value", "text"), listed, partitions)
     rows = found.select(F.col(PATH).alias("path"), "text", *map(quoted, partitions.names))
-    broken = rows.where(~F.is_valid_utf8("text")).select("path").limit(SHOWN).collect()
+    broken = rows.where(~is_valid_text("text")).select("path").limit(SHOWN).collect()
     _raise(key, [f"{row['path']}: is not UTF-8; convert it, or leave it out by another glob" for row in broken])
     return rows
 
@@ -216,9 +216,9 @@ def _with_files(spark: SparkSession, scan: DataFrame, listed: FileList, partitio
 
 def local_table(spark: SparkSession, schema: StructType, columns: Sequence[Any]) -> DataFrame:
     """Make a table that is part of the plan, so that reading it again costs nothing; `columns`: values or arrays."""
-    arrow = to_arrow_schema(schema, timezone="UTC")
+    arrow = arrow_schema(schema)
     arrays = [pa.array(values, kind) for values, kind in zip(columns, arrow.types, strict=True)]
-    return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=arrow), schema)
+    return arrow_table(spark, pa.Table.from_arrays(arrays, schema=arrow), schema)
 
 
 def _as_java(path: str) -> str:

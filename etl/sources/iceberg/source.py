@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Self
 
 import numpy as np
@@ -33,6 +33,7 @@ from sparkring.etl.sources.lake_files import (
 )
 from sparkring.etl.sources.predicate import parse
 from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
+from sparkring.etl.spark_platform.jvm import is_loadable
 
 CONNECTOR = "org.apache.iceberg.spark.source.IcebergSource"
 
@@ -64,8 +65,7 @@ class IcebergSnapshot(SourceSnapshot):
     def _connector_reads(self, spark: SparkSession) -> bool:
         catalog = (self.config.table or "").partition(".")[0]
         there = bool(catalog) and spark.conf.get(f"spark.sql.catalog.{catalog}", None) is not None
-        jvm: Any = spark._jvm
-        return uses_connector(self.version, there, jvm.org.apache.spark.util.Utils.classIsLoadable)
+        return uses_connector(self.version, there, partial(is_loadable, spark))
 
     def _read_by_connector(self, spark: SparkSession) -> DataFrame:
         name = ".".join(map(quoted, str(self.config.table).split(".")))
@@ -87,7 +87,7 @@ class IcebergSnapshot(SourceSnapshot):
             lake_files(host, files, LakeSchema(self.columns, in_file, filled))
             for (host, in_file, filled), files in groups.items()
         ]
-        return reduce(DataFrame.union, [part.read(spark) for part in parts])
+        return reduce(lambda above, below: above.union(below), [part.read(spark) for part in parts])
 
     def _way(self, file: IcebergFile, footer: pa.Schema) -> tuple[StructType, dict[str, Any]]:
         """How the columns are found in a file, and those that are not in it, with the value all its rows have.

@@ -25,11 +25,11 @@ from pydantic import ValidationError
 from sparkring.conf.secrets import redact
 from sparkring.conf.sources import JdbcSource
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import build_session
 from sparkring.etl.sources import jdbc
 from sparkring.etl.sources.jdbc import DRIVERS, JdbcSnapshot, find_database, whole_number
 from sparkring.etl.sources.pin import pin
 from sparkring.etl.sources.snapshot import PinContext
+from sparkring.etl.spark_platform.session import build_session
 from tests.etl.sources.postgres import PASSWORD, USER, PostgresServer, running
 
 pytestmark = pytest.mark.spark

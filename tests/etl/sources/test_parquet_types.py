@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkring.conf.sources import FilesSource
-from sparkring.etl.session import build_session
 from sparkring.etl.sources.files.footers import check_footers, parquet_schema, spark_type
 from sparkring.etl.sources.files.listing import list_files
 from sparkring.etl.sources.pin import pin
+from sparkring.etl.spark_platform.session import build_session
 
 pytestmark = pytest.mark.spark
 

@@ -19,8 +19,8 @@ from sparkring.conf.sources import FilesSource
 from sparkring.etl.build import numbered_files
 from sparkring.etl.columns.statistics import Measured, nothing
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import build_session
 from sparkring.etl.sources.snapshot import PinContext
+from sparkring.etl.spark_platform.session import build_session
 from sparkring.etl.windows import window
 from sparkring.etl.windows.interval import interval_from, window_of
 from sparkring.etl.windows.parts import Part

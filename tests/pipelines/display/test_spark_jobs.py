@@ -8,7 +8,7 @@ import re
 import pytest
 from pyspark.sql import SparkSession
 
-from sparkring.etl.session import described
+from sparkring.etl.spark_platform.application import described
 from sparkring.pipelines.run import spark_jobs
 from sparkring.pipelines.run.spark_jobs import Stage, progress_line, spark_progress
 

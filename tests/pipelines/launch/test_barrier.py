@@ -23,11 +23,10 @@ from sparkring.pipelines.launch.barrier import (
     LaunchOptions,
     barrier_group,
     run_barrier,
-    ship_code,
     spark_reason,
 )
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, slots_ceiling, too_few_slots
-from sparkring.pipelines.run.package import code_archive, write_archive
+from sparkring.pipelines.run.package import code_archive, ship_code, write_archive
 from sparkring.training.launch.failure import Cancelled, LaunchError, WorkerFailed
 from sparkring.training.launch.group import Control
 from sparkring.training.launch.job import JobSpec
@@ -249,7 +248,7 @@ def test_the_code_archive_is_where_no_other_user_can_put_his_own(
     os.chown(planted, nobody, -1)
     shipped: list[Path] = []
     context = SimpleNamespace(_python_includes=[], addPyFile=lambda path: shipped.append(Path(path)))
-    digest = ship_code(context)  # type: ignore[arg-type]
+    digest = ship_code(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
     (path,) = shipped
     assert path.name == f"sparkring-{digest}.zip" and path.read_bytes() == code_archive()
     found = path.parent.lstat()

@@ -114,6 +114,15 @@ def test_as_many_executors_are_asked_for_as_all_ranks_need(
     assert settings == ({"spark.executor.instances": instances} if instances else {})
 
 
+def test_a_profile_is_refused_where_spark_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "takes_profiles", lambda: False)
+    session: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(master="local-cluster[2,2,1024]", getConf=lambda: SimpleNamespace(getAll=list))
+    )
+    with pytest.raises(LaunchError, match=r"launch\.cpus_per_rank.*leave them at their defaults.*spark\.task\.cpus"):
+        check_slots(session, SlotRequest(2, profile=SimpleNamespace()))  # type: ignore[arg-type]
+
+
 def test_unreachable_hosts_are_named() -> None:
     (line,) = unreachable({"a": "host-a"}, {"a": [PeerFailure("10.0.0.2", 4000, "timed out")], "b": []})
     assert line.startswith("host-a: cannot reach 10.0.0.2:4000 (timed out)")

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from sparkring.etl.spark_platform.executors import executors
 from sparkring.pipelines.launch.barrier import LaunchOptions
 from sparkring.pipelines.launch.recover import (
     Platform,
     Recovery,
     RestartableJob,
-    executors,
     spark_platform,
     what_follows,
 )
@@ -411,7 +411,7 @@ def test_spark_says_how_much_room_there_is_and_that_nobody_leaves(spark: Any) ->
     platform = spark_platform(spark, LaunchOptions())
     assert platform.slots() == 2
     assert platform.leaving() == frozenset()
-    assert executors(spark.sparkContext) == {}, "the driver is no executor that could be given up"
+    assert executors(spark) == {}, "the driver is no executor that could be given up"
 
 
 CLUSTER = """

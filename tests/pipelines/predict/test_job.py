@@ -30,7 +30,7 @@ from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import BATCH_BYTES, MOST_BATCH_BYTES, UNLIMITED, build_session
+from sparkring.etl.spark_platform.session import BATCH_BYTES, MOST_BATCH_BYTES, UNLIMITED, build_session
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.predict import job
 from sparkring.pipelines.predict.job import run_predict

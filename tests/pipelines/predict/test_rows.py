@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.predict import PredictConfig
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import MOST_BATCH_BYTES
+from sparkring.etl.spark_platform.session import MOST_BATCH_BYTES
 from sparkring.pipelines.predict.rows import ARROW_ROWS, bounded, check_kept, pick_columns
 from sparkring.pipelines.predict.score import LONG
 

@@ -15,10 +15,10 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.sources import CatalogSource
 from sparkring.etl.build import BuildRequest, build_dataset, pinned_sources
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import build_session
 from sparkring.etl.sources.catalog.source import CatalogSnapshot
 from sparkring.etl.sources.pin import pin
 from sparkring.etl.sources.snapshot import PinContext
+from sparkring.etl.spark_platform.session import build_session
 
 pytestmark = pytest.mark.spark
 

@@ -17,10 +17,10 @@ from pyspark.sql.types import (
 
 from sparkring.conf.sources import FilesSource
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import build_session
 from sparkring.etl.sources.files.footers import NAMES, check_footers
 from sparkring.etl.sources.files.listing import list_files
 from sparkring.etl.sources.pin import pin
+from sparkring.etl.spark_platform.session import build_session
 
 DECLARED = StructType([StructField("a", LongType()), StructField("b", StringType())])
 DAY = StructType([StructField("day", DateType())])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkring.etl.session import FIXED, decides_rows
+from sparkring.etl.spark_platform.session import FIXED, decides_rows
 
 
 @pytest.mark.parametrize("key", ["spark.sql.caseSensitive", "spark.sql.legacy.timeParserPolicy", "spark.sql.new.one"])

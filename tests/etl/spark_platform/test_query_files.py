@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.etl.sources.catalog.query_files import (
+from sparkring.etl.spark_platform.query_files import (
     OtherTable,
     ReadTable,
     condition_columns,

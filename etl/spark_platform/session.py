@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JNetworkError
-from pyspark.sql import SparkSession
+from sparkring.etl.spark_platform.application import GONE, fresh_session
+from sparkring.etl.spark_platform.capabilities import all_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
-GONE = (Py4JNetworkError, OSError)  # what a call for tidying up raises after Ctrl-C: the session is of no use then
 BY_FIELD_ID = "spark.sql.parquet.fieldId.read.enabled"
 BATCH_ROWS, BATCH_BYTES = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
 MOST_BATCH_BYTES, UNLIMITED = 32 << 20, (1 << 31) - 1
@@ -62,8 +65,8 @@ def decides_rows(key: str) -> bool:
 
 def build_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     """Make a session with its own views, where the recipe's `settings` decide rows, not the cluster's or caller's."""
-    session = spark.newSession()
-    for key in session.conf.getAll:
+    session = fresh_session(spark)
+    for key in all_settings(session):
         if decides_rows(key) and key not in settings and session.conf.isModifiable(key):
             log.warning("%s is set on this cluster and not in the recipe's spark.conf: left out of the build", key)
             session.conf.unset(key)
@@ -80,29 +83,15 @@ def batches_to_python(session: SparkSession, row_bytes: int | None) -> Iterator[
     """Let Spark not add up the bytes of a batch where its rows bound them.
 
     Spark 4.3 adds up a batch's buffers before every row: of nine columns, a third of what shuffling and writing them
-    costs. `row_bytes`: of the widest row; None where that is not known.
+    costs. Spark 3.5 has no such limit. `row_bytes`: of the widest row; None where that is not known.
     """
-    rows = int(session.conf.get(BATCH_ROWS) or 0)
-    if row_bytes is None or not 0 < rows * row_bytes <= MOST_BATCH_BYTES:
+    rows, limit = int(session.conf.get(BATCH_ROWS) or 0), session.conf.get(BATCH_BYTES, None)
+    if row_bytes is None or limit is None or not 0 < rows * row_bytes <= MOST_BATCH_BYTES:
         yield
         return
-    limit = session.conf.get(BATCH_BYTES)
     session.conf.set(BATCH_BYTES, str(UNLIMITED))
     try:
         yield
     finally:
         with suppress(*GONE):
-            session.conf.set(BATCH_BYTES, limit or str(MOST_BATCH_BYTES))
-
-
-@contextmanager
-def described(spark: SparkSession, does: str) -> Iterator[None]:
-    """Say what the block's jobs do, in Spark's UI and wherever else they are shown."""
-    context, name = spark.sparkContext, "spark.job.description"
-    before = context.getLocalProperty(name)
-    context.setLocalProperty(name, does)
-    try:
-        yield
-    finally:
-        with suppress(*GONE):
-            context.setLocalProperty(name, before)  # type: ignore[arg-type]
+            session.conf.set(BATCH_BYTES, limit)

@@ -1,7 +1,7 @@
 """The files that a query of Spark reads, and what else decides its rows: its views, and how each table is parsed.
 
-Every private part of Spark that is touched for this is in this file, as it is in Spark 4.3.0, through py4j. Unlike
-`DataFrame.inputFiles` it sees the tables of subqueries, and the files of Hive tables that Spark reads by their SerDe.
+By private parts of Spark's JVM, as they are in Spark 3.5 to 4.3. Unlike `DataFrame.inputFiles` it
+sees the tables of subqueries, and the files of Hive tables that Spark reads by their SerDe.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
+from sparkring.etl.spark_platform.capabilities import PLAN_INSPECTION, can
+from sparkring.etl.spark_platform.jvm import JavaThrew, java_session, jvm_of, plans_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 SPARKS_OWN = ("org.apache.spark.sql.execution.", "org.apache.spark.sql.hive.", "org.apache.spark.sql.avro.")
 NO_FILES = ("LocalRelation", "OneRowRelation", "Range")  # leaves that hold their rows
@@ -75,12 +78,12 @@ def query_reads(query: DataFrame) -> QueryReads:
 
 def forget_listings(spark: SparkSession) -> None:
     """Make the session list the files of its tables anew when they are next asked for."""
-    spark._jsparkSession.sessionState().catalog().invalidateAllCachedTables()
+    java_session(spark).sessionState().catalog().invalidateAllCachedTables()
 
 
 def _views(query: DataFrame) -> list[ViewText]:
     found = []
-    for node in _nodes(_plans(query).analyzed()):
+    for node in _nodes(plans_of(query).analyzed()):
         if _class(node) == "View":
             view = node.desc()
             text = "" if node.isTempView() else _option(view.viewText()) or ""
@@ -91,8 +94,13 @@ def _views(query: DataFrame) -> list[ViewText]:
 
 
 def is_fixed(query: DataFrame) -> bool:
-    """Whether the same tables give the same rows tomorrow: no `rand()`, no `current_date()`, no day 'yesterday'."""
-    catalyst, plan = _jvm(query.sparkSession).org.apache.spark.sql.catalyst, _plans(query).analyzed()
+    """Whether the same tables give the same rows tomorrow: no `rand()`, no `current_date()`, no day 'yesterday'.
+
+    True where the plan cannot be looked at.
+    """
+    if not can(query.sparkSession, PLAN_INSPECTION):
+        return True
+    catalyst, plan = jvm_of(query.sparkSession).org.apache.spark.sql.catalyst, plans_of(query).analyzed()
     if plan.containsPattern(catalyst.trees.TreePattern.CURRENT_LIKE()):
         return False
     day_by_name = catalyst.optimizer.SpecialDatetimeValues  # replaces 'today' and the like, compared with a date
@@ -101,7 +109,7 @@ def is_fixed(query: DataFrame) -> bool:
 
 def condition_columns(filtered: DataFrame) -> list[str] | None:
     """The columns in the condition of `table.where(...)`, as the table has them; None where it has a subquery."""
-    node = _plans(filtered).analyzed()
+    node = plans_of(filtered).analyzed()
     if node.subqueries().size():
         return None
     used = {reference.name().lower() for reference in _items(node.condition().references().toSeq())}
@@ -110,16 +118,16 @@ def condition_columns(filtered: DataFrame) -> list[str] | None:
 
 def folder_names(spark: SparkSession, uri: str) -> list[str]:
     """Names of what is in a folder of any storage; [] if it is not there, or closed to us."""
-    path = _jvm(spark).org.apache.hadoop.fs.Path(uri)
+    path = jvm_of(spark).org.apache.hadoop.fs.Path(uri)
     try:
-        fs = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        fs = path.getFileSystem(java_session(spark).sessionState().newHadoopConf())
         return [status.getPath().getName() for status in fs.listStatus(path)] if fs.exists(path) else []
-    except Py4JJavaError:
+    except JavaThrew:
         return []
 
 
 def _tables(query: DataFrame) -> Iterator[ReadTable | OtherTable]:
-    for node in _nodes(_plans(query).optimizedPlan()):
+    for node in _nodes(plans_of(query).optimizedPlan()):
         if not node.children().size() and _class(node) not in NO_FILES:
             yield _table(query, node)
 
@@ -149,7 +157,7 @@ def _table(query: DataFrame, leaf: Any) -> ReadTable | OtherTable:
 def _serde_table(query: DataFrame, leaf: Any) -> ReadTable:
     """A Hive table in a format that Spark leaves to Hive's SerDe: it knows the folders, not the files."""
     spark, table = query.sparkSession, leaf.tableMeta()
-    jvm, state = _jvm(spark), spark._jsparkSession.sessionState()
+    jvm, state = jvm_of(spark), java_session(spark).sessionState()
     schema = table.partitionSchema()
     if leaf.isPartitioned():
         pruned = _option(leaf.prunedPartitions())
@@ -181,7 +189,7 @@ def _read_table(
         folders: a Seq of PartitionDirectory.
         parsing: what decides how files become rows, beside the schema.
     """
-    location = _jvm(spark).org.apache.hadoop.fs.Path(table.location()).toString()
+    location = jvm_of(spark).org.apache.hadoop.fs.Path(table.location()).toString()
     files = []
     for folder in _items(folders):
         values = tuple(None if v is None else str(v) for v in _items(folder.values().toSeq(partition_schema)))
@@ -209,10 +217,6 @@ def _below(location: str, path: str) -> str:
 # --- Scala through py4j
 
 
-def _plans(query: DataFrame) -> Any:
-    return query._jdf.queryExecution()
-
-
 def _nodes(plan: Any) -> Iterator[Any]:
     """The plan and all below it, subqueries too."""
     yield plan
@@ -221,12 +225,8 @@ def _nodes(plan: Any) -> Iterator[Any]:
             yield from _nodes(child)
 
 
-def _jvm(spark: Any) -> Any:
-    return spark.sparkContext._jvm
-
-
 def _seq(query: DataFrame, items: Any) -> Any:
-    return _jvm(query.sparkSession).PythonUtils.toSeq(items)
+    return jvm_of(query.sparkSession).PythonUtils.toSeq(items)
 
 
 def _items(seq: Any) -> Iterator[Any]:

@@ -1,0 +1,186 @@
+"""The job of flights on every Spark that is supported: the same dataset, statistics and weights, byte by byte?
+
+Each version is laid over this environment in a folder of its own (build/matrix, made with pip), classic and, where
+asked, as a server of Spark Connect in the same process. A trial of flights is run and its model scores the timetable,
+on `local[2]`. What is compared with the newest version: the rows of every file, their bytes, the fitted statistics,
+the sha256 of the weights and the predictions. One version at a time; each command may take --limit-s.
+
+    python benchmarks/matrix.py [--versions 3.5.9 ...] [--connect 4.3.0 ...] [--rows 1000] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from machine import measured_with, publish
+
+ROOT = Path(__file__).resolve().parent.parent
+OVERLAYS = ROOT / "build/matrix"
+PY4J = {"3.5": "0.10.9.7", "4.0": "0.10.9.9", "4.1": "0.10.9.9", "4.2": "0.10.9.9", "4.3": "0.10.9.9"}
+CLASSIC = ["3.5.9", "4.0.5", "4.1.4", "4.2.1", "4.3.0"]
+CONNECT_NEEDS = ["grpcio", "grpcio-status", "googleapis-common-protos", "zstandard"]
+TIMES = ("scored_at",)  # columns of a prediction that no two runs have in common
+
+
+@dataclass(frozen=True)
+class Case:
+    """A version of Spark, classic or as Spark Connect."""
+
+    version: str
+    mode: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a case gave; `error`: the last line of a command that failed."""
+
+    seconds: float
+    rows: str = ""
+    files: str = ""
+    statistics: str = ""
+    weights: str = ""
+    predictions: str = ""
+    error: str = ""
+
+
+def overlay(version: str) -> Path:
+    """Install a version of PySpark apart from this environment's; the folder is kept."""
+    folder = OVERLAYS / version
+    if not (folder / "pyspark").is_dir():
+        minor = version.rpartition(".")[0]
+        pip("--no-deps", "--target", folder, f"pyspark=={version}", f"py4j=={PY4J[minor]}")
+    return folder
+
+
+def connect_overlay() -> Path:
+    """Install what a client of Spark Connect needs."""
+    folder = OVERLAYS / "connect"
+    if not (folder / "grpc").is_dir():
+        pip("--target", folder, *CONNECT_NEEDS)
+    return folder
+
+
+def pip(*words: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *map(str, words)]
+    subprocess.run(command, check=True, timeout=600)
+
+
+def environment(case: Case) -> dict[str, str]:
+    """The variables of a case's commands."""
+    folders = [str(overlay(case.version))]
+    remote = {}
+    if case.mode == "connect":
+        folders.insert(0, str(connect_overlay()))
+        remote = {"SPARK_REMOTE": "local[2]"}
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_REMOTE")}
+    return kept | remote | {"PYTHONPATH": os.pathsep.join(folders), "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+def run(case: Case, folder: Path, rows: int, limit_s: float) -> Found:
+    """Run the job and a scoring in a folder that has the raw tables."""
+    out = folder / f"{case.version}-{case.mode}"
+    places = [f"storage.datasets={out}/datasets", f"storage.runs={out}/runs", f"tracking.uri=sqlite:///{out}/mlflow.db"]
+    trial = ["run", "flights", "--limit-rows", str(rows), *places]
+    began = time.monotonic()
+    if error := command(trial, case, folder, limit_s):
+        return Found(time.monotonic() - began, error=f"run: {error}")
+    seconds = time.monotonic() - began
+    (model,) = out.glob("runs/*/*/model")
+    wanted = ["predict.rows=scheduled", f"predict.to={out}/predictions"]
+    wanted += ["predict.keep=[time_hour, carrier, flight, origin]", f"model={model}", *places]
+    if error := command(["predict", "flights", *wanted], case, folder, limit_s):
+        return Found(seconds, error=f"predict: {error}")
+    return found_in(out, model, seconds)
+
+
+def command(words: list[str], case: Case, folder: Path, limit_s: float) -> str:
+    """Run a command of ours; returns the last line of its output where it fails."""
+    program = [sys.executable, "-m", "sparkring.pipelines.cli", *words]
+    try:
+        done = subprocess.run(
+            program, cwd=folder, env=environment(case), capture_output=True, text=True, timeout=limit_s
+        )
+    except subprocess.TimeoutExpired:
+        return f"not ended after {limit_s:g} s"
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip() and not line.startswith("\tat")]
+    return lines[-1] if done.returncode else ""
+
+
+def found_in(out: Path, model: Path, seconds: float) -> Found:
+    """Digest what a case has written."""
+    (path,) = out.glob("datasets/flights-trial-*/_manifest.json")
+    manifest = json.loads(path.read_text())
+    tables = [pq.read_table(path.parent / file["path"]) for file in manifest["files"]]
+    predictions = pa.concat_tables([pq.read_table(each) for each in sorted((out / "predictions").glob("*.parquet"))])
+    kept = predictions.drop_columns([name for name in TIMES if name in predictions.column_names])
+    return Found(
+        seconds,
+        digest([table.to_pylist() for table in tables]),
+        digest([[file["path"].rpartition("/")[2], file["sha256"]] for file in manifest["files"]]),
+        digest([manifest["features"], manifest["checks"], manifest["accounting"]]),
+        json.loads((model.parent / "reproduce.json").read_text())["weights_sha256"],
+        digest(sorted(repr(row) for row in kept.to_pylist())),
+    )
+
+
+def digest(what: Any) -> str:
+    return hashlib.sha256(json.dumps(what, default=str).encode()).hexdigest()
+
+
+def table(found: dict[Case, Found], like: Found) -> str:
+    """The result as a table; every digest is compared with that of `like`."""
+    names = ("rows", "files", "statistics", "weights", "predictions")
+    lines = [f"| Spark | session | {' | '.join(names)} | seconds of `run` |", "|---|---|" + "---|" * (len(names) + 1)]
+    for case, one in found.items():
+        cells = ["equal" if getattr(one, name) == getattr(like, name) != "" else "DIFFERENT" for name in names]
+        if one.error:
+            cells = [one.error, *[""] * (len(names) - 1)]
+        lines.append(f"| {case.version} | {case.mode} | {' | '.join(cells)} | {one.seconds:.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--versions", nargs="*", default=CLASSIC)
+    parser.add_argument("--connect", nargs="*", default=CLASSIC[1:])
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--limit-s", type=float, default=600)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    cases = [Case(v, "classic") for v in arguments.versions] + [Case(v, "connect") for v in arguments.connect]
+    found: dict[Case, Found] = {}
+    with tempfile.TemporaryDirectory(prefix="matrix") as scratch:
+        raw = [sys.executable, "-m", "sparkring.etl.raw", "flights"]
+        subprocess.run(raw, cwd=scratch, check=True, capture_output=True)
+        for case in cases:
+            found[case] = run(case, Path(scratch), arguments.rows, arguments.limit_s)
+            print(case, found[case], file=sys.stderr, flush=True)
+    like = found[
+        max((case for case in cases if not found[case].error), key=lambda case: case.version, default=cases[0])
+    ]
+    head = (
+        "# The job of flights on every Spark\n\n"
+        f"{measured_with('pandas', 'pyarrow', 'torch', 'mlflow')}. A trial of {arguments.rows} rows on local[2], and a "
+        "scoring by its model, each version laid over the same environment. `rows`: values of every file in order; "
+        "`files`: the bytes; `statistics`: fitted features, checks, accounting; `weights`: sha256. Equal: as those of "
+        "the newest version.\n\n"
+    )
+    publish(head + table(found, like) + "\n", arguments.out)
+    wrong = [one for one in found.values() if one.error or (one.rows, one.weights) != (like.rows, like.weights)]
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

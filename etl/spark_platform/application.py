@@ -1,0 +1,214 @@
+"""The application of a session: its identity, settings, and what travels to its executors."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkring.etl.spark_platform.capabilities import all_settings, is_classic
+from sparkring.etl.spark_platform.jvm import JvmGone, jvm_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+GONE = (JvmGone, OSError)  # what a call for tidying up raises after Ctrl-C: the session is of no use then
+DESCRIPTION, INTERRUPT = "spark.job.description", "spark.job.interruptOnCancel"
+SHIPPED = "_sparkring_code"  # of a session of Spark Connect
+
+
+def settings_of(spark: SparkSession) -> Mapping[str, str]:
+    """The settings of the application; of Spark Connect those that its server shows to a session."""
+    if is_classic(spark):
+        return dict(spark.sparkContext.getConf().getAll())
+    return all_settings(spark)
+
+
+def master_of(spark: SparkSession) -> str:
+    if is_classic(spark):
+        return str(spark.sparkContext.master)
+    return spark.conf.get("spark.master", "Spark Connect") or "Spark Connect"
+
+
+def application_id(spark: SparkSession) -> str:
+    if is_classic(spark):
+        return str(spark.sparkContext.applicationId)
+    return spark.conf.get("spark.app.id", "") or ""
+
+
+def java_version(spark: SparkSession) -> str:
+    """Of the driver's JVM; that of a server may not be for us to know."""
+    if is_classic(spark):
+        return str(jvm_of(spark).java.lang.System.getProperty("java.version"))
+    with suppress(Exception):
+        return str(spark.sql("SELECT java_method('java.lang.System', 'getProperty', 'java.version')").collect()[0][0])
+    return ""
+
+
+def default_parallelism(spark: SparkSession) -> int:
+    """How many tasks Spark would run at a time; by Connect a plan says it, so that no job waits for busy slots."""
+    if is_classic(spark):
+        return int(spark.sparkContext.defaultParallelism)
+    return splits_of(spark.range(1)._explain_string())  # type: ignore[operator]
+
+
+def splits_of(plan: str) -> int:
+    """Read into how many partitions a range is split: `Range (0, 1, step=1, splits=2)`."""
+    found = re.search(r"\bRange \(.*splits=(\d+)\)", plan)
+    assert found is not None, plan
+    return int(found[1])
+
+
+@contextmanager
+def described(spark: SparkSession, does: str) -> Iterator[None]:
+    """Say what the block's jobs do, in Spark's UI and wherever else they are shown."""
+    if not is_classic(spark):
+        with tagged(spark, does):
+            yield
+        return
+    context = spark.sparkContext
+    before = context.getLocalProperty(DESCRIPTION)
+    context.setLocalProperty(DESCRIPTION, does)
+    try:
+        yield
+    finally:
+        with suppress(*GONE):
+            context.setLocalProperty(DESCRIPTION, before)  # type: ignore[arg-type]
+
+
+@contextmanager
+def tagged(spark: SparkSession, tag: str) -> Iterator[None]:
+    """Give the block's jobs, those of this thread, a tag by which `cancel` finds them, and interrupts their tasks."""
+    if not is_classic(spark):
+        spark.addTag(tag)
+        try:
+            yield
+        finally:
+            spark.removeTag(tag)
+        return
+    context = spark.sparkContext
+    context.addJobTag(tag)
+    context.setLocalProperty(INTERRUPT, "true")
+    try:
+        yield
+    finally:
+        with suppress(*GONE):
+            context.removeJobTag(tag)
+            context.setLocalProperty(INTERRUPT, None)  # type: ignore[arg-type]
+
+
+def cancel(spark: SparkSession, tag: str) -> None:
+    """Cancel the jobs with this tag."""
+    if is_classic(spark):
+        spark.sparkContext.cancelJobsWithTag(tag)
+    else:
+        spark.interruptTag(tag)
+
+
+def add_archive(spark: SparkSession, path: Path) -> None:
+    """Give every task the unpacked archive, below SparkFiles' folder under the archive's name."""
+    if is_classic(spark):
+        spark.sparkContext.addArchive(str(path))
+    else:
+        spark.addArtifacts(str(path), archive=True)
+
+
+def add_file(spark: SparkSession, path: Path) -> None:
+    """Give every task the file, in SparkFiles' folder."""
+    if is_classic(spark):
+        spark.sparkContext.addFile(str(path))
+    else:
+        spark.addArtifacts(str(path), file=True)
+
+
+def add_code(spark: SparkSession, path: Path) -> None:
+    """Put an archive of Python modules on the path of every task; by Connect, of this session and `fresh_session`s."""
+    if is_classic(spark):
+        spark.sparkContext.addPyFile(str(path))
+    else:
+        spark.addArtifacts(str(path), pyfile=True)
+        setattr(spark, SHIPPED, [*getattr(spark, SHIPPED, []), path])
+
+
+def shipped_names(spark: SparkSession) -> list[str]:
+    """Name the archives that were put on the path."""
+    if is_classic(spark):
+        return [*(spark.sparkContext._python_includes or [])]
+    return [path.name for path in getattr(spark, SHIPPED, [])]
+
+
+def fresh_session(spark: SparkSession) -> SparkSession:
+    """Open another session of the same application, with views and settings of its own."""
+    if is_classic(spark):
+        return spark.newSession()
+    session = type(spark)(spark.client._builder)  # type: ignore[arg-type]
+    for path in getattr(spark, SHIPPED, []):
+        add_code(session, path)
+    return session
+
+
+def driver_address(spark: SparkSession) -> tuple[str, str]:
+    """Where this process listens for the ranks' agents: the address to bind to, and the name that they connect to."""
+    if is_classic(spark):
+        settings = settings_of(spark)
+        host = settings.get("spark.driver.host") or "127.0.0.1"
+        return settings.get("spark.driver.bindAddress") or host, host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+        towards.connect((spark.client.host, 1))  # sends nothing: it chooses the interface
+        return towards.getsockname()[0], towards.getsockname()[0]
+
+
+def served_folder(spark: SparkSession) -> Path:
+    """A folder for files that executors fetch for as long as the session lives."""
+    if is_classic(spark):
+        return Path(str(spark.sparkContext._temp_dir))
+    folder = tempfile.mkdtemp(prefix="sparkring-artifacts-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def in_process(spark: SparkSession) -> bool:
+    """Whether executors are threads of the driver's JVM, whose Python finds our code where the driver's does."""
+    return is_classic(spark) and re.fullmatch(r"local(\[.*])?", master_of(spark)) is not None
+
+
+def named_python(spark: SparkSession) -> str | None:
+    """Find the workers' Python that the user has named: in Spark's configuration, or else by a variable.
+
+    The configuration, spark-defaults.conf too, is read by spark-submit alone.
+    """
+    return settings_of(spark).get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+
+
+def workers_python(spark: SparkSession) -> str:
+    """The Python that executors start."""
+    return str(spark.sparkContext.pythonExec) if is_classic(spark) else "that of the Spark Connect server"
+
+
+def start_python(spark: SparkSession, python: str) -> None:
+    """Have executors start this Python from now on; a server of Spark Connect has its own."""
+    if is_classic(spark):
+        spark.sparkContext.pythonExec = python
+
+
+@contextmanager
+def this_python(spark: SparkSession) -> Iterator[None]:
+    """Let local executors run this Python for the block, unless the user has named one.
+
+    Of a session that was made elsewhere, as in a notebook, Spark takes the first `python3` of the PATH.
+    """
+    before = workers_python(spark)
+    if master_of(spark).startswith("local") and named_python(spark) is None:
+        start_python(spark, sys.executable)
+    try:
+        yield
+    finally:
+        start_python(spark, before)

@@ -1,0 +1,77 @@
+"""What a session of Spark may be unable to do, and what is done in its place."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Capability:
+    """Something that needs Spark's JVM. `instead`: what a session without one does, or cannot know."""
+
+    name: str
+    instead: str
+
+
+PLAN_INSPECTION = Capability(
+    "plan inspection",
+    "rows are kept on disk between two passes, and a view that is random or reads the clock is found only where "
+    "its rows differ between the passes",
+)
+QUERY_FILES = Capability("listing of a query's files", "a table of the catalog cannot be pinned")
+JDBC_TYPES = Capability(
+    "JDBC types and snapshots", "columns whose values Spark would not keep are not looked for in a database"
+)
+DECOMMISSION_NOTICES = Capability(
+    "decommission notices", "an executor that is about to leave is noticed when it has left"
+)
+EXECUTOR_REPLACEMENT = Capability(
+    "executor replacement", "Spark gives up a silent executor by itself, after spark.network.timeout"
+)
+TASK_SLOTS = Capability("count of free task slots", "all cores that Spark has are taken for free")
+JOB_PROGRESS = Capability("job progress by stage", "only the tasks of a query are counted")
+EVERY = (
+    PLAN_INSPECTION,
+    QUERY_FILES,
+    JDBC_TYPES,
+    DECOMMISSION_NOTICES,
+    EXECUTOR_REPLACEMENT,
+    TASK_SLOTS,
+    JOB_PROGRESS,
+)
+
+
+def is_classic(spark: Any) -> bool:
+    """Whether the session has its JVM here; one of Spark Connect talks to a server."""
+    return not type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def can(spark: Any, capability: Capability) -> bool:
+    """Whether the session can do it; where not, the log says once what is done in its place."""
+    if is_classic(spark):
+        return True
+    _say_once(capability)
+    return False
+
+
+@functools.cache
+def _say_once(capability: Capability) -> None:
+    log.info("Spark Connect gives no %s: %s", capability.name, capability.instead)
+
+
+def all_settings(spark: Any) -> Mapping[str, str]:
+    """The settings that have a value in the session, those of its application too."""
+    if hasattr(type(spark.conf), "getAll"):  # from 4.0 on
+        return dict(spark.conf.getAll)
+    return settings_by_sql(spark)
+
+
+def settings_by_sql(spark: Any) -> Mapping[str, str]:
+    """As `all_settings`, by a statement, which shows no secrets."""
+    return {row[0]: row[1] for row in spark.sql("SET").collect()}

@@ -1,0 +1,111 @@
+"""The JVM of a classic session, through py4j. Everything here is private to Spark: as it is in 3.5 to 4.3.
+
+Callers ask `can` first; a session of Spark Connect has no JVM here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import DataFrame, SparkSession
+
+try:
+    from py4j.protocol import Py4JError as JvmError  # any; below: it cannot be reached; Java threw
+    from py4j.protocol import Py4JJavaError as JavaThrew
+    from py4j.protocol import Py4JNetworkError as JvmGone
+except ImportError:  # a client of Spark Connect alone
+
+    class JvmError(Exception):  # type: ignore[no-redef]
+        """Never raised: there is no JVM."""
+
+    class JavaThrew(JvmError):  # type: ignore[no-redef]
+        """Never raised: there is no JVM."""
+
+    class JvmGone(JvmError):  # type: ignore[no-redef]
+        """Never raised: there is no JVM."""
+
+
+BEFORE_SPARKS_OWN = 1000  # Hadoop runs shutdown hooks by falling priority; Spark's is below 100
+
+
+def jvm_of(spark: SparkSession) -> Any:
+    """The packages of the JVM."""
+    return spark._jvm
+
+
+def java_session(spark: SparkSession) -> Any:
+    """The session in the JVM."""
+    return spark._jsparkSession
+
+
+def java_context(spark: SparkSession) -> Any:
+    """The SparkContext in the JVM, in Scala."""
+    return spark.sparkContext._jsc.sc()
+
+
+def plans_of(query: DataFrame) -> Any:
+    """The analyzed, optimized and physical plan of a query."""
+    return query._jdf.queryExecution()
+
+
+def is_loadable(spark: SparkSession, name: str) -> bool:
+    """Whether the driver's JVM has the Java class."""
+    return bool(jvm_of(spark).org.apache.spark.util.Utils.classIsLoadable(name))
+
+
+def active_context() -> SparkContext | None:
+    """The SparkContext of this process, if it has one."""
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context
+
+
+def adopt_jvm(gateway: Any, conf: SparkConf) -> None:
+    """Have the next session of this process use a JVM that was started for it."""
+    from pyspark import SparkContext
+
+    SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+
+
+def end_jvm(limit_s: float) -> None:
+    """End the JVM of this process and wait for it; a later session starts another."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(timeout=limit_s)
+    SparkContext._gateway = SparkContext._jvm = None
+
+
+def activate(spark: SparkSession) -> None:
+    """Make it the JVM's active session of this thread, as PySpark does in the thread that opens it."""
+    java = java_session(spark)
+    getattr(jvm_of(spark), java.getClass().getName()).setActiveSession(java)
+
+
+@contextmanager
+def jvm_held(spark: SparkSession, limit_s: float) -> Iterator[None]:
+    """Keep the JVM alive after a SIGTERM until this process has ended, for `limit_s` at most.
+
+    `timeout`, systemd and batch systems send SIGTERM to the whole process group. The JVM would take the executors away
+    while the ranks write their last checkpoint.
+    """
+    jvm = jvm_of(spark)
+    lang, hooks = jvm.java.lang, jvm.org.apache.hadoop.util.ShutdownHookManager.get()
+    ended = lang.ProcessHandle.of(os.getpid()).get().onExit()
+    wait = lang.invoke.MethodHandles.publicLookup().bind(
+        ended, "join", lang.invoke.MethodType.methodType(lang.Class.forName("java.lang.Object"))
+    )
+    hook = lang.invoke.MethodHandleProxies.asInterfaceInstance(lang.Class.forName("java.lang.Runnable"), wait)
+    hooks.addShutdownHook(hook, BEFORE_SPARKS_OWN, int(limit_s), jvm.java.util.concurrent.TimeUnit.SECONDS)
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # the JVM has ended, or is waiting for us to end
+            hooks.removeShutdownHook(hook)

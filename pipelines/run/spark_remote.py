@@ -1,0 +1,111 @@
+"""A session of Spark Connect: where its server is, and what is checked before it is given work."""
+
+from __future__ import annotations
+
+import socket
+import warnings
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import pyspark
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.conf.errors import ConfigError, first_line
+from sparkring.etl.spark_platform.versions import OLDEST, TOO_NEW, version_of
+from sparkring.training.launch.failure import LaunchError
+
+PORT, REACH_S = 15002, 10.0
+VARIABLE = "SPARK_REMOTE"
+
+
+def remote_of(name: str, config: SparkConfig, environment: Mapping[str, str]) -> str | None:
+    """Find where the server of Spark Connect is; None for a classic session. ConfigError for two different places.
+
+    `name`: of the recipe. `local[n]` in SPARK_REMOTE means a server in this process.
+    """
+    variable = environment.get(VARIABLE)
+    if config.master is not None and variable is not None and config.master != variable:
+        raise ConfigError(
+            name,
+            [
+                f"spark.master = {config.master!r}, and the variable {VARIABLE} = {variable!r}: both say where Spark "
+                f"runs; unset {VARIABLE}, or leave spark.master out"
+            ],
+        )
+    if config.master is not None and config.master.startswith("sc://"):
+        return config.master
+    return variable
+
+
+def open_remote(name: str, settings: Mapping[str, str], remote: str) -> SparkSession:
+    """Open a session. ConfigError where packages lack; LaunchError where no server answers.
+
+    Args:
+        name: of the recipe.
+        settings: of the session; those of the server itself reach one in this process alone.
+        remote: `sc://host:port/...`, or `local[n]`.
+    """
+    is_own = remote.startswith("local")
+    if not is_own:
+        check_reachable(remote)
+    builder = SparkSession.builder.remote(remote)
+    for key, value in settings.items():
+        if key != "spark.master" and (is_own or key.startswith("spark.sql.")):
+            builder = builder.config(key, value)
+    try:
+        with warnings.catch_warnings():
+            # PySpark sets them again in the session, after it has started the server with them.
+            warnings.filterwarnings("ignore", message="Failed to set spark")
+            return builder.getOrCreate()
+    except ImportError as error:  # PySparkImportError too
+        raise ConfigError(
+            name,
+            [
+                f"Spark Connect ({remote}): {first_line(error)}; install what it needs: pip install "
+                f"'pyspark[connect]=={pyspark.__version__}'"
+            ],
+        ) from error
+    except PySparkException as error:
+        raise LaunchError(f"Spark Connect ({remote}): no session: {first_line(error)}") from error
+
+
+def check_reachable(remote: str) -> None:
+    """Raise LaunchError where nothing listens: PySpark itself would try for minutes."""
+    place = urlsplit(remote)
+    host, port = place.hostname or "", place.port or PORT
+    try:
+        socket.create_connection((host, port), timeout=REACH_S).close()
+    except OSError as error:
+        raise LaunchError(
+            f"Spark Connect ({remote}): {host}:{port} cannot be reached ({error}); start its server, or set "
+            f"{VARIABLE} or spark.master to where it is"
+        ) from error
+
+
+def check_versions(name: str, client: str, server: str) -> None:
+    """Raise ConfigError for versions of Spark that are too old, too new, or not those of each other.
+
+    Args:
+        name: of the recipe.
+        client: version of the PySpark here.
+        server: of the session.
+    """
+    for what, version in (("this PySpark", client), ("this session's Spark", server)):
+        if not OLDEST <= version_of(version) < TOO_NEW:
+            raise ConfigError(
+                name,
+                [
+                    f"{what} is {version}: versions from {OLDEST[0]}.{OLDEST[1]} to below {TOO_NEW[0]} are supported; "
+                    "use a cluster, and a pyspark, of one of them"
+                ],
+            )
+    if version_of(client) != version_of(server):
+        raise ConfigError(
+            name,
+            [
+                f"the session's Spark is {server}, and the PySpark here is {client}: install "
+                f"pyspark=={'.'.join(map(str, version_of(server)))}.*, as functions and formats differ between them"
+            ],
+        )
