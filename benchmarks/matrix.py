@@ -1,11 +1,12 @@
 """The job of flights on every Spark that is supported: the same dataset, statistics and weights, byte by byte?
 
 Each version is laid over this environment in a folder of its own (build/matrix, made with pip), classic and, where
-asked, as a server of Spark Connect in the same process. A trial of flights is run and its model scores the timetable,
+asked, as a server of Spark Connect in the same process; the oldest one also over the lowest version of every other
+package that pyproject.toml allows (torch apart). A trial of flights is run and its model scores the timetable,
 on `local[2]`. What is compared with the newest version: the rows of every file, their bytes, the fitted statistics,
 the sha256 of the weights and the predictions. One version at a time; each command may take --limit-s.
 
-    python benchmarks/matrix.py [--versions 3.5.9 ...] [--connect 4.3.0 ...] [--rows 1000] [--out FILE]
+    python benchmarks/matrix.py [--versions 3.5.9 ...] [--connect 4.3.0 ...] [--lowest 3.5.9] [--rows 1000] [--out FILE]
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +34,17 @@ OVERLAYS = ROOT / "build/matrix"
 PY4J = {"3.5": "0.10.9.7", "4.0": "0.10.9.9", "4.1": "0.10.9.9", "4.2": "0.10.9.9", "4.3": "0.10.9.9"}
 CLASSIC = ["3.5.9", "4.0.5", "4.1.4", "4.2.1", "4.3.0"]
 CONNECT_NEEDS = ["grpcio", "grpcio-status", "googleapis-common-protos", "zstandard"]
+LOCKED, LOWEST = "locked", "lowest"
 TIMES = ("scored_at",)  # columns of a prediction that no two runs have in common
 
 
 @dataclass(frozen=True)
 class Case:
-    """A version of Spark, classic or as Spark Connect."""
+    """A version of Spark, classic or as Spark Connect, over this environment or the lowest versions of packages."""
 
     version: str
     mode: str
+    packages: str = LOCKED
 
 
 @dataclass(frozen=True)
@@ -55,12 +60,12 @@ class Found:
     error: str = ""
 
 
-def overlay(version: str) -> Path:
+def overlay(spark: str) -> Path:
     """Install a version of PySpark apart from this environment's; the folder is kept."""
-    folder = OVERLAYS / version
+    folder = OVERLAYS / spark
     if not (folder / "pyspark").is_dir():
-        minor = version.rpartition(".")[0]
-        pip("--no-deps", "--target", folder, f"pyspark=={version}", f"py4j=={PY4J[minor]}")
+        minor = spark.rpartition(".")[0]
+        pip("--no-deps", "--target", folder, f"pyspark=={spark}", f"py4j=={PY4J[minor]}")
     return folder
 
 
@@ -72,14 +77,32 @@ def connect_overlay() -> Path:
     return folder
 
 
-def pip(*words: str | Path) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--quiet", *map(str, words)]
-    subprocess.run(command, check=True, timeout=600)
+def lowest_python() -> str:
+    """The interpreter of an environment that has the lowest version of each range, and this environment's torch."""
+    folder = OVERLAYS / LOWEST
+    python = folder / "bin/python"
+    if not (folder / ".ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=600)
+        # MLflow 2.19 does not say that it needs a SQLAlchemy of its time.
+        pip(f"torch=={version('torch').partition('+')[0]}", *lowest_versions(), "sqlalchemy<2.1", python=str(python))
+        (folder / ".ready").touch()
+    return str(python)
+
+
+def lowest_versions() -> list[str]:
+    """Each dependency of pyproject.toml at the lower end of its range, but for torch."""
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    return [need.partition(",")[0].replace(">=", "==") for need in needs if not need.startswith("torch")]
+
+
+def pip(*words: str | Path, python: str = sys.executable) -> None:
+    command = [python, "-m", "pip", "install", "--quiet", *map(str, words)]
+    subprocess.run(command, check=True, timeout=1200)
 
 
 def environment(case: Case) -> dict[str, str]:
     """The variables of a case's commands."""
-    folders = [str(overlay(case.version))]
+    folders = [str(overlay(case.version)), str(ROOT)]
     remote = {}
     if case.mode == "connect":
         folders.insert(0, str(connect_overlay()))
@@ -90,7 +113,7 @@ def environment(case: Case) -> dict[str, str]:
 
 def run(case: Case, folder: Path, rows: int, limit_s: float) -> Found:
     """Run the job and a scoring in a folder that has the raw tables."""
-    out = folder / f"{case.version}-{case.mode}"
+    out = folder / f"{case.version}-{case.mode}-{case.packages}"
     places = [f"storage.datasets={out}/datasets", f"storage.runs={out}/runs", f"tracking.uri=sqlite:///{out}/mlflow.db"]
     trial = ["run", "flights", "--limit-rows", str(rows), *places]
     began = time.monotonic()
@@ -107,7 +130,8 @@ def run(case: Case, folder: Path, rows: int, limit_s: float) -> Found:
 
 def command(words: list[str], case: Case, folder: Path, limit_s: float) -> str:
     """Run a command of ours; returns the last line of its output where it fails."""
-    program = [sys.executable, "-m", "sparkring.pipelines.cli", *words]
+    python = lowest_python() if case.packages == LOWEST else sys.executable
+    program = [python, "-m", "sparkring.pipelines.cli", *words]
     try:
         done = subprocess.run(
             program, cwd=folder, env=environment(case), capture_output=True, text=True, timeout=limit_s
@@ -142,12 +166,14 @@ def digest(what: Any) -> str:
 def table(found: dict[Case, Found], like: Found) -> str:
     """The result as a table; every digest is compared with that of `like`."""
     names = ("rows", "files", "statistics", "weights", "predictions")
-    lines = [f"| Spark | session | {' | '.join(names)} | seconds of `run` |", "|---|---|" + "---|" * (len(names) + 1)]
+    head = f"| Spark | session | packages | {' | '.join(names)} | seconds of `run` |"
+    lines = [head, "|---|---|---|" + "---|" * (len(names) + 1)]
     for case, one in found.items():
         cells = ["equal" if getattr(one, name) == getattr(like, name) != "" else "DIFFERENT" for name in names]
         if one.error:
             cells = [one.error, *[""] * (len(names) - 1)]
-        lines.append(f"| {case.version} | {case.mode} | {' | '.join(cells)} | {one.seconds:.0f} |")
+        row = [case.version, case.mode, case.packages, *cells, f"{one.seconds:.0f}"]
+        lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
 
@@ -155,11 +181,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--versions", nargs="*", default=CLASSIC)
     parser.add_argument("--connect", nargs="*", default=CLASSIC[1:])
+    parser.add_argument("--lowest", nargs="*", default=CLASSIC[:1])
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--limit-s", type=float, default=600)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     cases = [Case(v, "classic") for v in arguments.versions] + [Case(v, "connect") for v in arguments.connect]
+    cases += [Case(v, "classic", LOWEST) for v in arguments.lowest]
     found: dict[Case, Found] = {}
     with tempfile.TemporaryDirectory(prefix="matrix") as scratch:
         raw = [sys.executable, "-m", "sparkring.etl.raw", "flights"]
@@ -175,7 +203,8 @@ def main() -> int:
         f"{measured_with('pandas', 'pyarrow', 'torch', 'mlflow')}. A trial of {arguments.rows} rows on local[2], and a "
         "scoring by its model, each version laid over the same environment. `rows`: values of every file in order; "
         "`files`: the bytes; `statistics`: fitted features, checks, accounting; `weights`: sha256. Equal: as those of "
-        "the newest version.\n\n"
+        "the newest version. Packages `lowest`: the lower end of each range in pyproject.toml "
+        f"({', '.join(lowest_versions())}), and the same torch.\n\n"
     )
     publish(head + table(found, like) + "\n", arguments.out)
     wrong = [one for one in found.values() if one.error or (one.rows, one.weights) != (like.rows, like.weights)]

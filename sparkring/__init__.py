@@ -10,13 +10,20 @@ __init__.pyi has their types.
 from importlib import import_module
 from typing import Any
 
-PUBLIC = {"Recipe": "sparkring.api", "Run": "sparkring.api", "launch": "sparkring.api", "run": "sparkring.api"}
+PUBLIC = {  # name -> module that has it; a module of that name is itself meant
+    "Recipe": "sparkring.api",
+    "Run": "sparkring.api",
+    "data": "sparkring.data",
+    "launch": "sparkring.api",
+    "run": "sparkring.api",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
         raise AttributeError(f"module 'sparkring' has no attribute {name!r}; public are {', '.join(sorted(PUBLIC))}")
-    return getattr(import_module(PUBLIC[name]), name)
+    module = import_module(PUBLIC[name])
+    return module if PUBLIC[name] == f"sparkring.{name}" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

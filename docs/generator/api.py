@@ -31,7 +31,14 @@ def names() -> list[Name]:
         text = path.read_text()
         found |= {Name(module, name) for module, all_ in IMPORTED.findall(text) for name in all_.split(", ")}
         found |= {Name(module, name) for module, name in DOTTED.findall(text)}
-    return sorted(found)
+    return sorted(found | {Name(module, name) for name, module in public().items() if not module.endswith(name)})
+
+
+def public() -> dict[str, str]:
+    """The names of `import sparkring`, with the module of each."""
+    tree = ast.parse((ROOT / "sparkring/__init__.py").read_text()).body
+    values = {ast.unparse(node.targets[0]): node.value for node in tree if isinstance(node, ast.Assign)}
+    return dict(ast.literal_eval(values["PUBLIC"]))
 
 
 def definition(known: list[Definition], name: Name) -> Definition:
@@ -73,9 +80,10 @@ def page(known: list[Definition]) -> str:
     ]
     for name in names():
         each = definition(known, name)
+        module = "sparkring" if public().get(name.name) == name.module else name.module
         text += [
             f"## {name.name}\n",
-            f"```python\nfrom {name.module} import {name.name}\n\n{signature(each.node)}\n```\n",
+            f"```python\nfrom {module} import {name.name}\n\n{signature(each.node)}\n```\n",
         ]
         text.append(documented(each.doc) + "\n")
         if isinstance(each.node, ast.ClassDef):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = ("conf", "etl", "training", "pipelines")
+OWN, CORE = "sparkring", ("conf", "etl", "training", "pipelines")  # in the first folder the others are links
 PAGE = re.compile(r"(?<![\w/.(\[-])docs/([\w/-]+)\.md")
 
 
@@ -98,14 +98,15 @@ def default_of(value: ast.expr | None) -> tuple[str | None, str]:
 
 def python_files() -> list[Path]:
     """Every Python file of the core packages."""
-    return [path for package in CORE for path in sorted((ROOT / package).rglob("*.py"))]
+    return [*sorted((ROOT / OWN).glob("*.py")), *(p for core in CORE for p in sorted((ROOT / core).rglob("*.py")))]
 
 
 def definitions() -> Iterator[Definition]:
     """Yield the classes and functions at the top of every module, in the order of files and lines."""
     for path in python_files():
         text = path.read_text()
-        module = ".".join(["sparkring", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
+        parts = [part for part in path.relative_to(ROOT).with_suffix("").parts if part != OWN]
+        module = ".".join([OWN, *parts]).removesuffix(".__init__")
         for node in ast.parse(text).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 yield Definition(node.name, module, node, tuple(text.splitlines()))

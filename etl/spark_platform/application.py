@@ -18,7 +18,7 @@ from sparkring.etl.spark_platform.capabilities import all_settings, is_classic
 from sparkring.etl.spark_platform.jvm import JvmGone, jvm_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 GONE = (JvmGone, OSError)  # what a call for tidying up raises after Ctrl-C: the session is of no use then
 DESCRIPTION, INTERRUPT = "spark.job.description", "spark.job.interruptOnCancel"
@@ -58,6 +58,18 @@ def default_parallelism(spark: SparkSession) -> int:
     if is_classic(spark):
         return int(spark.sparkContext.defaultParallelism)
     return splits_of(spark.range(1)._explain_string())  # type: ignore[operator]
+
+
+def numbered_rows(spark: SparkSession, name: str, count: int, partitions: int) -> DataFrame:
+    """Rows with the numbers from 0 to `count` - 1 in a column, for tasks to read files by.
+
+    Spark must not take what is read by them for small, and send it to every executor in a join: it knows no size of an
+    RDD, and that of a range. By Connect, which has no RDDs, `build_session` sees to it.
+    """
+    if is_classic(spark):
+        numbers = spark.sparkContext.parallelize(range(count), partitions)
+        return spark.createDataFrame(numbers.map(lambda n: (n,)), f"{name} int")
+    return spark.range(0, count, 1, partitions).selectExpr(f"CAST(id AS INT) AS {name}")
 
 
 def splits_of(plan: str) -> int:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from sparkring.etl.spark_platform.application import GONE, fresh_session
-from sparkring.etl.spark_platform.capabilities import all_settings
+from sparkring.etl.spark_platform.capabilities import all_settings, is_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +30,8 @@ FIXED = {
     # Rows of images or whole documents go to Python in batches of bounded size.
     BATCH_BYTES: str(MOST_BATCH_BYTES),
 }
+# By Connect Spark believes that files which we read ourselves are tiny: what is small shows only once it has been read.
+SIZES_UNKNOWN = {"spark.sql.autoBroadcastJoinThreshold": "-1", "spark.sql.adaptive.autoBroadcastJoinThreshold": "10MB"}
 # Settings, or prefixes of them, that decide how fast a query runs, where, or what is shown of it:
 # taken from the cluster. Every other setting of Spark SQL comes from the recipe and is part of the fingerprint.
 CLUSTER_DECIDES = (
@@ -72,7 +74,9 @@ def build_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSess
             session.conf.unset(key)
     if (partitions := spark.conf.get("spark.sql.shuffle.partitions", None)) is not None:
         session.conf.set("spark.sql.shuffle.partitions", partitions)
-    for key, value in {**{k: v for k, v in settings.items() if k.startswith("spark.sql.")}, **FIXED}.items():
+    of_recipe = {key: value for key, value in settings.items() if key.startswith("spark.sql.")}
+    joins = {} if is_classic(session) else SIZES_UNKNOWN
+    for key, value in {**joins, **of_recipe, **FIXED}.items():
         if session.conf.isModifiable(key):
             session.conf.set(key, value)
     return session

@@ -28,7 +28,7 @@ from sparkring.etl.sources.files.listing import FileList
 from sparkring.etl.sources.files.task import FOUND, CsvFormat, FileTask, JsonFormat, LineFormat
 from sparkring.etl.sources.spark_path import HOST, as_glob
 from sparkring.etl.sources.values import arrow_type
-from sparkring.etl.spark_platform.application import default_parallelism
+from sparkring.etl.spark_platform.application import default_parallelism, numbered_rows
 from sparkring.etl.spark_platform.versions import arrow_schema, arrow_table, is_valid_text, type_of_ddl
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def _read_lines(
     fields = {f.name: f for f in [*format.schema, *partitions]}
     task = FileTask(worker_uri(listed.storage), listed.files, format, partitions, tuple(fields))
     count = min(len(listed.files), max(default_parallelism(spark), listed.bytes // TASK_BYTES))
-    files = spark.range(0, len(listed.files), 1, count).select(F.col("id").cast("int").alias("file"))
+    files = numbered_rows(spark, "file", len(listed.files), count)
     if listed.bytes <= CHECKED_HERE_BYTES:
         every = pa.record_batch({"file": pa.array(range(len(listed.files)), pa.int32())})
         found = [row for batch in task.check(iter([every])) for row in batch.to_pylist()]

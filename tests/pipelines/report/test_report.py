@@ -502,4 +502,4 @@ def test_the_first_screen_says_what_it_depends_on_and_which_family_it_is() -> No
     html = build_report(without_figures(importance=found, importance_rows=70, choice=choice))
     first = html.partition("Held-out scores")[0]
     assert "What it depends on" in first and "of 70 test rows" in first
-    assert f"The better of two trainings: {choice.describe()}." in first
+    assert f"Of a network and trees, both trained: {choice.describe()}." in first

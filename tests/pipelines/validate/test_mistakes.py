@@ -19,10 +19,8 @@ import pytest
 import yaml
 
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.model import plan as plan_module
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.spark import session_on_demand
-from sparkring.pipelines.validate import recipe as recipe_module
 
 HERE, ROWS = Path(__file__).parent, 400
 RECIPE: dict[str, Any] = {
@@ -91,8 +89,8 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "own_model_of_test.py").write_text((HERE / "own_model.py").read_text())
     monkeypatch.setattr("sparkring.pipelines.run.spark.spark_session", None)
     monkeypatch.setattr("sparkring.pipelines.run.spark.session_ahead", None)
-    for module in (recipe_module, plan_module):  # another test of this process may have a session
-        monkeypatch.setattr(module, "submitted", lambda: False)
+    # Another test of this process may have a session.
+    monkeypatch.setattr("sparkring.pipelines.run.spark.submitted", lambda: False)
     yield folder
 
 
