@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +99,16 @@ class Cleanup:
         if self._experiment is None:
             return []
         with _answering(redact(self.config.store_uri)):
-            return self._models().pointers()
+            return self._models.pointers()
 
     def delete_pointer(self, pointer: str) -> None:
         """Delete a pointer by its id; silent where it is gone already."""
         with _answering(redact(self.config.store_uri)):
-            self._models().delete_pointer(pointer)
+            self._models.delete_pointer(pointer)
 
+    @cached_property
     def _models(self) -> Models:
+        """Opened once: a server is asked for its version."""
         assert self._client is not None and self._experiment is not None, "pointers come from a store"
         return models_of(self.config.store_uri)(self._client, self._experiment)
 
