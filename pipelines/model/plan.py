@@ -25,7 +25,7 @@ from sparkring.training.models.torch_private import meta_device
 from sparkring.training.optim.own import states_per_parameter
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import choose_engine
-from sparkring.training.parallel.mesh import layout_of, resolve_mesh
+from sparkring.training.parallel.mesh import Mesh, layout_of, resolve_mesh
 from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
 from sparkring.training.planner.workload import OPTIMIZER_STATES
 from sparkring.training.tables.sharded import sent_bytes
@@ -97,21 +97,25 @@ def runs_here(config: RunConfig) -> bool:
 
 def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:
     """Predict the step's cost. ManifestError if the model needs a missing dataset."""
+    mesh = resolve_mesh(config.parallel, config.launch.world)
+    return make_plan(plan_workload(config, manifest, mesh, choose_engine(config.parallel, mesh, device_of(config))))
+
+
+def plan_workload(config: RunConfig, manifest: DatasetManifest | None, mesh: Mesh, engine: str) -> Workload:
+    """The recipe's step on a mesh. ManifestError if the model needs a missing dataset."""
     if manifest is None and not knows_its_size(config):
         raise ManifestError("the model's size comes from the dataset, which is not built; run `sparkring etl` first")
-    mesh = resolve_mesh(config.parallel, config.launch.world)
     model = meta_model(config, manifest)
-    workload = Workload(
+    return Workload(
         model=model,
         config=config.parallel,
         mesh=mesh,
-        engine=choose_engine(config.parallel, mesh, device_of(config)),
+        engine=engine,
         inputs=one_row(config, manifest, draws_masks(model)),
         global_batch=config.train.global_batch,
         optimizer_states=optimizer_states(config.optim),
         element_bytes=8 if config.train.dtype == "float64" else 4,
     )
-    return make_plan(workload)
 
 
 def optimizer_states(optim: OptimConfig) -> int:
