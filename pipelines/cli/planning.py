@@ -32,6 +32,7 @@ def add_commands(commands: Commands) -> None:
     search.add_argument("--devices", metavar="N", type=int, required=True, help="devices there are; whole machines")
     search.add_argument("--objective", choices=("time", "cost", "memory"), default="time", help="default: time")
     search.add_argument("--why", metavar="AXES", help="where a mesh stands, or why it cannot be: dp=64,tp=1,pp=8")
+    search.add_argument("--write", metavar="FILE", help="a recipe that extends this one, in the best layout")
     search.add_argument("--json", action="store_true", help="the best layouts as JSON")
     text = "fit what a cluster reaches of its hardware to measured steps, and write its file"
     examples = ["sparkring plan calibrate steps.csv --cluster a100-80gb-efa --out mine.yaml"]
@@ -66,7 +67,15 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _search(arguments: argparse.Namespace) -> int:
     from sparkring.conf.clusters.catalog import load_cluster
-    from sparkring.pipelines.model.layouts import SHOWN, layout_facts, planned, search_report, searched, why
+    from sparkring.pipelines.model.layouts import (
+        SHOWN,
+        layout_facts,
+        planned,
+        recipe_text,
+        search_report,
+        searched,
+        why,
+    )
     from sparkring.training.planner.search import distinct
 
     config, cluster, devices = load(arguments).config, load_cluster(arguments.cluster), arguments.devices
@@ -76,6 +85,9 @@ def _search(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(arguments.recipe, [str(error)]) from None
     result = searched(plan, devices, arguments.objective)
+    if arguments.write:
+        text = recipe_text(arguments.recipe, config, result.best[0])
+        Path(arguments.write).write_text(text, encoding="utf-8")
     if arguments.json:
         print(json.dumps([layout_facts(plan, layout) for layout in distinct(result.best, SHOWN)], indent=1))
         return Exit.OK

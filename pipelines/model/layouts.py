@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from sparkring.conf.clusters.catalog import cluster_names, load_cluster
 from sparkring.conf.clusters.cluster import GIB, Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.recipe_file import EXTENDS, is_path
 from sparkring.pipelines.model.plan import UNPLANNED_TREES, known_manifest, plan_workload
 from sparkring.training.parallel.mesh import Mesh, describe, resolve_mesh
 from sparkring.training.planner import Untraceable
@@ -36,6 +40,10 @@ from sparkring.training.planner.search import (
 
 SHOWN = 5
 AXES = ("dp", "cp", "pp", "tp")
+SEARCHED = (
+    *("zero", "shard", "offload", "schedule", "stages_per_rank", "micro_batches", "accumulate"),
+    *("activation_checkpointing", "sequence_parallel"),
+)
 
 
 @dataclass(frozen=True)
@@ -88,10 +96,7 @@ def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
     peak = cluster.device.peak_flops(layout.config.precision)
     return {
         "layout": {axis: getattr(mesh, axis) for axis in AXES}
-        | layout.config.model_dump(
-            include={"zero", "schedule", "stages_per_rank", "micro_batches", "accumulate", "activation_checkpointing"}
-            | {"sequence_parallel", "precision"}
-        ),
+        | layout.config.model_dump(include={*SEARCHED, "precision"}),
         "memory_gib": round(layout.memory / GIB, 2),
         "step_s": time.total,
         "seconds_by_cause": time.causes,
@@ -102,6 +107,15 @@ def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
         "hours": hours,
         "price": None if hours is None else hours * nodes * cluster.node.price_per_hour,
     }
+
+
+def recipe_text(recipe: str, config: RunConfig, layout: PlannedLayout) -> str:
+    """A recipe that extends another and trains it in a layout."""
+    world, least = layout.mesh.world, config.launch.min_world
+    launch = {"world": world} if least is None or least <= world else {"world": world, "min_world": None}
+    parallel = layout.config.model_dump(mode="json", include={*AXES, *SEARCHED})
+    base = str(Path(recipe).resolve()) if is_path(recipe) else recipe
+    return str(yaml.safe_dump({EXTENDS: base, "launch": launch, "parallel": parallel}, sort_keys=False))
 
 
 def searched(plan: Planned, devices: int, objective: Objective) -> SearchResult:

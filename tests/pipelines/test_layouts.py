@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.clusters.catalog import load_cluster
+from sparkring.conf.load import load_config
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.run.exit_codes import Exit
 
@@ -38,6 +39,16 @@ def test_the_layouts_as_json_are_those_of_the_text(capsys: pytest.CaptureFixture
     assert seconds == sorted(seconds)
     assert sum(found[0]["seconds_by_cause"].values()) == pytest.approx(seconds[0])
     assert found[0]["layout"]["dp"] * found[0]["layout"]["tp"] * found[0]["layout"]["pp"] <= 8
+
+
+def test_the_best_layout_is_written_as_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "planned.yaml")
+    words = ["search", "gpt-1b", *EFA, "--devices", "8", "--json", "--write", path]
+    best = json.loads(output(capsys, *words))[0]["layout"]
+    written = load_config(path).config
+    assert written.parallel.model_dump(include=set(best)) == best
+    assert written.launch.world == best["dp"] * best["cp"] * best["pp"] * best["tp"]
+    assert written.model == load_config("gpt-1b").config.model
 
 
 def test_a_mesh_that_the_rules_refuse_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
