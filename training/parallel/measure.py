@@ -11,6 +11,8 @@ beyond its busiest rank's work, over that work.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +25,7 @@ from sparkring.training.models.torch_private import (
     call_name,
     dtensor_types,
     process_group_of,
+    tree_flatten,
     waited_tensor,
 )
 from sparkring.training.parallel.dtensor import local_tensor
@@ -92,6 +95,64 @@ def flat_list(tensors: Any) -> list[torch.Tensor]:
     return [each for inner in tensors for each in flat_list(inner)]
 
 
+class MemoryMeter(TorchDispatchMode):
+    """While active, follow the bytes of all storages that torch's calls make; `peak` counts those of before too.
+
+    May be entered several times: a storage that is freed outside is seen too.
+    """
+
+    def __init__(self, resized: Callable[[], Iterable[torch.Tensor]] = lambda: ()) -> None:
+        """`resized`: tensors whose storages shrink and grow, as fully_shard's gathered weights do."""
+        super().__init__()
+        self.resized = resized
+        self.sizes: dict[int, int] = {}  # storage -> bytes
+        self.references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.live, self.peak = 0, 0  # bytes
+
+    def count_existing(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count the storages that are there before."""
+        for tensor in tensors:
+            self._add(storage_of(tensor))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, dtensor_types()) for kind in types):
+            return NotImplemented
+        if func.namespace in ("fsdp", "c10d", "_c10d_functional") or call_name(func) == "empty":
+            for tensor in self.resized():  # nothing tells when a storage is resized; this is what comes after
+                self._resize(storage_of(tensor))
+        returned = func(*args, **(kwargs or {}))
+        for each in tree_flatten(returned)[0]:
+            if isinstance(each, torch.Tensor):
+                self._add(each.untyped_storage())
+        return returned
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key = int(storage._cdata)
+        if key in self.sizes:
+            return
+        self.sizes[key] = 0
+        self.references[key] = weakref.ref(storage, lambda _: self._free(key))
+        self._resize(storage)
+
+    def _resize(self, storage: torch.UntypedStorage) -> None:
+        key = int(storage._cdata)
+        if key in self.sizes:
+            self._change(key, storage.nbytes() - self.sizes[key])
+            self.sizes[key] = storage.nbytes()
+
+    def _free(self, key: int) -> None:
+        del self.references[key]
+        self._change(key, -self.sizes.pop(key))
+
+    def _change(self, key: int, size: int) -> None:
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        self.changed(key, size)
+
+    def changed(self, key: int, size: int) -> None:
+        """A storage grew by `size` bytes."""
+
+
 class SavedTensor:
     """A tensor saved for backward, alive until autograd frees this object."""
 
@@ -139,6 +200,13 @@ class ActivationMeter:
         if not self.saved[storage]:
             del self.saved[storage]
             self.alive -= self.sizes.pop(storage)
+
+
+def all_tensors() -> list[torch.Tensor]:
+    """Every tensor of this process that Python knows of and that has memory of its own."""
+    found = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    plain = [each for each in found if not issubclass(type(each), dtensor_types()) and each.layout == torch.strided]
+    return [each for each in plain if not each.is_meta]
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.memory import StageMemory, activation_numel, stage_memory
+from sparkring.training.planner.peak import with_peaks
 from sparkring.training.planner.time import (
     activation_bytes,
     averaged_bytes,
@@ -48,6 +49,8 @@ def make_plan(workload: Workload) -> CostPlan:
         stage_memory(rank, _activations(workload, trace, rank.names, schedule.peak_alive[number]))
         for number, rank in enumerate(ranks)
     ]
+    if trace is not None:
+        stages = with_peaks(ranks, stages)
     sent = {"dp x cp": sum(batch_axes_bytes(rank) for rank in ranks) // mesh.pp}
     if trace is not None:
         sent |= activation_bytes(workload, trace)

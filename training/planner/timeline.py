@@ -1,0 +1,231 @@
+"""Trace on the meta device what one pass allocates and frees: forward, loss and backward, in order.
+
+The pass is run as training runs it (LocalStep._part, Pipeline), on tensors that have shapes and no memory, so what it
+holds at each moment is what torch allocates. What layouts add is put in where the pass enters and leaves modules
+(peak.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from sparkring.conf.errors import first_line
+from sparkring.training.models.torch_private import storage_key
+from sparkring.training.parallel.measure import MemoryMeter
+from sparkring.training.parallel.model_parallel.blocks import checkpoint_blocks, repeated_blocks
+from sparkring.training.parallel.state import plain_name
+from sparkring.training.planner.trace import FusedAttention, Untraceable
+
+LOSS = "loss"  # place of what is held outside of the model
+GRADIENT = "gradient of "  # and the name of a parameter: place of its gradient
+
+
+class Event(NamedTuple):
+    """One event of a pass, in bytes.
+
+    kind: "hold" or "free" of memory in the place `name` (`inner` or `between` cut layers, as in trace.py, LOSS, or
+    GRADIENT and a parameter); "enter", "leave" of a module in forward, "back", "done" in backward, whose `size` is that
+    of its output; "loss" between forward and backward; "gradient" of the parameter `name`, complete.
+    """
+
+    kind: str
+    name: str
+    size: int
+
+
+@dataclass
+class Timeline:
+    """The events of a pass."""
+
+    events: list[Event] = field(default_factory=list)
+    input_bytes: int = 0  # of a stage, from the one before
+    output_bytes: int = 0
+
+
+class Recorder(MemoryMeter):
+    """Write the events of the storages that are made and freed while it is active."""
+
+    def __init__(self, kinds: Mapping[str, str], units: Iterable[str]) -> None:
+        """Args:
+        kinds: module -> how it is cut over tensor ranks.
+        units: modules whose events are written.
+        """
+        super().__init__()
+        self.kinds, self.units = kinds, set(units)
+        self.timeline = Timeline()
+        self.held: dict[int, int] = {}  # storage -> index of its event
+        self.running: list[str] = []  # modules around the current operation of a forward pass
+        self.returning: tuple[str, ...] = ()  # and of backward
+        self.is_loss = False
+        self.sent: Any = None  # outputs that are kept until they are sent
+        self.undone: dict[str, int] = {}  # units whose backward has begun, with the size of their output
+
+    def mark(self, kind: str, name: str, size: int) -> None:
+        if name in self.units:
+            self.timeline.events.append(Event(kind, name, size))
+
+    def changed(self, key: int, size: int) -> None:
+        events = self.timeline.events
+        if size > 0:
+            self.held[key] = len(events)
+            events.append(Event("hold", self._place(), size))
+        elif size < 0:
+            events.append(Event("free", events[self.held.pop(key)].name, -size))
+
+    def _place(self) -> str:
+        """Where the current operation is; that of a cut layer's output or its input's gradient is between them."""
+        around = self.running or self.returning
+        if not around:
+            return LOSS if self.is_loss else "between"
+        kind = self.kinds.get(around[-1], "")
+        whole = ("row", "vocab") if self.running else ("column", "vocab_head")
+        if kind in whole:
+            return "between"
+        return "inner" if kind == "vocab_head" or any(self.kinds.get(n) == "enter" for n in around) else "between"
+
+    def gradient(self, name: str, parameter: torch.Tensor) -> None:
+        """A parameter's gradient is complete: it becomes the strategy's."""
+        assert parameter.grad is not None
+        key, size = storage_key(parameter.grad), parameter.grad.untyped_storage().nbytes()
+        if key in self.held:
+            index = self.held[key]
+            self.timeline.events[index] = Event("hold", GRADIENT + name, size)
+        self.timeline.events.append(Event("gradient", name, size))
+        parameter.grad = None
+
+    def follow(self, name: str, module: nn.Module) -> None:
+        """Write when passes enter and leave the module."""
+
+        def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            self.mark("enter", name, 0)
+            around = tuple(self.running)
+            self.running.append(name)
+
+            def seen(x: Any) -> Any:
+                if not isinstance(x, torch.Tensor) or not x.requires_grad:
+                    return x
+                x = x.view_as(x)  # its gradient is there before that of the same tensor as another module's output
+                x.register_hook(lambda _: self._done(name, around))
+                return x
+
+            return tuple(map(seen, args))
+
+        def after(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+            self.running.remove(name)
+            size = out.numel() * out.element_size() if isinstance(out, torch.Tensor) else 0
+            self.mark("leave", name, size)
+            if isinstance(out, torch.Tensor) and out.requires_grad:
+                path = (*self.running, name)
+                out.register_hook(lambda _: self._back(name, path, size))
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+
+    def _back(self, name: str, path: tuple[str, ...], size: int) -> None:
+        self.returning = path
+        self.undone[name] = size
+        self.mark("back", name, size)
+
+    def _done(self, name: str, around: tuple[str, ...]) -> None:
+        self.returning = around
+        self.mark("done", name, self.undone.pop(name, 0))
+
+    def finish(self) -> None:
+        """End the backward of modules whose inputs have no gradient."""
+        for name, size in reversed(self.undone.items()):
+            self.mark("done", name, size)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass to trace.
+
+    Args:
+        module: the model, or a pipeline's stage.
+        given: makes its inputs, on the meta device.
+        loss: outputs -> what is differentiated; None: another rank has it.
+        kinds: module -> how it is cut over tensor ranks.
+        units: modules whose events are written.
+        checkpointing: recompute blocks in backward.
+        is_stage: outputs are kept until they are sent, and not to the end of backward.
+    """
+
+    module: nn.Module
+    given: Callable[[], tuple[Any, ...]]
+    loss: Callable[[Any], torch.Tensor] | None
+    kinds: Mapping[str, str]
+    units: Iterable[str]
+    checkpointing: bool = False
+    is_stage: bool = False
+
+
+def trace_pass(work: Pass) -> tuple[Timeline, Any]:
+    """Run the pass on a copy of its module; returns its outputs' shape too. Untraceable if it needs values."""
+    module = meta_copy(work.module)
+    for each in [module, *(block for _, _, block in repeated_blocks(module))]:  # backward leaves a mode around it
+        each.forward = with_fused_attention(each.forward)  # type: ignore[method-assign]
+    if work.checkpointing:
+        checkpoint_blocks(module)
+    recorder = Recorder(work.kinds, work.units)
+    followed: set[str] = set()
+    for name, child in module.named_modules():
+        plain = plain_name(name)
+        if plain not in followed and (plain in work.units or plain in work.kinds):
+            followed.add(plain)
+            recorder.follow(plain, child)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda p, n=plain_name(name): recorder.gradient(n, p))
+    recorder.count_existing([*module.parameters(), *module.buffers()])
+    recorder.timeline.events.clear()
+    try:
+        with recorder:
+            outputs = _run(module, work, recorder)
+    except Exception as error:  # a user's forward may fail in any way
+        raise Untraceable(
+            f"{type(work.module).__name__}'s pass cannot be run on the meta device, which has shapes and no values: "
+            f"{type(error).__name__}: {first_line(error)}"
+        ) from error
+    return recorder.timeline, outputs
+
+
+def meta_copy(module: nn.Module) -> nn.Module:
+    """A copy without memory, in which shared weights are shared."""
+    memo: dict[int, Any] = {id(b): b.to("meta") for b in module.buffers()}
+    memo |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in module.parameters()}
+    return copy.deepcopy(module, memo)
+
+
+def with_fused_attention(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def fused(*args: Any, **kwargs: Any) -> Any:
+        with FusedAttention():
+            return forward(*args, **kwargs)
+
+    return fused
+
+
+def _run(module: nn.Module, work: Pass, recorder: Recorder) -> Any:
+    """Forward, loss and backward; returns a tensor like the outputs."""
+    timeline = recorder.timeline
+    given = work.given()
+    outputs = module(*given)
+    like = None
+    if isinstance(outputs, torch.Tensor):
+        timeline.output_bytes = outputs.numel() * outputs.element_size()
+        like = outputs.shape, outputs.dtype
+    recorder.is_loss = True
+    value = outputs if work.loss is None else work.loss(outputs)
+    timeline.events.append(Event("loss", "", 0))
+    if work.is_stage:
+        recorder.sent = outputs if work.loss is None else None
+        del outputs
+    if value.requires_grad:
+        torch.autograd.backward(value, None if work.loss is not None else torch.empty_like(value))
+    recorder.finish()
+    return like
