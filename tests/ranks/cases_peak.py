@@ -16,6 +16,7 @@ from sparkring.training.parallel.measure import all_tensors, storage_bytes
 from sparkring.training.planner import Workload, make_plan
 from tests.ranks.problem import make_strategy, rank_part
 
+ROWS = {"long": (32, 64), "short": (8, 8)}  # activations are the most, or weights
 SHAPE = {"vocab": 512, "width": 128, "layers": 4, "heads": 4, "hidden": 256}
 
 
@@ -32,8 +33,9 @@ def peaks(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         gc.collect()
         before = storage_bytes(all_tensors())
         model, task = GPT(**shape), LanguageModelTask()
-        tokens = torch.randint(0, 512, (32, 65))
-        batch = Batch({"tokens": tokens}, 32, 32, 32)
+        rows, length = ROWS[payload["shape"]]
+        tokens = torch.randint(0, 512, (rows, length + 1))
+        batch = Batch({"tokens": tokens}, rows, rows, rows)
         strategy = make_strategy(rank, world, settings)
         local = strategy.local
         plan = make_plan(

@@ -95,6 +95,9 @@ def flat_list(tensors: Any) -> list[torch.Tensor]:
     return [each for inner in tensors for each in flat_list(inner)]
 
 
+RISE = 1.0005  # a peak that is higher by less is not looked at
+
+
 class MemoryMeter(TorchDispatchMode):
     """While active, follow the bytes of all storages that torch's calls make; `peak` counts those of before too.
 
@@ -118,13 +121,16 @@ class MemoryMeter(TorchDispatchMode):
         if any(issubclass(kind, dtensor_types()) for kind in types):
             return NotImplemented
         if func.namespace in ("fsdp", "c10d", "_c10d_functional") or call_name(func) == "empty":
-            for tensor in self.resized():  # nothing tells when a storage is resized; this is what comes after
-                self._resize(storage_of(tensor))
+            self._count_resized()  # nothing tells when a storage is resized; this is what comes after
         returned = func(*args, **(kwargs or {}))
         for each in tree_flatten(returned)[0]:
             if isinstance(each, torch.Tensor):
-                self._add(each.untyped_storage())
+                self._add(waited_tensor(each).untyped_storage())
         return returned
+
+    def _count_resized(self) -> None:
+        for tensor in self.resized():
+            self._resize(storage_of(tensor))
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key = int(storage._cdata)
@@ -136,9 +142,9 @@ class MemoryMeter(TorchDispatchMode):
 
     def _resize(self, storage: torch.UntypedStorage) -> None:
         key = int(storage._cdata)
-        if key in self.sizes:
-            self._change(key, storage.nbytes() - self.sizes[key])
-            self.sizes[key] = storage.nbytes()
+        if key in self.sizes and (size := storage.nbytes() - self.sizes[key]):
+            self.sizes[key] += size
+            self._change(key, size)
 
     def _free(self, key: int) -> None:
         del self.references[key]
@@ -146,8 +152,10 @@ class MemoryMeter(TorchDispatchMode):
 
     def _change(self, key: int, size: int) -> None:
         self.live += size
-        self.peak = max(self.peak, self.live)
         self.changed(key, size)
+        if self.live > RISE * self.peak:
+            self._count_resized()
+            self.peak = max(self.peak, self.live)
 
     def changed(self, key: int, size: int) -> None:
         """A storage grew by `size` bytes."""

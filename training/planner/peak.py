@@ -24,6 +24,7 @@ from sparkring.training.planner.timeline import GRADIENT, LOSS, Event, Pass, Tim
 from sparkring.training.planner.trace import Untraceable, repeated
 from sparkring.training.planner.workload import RankParameters, Workload
 
+CUT_LOSS = 3  # tensors like the logits that torch's loss_parallel makes beside the log-softmax
 PASSES = 3  # of a step that are played: the first, one like all between, and the last
 
 
@@ -224,6 +225,14 @@ class ZeroMemory(GradientMemory):
             self.level.add("gradients", -size / self.rank.shard)
         self.reduced.add(unit)
 
+    def end(self) -> None:
+        """Reduce what no pass has."""
+        self.last = True
+        for unit in [*self.rank.units, ""]:
+            if unit in self.summed or unit in self.whole:
+                self.on_done(unit)
+        self.end_pass()
+
     def end_pass(self) -> None:
         self.level.add("buffers", -self.reducing)
         self.reducing = 0.0
@@ -245,11 +254,13 @@ class StepPlayer:
         self.rank, self.level = rank, Level(held)
         self.gradients = gradient_memory(rank, self.level)
         config, mesh = rank.workload.config, rank.workload.mesh
-        cut_loss = "vocab_head" in rank.workload.kinds.values()
+        self.is_split = mesh.pp > 1 and config.schedule == "zero-bubble"
+        self.has_cut_loss = "vocab_head" in rank.workload.kinds.values()
         self.shares = {
             "inner": 1 / mesh.tp / mesh.cp,
             "between": (1 / mesh.tp if config.sequence_parallel else 1.0) / mesh.cp,
-            LOSS: (1 / mesh.tp if cut_loss else 1.0) / mesh.cp,
+            "entered": 1 / mesh.cp,
+            LOSS: (1 / mesh.tp if self.has_cut_loss else 1.0) / mesh.cp,
         }
 
     def share(self, place: str) -> float:
@@ -258,21 +269,33 @@ class StepPlayer:
         name = place.removeprefix(GRADIENT)
         return self.rank.local[name] / self.rank.parameters[name].numel()
 
-    def play(self, events: Sequence[Event]) -> None:
-        for event in events:
+    def play(self, timeline: Timeline, kind: str = "") -> None:
+        """Play a pass, or of a stage's the part that an action of this kind runs."""
+        for event in timeline.part(kind):
             if event.kind in ("hold", "free"):
                 size = event.size * self.share(event.name)
                 self.level.add("activations", size if event.kind == "hold" else -size)
                 continue
-            self._reduce_activations(event)
+            self._exchange(event, timeline)
             self.gradients.event(event)
 
-    def _reduce_activations(self, event: Event) -> None:
-        """Outputs of cut layers are summed over the tensor ranks into another tensor, and so are gradients of inputs."""
-        workload = self.rank.workload
-        kind = workload.kinds.get(event.name, "")
-        if workload.mesh.tp > 1 and event.kind == "leave" and kind in ("row", "vocab"):
-            self.level.pulse("buffers", event.size / workload.mesh.cp)
+    def _exchange(self, event: Event, timeline: Timeline) -> None:
+        """What is held for a moment where tensor ranks gather inputs, sum outputs, and compute the loss of cut logits.
+
+        Under sequence parallelism both are put together from pieces: once more.
+        """
+        config, mesh = self.rank.workload.config, self.rank.workload.mesh
+        if mesh.tp == 1:
+            return
+        kind, whole = self.rank.workload.kinds.get(event.name, ""), event.size / mesh.cp
+        if event.kind == "loss" and self.has_cut_loss:
+            self.level.pulse("buffers", CUT_LOSS * timeline.output_bytes / mesh.tp / mesh.cp)
+        elif (event.kind, kind) in (("leave", "row"), ("leave", "vocab")):
+            self.level.pulse("buffers", whole * (2 if config.sequence_parallel else 1))
+        elif config.sequence_parallel and (event.kind, kind) in (("enter", "enter"), ("enter", "vocab_head")):
+            self.level.pulse("buffers", whole)
+        elif config.sequence_parallel and (event.kind, kind) == ("back", "row"):
+            self.level.pulse("buffers", 2 * whole)
 
     def step(self, number: int, timelines: Sequence[Timeline]) -> None:
         """Play the step of the pipeline rank `number`."""
@@ -288,7 +311,7 @@ class StepPlayer:
         passes = min(self.rank.workload.micro_batches, PASSES)
         for number in range(passes):
             self.gradients.begin_pass(last=number == passes - 1)
-            self.play(timeline.events)
+            self.play(timeline)
             if isinstance(self.gradients, ZeroMemory):
                 self.gradients.end_pass()
         self.gradients.end()
@@ -302,16 +325,14 @@ class StepPlayer:
                 if later not in posted:
                     posted.add(later)
                     self.level.add("messages", self.message(later, timelines))
-            events = timelines[action.stage].events
-            cut = next(i for i, event in enumerate(events) if event.kind == "loss")
-            if action.kind == "F":
-                self.play(events[:cut])
-                continue
+            timeline = timelines[action.stage]
+            if action.kind in "BIW":
+                self.gradients.begin_pass(last=action == last[action.stage] and not self.is_split)
+            if action.kind in "BI":  # the pass has it from here on
+                self.level.add("messages", -self.message(action, timelines))
+            self.play(timeline, action.kind)
             if action.kind in "BW":
-                self.gradients.begin_pass(last=action == last[action.stage])
-                self.play(events[cut:])
                 self.level.add("messages", -self.message(action._replace(kind="F"), timelines))
-            self.level.add("messages", -self.message(action, timelines))
         self.gradients.end()
 
     def message(self, action: Action, timelines: Sequence[Timeline]) -> float:
@@ -354,17 +375,24 @@ def stage_timelines(workload: Workload, units: set[str]) -> list[Timeline]:
         timeline, like = trace_pass(
             Pass(
                 module=model if count == 1 else PipelineStage(model, names),
-                given=(lambda x=x: (x,)) if number else (lambda: first_inputs(workload, columns)),
+                given=lambda: first_inputs(workload, columns),
+                received=x if number else None,
+                exchanged=[n for n in workload.attention_cores if is_in(n, names)] if workload.mesh.cp > 1 else (),
                 loss=(lambda out: task.loss(out, columns).sum()) if task and number == count - 1 else None,
                 kinds=workload.kinds,
                 units={"", *units, *workload.kinds},
                 checkpointing=workload.config.activation_checkpointing,
                 is_stage=count > 1,
+                is_split=number > 0 and workload.config.schedule == "zero-bubble" and workload.mesh.pp > 1,
             )
         )
         timeline.input_bytes = x.numel() * x.element_size() if number else 0
         found.append(timeline)
     return found
+
+
+def is_in(name: str, modules: Sequence[str]) -> bool:
+    return any(module == "" or name.startswith(f"{module}.") for module in modules)
 
 
 def first_inputs(workload: Workload, columns: Columns) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sparkring.conf.errors import first_line
-from sparkring.training.models.torch_private import storage_key
+from sparkring.training.models.torch_private import stage_backward_input, stage_backward_weight, storage_key
 from sparkring.training.parallel.measure import MemoryMeter
 from sparkring.training.parallel.model_parallel.blocks import checkpoint_blocks, repeated_blocks
 from sparkring.training.parallel.state import plain_name
@@ -29,9 +29,9 @@ GRADIENT = "gradient of "  # and the name of a parameter: place of its gradient
 class Event(NamedTuple):
     """One event of a pass, in bytes.
 
-    kind: "hold" or "free" of memory in the place `name` (`inner` or `between` cut layers, as in trace.py, LOSS, or
+    kind: "hold" or "free" of memory in the place `name` (`inner`, `between` or `entered`, as in trace.py, LOSS, or
     GRADIENT and a parameter); "enter", "leave" of a module in forward, "back", "done" in backward, whose `size` is that
-    of its output; "loss" between forward and backward; "gradient" of the parameter `name`, complete.
+    of its output, or of its inputs; "loss" between forward and backward, "split" between the halves of a backward; "gradient" of the parameter `name`, complete.
     """
 
     kind: str
@@ -46,6 +46,13 @@ class Timeline:
     events: list[Event] = field(default_factory=list)
     input_bytes: int = 0  # of a stage, from the one before
     output_bytes: int = 0
+
+    def part(self, kind: str) -> list[Event]:
+        """Events of a schedule's action: forward F, backward B or its halves I and W; "" is all."""
+        marks = {event.kind: index for index, event in enumerate(self.events) if event.kind in ("loss", "split")}
+        loss, split = marks["loss"], marks.get("split", len(self.events))
+        bounds = {"F": (0, loss), "B": (loss, None), "I": (loss, split), "W": (split, None)}
+        return self.events[slice(*bounds.get(kind, (0, None)))]
 
 
 class Recorder(MemoryMeter):
@@ -66,6 +73,11 @@ class Recorder(MemoryMeter):
         self.sent: Any = None  # outputs that are kept until they are sent
         self.undone: dict[str, int] = {}  # units whose backward has begun, with the size of their output
 
+    def begin(self) -> None:
+        """Leave out what was there before."""
+        self.timeline.events.clear()
+        self.held.clear()
+
     def mark(self, kind: str, name: str, size: int) -> None:
         if name in self.units:
             self.timeline.events.append(Event(kind, name, size))
@@ -75,7 +87,7 @@ class Recorder(MemoryMeter):
         if size > 0:
             self.held[key] = len(events)
             events.append(Event("hold", self._place(), size))
-        elif size < 0:
+        elif key in self.held:
             events.append(Event("free", events[self.held.pop(key)].name, -size))
 
     def _place(self) -> str:
@@ -89,21 +101,28 @@ class Recorder(MemoryMeter):
             return "between"
         return "inner" if kind == "vocab_head" or any(self.kinds.get(n) == "enter" for n in around) else "between"
 
+    def place_again(self, tensor: torch.Tensor, place: str) -> None:
+        """Change the place of a tensor that was made before it was known what for."""
+        index = self.held.get(storage_key(tensor))
+        if index is not None:
+            self.timeline.events[index] = self.timeline.events[index]._replace(name=place)
+
     def gradient(self, name: str, parameter: torch.Tensor) -> None:
         """A parameter's gradient is complete: it becomes the strategy's."""
         assert parameter.grad is not None
-        key, size = storage_key(parameter.grad), parameter.grad.untyped_storage().nbytes()
-        if key in self.held:
-            index = self.held[key]
-            self.timeline.events[index] = Event("hold", GRADIENT + name, size)
-        self.timeline.events.append(Event("gradient", name, size))
+        self.place_again(parameter.grad, GRADIENT + name)
+        self.timeline.events.append(Event("gradient", name, parameter.grad.untyped_storage().nbytes()))
         parameter.grad = None
 
     def follow(self, name: str, module: nn.Module) -> None:
         """Write when passes enter and leave the module."""
 
         def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            self.mark("enter", name, 0)
+            tensors = [x for x in args if isinstance(x, torch.Tensor)]
+            if self.kinds.get(name) in ("enter", "vocab_head"):
+                for x in tensors:
+                    self.place_again(x, "entered")
+            self.mark("enter", name, sum(x.numel() * x.element_size() for x in tensors))
             around = tuple(self.running)
             self.running.append(name)
 
@@ -153,7 +172,10 @@ class Pass:
         kinds: module -> how it is cut over tensor ranks.
         units: modules whose events are written.
         checkpointing: recompute blocks in backward.
+        exchanged: attention cores whose inputs and outputs context ranks exchange.
+        received: what another stage has sent, instead of `given`.
         is_stage: outputs are kept until they are sent, and not to the end of backward.
+        is_split: backward goes to the input first, and then to the weights (zero-bubble).
     """
 
     module: nn.Module
@@ -162,7 +184,10 @@ class Pass:
     kinds: Mapping[str, str]
     units: Iterable[str]
     checkpointing: bool = False
+    exchanged: Iterable[str] = ()
+    received: torch.Tensor | None = None
     is_stage: bool = False
+    is_split: bool = False
 
 
 def trace_pass(work: Pass) -> tuple[Timeline, Any]:
@@ -172,6 +197,9 @@ def trace_pass(work: Pass) -> tuple[Timeline, Any]:
         each.forward = with_fused_attention(each.forward)  # type: ignore[method-assign]
     if work.checkpointing:
         checkpoint_blocks(module)
+    for name in work.exchanged:
+        core = module.get_submodule(name)
+        core.forward = with_exchange(core.forward)  # type: ignore[method-assign]
     recorder = Recorder(work.kinds, work.units)
     followed: set[str] = set()
     for name, child in module.named_modules():
@@ -182,8 +210,9 @@ def trace_pass(work: Pass) -> tuple[Timeline, Any]:
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(lambda p, n=plain_name(name): recorder.gradient(n, p))
-    recorder.count_existing([*module.parameters(), *module.buffers()])
-    recorder.timeline.events.clear()
+    received = [work.received] if work.received is not None else []
+    recorder.count_existing([*module.parameters(), *module.buffers(), *received])
+    recorder.begin()
     try:
         with recorder:
             outputs = _run(module, work, recorder)
@@ -210,10 +239,21 @@ def with_fused_attention(forward: Callable[..., Any]) -> Callable[..., Any]:
     return fused
 
 
+def with_exchange(core: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """An attention core with the copies of context.AllToAllCore, which are as large as what is exchanged."""
+
+    def exchange(x: torch.Tensor) -> torch.Tensor:
+        for _ in ("sent", "received", "put together"):
+            x = x.clone()
+        return x
+
+    return lambda *given: exchange(core(*map(exchange, given)))
+
+
 def _run(module: nn.Module, work: Pass, recorder: Recorder) -> Any:
     """Forward, loss and backward; returns a tensor like the outputs."""
     timeline = recorder.timeline
-    given = work.given()
+    given = work.given() if work.received is None else (work.received,)
     outputs = module(*given)
     like = None
     if isinstance(outputs, torch.Tensor):
@@ -221,11 +261,25 @@ def _run(module: nn.Module, work: Pass, recorder: Recorder) -> Any:
         like = outputs.shape, outputs.dtype
     recorder.is_loss = True
     value = outputs if work.loss is None else work.loss(outputs)
-    timeline.events.append(Event("loss", "", 0))
     if work.is_stage:
         recorder.sent = outputs if work.loss is None else None
         del outputs
-    if value.requires_grad:
+    timeline.events.append(Event("loss", "", 0))
+    if work.is_split:
+        _split_backward(module, value, work, given, recorder)
+    elif value.requires_grad:
         torch.autograd.backward(value, None if work.loss is not None else torch.empty_like(value))
     recorder.finish()
     return like
+
+
+def _split_backward(module: nn.Module, value: Any, work: Pass, given: tuple[Any, ...], recorder: Recorder) -> None:
+    gradients = None if work.loss is not None else [torch.empty_like(value)]
+    sent, groups = stage_backward_input([value], gradients, [*given], module.parameters())
+    del gradients
+    recorder.timeline.events.append(Event("split", "", 0))
+    stage_backward_weight(module.parameters(), groups)
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            recorder.gradient(plain_name(name), parameter)
+    recorder.sent = (recorder.sent, sent)
