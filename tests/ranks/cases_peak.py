@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def peaks(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
             )
         )
         part = rank_part(batch, strategy)
-        strategy.prepare(model, task, lambda named: build_optimizer(named, OptimConfig(name=optimizer)), part)
+        strategy.prepare(model, task, partial(build_optimizer, optim=OptimConfig(name=optimizer)), part)
         del model, batch, tokens
         gc.collect()
         for _ in range(2):

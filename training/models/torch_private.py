@@ -130,6 +130,13 @@ def meta_device() -> Iterator[None]:
         yield
 
 
+def fake_tensors() -> AbstractContextManager[object]:
+    """Within, tensors have shapes and a device, and no memory; autocast sees the device, which it does not on meta."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
+
 def swap_tensor(tensor: torch.Tensor, new: torch.Tensor) -> None:
     """`tensor`, which stays the same object, becomes what `new` is.
 

@@ -34,7 +34,14 @@ from sparkring.training.parallel.gradients import (
     square_sum,
 )
 from sparkring.training.parallel.initialize import initialize_parameters
-from sparkring.training.parallel.measure import ActivationMeter, CommsMeter, MemoryMeter, all_tensors, memory_bytes, storage_bytes
+from sparkring.training.parallel.measure import (
+    ActivationMeter,
+    CommsMeter,
+    MemoryMeter,
+    all_tensors,
+    memory_bytes,
+    storage_bytes,
+)
 from sparkring.training.parallel.model_parallel.blocks import compile_blocks
 from sparkring.training.parallel.model_parallel.pipeline import PassFunctions, Pipeline
 from sparkring.training.parallel.model_parallel.placement import ModelPlacement

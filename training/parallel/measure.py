@@ -117,6 +117,11 @@ class MemoryMeter(TorchDispatchMode):
         for tensor in tensors:
             self._add(storage_of(tensor))
 
+    def mark(self) -> int:
+        """Look for a peak from here on; returns the bytes that are held now."""
+        self.peak = self.live
+        return self.live
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, dtensor_types()) for kind in types):
             return NotImplemented

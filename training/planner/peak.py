@@ -19,6 +19,8 @@ import torch
 from sparkring.training.data.batch import Columns
 from sparkring.training.parallel.model_parallel.pipeline import AHEAD, PipelineStage
 from sparkring.training.parallel.model_parallel.schedules import Action, schedule_table
+from sparkring.training.parallel.precision import DTYPES
+from sparkring.training.planner.codec import BucketCoding, trace_codec
 from sparkring.training.planner.memory import StageMemory
 from sparkring.training.planner.timeline import GRADIENT, LOSS, Event, Pass, Timeline, trace_pass
 from sparkring.training.planner.trace import Untraceable, repeated
@@ -99,6 +101,33 @@ class BucketMemory(GradientMemory):
         self.complete.clear()
 
 
+class CodedMemory(BucketMemory):
+    """Buckets that go through a codec."""
+
+    def __init__(self, rank: RankParameters, level: Level) -> None:
+        super().__init__(rank, level)
+        self.codings = trace_codec(rank)
+
+    def event(self, event: Event) -> None:
+        super().event(event)
+        if event.kind == "gradient" and self.last:
+            for coding in self.codings:
+                if coding.last == event.name:
+                    self._start(coding)
+
+    def _start(self, coding: BucketCoding) -> None:
+        self.level.pulse("buffers", coding.starting)
+        self.level.add("buffers", coding.sending)
+
+    def end(self) -> None:
+        super().end()
+        for coding in () if self.overlap else self.codings:
+            self._start(coding)
+        for coding in self.codings:
+            self.level.pulse("buffers", coding.ending)
+            self.level.add("buffers", -coding.sending)
+
+
 class ZeroMemory(GradientMemory):
     """What fully_shard gathers, reduces and frees at each unit; "" is all that is in no unit."""
 
@@ -114,11 +143,13 @@ class ZeroMemory(GradientMemory):
         self.last = True
 
     def begin_pass(self, last: bool) -> None:
-        self.last, self.order = last, []
+        self.last = last
 
     def event(self, event: Event) -> None:
         if event.kind == "gradient":
             unit = self.unit_of(event.name)
+            if unit in self.summed and self.rank.gather_bytes == self.element:
+                return  # added in place
             size = self.rank.local[event.name] * self.rank.gather_bytes
             self.whole[unit] = self.whole.get(unit, 0) + size
             self.level.add("gathered", size)
@@ -183,7 +214,8 @@ class ZeroMemory(GradientMemory):
         self._receive(unit)
         self._copy_out(unit)
         self._free_flat(unit)
-        if unit in self.order and (at := self.order.index(unit)) > 0:
+        at = max((i for i, each in enumerate(self.order) if each == unit), default=0)
+        if at > 0:
             self._receive(self.order[at - 1])
 
     def on_done(self, unit: str) -> None:
@@ -236,6 +268,7 @@ class ZeroMemory(GradientMemory):
     def end_pass(self) -> None:
         self.level.add("buffers", -self.reducing)
         self.reducing = 0.0
+        self.order = []
 
 
 def gradient_memory(rank: RankParameters, level: Level) -> GradientMemory:
@@ -243,7 +276,9 @@ def gradient_memory(rank: RankParameters, level: Level) -> GradientMemory:
         return ZeroMemory(rank, level)
     mesh = rank.workload.mesh
     is_ring = mesh.dp * mesh.cp > 1 and not (rank.workload.is_served or rank.workload.is_averaged)
-    return BucketMemory(rank, level) if is_ring else GradientMemory(rank, level)
+    if not is_ring:
+        return GradientMemory(rank, level)
+    return CodedMemory(rank, level) if rank.workload.is_coded else BucketMemory(rank, level)
 
 
 class StepPlayer:
@@ -272,12 +307,17 @@ class StepPlayer:
     def play(self, timeline: Timeline, kind: str = "") -> None:
         """Play a pass, or of a stage's the part that an action of this kind runs."""
         for event in timeline.part(kind):
-            if event.kind in ("hold", "free"):
-                size = event.size * self.share(event.name)
-                self.level.add("activations", size if event.kind == "hold" else -size)
-                continue
-            self._exchange(event, timeline)
-            self.gradients.event(event)
+            if event.kind == "hold":
+                self.level.add("activations", event.size * self.share(event.name))
+            elif event.kind == "free":
+                if not event.name.startswith(GRADIENT):  # that is when it was complete
+                    self.level.add("activations", -event.size * self.share(event.name))
+            elif event.kind == "gradient":
+                self.level.add("activations", -event.size * self.share(GRADIENT + event.name))
+                self.gradients.event(event)
+            else:
+                self._exchange(event, timeline)
+                self.gradients.event(event)
 
     def _exchange(self, event: Event, timeline: Timeline) -> None:
         """What is held for a moment where tensor ranks gather inputs, sum outputs, and compute the loss of cut logits.
@@ -359,29 +399,33 @@ def with_peaks(ranks: Sequence[RankParameters], memory: Sequence[StageMemory]) -
 
 def batch_bytes(workload: Workload) -> int:
     """Bytes of a rank's rows of a step."""
-    tensors = [column for column in workload.columns.values() if isinstance(column, torch.Tensor)]
+    tensors = [column for column in batch_columns(workload).values() if isinstance(column, torch.Tensor)]
     return workload.rows_per_rank * sum(t.numel() * t.element_size() for t in tensors)
 
 
 def stage_timelines(workload: Workload, units: set[str]) -> list[Timeline]:
     """The timelines of all pipeline stages, or of the whole model."""
     model, task, count = workload.model, workload.task, len(workload.stages)
-    columns = {name: repeated(column, workload.rows_per_pass) for name, column in workload.columns.items()}
+    columns = {name: repeated(column, workload.rows_per_pass) for name, column in batch_columns(workload).items()}
     found: list[Timeline] = []
     like: Any = None
+    is_gathered = workload.config.zero > 0 and not workload.engine.startswith("horovod")
     for number, names in enumerate(workload.stages):
         if number:
             x = torch.empty(like[0], dtype=like[1], device="meta", requires_grad=True)
         timeline, like = trace_pass(
             Pass(
                 module=model if count == 1 else PipelineStage(model, names),
-                given=lambda: first_inputs(workload, columns),
+                columns=columns,
+                given=lambda columns: first_inputs(workload, columns),
                 received=x if number else None,
                 exchanged=[n for n in workload.attention_cores if is_in(n, names)] if workload.mesh.cp > 1 else (),
-                loss=(lambda out: task.loss(out, columns).sum()) if task and number == count - 1 else None,
+                loss=(lambda out, columns: task.loss(out, columns).sum()) if task and number == count - 1 else None,
                 kinds=workload.kinds,
                 units={"", *units, *workload.kinds},
                 checkpointing=workload.config.activation_checkpointing,
+                precision=workload.config.precision,
+                weights=DTYPES.get(workload.config.precision) if is_gathered else None,
                 is_stage=count > 1,
                 is_split=number > 0 and workload.config.schedule == "zero-bubble" and workload.mesh.pp > 1,
             )
@@ -391,6 +435,14 @@ def stage_timelines(workload: Workload, units: set[str]) -> list[Timeline]:
     return found
 
 
+def batch_columns(workload: Workload) -> Columns:
+    """One row of the batch; without a task, the model's inputs."""
+    if workload.task is not None:
+        return workload.columns
+    assert not isinstance(workload.inputs, Untraceable)
+    return {str(number): each for number, each in enumerate(workload.inputs)}
+
+
 def is_in(name: str, modules: Sequence[str]) -> bool:
     return any(module == "" or name.startswith(f"{module}.") for module in modules)
 
@@ -398,5 +450,4 @@ def is_in(name: str, modules: Sequence[str]) -> bool:
 def first_inputs(workload: Workload, columns: Columns) -> tuple[Any, ...]:
     if workload.task is not None:
         return workload.task.inputs(columns)
-    assert not isinstance(workload.inputs, Untraceable)
-    return tuple(repeated(each, workload.rows_per_pass) for each in workload.inputs)
+    return tuple(columns.values())

@@ -9,18 +9,28 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from sparkring.conf.errors import first_line
-from sparkring.training.models.torch_private import stage_backward_input, stage_backward_weight, storage_key
+from sparkring.training.data.batch import Columns
+from sparkring.training.models.torch_private import (
+    fake_tensors,
+    stage_backward_input,
+    stage_backward_weight,
+    storage_key,
+    tree_flatten,
+    tree_map,
+)
 from sparkring.training.parallel.measure import MemoryMeter
 from sparkring.training.parallel.model_parallel.blocks import checkpoint_blocks, repeated_blocks
+from sparkring.training.parallel.precision import autocast
 from sparkring.training.parallel.state import plain_name
-from sparkring.training.planner.trace import FusedAttention, Untraceable
+from sparkring.training.planner.trace import FusedAttention, running_modules, untraceable
 
 LOSS = "loss"  # place of what is held outside of the model
 GRADIENT = "gradient of "  # and the name of a parameter: place of its gradient
@@ -31,7 +41,8 @@ class Event(NamedTuple):
 
     kind: "hold" or "free" of memory in the place `name` (`inner`, `between` or `entered`, as in trace.py, LOSS, or
     GRADIENT and a parameter); "enter", "leave" of a module in forward, "back", "done" in backward, whose `size` is that
-    of its output, or of its inputs; "loss" between forward and backward, "split" between the halves of a backward; "gradient" of the parameter `name`, complete.
+    of its inputs (enter) or output; "loss" between forward and backward, "split" between the halves of a backward;
+    "gradient" of the parameter `name`, complete.
     """
 
     kind: str
@@ -78,7 +89,7 @@ class Recorder(MemoryMeter):
         self.timeline.events.clear()
         self.held.clear()
 
-    def mark(self, kind: str, name: str, size: int) -> None:
+    def module_event(self, kind: str, name: str, size: int) -> None:
         if name in self.units:
             self.timeline.events.append(Event(kind, name, size))
 
@@ -114,6 +125,18 @@ class Recorder(MemoryMeter):
         self.timeline.events.append(Event("gradient", name, parameter.grad.untyped_storage().nbytes()))
         parameter.grad = None
 
+    def follow_all(self, module: nn.Module) -> None:
+        """Write when passes enter and leave its modules, and when gradients are complete."""
+        followed: set[str] = set()
+        for name, child in module.named_modules():
+            plain = plain_name(name)
+            if plain not in followed and (plain in self.units or plain in self.kinds):
+                followed.add(plain)
+                self.follow(plain, child)
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(partial(self.gradient, plain_name(name)))
+
     def follow(self, name: str, module: nn.Module) -> None:
         """Write when passes enter and leave the module."""
 
@@ -122,7 +145,7 @@ class Recorder(MemoryMeter):
             if self.kinds.get(name) in ("enter", "vocab_head"):
                 for x in tensors:
                     self.place_again(x, "entered")
-            self.mark("enter", name, sum(x.numel() * x.element_size() for x in tensors))
+            self.module_event("enter", name, sum(x.numel() * x.element_size() for x in tensors))
             around = tuple(self.running)
             self.running.append(name)
 
@@ -138,27 +161,27 @@ class Recorder(MemoryMeter):
         def after(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
             self.running.remove(name)
             size = out.numel() * out.element_size() if isinstance(out, torch.Tensor) else 0
-            self.mark("leave", name, size)
+            self.module_event("leave", name, size)
             if isinstance(out, torch.Tensor) and out.requires_grad:
                 path = (*self.running, name)
                 out.register_hook(lambda _: self._back(name, path, size))
 
         module.register_forward_pre_hook(before)
-        module.register_forward_hook(after)
+        module.register_forward_hook(after, always_call=True)  # recomputation ends with an exception
 
     def _back(self, name: str, path: tuple[str, ...], size: int) -> None:
         self.returning = path
         self.undone[name] = size
-        self.mark("back", name, size)
+        self.module_event("back", name, size)
 
     def _done(self, name: str, around: tuple[str, ...]) -> None:
         self.returning = around
-        self.mark("done", name, self.undone.pop(name, 0))
+        self.module_event("done", name, self.undone.pop(name, 0))
 
     def finish(self) -> None:
         """End the backward of modules whose inputs have no gradient."""
         for name, size in reversed(self.undone.items()):
-            self.mark("done", name, size)
+            self.module_event("done", name, size)
 
 
 @dataclass(frozen=True)
@@ -167,68 +190,88 @@ class Pass:
 
     Args:
         module: the model, or a pipeline's stage.
-        given: makes its inputs, on the meta device.
-        loss: outputs -> what is differentiated; None: another rank has it.
+        columns: of the batch, in the rows of the pass.
+        given: makes the module's inputs of them.
+        loss: outputs and columns -> what is differentiated; None: another rank has it.
         kinds: module -> how it is cut over tensor ranks.
         units: modules whose events are written.
         checkpointing: recompute blocks in backward.
         exchanged: attention cores whose inputs and outputs context ranks exchange.
         received: what another stage has sent, instead of `given`.
+        precision: of compute, parallel.precision.
+        weights: dtype in which the weights are gathered; None: their own.
         is_stage: outputs are kept until they are sent, and not to the end of backward.
         is_split: backward goes to the input first, and then to the weights (zero-bubble).
     """
 
     module: nn.Module
-    given: Callable[[], tuple[Any, ...]]
-    loss: Callable[[Any], torch.Tensor] | None
+    columns: Columns
+    given: Callable[[Columns], tuple[Any, ...]]
+    loss: Callable[[Any, Columns], torch.Tensor] | None
     kinds: Mapping[str, str]
     units: Iterable[str]
     checkpointing: bool = False
     exchanged: Iterable[str] = ()
     received: torch.Tensor | None = None
+    precision: str = "fp32"
+    weights: torch.dtype | None = None
     is_stage: bool = False
     is_split: bool = False
 
 
 def trace_pass(work: Pass) -> tuple[Timeline, Any]:
     """Run the pass on a copy of its module; returns its outputs' shape too. Untraceable if it needs values."""
-    module = meta_copy(work.module)
-    for each in [module, *(block for _, _, block in repeated_blocks(module))]:  # backward leaves a mode around it
-        each.forward = with_fused_attention(each.forward)  # type: ignore[method-assign]
-    if work.checkpointing:
-        checkpoint_blocks(module)
-    for name in work.exchanged:
-        core = module.get_submodule(name)
-        core.forward = with_exchange(core.forward)  # type: ignore[method-assign]
-    recorder = Recorder(work.kinds, work.units)
-    followed: set[str] = set()
-    for name, child in module.named_modules():
-        plain = plain_name(name)
-        if plain not in followed and (plain in work.units or plain in work.kinds):
-            followed.add(plain)
-            recorder.follow(plain, child)
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda p, n=plain_name(name): recorder.gradient(n, p))
-    received = [work.received] if work.received is not None else []
-    recorder.count_existing([*module.parameters(), *module.buffers(), *received])
+    shapes, recorder = Shapes(work.precision), Recorder(work.kinds, work.units)
+    module = shapes.copy(work.module, work.weights)
+    running = running_modules(module)
+    prepare_module(module, work)
+    recorder.follow_all(module)
+    columns, received = tree_map(shapes.like, (work.columns, work.received))
+    there = tree_flatten((columns, received))[0]
+    recorder.count_existing([*module.parameters(), *module.buffers(), *filter(torch.is_tensor, there)])
     recorder.begin()
     try:
-        with recorder:
-            outputs = _run(module, work, recorder)
+        with shapes.mode, recorder:
+            outputs = _run(module, replace(work, columns=columns, received=received), recorder)
     except Exception as error:  # a user's forward may fail in any way
-        raise Untraceable(
-            f"{type(work.module).__name__}'s pass cannot be run on the meta device, which has shapes and no values: "
-            f"{type(error).__name__}: {first_line(error)}"
-        ) from error
-    return recorder.timeline, outputs
+        raise untraceable(work.module, running, error) from error
+    timeline = recorder.timeline
+    return replace(timeline, events=[*timeline.events]), outputs  # what is freed from here on is no part of the pass
 
 
-def meta_copy(module: nn.Module) -> nn.Module:
-    """A copy without memory, in which shared weights are shared."""
-    memo: dict[int, Any] = {id(b): b.to("meta") for b in module.buffers()}
-    memo |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in module.parameters()}
-    return copy.deepcopy(module, memo)
+def prepare_module(module: nn.Module, work: Pass) -> None:
+    """Let the copy's modules do what they do in training: fused attention, exchanges, recomputation."""
+    for name in work.exchanged:
+        core = module.get_submodule(name)
+        core.forward = with_exchange(core.forward)
+    for each in [module, *(block for _, _, block in repeated_blocks(module))]:  # backward leaves a mode around it
+        each.forward = with_fused_attention(each.forward)
+    if work.checkpointing:
+        checkpoint_blocks(module)
+
+
+class Shapes:
+    """Makes tensors without memory: on the meta device, or, where autocast must see a CPU, torch's fake tensors."""
+
+    def __init__(self, precision: str) -> None:
+        self.mode = fake_tensors() if precision != "fp32" else nullcontext()
+        self.device = "cpu" if precision != "fp32" else "meta"
+
+    def like(self, tensor: Any, dtype: torch.dtype | None = None) -> Any:
+        """A tensor without memory for each tensor of a tree of them."""
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        with self.mode:
+            made = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=self.device)
+        return made.requires_grad_(tensor.requires_grad)
+
+    def copy(self, module: nn.Module, weights: torch.dtype | None) -> nn.Module:
+        """A module in which shared weights are shared. `weights`: dtype of those of floating point."""
+        memo: dict[int, Any] = {id(b): self.like(b) for b in module.buffers()}
+        for p in module.parameters():
+            made = self.like(p.detach(), weights if p.is_floating_point() else None)
+            memo[id(p)] = nn.Parameter(made, p.requires_grad)
+        return copy.deepcopy(module, memo)
 
 
 def with_fused_attention(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -251,16 +294,16 @@ def with_exchange(core: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
 
 def _run(module: nn.Module, work: Pass, recorder: Recorder) -> Any:
-    """Forward, loss and backward; returns a tensor like the outputs."""
-    timeline = recorder.timeline
-    given = work.given() if work.received is None else (work.received,)
-    outputs = module(*given)
-    like = None
-    if isinstance(outputs, torch.Tensor):
-        timeline.output_bytes = outputs.numel() * outputs.element_size()
-        like = outputs.shape, outputs.dtype
-    recorder.is_loss = True
-    value = outputs if work.loss is None else work.loss(outputs)
+    """Forward, loss and backward; returns shape and dtype of the outputs."""
+    timeline, like = recorder.timeline, None
+    with autocast(work.precision, torch.device("cpu")):
+        given = work.given(work.columns) if work.received is None else (work.received,)
+        outputs = module(*given)
+        if isinstance(outputs, torch.Tensor):
+            timeline.output_bytes = outputs.numel() * outputs.element_size()
+            like = outputs.shape, outputs.dtype
+        recorder.is_loss = True
+        value = outputs if work.loss is None else work.loss(outputs, work.columns)
     if work.is_stage:
         recorder.sent = outputs if work.loss is None else None
         del outputs
