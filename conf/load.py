@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from sparkring.conf.bounded_yaml import parse_yaml
 from sparkring.conf.config import RunConfig
@@ -91,7 +91,7 @@ def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | 
     except ValidationError as error:
         found = error.errors(include_url=False)  # without a schedule that is right, etl lacks what it would set
         found = [e for e in found if e["loc"][:1] == ("schedule",)] or found
-        problems += dict.fromkeys(_problem(e, values, origins) for e in _without_patterns(found))
+        problems += dict.fromkeys(problem_line(e, values, origins) for e in _without_patterns(found))
         raise ConfigError(where, problems) from None
     problems += find_problems(RECIPE, config)
     if problems:
@@ -155,13 +155,15 @@ def _without_patterns(errors: list[Any]) -> list[Any]:
     ]
 
 
-def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str:
+def problem_line(
+    error: Any, values: dict[str, Any], origins: dict[str, str], model: type[BaseModel] = RunConfig
+) -> str:
     """One line for an error of pydantic: key, value, rule, place, and the nearest known name."""
     location = _present(error["loc"], values, error["type"] == "missing")
     key = ".".join(str(part) for part in location)
     where = f" ({origins[key]})" if key in origins else ""
     if error["type"] == "extra_forbidden":
-        names = _known_keys(error["loc"][:-1])
+        names = _known_keys(error["loc"][:-1], model)
         near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(names))}"
         return f"{key}: unknown key{where}; {hint}"
@@ -185,7 +187,7 @@ def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str
     given = json.dumps(redacted(error["input"], key, numbers=True), default=str)
     if isinstance(error["input"], dict) and error["type"] == "value_error":  # a block: the rule names a key within
         within = re.match(r"[a-z_]+(?=[.:]| = )", rule)
-        joint = "." if within and within[0] in _known_keys(error["loc"]) else ": "
+        joint = "." if within and within[0] in _known_keys(error["loc"], model) else ": "
         return f"{key}{joint}{rule}{where}"
     return f"{key} = {given[:MOST_SHOWN]}: {rule}{where}"
 
@@ -214,9 +216,9 @@ def _present(loc: tuple[Any, ...], values: Any, is_missing: bool) -> list[Any]:
     return path or list(loc)
 
 
-def _known_keys(location: tuple[Any, ...]) -> set[str]:
+def _known_keys(location: tuple[Any, ...], model: type[BaseModel]) -> set[str]:
     """Names of the keys allowed at a location of pydantic's, through optionals, lists, dicts and unions."""
-    schema = RunConfig.model_json_schema()
+    schema = model.model_json_schema()
     nodes = [schema]
     for part in location:
         nodes = _nodes_below(schema, nodes, part) or nodes

@@ -1,0 +1,129 @@
+"""A cluster as data: its devices, nodes, network and storage, and what share of them training reaches.
+
+Units are those of data sheets; properties that end in `_s`, `_bytes` or `per_s` are in seconds and bytes. Bandwidths
+are of one direction.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from sparkring.conf.schema import Strict
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Share = Annotated[float, Field(gt=0, le=1)]
+MICRO, GIGA, GIB, DAY_S = 1e-6, 1e9, 2**30, 86_400.0
+
+
+class Device(Strict):
+    """What one rank computes on."""
+
+    name: str = Field(description="as it is sold, such as A100-SXM4-80GB")
+    type: Literal["cuda", "cpu"] = Field("cuda", description="what `train.device` is on it")
+    peak_tflops: dict[Precision, PositiveFloat] = Field(
+        min_length=1, description="dense matrix products by dtype of compute, 10^12 operations per second"
+    )
+    memory_gib: PositiveFloat = Field(description="memory that a process can allocate, GiB")
+    memory_gb_per_s: PositiveFloat = Field(description="bandwidth of its memory, 10^9 bytes per second")
+    processors: PositiveInt = Field(108, description="multiprocessors of a GPU, cores of a CPU: tiles at once")
+
+    def peak_flops(self, precision: str) -> float:
+        """Operations per second; a dtype that is not listed computes as the slowest one that is."""
+        known: dict[str, float] = {str(dtype): peak for dtype, peak in self.peak_tflops.items()}
+        return known.get(precision, min(known.values())) * 1e12
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.memory_gib * GIB
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        return self.memory_gb_per_s * GIGA
+
+
+class Node(Strict):
+    """One machine, and the links between its devices."""
+
+    devices: PositiveInt = Field(description="devices of a machine")
+    link_gb_per_s: PositiveFloat = Field(description="what a device sends to the others, 10^9 bytes per second")
+    link_latency_us: NonNegativeFloat = Field(5.0, description="of a message between two of its devices, microseconds")
+    cores: PositiveInt = Field(96, description="CPU cores of a machine, which read and decode rows")
+    price_per_hour: NonNegativeFloat = Field(0.0, description="of a machine, US dollars; 0: not known")
+    days_between_failures: PositiveFloat = Field(
+        1000.0, description="mean days between failures of one machine that end a step"
+    )
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        return self.link_gb_per_s * GIGA
+
+    @property
+    def link_latency_s(self) -> float:
+        return self.link_latency_us * MICRO
+
+    @property
+    def failures_per_s(self) -> float:
+        return 1 / (self.days_between_failures * DAY_S)
+
+
+class Network(Strict):
+    """What connects the machines."""
+
+    kind: Literal["ethernet", "efa", "infiniband", "roce"] = Field(description="what it is sold as")
+    gbit_per_s: PositiveFloat = Field(
+        description="what a machine sends, all its adapters together, 10^9 bits per second"
+    )
+    latency_us: NonNegativeFloat = Field(description="of a message between two machines, microseconds")
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.gbit_per_s * GIGA / 8
+
+    @property
+    def latency_s(self) -> float:
+        return self.latency_us * MICRO
+
+
+class StorageSpeed(Strict):
+    """What one machine reads from and writes to the storage of datasets and checkpoints."""
+
+    read_gb_per_s: PositiveFloat = Field(1.0, description="10^9 bytes per second")
+    write_gb_per_s: PositiveFloat = Field(1.0, description="10^9 bytes per second")
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        return self.read_gb_per_s * GIGA
+
+    @property
+    def write_bytes_per_s(self) -> float:
+        return self.write_gb_per_s * GIGA
+
+
+class Reached(Strict):
+    """What share of the hardware training reaches: the parameters that `sparkring plan calibrate` fits."""
+
+    matmul: Share = Field(0.8, description="share of the peak that large matrix products reach")
+    memory: Share = Field(0.8, description="share of the memory's bandwidth that elementwise operations reach")
+    link: Share = Field(0.75, description="share of a node's links that collectives reach")
+    network: Share = Field(0.75, description="share of the network that collectives reach")
+
+
+class Cluster(Strict):
+    """Machines of one kind. `sparkring plan search --cluster NAME --devices N` takes N devices of it."""
+
+    description: str = Field("", description="one line")
+    device: Device
+    node: Node
+    network: Network
+    storage: StorageSpeed = StorageSpeed()
+    reached: Reached = Reached()
+    fitted_on: str = Field("", description="what `reached` was fitted on; empty: estimates")
+
+    def nodes(self, devices: int) -> int:
+        """Machines of so many devices. ValueError where the last one would be used in part."""
+        if devices < 1 or (devices > self.node.devices and devices % self.node.devices):
+            raise ValueError(
+                f"{devices} devices are not whole machines of {self.node.devices} ({self.device.name}): take 1 to "
+                f"{self.node.devices}, or a multiple of {self.node.devices}"
+            )
+        return -(-devices // self.node.devices)
