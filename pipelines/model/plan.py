@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,11 +16,13 @@ from sparkring.conf.rules.rule import find_notes
 from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context import etl_step
-from sparkring.training.data.batch import SAMPLE
+from sparkring.training.data.batch import SAMPLE, Columns
 from sparkring.training.data.decoding.columns import is_fixed
 from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task
 from sparkring.training.models.dropout import draws_masks
+from sparkring.training.models.gpt import LanguageModelTask
 from sparkring.training.models.sparse_embedding import sparse_embeddings
+from sparkring.training.models.task import Task
 from sparkring.training.models.torch_private import meta_device
 from sparkring.training.optim.own import states_per_parameter
 from sparkring.training.parallel.check import layout_problems
@@ -101,15 +103,18 @@ def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:
         raise ManifestError("the model's size comes from the dataset, which is not built; run `sparkring etl` first")
     mesh = resolve_mesh(config.parallel, config.launch.world)
     model = meta_model(config, manifest)
+    row = one_row(config, manifest, draws_masks(model))
     workload = Workload(
         model=model,
         config=config.parallel,
         mesh=mesh,
         engine=choose_engine(config.parallel, mesh, device_of(config)),
-        inputs=one_row(config, manifest, draws_masks(model)),
+        inputs=row if isinstance(row, Untraceable) else row.inputs,
         global_batch=config.train.global_batch,
         optimizer_states=optimizer_states(config.optim),
         element_bytes=8 if config.train.dtype == "float64" else 4,
+        task=None if isinstance(row, Untraceable) else row.task,
+        columns={} if isinstance(row, Untraceable) else row.columns,
     )
     return make_plan(workload)
 
@@ -120,36 +125,43 @@ def optimizer_states(optim: OptimConfig) -> int:
     return own + (optim.ema is not None)
 
 
-def one_row(
-    config: RunConfig, manifest: DatasetManifest | None, samples: bool = False
-) -> tuple[Any, ...] | Untraceable:
-    """One row of model inputs on the meta device, or why they cannot be made.
+class Row(NamedTuple):
+    """One row of a batch on the meta device, the task that it is for, and the model's inputs."""
+
+    columns: Columns
+    task: Task
+    inputs: tuple[Any, ...]
+
+
+def one_row(config: RunConfig, manifest: DatasetManifest | None, samples: bool = False) -> Row | Untraceable:
+    """One row of the batch, or why it cannot be made.
 
     Args:
         config: the run.
         manifest: None: a language model's length comes from `etl.text`.
         samples: the model needs the rows' numbers too.
     """
-    if config.model.kind.is_text:
-        length = manifest.tensor("tokens").shape[0] - 1 if manifest is not None else sequence_length(config)
-        return (torch.zeros(1, length, dtype=torch.int64, device="meta"),)
-    assert manifest is not None
-    columns = pick_columns(manifest, config.model, samples)
-    rows = {SAMPLE: torch.zeros(1, dtype=torch.int64, device="meta")}
-    for name in columns.read:
-        if name in rows:
-            continue
-        column = manifest.tensor(name)
-        if column.layout == "binary" and column.shape:  # decoded
-            rows[name] = torch.zeros(1, *column.shape, dtype=torch.uint8, device="meta")
-            continue
-        if not is_fixed(column):
-            return Untraceable(f"column {name!r} is {column.layout}: only its values determine how large a row is")
-        rows[name] = torch.zeros(1, *column.shape, dtype=getattr(torch, column.dtype), device="meta")
+    if manifest is None:
+        tokens, task = (
+            torch.zeros(1, sequence_length(config) + 1, dtype=torch.int64, device="meta"),
+            LanguageModelTask(),
+        )
+        return Row({"tokens": tokens}, task, task.inputs({"tokens": tokens}))
+    picked = pick_columns(manifest, config.model, samples)
+    rows: Columns = {SAMPLE: torch.zeros(1, dtype=torch.int64, device="meta")}
+    for column in (manifest.tensor(name) for name in picked.read if name != SAMPLE):
+        is_image = column.layout == "binary" and column.shape  # decoded
+        if not is_image and not is_fixed(column):
+            return Untraceable(
+                f"column {column.name!r} is {column.layout}: only its values determine how large a row is"
+            )
+        dtype = torch.uint8 if is_image else getattr(torch, column.dtype)
+        rows[column.name] = torch.zeros(1, *column.shape, dtype=dtype, device="meta")
         if column.mask is not None:
             rows[column.mask] = torch.ones(1, dtype=torch.bool, device="meta")
     try:
-        return recipe_task(config.model, columns).inputs(rows)
+        made = recipe_task(config.model, picked, manifest)
+        return Row(rows, made, made.inputs(rows))
     except Exception as error:  # a user's task may need values
         reason = f"{type(error).__name__}: {first_line(error)}"
         return Untraceable(f"model.task = {config.model.task!r} cannot make inputs of shapes: {reason}")

@@ -137,6 +137,11 @@ def fake_tensors() -> AbstractContextManager[object]:
     return FakeTensorMode()
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has values: it is neither on the meta device nor one of `fake_tensors`."""
+    return not tensor.is_meta and type(tensor).__name__ != "FakeTensor"
+
+
 def swap_tensor(tensor: torch.Tensor, new: torch.Tensor) -> None:
     """`tensor`, which stays the same object, becomes what `new` is.
 
