@@ -27,7 +27,9 @@ def add_commands(commands: Commands) -> None:
     show_examples(config, what)
     plan, what = add_group(commands, "plan", "what a parallel block costs", "WHAT")
     text = "mesh, memory per rank, bytes per step, bubble; starts nothing"
-    add_recipe_command(what, "show", _plan, text, ["sparkring plan show gpt-7b launch.world=64 parallel.tp=8"])
+    examples = ["sparkring plan show gpt-7b launch.world=64 parallel.tp=8"]
+    shown = add_recipe_command(what, "show", _plan, text, examples)
+    shown.add_argument("--cluster", metavar="NAME", help="a built-in cluster, or the YAML file of one")
     text = "what slow ranks cost a run, and whether bounds, backups, averaging or a lag would be faster"
     slow = add_command(what, "stragglers", _stragglers, text, ["sparkring plan stragglers data/runs/flights/RUN"])
     slow.add_argument("run_folder", help="of a run of several ranks")
@@ -150,12 +152,14 @@ def _schema(_: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from sparkring.conf.clusters.catalog import load_cluster
     from sparkring.pipelines.model.plan import layout_problems_of, show_plan
 
     config = load(arguments).config
+    cluster = load_cluster(arguments.cluster) if arguments.cluster else None
     if problems := layout_problems_of(config):
         raise ConfigError(arguments.recipe, problems)
-    print(show_plan(config))
+    print(show_plan(config, cluster))
     return Exit.OK
 
 

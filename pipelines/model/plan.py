@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest, ManifestError, read_manifest
@@ -173,17 +174,24 @@ def sequence_length(config: RunConfig) -> int:
     return config.etl.text.seq_len - 1
 
 
-def show_plan(config: RunConfig) -> str:
-    """The table as text, what is not planned and why, and settings that have no effect."""
+def show_plan(config: RunConfig, cluster: Cluster | None = None) -> str:
+    """The table as text, whether it fits, what is not planned and why, and settings that have no effect.
+
+    `cluster`: where the recipe would run; None: on this machine, if its ranks would be here.
+    """
+    from sparkring.pipelines.model.fits import fits_text, rank_room
+
     if config.model.is_trees:
         return f"model.family = trees: {UNPLANNED_TREES}"
-    plan = cost_plan(config, known_manifest(config))
+    manifest = known_manifest(config)
+    plan = cost_plan(config, manifest)
+    fits = fits_text(config, manifest, plan, rank_room(config, cluster))
     notes = find_notes(LAYOUT, layout_of(config.parallel, plan.mesh, device_of(config)))
     untraced = [f"{UNPLANNED}: {plan.untraced}"] if plan.untraced else []
-    tables = table_notes(config, meta_model(config, known_manifest(config)), plan.mesh.dp)
+    tables = table_notes(config, meta_model(config, manifest), plan.mesh.dp)
     trees = [f"this is the network's; trees use nothing of `parallel`: {UNPLANNED_TREES}"]
     notes = [*notes, *(trees if config.model.family == "both" else [])]
-    return "\n\n".join([format_rows(table_rows(plan)), *untraced, *tables, *notes])
+    return "\n\n".join(filter(None, [format_rows(table_rows(plan)), fits, *untraced, *tables, *notes]))
 
 
 def table_notes(config: RunConfig, model: nn.Module, ranks: int) -> list[str]:
