@@ -100,12 +100,24 @@ class StorageSpeed(Strict):
 
 
 class Reached(Strict):
-    """What share of the hardware training reaches: the parameters that `sparkring plan calibrate` fits."""
+    """What training reaches of the hardware: parameters that `sparkring plan calibrate` fits, each of them physical.
+
+    The formulas that use them are in training/planner/roofline.py and training/planner/collectives.py.
+    """
 
     matmul: Share = Field(0.8, description="share of the peak that large matrix products reach")
+    attention: Share = Field(0.5, description="share of the peak that fused attention reaches")
     memory: Share = Field(0.8, description="share of the memory's bandwidth that elementwise operations reach")
     link: Share = Field(0.75, description="share of a node's links that collectives reach")
     network: Share = Field(0.75, description="share of the network that collectives reach")
+    overlap: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.8, description="share of the gradients' and weights' exchange that can run while ranks compute"
+    )
+    kernel_us: NonNegativeFloat = Field(3.0, description="beginning and end of a kernel on the device, microseconds")
+    launch_us: NonNegativeFloat = Field(10.0, description="what a host needs to start one operation, microseconds")
+    depth: NonNegativeFloat = Field(
+        300.0, description="depth of a product at which half of its time fills the pipeline"
+    )
 
 
 class Cluster(Strict):

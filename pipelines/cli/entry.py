@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from sparkring.conf.plain_text import for_terminal
 from sparkring.conf.secrets import RedactingFormatter, redact
-from sparkring.pipelines.cli import jobs, machines, models, recipes, upkeep
+from sparkring.pipelines.cli import jobs, machines, models, planning, recipes, upkeep
 from sparkring.pipelines.cli.arguments import Command, add_command
 from sparkring.pipelines.run.exit_codes import Exit
 
@@ -144,7 +144,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="debug log, and tracebacks of every error")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    for group in (jobs, recipes, models, upkeep, machines):
+    for group in (jobs, recipes, planning, models, upkeep, machines):
         group.add_commands(commands)
     text = "write the completion of commands, options and keys for your shell to standard output"
     examples = ["sparkring completion bash > ~/.sparkring.bash", "sparkring completion zsh > ~/.sparkring.zsh"]

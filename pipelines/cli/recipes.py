@@ -1,4 +1,4 @@
-"""Commands about a recipe, which start nothing: init, config, plan."""
+"""Commands about a recipe, which start nothing: init, config."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import sys
 from typing import get_args
 
-from sparkring.conf.errors import ConfigError
 from sparkring.conf.tasks import TABLE_TASKS, Families
 from sparkring.pipelines.cli.arguments import Commands, add_command, add_group, add_recipe_command, load, show_examples
 from sparkring.pipelines.run.exit_codes import Exit
@@ -25,15 +24,6 @@ def add_commands(commands: Commands) -> None:
     text = "JSON schema of a recipe, for editors"
     add_command(what, "schema", _schema, text, ["sparkring config schema > recipe.schema.json"])
     show_examples(config, what)
-    plan, what = add_group(commands, "plan", "what a parallel block costs", "WHAT")
-    text = "mesh, memory per rank, bytes per step, bubble; starts nothing"
-    examples = ["sparkring plan show gpt-7b launch.world=64 parallel.tp=8"]
-    shown = add_recipe_command(what, "show", _plan, text, examples)
-    shown.add_argument("--cluster", metavar="NAME", help="a built-in cluster, or the YAML file of one")
-    text = "what slow ranks cost a run, and whether bounds, backups, averaging or a lag would be faster"
-    slow = add_command(what, "stragglers", _stragglers, text, ["sparkring plan stragglers data/runs/flights/RUN"])
-    slow.add_argument("run_folder", help="of a run of several ranks")
-    show_examples(plan, what)
 
 
 def _add_init(commands: Commands) -> None:
@@ -148,23 +138,4 @@ def _schema(_: argparse.Namespace) -> int:
     from sparkring.conf.load import json_schema
 
     print(json.dumps(json_schema(), indent=1))
-    return Exit.OK
-
-
-def _plan(arguments: argparse.Namespace) -> int:
-    from sparkring.conf.clusters.catalog import load_cluster
-    from sparkring.pipelines.model.plan import layout_problems_of, show_plan
-
-    config = load(arguments).config
-    cluster = load_cluster(arguments.cluster) if arguments.cluster else None
-    if problems := layout_problems_of(config):
-        raise ConfigError(arguments.recipe, problems)
-    print(show_plan(config, cluster))
-    return Exit.OK
-
-
-def _stragglers(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.run.stragglers import straggler_advice
-
-    print(straggler_advice(arguments.run_folder))
     return Exit.OK

@@ -1,7 +1,7 @@
 """Predict a layout's cost: memory per rank, bytes sent by axis, bubble share.
 
 The model is run once on the meta device, where tensors have shapes and no storage (trace.py); everything else is the
-formulas at the head of each strategy's file (memory.py, time.py). Training measures the same quantities
+formulas at the head of each strategy's file (memory.py, traffic.py). Training measures the same quantities
 (training/parallel/measure.py), and one table shows both (table.py).
 
 Bytes sent are those of one rank, averaged over the ranks, without the few bytes of norms and headers. Memory is at its

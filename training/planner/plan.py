@@ -8,14 +8,14 @@ from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.memory import StageMemory, activation_numel, stage_memory
 from sparkring.training.planner.peak import with_peaks
-from sparkring.training.planner.time import (
+from sparkring.training.planner.trace import Trace, Untraceable, trace_model
+from sparkring.training.planner.traffic import (
     activation_bytes,
     averaged_bytes,
     batch_axes_bytes,
     schedule_cost,
     tied_weight_bytes,
 )
-from sparkring.training.planner.trace import Trace, Untraceable, trace_model
 from sparkring.training.planner.workload import RankParameters, Workload
 
 MANY_HOSTS = 10**6  # how ranks are packed is known when they are started: the most that a host sends

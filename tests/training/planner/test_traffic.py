@@ -9,8 +9,8 @@ from sparkring.training.models.gpt import GPT
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.plan import make_plan
 from sparkring.training.planner.table import table_rows
-from sparkring.training.planner.time import activation_bytes, batch_axes_bytes, schedule_cost, tied_weight_bytes
 from sparkring.training.planner.trace import trace_model
+from sparkring.training.planner.traffic import activation_bytes, batch_axes_bytes, schedule_cost, tied_weight_bytes
 from sparkring.training.planner.workload import RankParameters, Workload
 
 ROWS, TOKENS, WIDTH, VOCAB = 8, 6, 8, 30

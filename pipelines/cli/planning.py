@@ -1,0 +1,72 @@
+"""Commands that predict what training costs, and start nothing: plan show, search, calibrate, stragglers."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sparkring.conf.errors import ConfigError
+from sparkring.pipelines.cli.arguments import Commands, add_command, add_group, add_recipe_command, load, show_examples
+from sparkring.pipelines.run.exit_codes import Exit
+
+
+def add_commands(commands: Commands) -> None:
+    plan, what = add_group(commands, "plan", "what a parallel block costs, and which one to take", "WHAT")
+    text = (
+        "mesh, memory per rank, bytes per step, bubble; with a cluster also seconds, price and advice; starts nothing"
+    )
+    examples = [
+        "sparkring plan show gpt-7b launch.world=64 parallel.tp=8",
+        "sparkring plan show gpt-7b --cluster a100-80gb-efa",
+    ]
+    show = add_recipe_command(what, "show", _show, text, examples)
+    show.add_argument("--cluster", metavar="NAME", help="a built-in cluster, or the YAML file of one")
+    text = "fit what a cluster reaches of its hardware to measured steps, and write its file"
+    examples = ["sparkring plan calibrate steps.csv --cluster a100-80gb-efa --out mine.yaml"]
+    calibrate = add_command(what, "calibrate", _calibrate, text, examples)
+    calibrate.add_argument("file", metavar="FILE", help="CSV of measured steps (docs/explanation/planner.md)")
+    calibrate.add_argument("--cluster", metavar="NAME", required=True, help="the hardware of the rows")
+    calibrate.add_argument("--out", metavar="FILE", required=True, help="the cluster's file to write")
+    text = "what slow ranks cost a run, and whether bounds, backups, averaging or a lag would be faster"
+    slow = add_command(what, "stragglers", _stragglers, text, ["sparkring plan stragglers data/runs/flights/RUN"])
+    slow.add_argument("run_folder", help="of a run of several ranks")
+    show_examples(plan, what)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from sparkring.conf.clusters.catalog import load_cluster
+    from sparkring.pipelines.model.plan import layout_problems_of, show_plan
+
+    config = load(arguments).config
+    cluster = load_cluster(arguments.cluster) if arguments.cluster else None
+    if problems := layout_problems_of(config):
+        raise ConfigError(arguments.recipe, problems)
+    print(show_plan(config, cluster))
+    return Exit.OK
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from sparkring.conf.clusters.catalog import cluster_text, load_cluster
+    from sparkring.training.planner.calibrate import fit_errors, fitted, predicted
+    from sparkring.training.planner.measurements import counts_of, read_measurements
+
+    steps, cluster = read_measurements(arguments.file), load_cluster(arguments.cluster)
+    counts = [counts_of(step) for step in steps]
+    try:
+        found = fitted(cluster, counts, steps, Path(arguments.file).name)
+    except ValueError as error:
+        raise ConfigError(arguments.file, [str(error)]) from None
+    for name, value in found.reached.model_dump().items():
+        print(f"{name:<10} {getattr(cluster.reached, name):>10.4g} -> {value:.4g}")
+    print(f"{len(steps)} steps: {fit_errors(predicted(counts, cluster), steps)} before")
+    print(f"{len(steps)} steps: {fit_errors(predicted(counts, found), steps)} fitted")
+    Path(arguments.out).write_text(cluster_text(found), encoding="utf-8")
+    print(f"wrote {arguments.out}")
+    return Exit.OK
+
+
+def _stragglers(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.run.stragglers import straggler_advice
+
+    print(straggler_advice(arguments.run_folder))
+    return Exit.OK

@@ -1,0 +1,140 @@
+"""Fit what a cluster reaches of its hardware to measured steps.
+
+Least squares of log(predicted / measured), with a loss that grows linearly for outliers, and a weak pull to the values
+that the cluster has: a parameter that the rows say nothing about stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkring.conf.clusters.cluster import Cluster
+from sparkring.training.planner.measurements import MeasuredStep
+from sparkring.training.planner.step_time import StepCounts, step_time
+
+Array = NDArray[Any]
+# What is physically possible; between them the fit is free
+BOUNDS: dict[str, tuple[float, float]] = {
+    "matmul": (0.2, 0.95),
+    "attention": (0.1, 0.9),
+    "memory": (0.4, 0.95),
+    "link": (0.2, 0.95),
+    "network": (0.2, 0.95),
+    "overlap": (0.0, 0.98),
+    "kernel_us": (0.0, 12.0),
+    "launch_us": (1.0, 150.0),
+    "depth": (0.0, 1000.0),
+}
+OUTLIER = 0.05  # |log(predicted / measured)| from which the loss grows linearly
+PULL = 0.1  # to the values before, against the rows' errors
+MOST_ROWS, MOST_ROUNDS = 400, 25  # rows of a fit, drawn evenly
+
+
+@dataclass(frozen=True)
+class FitErrors:
+    """How far predictions are from measurements."""
+
+    rows: int
+    mean: float  # of |predicted / measured - 1|
+    worst: float
+    rank: float  # correlation of the ranks of predicted and measured samples per device and second
+
+    def __str__(self) -> str:
+        return f"mean error {self.mean:.1%}, worst {self.worst:.0%}, rank correlation {self.rank:.2f}"
+
+
+def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[MeasuredStep], data: str) -> Cluster:
+    """Return the cluster with the parameters that the rows determine. ValueError if these are too few.
+
+    Args:
+        cluster: whose parameters to start from.
+        counts: what each step does.
+        steps: as measured.
+        data: the name of the rows, for the cluster's file.
+    """
+    from scipy.optimize import least_squares  # takes a second, which other commands do not spend
+
+    names = determined(cluster, steps)
+    if len(steps) < 2 * len(names):
+        raise ValueError(
+            f"{len(steps)} measured steps cannot determine {len(names)} parameters ({', '.join(names)}): measure at "
+            f"least {2 * len(names)}, of different models, batches and layouts"
+        )
+    low, high = (np.array([BOUNDS[name][end] for name in names]) for end in (0, 1))
+    before = np.clip([(getattr(cluster.reached, name)) for name in names], low, high)
+    start = np.clip((before - low) / (high - low), 0.01, 0.99)
+    every = max(1, len(steps) // MOST_ROWS)
+    some, seconds = list(counts)[::every], np.array([step.step_s for step in steps])[::every]
+
+    def with_values(values: Array) -> Cluster:
+        found = dict(zip(names, (low + values * (high - low)).round(4).tolist(), strict=True))
+        return cluster.model_copy(update={"reached": cluster.reached.model_copy(update=found)})
+
+    def residuals(values: Array) -> Array:
+        errors = np.log(predicted(some, with_values(values)) / seconds)
+        return np.concatenate([errors, PULL * np.sqrt(len(seconds)) * (values - start)])
+
+    found = least_squares(
+        residuals, start, bounds=(0, 1), loss="soft_l1", f_scale=OUTLIER, diff_step=1e-2, max_nfev=MOST_ROUNDS
+    )
+    return with_values(found.x).model_copy(update={"fitted_on": f"{len(steps)} steps of {data}"})
+
+
+def determined(cluster: Cluster, steps: Sequence[MeasuredStep]) -> list[str]:
+    """The parameters that rows like these say something about."""
+    names = ["matmul", "memory", "kernel_us", "launch_us", "depth"]
+    if any(step.framework == "torch" for step in steps):
+        names.append("attention")
+    if any(step.devices > 1 for step in steps):
+        names.append("link")
+    if any(step.devices > cluster.node.devices for step in steps):
+        names.append("network")
+    if any(step.dp > 1 for step in steps):
+        names.append("overlap")
+    return names
+
+
+def predicted(counts: Sequence[StepCounts], cluster: Cluster) -> Array:
+    """Seconds of each step."""
+    return np.array([step_time(each, cluster).total for each in counts])
+
+
+def fit_errors(seconds: Array, steps: Sequence[MeasuredStep]) -> FitErrors:
+    measured = np.array([step.step_s for step in steps])
+    work = np.array([step.global_batch * step.tokens / step.devices for step in steps])
+    errors = np.abs(seconds / measured - 1)
+    return FitErrors(
+        len(steps), float(errors.mean()), float(errors.max()), rank_correlation(work / seconds, work / measured)
+    )
+
+
+def rank_correlation(first: Array, second: Array) -> float:
+    """Spearman's; of fewer than two values, or equal ones, 1."""
+    if len(first) < 2:
+        return 1.0
+    ranks = np.stack([np.argsort(np.argsort(values)).astype(float) for values in (first, second)])
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def pick_regret(seconds: Array, steps: Sequence[MeasuredStep]) -> float:
+    """How much slower the layouts predicted to be fastest are than the measured best, the mean over models."""
+    regrets = []
+    for same in _same_models(steps):
+        measured = np.array([steps[index].step_s for index in same])
+        picked = measured[int(np.argmin(seconds[same]))]
+        regrets.append(float(picked / measured.min() - 1))
+    return float(np.mean(regrets)) if regrets else 0.0
+
+
+def _same_models(steps: Sequence[MeasuredStep]) -> list[list[int]]:
+    """Indices of the steps that train the same model with the same batch on as many devices."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, step in enumerate(steps):
+        key = (step.width, step.layers, step.tokens, step.global_batch, step.devices)
+        groups.setdefault(key, []).append(index)
+    return [same for same in groups.values() if len(same) > 1]

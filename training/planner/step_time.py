@@ -1,0 +1,229 @@
+"""Predict the seconds of a step: what it does (StepCounts, of no hardware), and how long that takes on a cluster.
+
+A step is `micro` passes through a pipeline of p ranks. With f and b seconds of a pass on its slowest rank, its sends
+included, and one stage per rank, 1F1B and GPipe take (micro - 1) (f + b) on that rank after the first pass through all
+of them (https://arxiv.org/abs/2104.04473, section 2.2); other schedules are simulated by their tables
+(training/parallel/model_parallel/schedules.py). Tensor and context ranks exchange inside a pass, where nothing can run
+beside it. Gradients, and the weights that ZeRO-3 gathers, are exchanged beside compute: a share 1 - `reached.overlap`
+of the hidden seconds is lost to it, and what is longer than compute is waited for. Then the optimizer moves each owned
+parameter's state through memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from sparkring.conf.clusters.cluster import MICRO, Cluster
+from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.parallel.model_parallel.schedules import schedule_table, simulate
+from sparkring.training.planner.collectives import RankGroup, Topology
+from sparkring.training.planner.operations import ModelWork, Operation
+from sparkring.training.planner.roofline import Cut, OperationTable, PassWork, Roofline
+from sparkring.training.planner.trace import Trace
+from sparkring.training.planner.traffic import activation_bytes, batch_axes_bytes
+from sparkring.training.planner.workload import RankParameters, Workload
+
+# The loss reads and writes each output a few times: in forward twice and, by backward's factor, three times
+LOSS_ELEMENTS = 4.0
+
+
+@dataclass(frozen=True)
+class StageCounts:
+    """What one pipeline rank does in a pass. recomputed: the part of it that backward does again."""
+
+    operations: OperationTable
+    recomputed: OperationTable
+    owned: int  # parameters that it updates
+    exchanged: int  # bytes that it sends over the batch axes in a step
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What a step does, whatever the hardware."""
+
+    mesh: Mesh
+    precision: str
+    stages: tuple[StageCounts, ...]
+    cut: Cut
+    micro: int  # passes
+    schedule: str
+    per_rank: int  # pipeline stages
+    sent: dict[str, float]  # bytes of one rank and step over tp, cp and pp
+    layer_calls: int  # collectives of tensor or context ranks in one pass
+    batch_calls: int  # collectives over the batch axes in one step
+    every_pass: bool  # whether these are in every pass (ZeRO-3), not after the last
+    state_bytes: int  # that the optimizer reads and writes per owned parameter
+    flops: float  # of the model in a step, on all ranks, without what is computed again
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step by cause.
+
+    compute: forward and backward of the slowest pipeline rank. recompute: what activation checkpointing does again.
+    host: the device waits for operations to be started. tensor, context, pipeline: exchanges inside passes. bubble: a
+    pipeline rank waits for others. exchange: over the batch axes, as far as it is waited for. optimizer: its step.
+    hidden: of exchanges beside compute; no part of the total.
+    """
+
+    compute: float = 0.0
+    recompute: float = 0.0
+    host: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    pipeline: float = 0.0
+    bubble: float = 0.0
+    exchange: float = 0.0
+    optimizer: float = 0.0
+    hidden: float = 0.0
+
+    @property
+    def causes(self) -> dict[str, float]:
+        """Seconds that add up to a step."""
+        return {name: seconds for name, seconds in asdict(self).items() if name != "hidden"}
+
+    @property
+    def total(self) -> float:
+        return sum(self.causes.values())
+
+
+def step_counts(workload: Workload, work: ModelWork, trace: Trace) -> StepCounts:
+    """Count what a step of the workload does."""
+    mesh, config = workload.mesh, workload.config
+    ranks = [RankParameters(workload, rank) for rank in range(mesh.pp)]
+    blocks = set(workload.block_names)
+    stages = tuple(_stage_counts(rank, work, blocks, last=number == mesh.pp - 1) for number, rank in enumerate(ranks))
+    micro = workload.micro_batches
+    units = max(len(rank.units) for rank in ranks) + 1
+    in_every_pass = ranks[0].zero == 3
+    return StepCounts(
+        mesh=mesh,
+        precision=config.precision,
+        stages=stages,
+        cut=Cut(workload.rows_per_pass, mesh.tp, mesh.cp, config.sequence_parallel),
+        micro=micro,
+        schedule=config.schedule,
+        per_rank=config.stages_per_rank,
+        sent={axis: float(size) for axis, size in activation_bytes(workload, trace).items()},
+        layer_calls=(5 if config.activation_checkpointing else 4) * len(blocks) // mesh.pp,
+        batch_calls=3 * units * micro if in_every_pass else units,
+        every_pass=in_every_pass,
+        state_bytes=(2 * workload.states + 7) * 4,
+        flops=3 * work.flops() * workload.global_batch,
+    )
+
+
+def _stage_counts(rank: RankParameters, work: ModelWork, blocks: set[str], last: bool) -> StageCounts:
+    names = [name for name in work.layers if rank.names == [""] or name in rank.names]
+    operations = Counter(op for name in names for op in work.layers[name])
+    again: Counter[Operation] = Counter()
+    if rank.workload.config.activation_checkpointing:
+        again = Counter(op for name in names if name in blocks for op in work.layers[name])
+    if last and (logits := _logits(work)):
+        operations[Operation("memory", "column", elements=LOSS_ELEMENTS * logits)] += 1
+    return StageCounts(OperationTable(operations), OperationTable(again), rank.owned, batch_axes_bytes(rank))
+
+
+def _logits(work: ModelWork) -> int:
+    """Elements of the output of the last matrix product."""
+    products = [op for operations in work.layers.values() for op in operations if op.kind == "matmul"]
+    return products[-1].m * products[-1].n if products else 0
+
+
+class StageSeconds(NamedTuple):
+    """Seconds of a pass on one pipeline rank, exchanges included, and what of them is waiting for the host."""
+
+    forward: float
+    backward: float
+    host: float
+
+    @property
+    def both(self) -> float:
+        return self.forward + self.backward
+
+
+def step_time(counts: StepCounts, cluster: Cluster) -> StepTime:
+    """Seconds of a step on a cluster."""
+    mesh, micro = counts.mesh, counts.micro
+    roofline, topology = Roofline(cluster, counts.precision), Topology(cluster, mesh.world)
+    works = [roofline.pass_work(stage.operations, counts.cut) for stage in counts.stages]
+    again = [roofline.pass_work(stage.recomputed, counts.cut) for stage in counts.stages]
+    tensor, context, send = _pass_exchanges(counts, topology)
+    inside = (tensor + context) / 2 + send  # of forward, and of backward
+    launch = cluster.reached.launch_us * MICRO
+    stages = [
+        _stage_seconds(work, more, inside, launch, counts.layer_calls) for work, more in zip(works, again, strict=True)
+    ]
+    slowest = max(range(mesh.pp), key=lambda rank: stages[rank].both)
+    exchange, hidden = _batch_exchange(counts, topology, stages[slowest])
+    owned = max(stage.owned for stage in counts.stages)
+    return StepTime(
+        compute=micro * (works[slowest].forward + works[slowest].backward),
+        recompute=micro * again[slowest].forward,
+        host=micro * stages[slowest].host,
+        tensor=micro * tensor,
+        context=micro * context,
+        pipeline=micro * 2 * send,
+        bubble=pipeline_seconds(counts, stages) - micro * stages[slowest].both,
+        exchange=exchange,
+        optimizer=owned * counts.state_bytes / (cluster.device.memory_bytes_per_s * cluster.reached.memory),
+        hidden=hidden,
+    )
+
+
+def _stage_seconds(work: PassWork, again: PassWork, inside: float, launch: float, calls: int) -> StageSeconds:
+    """Seconds of a pass.
+
+    Args:
+        work: of forward and backward.
+        again: whose forward backward repeats.
+        inside: seconds of exchanges in each of the two.
+        launch: seconds to start an operation.
+        calls: collectives in both.
+    """
+    forward, backward = work.forward + inside, work.backward + again.forward + inside
+    started = launch * (work.forward_starts + calls / 2)
+    started_back = launch * (work.backward_starts + again.forward_starts + calls / 2)
+    host = max(0.0, started - forward) + max(0.0, started_back - backward)
+    return StageSeconds(max(forward, started), max(backward, started_back), host)
+
+
+def _pass_exchanges(counts: StepCounts, topology: Topology) -> tuple[float, float, float]:
+    """Seconds per pass of tensor ranks, of context ranks, and of one send to the next stage."""
+    mesh, micro, sent = counts.mesh, counts.micro, counts.sent
+    tensor = topology.sent_s(sent.get("tp", 0.0) / micro, RankGroup(mesh.tp, 1), counts.layer_calls)
+    context = topology.sent_s(sent.get("cp", 0.0) / micro, RankGroup(mesh.cp, mesh.tp), counts.layer_calls)
+    send = 0.0
+    if mesh.pp > 1:  # sent bytes are means: all ranks but the last send forward, all but the first backward
+        size = sent.get("pp", 0.0) / micro / 2 * mesh.pp / (mesh.pp - 1)
+        send = topology.send_s(size, mesh.world // mesh.pp)
+    return tensor, context, send
+
+
+def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds) -> tuple[float, float]:
+    """(seconds waited for, seconds hidden) of what is exchanged over the batch axes."""
+    mesh = counts.mesh
+    sent = max(each.exchanged for each in counts.stages)
+    seconds = topology.sent_s(sent, RankGroup(mesh.dp * mesh.cp, mesh.tp), counts.batch_calls)
+    beside = counts.micro * stage.both if counts.every_pass else stage.backward
+    hidden = min(seconds, beside) * topology.cluster.reached.overlap
+    return seconds - hidden, hidden
+
+
+def pipeline_seconds(counts: StepCounts, stages: list[StageSeconds]) -> float:
+    """Seconds until all passes of a step have left the pipeline."""
+    micro, slowest = counts.micro, max(stage.both for stage in stages)
+    if len(stages) == 1:
+        return micro * slowest
+    if counts.per_rank == 1 and counts.schedule in ("1f1b", "gpipe"):
+        return (micro - 1) * slowest + sum(stage.both for stage in stages)
+    return micro * slowest * (1 + _bubble(counts.schedule, len(stages), micro, counts.per_rank))
+
+
+@lru_cache(maxsize=4096)
+def _bubble(schedule: str, ranks: int, micro: int, per_rank: int) -> float:
+    """Idle over ideal time of a schedule whose stages take equally long."""
+    return simulate(schedule_table(schedule, ranks, micro, per_rank), ranks * per_rank).bubble
