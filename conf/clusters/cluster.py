@@ -120,6 +120,17 @@ class Reached(Strict):
     )
 
 
+class Measured(Strict):
+    """Where and how surely `sparkring plan measure` has measured a cluster, and what its reader gives."""
+
+    hosts: list[str] = Field(description="names of the machines")
+    ranks: PositiveInt = Field(description="that measured at once, as many as train")
+    spread: NonNegativeFloat = Field(description="middle half of the repetitions over their median, the widest")
+    dataset: str = Field("", description="that was read; empty: none was there")
+    rows_per_s: NonNegativeFloat = Field(0.0, description="that the reader gives all ranks together; 0: not measured")
+    reader_threads: PositiveInt = Field(1, description="per rank")
+
+
 class Cluster(Strict):
     """Machines of one kind. `sparkring plan search --cluster NAME --devices N` takes N devices of it."""
 
@@ -130,6 +141,7 @@ class Cluster(Strict):
     storage: StorageSpeed = StorageSpeed()
     reached: Reached = Reached()
     fitted_on: str = Field("", description="what `reached` was fitted on; empty: estimates")
+    measured: Measured | None = Field(None, description="None: from data sheets")
 
     def nodes(self, devices: int) -> int:
         """Machines of so many devices. ValueError where the last one would be used in part."""

@@ -21,6 +21,10 @@ def add_commands(commands: Commands) -> None:
     ]
     show = add_recipe_command(what, "show", _show, text, examples)
     show.add_argument("--cluster", metavar="NAME", help="a built-in cluster, or the YAML file of one")
+    text = "measure the machines that the recipe would run on, and write a cluster's file; takes about a minute"
+    examples = ["sparkring plan measure mine.yaml launch.world=8 --out cluster.yaml"]
+    measure = add_recipe_command(what, "measure", _measure, text, examples)
+    measure.add_argument("--out", metavar="FILE", help="the cluster's file to write; default: it is printed")
     text = "fit what a cluster reaches of its hardware to measured steps, and write its file"
     examples = ["sparkring plan calibrate steps.csv --cluster a100-80gb-efa --out mine.yaml"]
     calibrate = add_command(what, "calibrate", _calibrate, text, examples)
@@ -42,6 +46,24 @@ def _show(arguments: argparse.Namespace) -> int:
     if problems := layout_problems_of(config):
         raise ConfigError(arguments.recipe, problems)
     print(show_plan(config, cluster))
+    return Exit.OK
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from sparkring.conf.clusters.catalog import cluster_text
+    from sparkring.pipelines.launch.measure import measure_machines
+    from sparkring.pipelines.model.plan import known_dataset
+    from sparkring.pipelines.run.spark import spark_session
+
+    config = load(arguments).config
+    with spark_session(config.name, config.spark, config.launch) as spark:
+        cluster = measure_machines(spark, config, known_dataset(config))
+    text = cluster_text(cluster)
+    if arguments.out is None:
+        print(text, end="")
+    else:
+        Path(arguments.out).write_text(text, encoding="utf-8")
+        print(f"{arguments.out}: {cluster.description}; use it with --cluster {arguments.out}")
     return Exit.OK
 
 

@@ -238,9 +238,15 @@ def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: di
 
 def known_manifest(config: RunConfig) -> DatasetManifest | None:
     """The dataset's manifest if it exists without building anything."""
+    found = known_dataset(config)
+    return None if found is None else found[1]
+
+
+def known_dataset(config: RunConfig) -> tuple[str, DatasetManifest] | None:
+    """The dataset's folder and manifest if it exists without building anything."""
     if config.dataset is not None:
         folder = open_storage(config.dataset)
-        return read_manifest(folder) if folder.exists(MANIFEST_NAME) else None
+        return (config.dataset, read_manifest(folder)) if folder.exists(MANIFEST_NAME) else None
     if not etl_step.pins_without_spark(config):
         if knows_its_size(config):
             return None
@@ -250,7 +256,7 @@ def known_manifest(config: RunConfig) -> DatasetManifest | None:
         )
     sources = pinned_without_spark(config)
     found = None if sources is None else etl_step.find(config, etl_step.wanted_fingerprint(config, sources))
-    return found.manifest if found is not None else None
+    return (found.folder.uri, found.manifest) if found is not None else None
 
 
 def pinned_without_spark(config: RunConfig) -> PinnedDataset | None:

@@ -22,7 +22,7 @@ from sparkring.training.parallel.model_parallel.schedules import Action, schedul
 from sparkring.training.parallel.precision import DTYPES
 from sparkring.training.planner.codec import BucketCoding, trace_codec
 from sparkring.training.planner.memory import StageMemory
-from sparkring.training.planner.timeline import GRADIENT, LOSS, Event, Pass, Timeline, trace_pass
+from sparkring.training.planner.timeline import GRADIENT, LOSS, Pass, PassEvent, Timeline, trace_pass
 from sparkring.training.planner.trace import Untraceable, repeated
 from sparkring.training.planner.workload import RankParameters, Workload
 
@@ -60,7 +60,7 @@ class GradientMemory:
     def begin_pass(self, last: bool) -> None:
         """Before a pass; `last` ones are reduced."""
 
-    def event(self, event: Event) -> None:
+    def event(self, event: PassEvent) -> None:
         """See an event of the pass; a complete gradient is held from here on."""
         if event.kind == "gradient" and event.name not in self.complete:
             self.complete.add(event.name)
@@ -85,7 +85,7 @@ class BucketMemory(GradientMemory):
     def begin_pass(self, last: bool) -> None:
         self.last = last and self.overlap
 
-    def event(self, event: Event) -> None:
+    def event(self, event: PassEvent) -> None:
         if event.kind != "gradient":
             return
         if not self.last and event.name not in self.complete:
@@ -108,7 +108,7 @@ class CodedMemory(BucketMemory):
         super().__init__(rank, level)
         self.codings = trace_codec(rank)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: PassEvent) -> None:
         super().event(event)
         if event.kind == "gradient" and self.last:
             for coding in self.codings:
@@ -145,7 +145,7 @@ class ZeroMemory(GradientMemory):
     def begin_pass(self, last: bool) -> None:
         self.last = last
 
-    def event(self, event: Event) -> None:
+    def event(self, event: PassEvent) -> None:
         if event.kind == "gradient":
             unit = self.unit_of(event.name)
             if unit in self.summed and self.rank.gather_bytes == self.element:
@@ -319,7 +319,7 @@ class StepPlayer:
                 self._exchange(event, timeline)
                 self.gradients.event(event)
 
-    def _exchange(self, event: Event, timeline: Timeline) -> None:
+    def _exchange(self, event: PassEvent, timeline: Timeline) -> None:
         """What is held for a moment where tensor ranks gather inputs, sum outputs, and compute the loss of cut logits.
 
         Under sequence parallelism both are put together from pieces: once more.

@@ -36,7 +36,7 @@ LOSS = "loss"  # place of what is held outside of the model
 GRADIENT = "gradient of "  # and the name of a parameter: place of its gradient
 
 
-class Event(NamedTuple):
+class PassEvent(NamedTuple):
     """One event of a pass, in bytes.
 
     kind: "hold" or "free" of memory in the place `name` (`inner`, `between` or `entered`, as in trace.py, LOSS, or
@@ -54,11 +54,11 @@ class Event(NamedTuple):
 class Timeline:
     """The events of a pass."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[PassEvent] = field(default_factory=list)
     input_bytes: int = 0  # of a stage, from the one before
     output_bytes: int = 0
 
-    def part(self, kind: str) -> list[Event]:
+    def part(self, kind: str) -> list[PassEvent]:
         """Events of a schedule's action: forward F, backward B or its halves I and W; "" is all."""
         marks = {event.kind: index for index, event in enumerate(self.events) if event.kind in ("loss", "split")}
         loss, split = marks["loss"], marks.get("split", len(self.events))
@@ -91,15 +91,15 @@ class Recorder(MemoryMeter):
 
     def module_event(self, kind: str, name: str, size: int) -> None:
         if name in self.units:
-            self.timeline.events.append(Event(kind, name, size))
+            self.timeline.events.append(PassEvent(kind, name, size))
 
     def changed(self, key: int, size: int) -> None:
         events = self.timeline.events
         if size > 0:
             self.held[key] = len(events)
-            events.append(Event("hold", self._place(), size))
+            events.append(PassEvent("hold", self._place(), size))
         elif key in self.held:
-            events.append(Event("free", events[self.held.pop(key)].name, -size))
+            events.append(PassEvent("free", events[self.held.pop(key)].name, -size))
 
     def _place(self) -> str:
         """Where the current operation is; that of a cut layer's output or its input's gradient is between them."""
@@ -122,7 +122,7 @@ class Recorder(MemoryMeter):
         """A parameter's gradient is complete: it becomes the strategy's."""
         assert parameter.grad is not None
         self.place_again(parameter.grad, GRADIENT + name)
-        self.timeline.events.append(Event("gradient", name, parameter.grad.untyped_storage().nbytes()))
+        self.timeline.events.append(PassEvent("gradient", name, parameter.grad.untyped_storage().nbytes()))
         parameter.grad = None
 
     def follow_all(self, module: nn.Module) -> None:
@@ -307,7 +307,7 @@ def _run(module: nn.Module, work: Pass, recorder: Recorder) -> Any:
     if work.is_stage:
         recorder.sent = outputs if work.loss is None else None
         del outputs
-    timeline.events.append(Event("loss", "", 0))
+    timeline.events.append(PassEvent("loss", "", 0))
     if work.is_split:
         _split_backward(module, value, work, given, recorder)
     elif value.requires_grad:
@@ -320,7 +320,7 @@ def _split_backward(module: nn.Module, value: Any, work: Pass, given: tuple[Any,
     gradients = None if work.loss is not None else [torch.empty_like(value)]
     sent, groups = stage_backward_input([value], gradients, [*given], module.parameters())
     del gradients
-    recorder.timeline.events.append(Event("split", "", 0))
+    recorder.timeline.events.append(PassEvent("split", "", 0))
     stage_backward_weight(module.parameters(), groups)
     for name, parameter in module.named_parameters():
         if parameter.grad is not None:
