@@ -133,14 +133,7 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
         ),
         network=Network(kind="ethernet", gbit_per_s=rounded(net_rate * 8 / GIGA), latency_us=rounded(net_s / MICRO)),
         storage=StorageSpeed(read_gb_per_s=rounded(read / GIGA), write_gb_per_s=rounded(written / GIGA)),
-        reached=Reached(
-            matmul=1.0,
-            memory=1.0,
-            link=rounded(ring),
-            network=rounded(ring),
-            kernel_us=0.0,
-            launch_us=rounded(launch_us),
-        ),
+        reached=reached,
         measured=Measured(
             hosts=hosts,
             ranks=len(results),

@@ -28,7 +28,7 @@ from sparkring.training.models.torch_private import meta_device
 from sparkring.training.optim.own import states_per_parameter
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import choose_engine
-from sparkring.training.parallel.mesh import layout_of, resolve_mesh
+from sparkring.training.parallel.mesh import Mesh, layout_of, resolve_mesh
 from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
 from sparkring.training.planner.workload import OPTIMIZER_STATES
 from sparkring.training.tables.sharded import sent_bytes
@@ -100,16 +100,21 @@ def runs_here(config: RunConfig) -> bool:
 
 def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:
     """Predict the step's cost. ManifestError if the model needs a missing dataset."""
+    mesh = resolve_mesh(config.parallel, config.launch.world)
+    return make_plan(plan_workload(config, manifest, mesh, choose_engine(config.parallel, mesh, device_of(config))))
+
+
+def plan_workload(config: RunConfig, manifest: DatasetManifest | None, mesh: Mesh, engine: str) -> Workload:
+    """The recipe's step on a mesh. ManifestError if the model needs a missing dataset."""
     if manifest is None and not knows_its_size(config):
         raise ManifestError("the model's size comes from the dataset, which is not built; run `sparkring etl` first")
-    mesh = resolve_mesh(config.parallel, config.launch.world)
     model = meta_model(config, manifest)
     row = one_row(config, manifest, draws_masks(model))
-    workload = Workload(
+    return Workload(
         model=model,
         config=config.parallel,
         mesh=mesh,
-        engine=choose_engine(config.parallel, mesh, device_of(config)),
+        engine=engine,
         inputs=row if isinstance(row, Untraceable) else row.inputs,
         global_batch=config.train.global_batch,
         optimizer_states=optimizer_states(config.optim),
@@ -117,7 +122,6 @@ def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:
         task=None if isinstance(row, Untraceable) else row.task,
         columns={} if isinstance(row, Untraceable) else row.columns,
     )
-    return make_plan(workload)
 
 
 def optimizer_states(optim: OptimConfig) -> int:
@@ -179,6 +183,7 @@ def show_plan(config: RunConfig, cluster: Cluster | None = None) -> str:
 
     `cluster`: where the recipe would run; None: on this machine, if its ranks would be here.
     """
+    from sparkring.pipelines.model.fed import fed_notes
     from sparkring.pipelines.model.fits import fits_text, rank_room
 
     if config.model.is_trees:
@@ -191,6 +196,11 @@ def show_plan(config: RunConfig, cluster: Cluster | None = None) -> str:
     tables = table_notes(config, meta_model(config, manifest), plan.mesh.dp)
     trees = [f"this is the network's; trees use nothing of `parallel`: {UNPLANNED_TREES}"]
     notes = [*notes, *(trees if config.model.family == "both" else [])]
+    if cluster is not None:
+        notes = [
+            *fed_notes(plan_workload(config, manifest, plan.mesh, plan.engine), cluster, runs_here(config)),
+            *notes,
+        ]
     return "\n\n".join(filter(None, [format_rows(table_rows(plan)), fits, *untraced, *tables, *notes]))
 
 
