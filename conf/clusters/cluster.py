@@ -120,7 +120,7 @@ class Reached(Strict):
     )
 
 
-class Measured(Strict):
+class Measurement(Strict):
     """Where and how surely `sparkring plan measure` has measured a cluster, and what its reader gives."""
 
     hosts: list[str] = Field(description="names of the machines")
@@ -141,7 +141,7 @@ class Cluster(Strict):
     storage: StorageSpeed = StorageSpeed()
     reached: Reached = Reached()
     fitted_on: str = Field("", description="what `reached` was fitted on; empty: estimates")
-    measured: Measured | None = Field(None, description="None: from data sheets")
+    measured: Measurement | None = Field(None, description="None: from data sheets")
 
     def nodes(self, devices: int) -> int:
         """Machines of so many devices. ValueError where the last one would be used in part."""

@@ -19,7 +19,7 @@ from sparkring.conf.clusters.cluster import (
     MICRO,
     Cluster,
     Device,
-    Measured,
+    Measurement,
     Network,
     Node,
     Reached,
@@ -134,7 +134,7 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
         network=Network(kind="ethernet", gbit_per_s=rounded(net_rate * 8 / GIGA), latency_us=rounded(net_s / MICRO)),
         storage=StorageSpeed(read_gb_per_s=rounded(read / GIGA), write_gb_per_s=rounded(written / GIGA)),
         reached=reached,
-        measured=Measured(
+        measured=Measurement(
             hosts=hosts,
             ranks=len(results),
             spread=rounded(spread),

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 
-from sparkring.conf.clusters.cluster import Cluster, Measured
+from sparkring.conf.clusters.cluster import Cluster, Measurement
 from sparkring.training.planner import Untraceable, Workload
 from sparkring.training.planner.operations import trace_operations
 from sparkring.training.planner.step_time import step_counts, step_time
@@ -43,7 +43,7 @@ def fed_notes(workload: Workload, cluster: Cluster, is_here: bool) -> list[str]:
     return found
 
 
-def fed_text(measured: Measured, taken: float) -> str:
+def fed_text(measured: Measurement, taken: float) -> str:
     """Compare the reader with the model. `taken`: rows per second that the model takes."""
     given, threads = measured.rows_per_s, measured.reader_threads
     text = (

@@ -32,9 +32,10 @@ def rank_room(config: RunConfig, cluster: Cluster | None) -> Room | None:
     """Memory of a rank: of the cluster's device, else of this machine's if all ranks are here; None: not known."""
     if cluster is not None:
         return Room(cluster.device.memory_bytes, f"one {cluster.device.name}")
-    if not runs_here(config):
+    on_gpus = device_of(config) == "cuda"
+    if not runs_here(config) or (on_gpus and not torch.cuda.is_available()):
         return None
-    if device_of(config) == "cuda":
+    if on_gpus:
         return Room(torch.cuda.get_device_properties(0).total_memory, torch.cuda.get_device_name(0))
     return Room(usable_memory() / config.launch.world, f"this machine's memory over {config.launch.world} ranks")
 

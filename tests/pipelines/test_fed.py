@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.clusters.catalog import cluster_text, load_cluster
-from sparkring.conf.clusters.cluster import Cluster, Measured
+from sparkring.conf.clusters.cluster import Cluster, Measurement
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
 from sparkring.pipelines.model.fed import fed_text, stall_advice
@@ -25,14 +25,14 @@ def small() -> RunConfig:
 
 
 def measured(host: str, rows_per_s: float) -> Cluster:
-    found = Measured(hosts=[host], ranks=8, spread=0.1, dataset="d", rows_per_s=rows_per_s, reader_threads=2)
+    found = Measurement(hosts=[host], ranks=8, spread=0.1, dataset="d", rows_per_s=rows_per_s, reader_threads=2)
     return load_cluster("cpu").model_copy(update={"measured": found})
 
 
 def test_a_reader_that_gives_more_than_the_model_takes_feeds_it() -> None:
-    text = fed_text(Measured(hosts=["a"], ranks=2, spread=0.1, rows_per_s=41_000, reader_threads=2), 9_000)
+    text = fed_text(Measurement(hosts=["a"], ranks=2, spread=0.1, rows_per_s=41_000, reader_threads=2), 9_000)
     assert text == "the reader gives 41,000 rows/s on 2 ranks with 2 threads each, the model takes 9,000: it is fed"
-    slow = fed_text(Measured(hosts=["a"], ranks=2, spread=0.1, rows_per_s=3_000), 9_000)
+    slow = fed_text(Measurement(hosts=["a"], ranks=2, spread=0.1, rows_per_s=3_000), 9_000)
     assert "ranks would wait for rows 67% of the time; try data.threads=2, or data.cache" in slow
 
 

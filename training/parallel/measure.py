@@ -4,9 +4,9 @@ Bytes sent are counted by axis of the mesh, from the calls torch makes. A rank o
 all-reduce 2 (w-1)/w n, all-to-all and reduce-scatter (w-1)/w n (twice that on Gloo, pytorch#118911), all-gather (w-1)
 n of its own part, send n. Rings, fully_shard, DTensor and the pipelines all end in these calls; Horovod's do not pass
 through torch, so HorovodCollectives counts them itself. Memory is that of the storages at the optimizer's step; of
-those that the model's forward passes keep for backward, at their peak; and of the weights and gradients a ZeRO pass
-holds whole (not the buffers its collectives send from and receive into). The bubble is the time a pipeline takes
-beyond its busiest rank's work, over that work.
+those that the model's forward passes keep for backward, at their peak; of the weights and gradients a ZeRO pass holds
+whole (not the buffers its collectives send from and receive into); and of all storages together, at the fullest moment
+of a step. The bubble is the time a pipeline takes beyond its busiest rank's work, over that work.
 """
 
 from __future__ import annotations
