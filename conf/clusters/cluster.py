@@ -102,7 +102,7 @@ class StorageSpeed(Strict):
 class Reached(Strict):
     """What training reaches of the hardware: parameters that `sparkring plan calibrate` fits, each of them physical.
 
-    The formulas that use them are in training/planner/roofline.py and training/planner/collectives.py.
+    The formulas that use them are in training/planner/timing/roofline.py and training/planner/timing/collectives.py.
     """
 
     matmul: Share = Field(0.8, description="share of the peak that large matrix products reach")
@@ -120,6 +120,17 @@ class Reached(Strict):
     )
 
 
+class Measurement(Strict):
+    """Where and how surely `sparkring plan measure` has measured a cluster, and what its reader gives."""
+
+    hosts: list[str] = Field(description="names of the machines")
+    ranks: PositiveInt = Field(description="that measured at once, as many as train")
+    spread: NonNegativeFloat = Field(description="middle half of the repetitions over their median, the widest")
+    dataset: str = Field("", description="that was read; empty: none was there")
+    rows_per_s: NonNegativeFloat = Field(0.0, description="that the reader gives all ranks together; 0: not measured")
+    reader_threads: PositiveInt = Field(1, description="per rank")
+
+
 class Cluster(Strict):
     """Machines of one kind. `sparkring plan search --cluster NAME --devices N` takes N devices of it."""
 
@@ -130,6 +141,7 @@ class Cluster(Strict):
     storage: StorageSpeed = StorageSpeed()
     reached: Reached = Reached()
     fitted_on: str = Field("", description="what `reached` was fitted on; empty: estimates")
+    measured: Measurement | None = Field(None, description="None: from data sheets")
 
     def nodes(self, devices: int) -> int:
         """Machines of so many devices. ValueError where the last one would be used in part."""

@@ -34,6 +34,10 @@ def add_commands(commands: Commands) -> None:
     search.add_argument("--why", metavar="AXES", help="where a mesh stands, or why it cannot be: dp=64,tp=1,pp=8")
     search.add_argument("--write", metavar="FILE", help="a recipe that extends this one, in the best layout")
     search.add_argument("--json", action="store_true", help="the best layouts as JSON")
+    text = "measure the machines that the recipe would run on, and write a cluster's file; takes about a minute"
+    examples = ["sparkring plan measure mine.yaml launch.world=8 --out cluster.yaml"]
+    measure = add_recipe_command(what, "measure", _measure, text, examples)
+    measure.add_argument("--out", metavar="FILE", help="the cluster's file to write; default: it is printed")
     text = "fit what a cluster reaches of its hardware to measured steps, and write its file"
     examples = ["sparkring plan calibrate steps.csv --cluster a100-80gb-efa --out mine.yaml"]
     calibrate = add_command(what, "calibrate", _calibrate, text, examples)
@@ -47,19 +51,20 @@ def add_commands(commands: Commands) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    from sparkring.conf.clusters.catalog import load_cluster
     from sparkring.pipelines.model.plan import layout_problems_of, show_plan
 
     config = load(arguments).config
+    cluster = load_cluster(arguments.cluster) if arguments.cluster else None
     if problems := layout_problems_of(config):
         raise ConfigError(arguments.recipe, problems)
-    print(show_plan(config))
-    if arguments.cluster is not None:
-        from sparkring.conf.clusters.catalog import load_cluster
+    print(show_plan(config, cluster))
+    if cluster is not None:
         from sparkring.pipelines.model.layouts import show_on_cluster
         from sparkring.training.planner import Untraceable
 
         try:
-            print(f"\n{show_on_cluster(config, load_cluster(arguments.cluster))}")
+            print(f"\n{show_on_cluster(config, cluster)}")
         except Untraceable as error:
             print(f"\nseconds are not planned: {error}")
     return Exit.OK
@@ -98,10 +103,28 @@ def _search(arguments: argparse.Namespace) -> int:
     return Exit.OK
 
 
+def _measure(arguments: argparse.Namespace) -> int:
+    from sparkring.conf.clusters.catalog import cluster_text
+    from sparkring.pipelines.launch.measure import measure_machines
+    from sparkring.pipelines.model.plan import known_dataset
+    from sparkring.pipelines.run.spark import spark_session
+
+    config = load(arguments).config
+    with spark_session(config.name, config.spark, config.launch) as spark:
+        cluster = measure_machines(spark, config, known_dataset(config))
+    text = cluster_text(cluster)
+    if arguments.out is None:
+        print(text, end="")
+    else:
+        Path(arguments.out).write_text(text, encoding="utf-8")
+        print(f"{arguments.out}: {cluster.description}; use it with --cluster {arguments.out}")
+    return Exit.OK
+
+
 def _calibrate(arguments: argparse.Namespace) -> int:
     from sparkring.conf.clusters.catalog import cluster_text, load_cluster
-    from sparkring.training.planner.calibrate import fit_errors, fitted, predicted
-    from sparkring.training.planner.measurements import counts_of, read_measurements
+    from sparkring.training.planner.timing.calibrate import fit_errors, fitted, predicted
+    from sparkring.training.planner.timing.measurements import counts_of, read_measurements
 
     steps, cluster = read_measurements(arguments.file), load_cluster(arguments.cluster)
     counts = [counts_of(step) for step in steps]

@@ -78,6 +78,7 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
         "report": f"{result.run}/report.html",
         "browse": result.tracking_url or local_ui if config.tracking.enabled else "",
         **suggested_commands(result, resolved, model),
+        "reader": "" if config.model.is_trees else reader_advice(result, config),
         "time": _time_line(result.timings),
     }
     shown = {name: text for name, text in facts.items() if text}
@@ -87,6 +88,13 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
     is_blend = result.choice is not None and result.choice.winner == "both"
     head = f"{config.name}: {'a blend; its network ' * is_blend}{ended_line(result.train, config, is_blend)}"
     return "\n".join([head, "", *(f"  {line}".rstrip() for line in lines)])
+
+
+def reader_advice(result: TrainResult, config: RunConfig) -> str:
+    """What to change where ranks waited long for rows; empty where they did not."""
+    from sparkring.pipelines.model.fed import stall_advice  # with torch
+
+    return stall_advice(result.per_step_s, config.train.global_batch, config.data.threads or 1)
 
 
 def suggested_commands(result: TrainResult, resolved: Resolved, model: ModelPlace) -> dict[str, str]:

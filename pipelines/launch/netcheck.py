@@ -109,15 +109,14 @@ def netcheck(
         options: of the launch.
         compress: share of top-k and columns of PowerSGD; None: their defaults.
     """
-    env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,GRAPH", "NCCL_DEBUG_FILE": NCCL_LOG}
-    job = JobSpec(
-        "sparkring.pipelines.launch.netcheck:measure",
-        payload=(compress or CompressConfig()).model_dump(),
-        preload=("torch",),
-        env=env,
-        collective_timeout_s=TIMEOUT_S,
-    )
+    job = measuring_job("sparkring.pipelines.launch.netcheck:measure", (compress or CompressConfig()).model_dump())
     return summarize(run_barrier(spark, job, world, on_event, options=options or LaunchOptions()).results)
+
+
+def measuring_job(entry: str, payload: dict[str, Any]) -> JobSpec:
+    """What ranks run that measure: NCCL writes what it uses into a log of its own."""
+    env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,GRAPH", "NCCL_DEBUG_FILE": NCCL_LOG}
+    return JobSpec(entry, payload=payload, preload=("torch",), env=env, collective_timeout_s=TIMEOUT_S)
 
 
 def summarize(results: Sequence[dict[str, Any]]) -> NetReport:
@@ -161,21 +160,44 @@ def ring_bandwidth(world: int, size: int, seconds: float) -> float:
 
 
 def measure(ctx: WorkerContext) -> dict[str, Any]:
-    """Measure pairs, then the ring, on every rank. NCCL between GPUs, else Gloo over TCP."""
-    import os
-    import socket
-    from datetime import timedelta
-
-    import torch
+    """Measure pairs, the ring, and codecs, on every rank. NCCL between GPUs, else Gloo over TCP."""
     import torch.distributed as dist
 
     from sparkring.training.parallel.data_parallel.coding_cost import CODECS, coding_cost
+
+    device = join_ranks(ctx)
+    found = measure_links(ctx, device)
+    codecs = []
+    for codec in CODECS if ctx.world_size > 1 else ():
+        ctx.heartbeat(0, f"codec {codec}")
+        dist.barrier()  # all ranks of a host code at once, as in training
+        settings = CompressConfig(**{**ctx.payload, "codec": codec})
+        codecs.append([codec, *coding_cost(settings, ctx.world_size, device)])
+    dist.destroy_process_group()
+    return found | {"codecs": codecs}
+
+
+def join_ranks(ctx: WorkerContext) -> Any:
+    """Form the process group of all ranks; returns this one's device."""
+    from datetime import timedelta
+
     from sparkring.training.parallel.process_groups import start_process_group
     from sparkring.training.worker.device import pick_device
 
     timeout = timedelta(seconds=TIMEOUT_S)
     device = pick_device("auto", ctx.rank_info, timeout)
     start_process_group(ctx.rank_info, device, timeout)
+    return device
+
+
+def measure_links(ctx: WorkerContext, device: Any) -> dict[str, Any]:
+    """Measure every pair of ranks alone, then the ring."""
+    import os
+    import socket
+
+    import torch
+    import torch.distributed as dist
+
     pairs = []
     for number, matches in enumerate(rounds(ctx.world_size)):
         ctx.heartbeat(number, "pairs")
@@ -193,21 +215,13 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
         dist.all_reduce(buffer)
     _finish(device)
     seconds = (time.perf_counter() - began) / 3
-    codecs = []
-    for codec in CODECS if ctx.world_size > 1 else ():
-        ctx.heartbeat(0, f"codec {codec}")
-        dist.barrier()  # all ranks of a host code at once, as in training
-        settings = CompressConfig(**{**ctx.payload, "codec": codec})
-        codecs.append([codec, *coding_cost(settings, ctx.world_size, device)])
-    dist.destroy_process_group()
     log = Path(NCCL_LOG.replace("%p", str(os.getpid())))
     transport = f"Gloo, TCP on {os.environ.get('GLOO_SOCKET_IFNAME', 'the default interface')}"
     if device.type == "cuda":
         transport = nccl_transport(log.read_text(errors="replace") if log.exists() else "")
     log.unlink(missing_ok=True)
     ring = ring_bandwidth(ctx.world_size, size, seconds)
-    found = {"pairs": pairs, "ring_bytes_per_s": ring, "transport": transport, "host": socket.gethostname()}
-    return found | {"codecs": codecs}
+    return {"pairs": pairs, "ring_bytes_per_s": ring, "transport": transport, "host": socket.gethostname()}
 
 
 def nccl_transport(log: str) -> str:

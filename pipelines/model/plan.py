@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest, ManifestError, read_manifest
@@ -16,11 +17,13 @@ from sparkring.conf.rules.rule import find_notes
 from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context import etl_step
-from sparkring.training.data.batch import SAMPLE
+from sparkring.training.data.batch import SAMPLE, Columns
 from sparkring.training.data.decoding.columns import is_fixed
 from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task
 from sparkring.training.models.dropout import draws_masks
+from sparkring.training.models.gpt import LanguageModelTask
 from sparkring.training.models.sparse_embedding import sparse_embeddings
+from sparkring.training.models.task import Task
 from sparkring.training.models.torch_private import meta_device
 from sparkring.training.optim.own import states_per_parameter
 from sparkring.training.parallel.check import layout_problems
@@ -106,15 +109,18 @@ def plan_workload(config: RunConfig, manifest: DatasetManifest | None, mesh: Mes
     if manifest is None and not knows_its_size(config):
         raise ManifestError("the model's size comes from the dataset, which is not built; run `sparkring etl` first")
     model = meta_model(config, manifest)
+    row = one_row(config, manifest, draws_masks(model))
     return Workload(
         model=model,
         config=config.parallel,
         mesh=mesh,
         engine=engine,
-        inputs=one_row(config, manifest, draws_masks(model)),
+        inputs=row if isinstance(row, Untraceable) else row.inputs,
         global_batch=config.train.global_batch,
         optimizer_states=optimizer_states(config.optim),
         element_bytes=8 if config.train.dtype == "float64" else 4,
+        task=None if isinstance(row, Untraceable) else row.task,
+        columns={} if isinstance(row, Untraceable) else row.columns,
     )
 
 
@@ -124,36 +130,43 @@ def optimizer_states(optim: OptimConfig) -> int:
     return own + (optim.ema is not None)
 
 
-def one_row(
-    config: RunConfig, manifest: DatasetManifest | None, samples: bool = False
-) -> tuple[Any, ...] | Untraceable:
-    """One row of model inputs on the meta device, or why they cannot be made.
+class Row(NamedTuple):
+    """One row of a batch on the meta device, the task that it is for, and the model's inputs."""
+
+    columns: Columns
+    task: Task
+    inputs: tuple[Any, ...]
+
+
+def one_row(config: RunConfig, manifest: DatasetManifest | None, samples: bool = False) -> Row | Untraceable:
+    """One row of the batch, or why it cannot be made.
 
     Args:
         config: the run.
         manifest: None: a language model's length comes from `etl.text`.
         samples: the model needs the rows' numbers too.
     """
-    if config.model.kind.is_text:
-        length = manifest.tensor("tokens").shape[0] - 1 if manifest is not None else sequence_length(config)
-        return (torch.zeros(1, length, dtype=torch.int64, device="meta"),)
-    assert manifest is not None
-    columns = pick_columns(manifest, config.model, samples)
-    rows = {SAMPLE: torch.zeros(1, dtype=torch.int64, device="meta")}
-    for name in columns.read:
-        if name in rows:
-            continue
-        column = manifest.tensor(name)
-        if column.layout == "binary" and column.shape:  # decoded
-            rows[name] = torch.zeros(1, *column.shape, dtype=torch.uint8, device="meta")
-            continue
-        if not is_fixed(column):
-            return Untraceable(f"column {name!r} is {column.layout}: only its values determine how large a row is")
-        rows[name] = torch.zeros(1, *column.shape, dtype=getattr(torch, column.dtype), device="meta")
+    if manifest is None:
+        tokens, task = (
+            torch.zeros(1, sequence_length(config) + 1, dtype=torch.int64, device="meta"),
+            LanguageModelTask(),
+        )
+        return Row({"tokens": tokens}, task, task.inputs({"tokens": tokens}))
+    picked = pick_columns(manifest, config.model, samples)
+    rows: Columns = {SAMPLE: torch.zeros(1, dtype=torch.int64, device="meta")}
+    for column in (manifest.tensor(name) for name in picked.read if name != SAMPLE):
+        is_image = column.layout == "binary" and column.shape  # decoded
+        if not is_image and not is_fixed(column):
+            return Untraceable(
+                f"column {column.name!r} is {column.layout}: only its values determine how large a row is"
+            )
+        dtype = torch.uint8 if is_image else getattr(torch, column.dtype)
+        rows[column.name] = torch.zeros(1, *column.shape, dtype=dtype, device="meta")
         if column.mask is not None:
             rows[column.mask] = torch.ones(1, dtype=torch.bool, device="meta")
     try:
-        return recipe_task(config.model, columns).inputs(rows)
+        made = recipe_task(config.model, picked, manifest)
+        return Row(rows, made, made.inputs(rows))
     except Exception as error:  # a user's task may need values
         reason = f"{type(error).__name__}: {first_line(error)}"
         return Untraceable(f"model.task = {config.model.task!r} cannot make inputs of shapes: {reason}")
@@ -165,17 +178,30 @@ def sequence_length(config: RunConfig) -> int:
     return config.etl.text.seq_len - 1
 
 
-def show_plan(config: RunConfig) -> str:
-    """The table as text, what is not planned and why, and settings that have no effect."""
+def show_plan(config: RunConfig, cluster: Cluster | None = None) -> str:
+    """The table as text, whether it fits, what is not planned and why, and settings that have no effect.
+
+    `cluster`: where the recipe would run; None: on this machine, if its ranks would be here.
+    """
+    from sparkring.pipelines.model.fed import fed_notes
+    from sparkring.pipelines.model.fits import fits_text, rank_room
+
     if config.model.is_trees:
         return f"model.family = trees: {UNPLANNED_TREES}"
-    plan = cost_plan(config, known_manifest(config))
+    manifest = known_manifest(config)
+    plan = cost_plan(config, manifest)
+    fits = fits_text(config, manifest, plan, rank_room(config, cluster))
     notes = find_notes(LAYOUT, layout_of(config.parallel, plan.mesh, device_of(config)))
     untraced = [f"{UNPLANNED}: {plan.untraced}"] if plan.untraced else []
-    tables = table_notes(config, meta_model(config, known_manifest(config)), plan.mesh.dp)
+    tables = table_notes(config, meta_model(config, manifest), plan.mesh.dp)
     trees = [f"this is the network's; trees use nothing of `parallel`: {UNPLANNED_TREES}"]
     notes = [*notes, *(trees if config.model.family == "both" else [])]
-    return "\n\n".join([format_rows(table_rows(plan)), *untraced, *tables, *notes])
+    if cluster is not None:
+        notes = [
+            *fed_notes(plan_workload(config, manifest, plan.mesh, plan.engine), cluster, runs_here(config)),
+            *notes,
+        ]
+    return "\n\n".join(filter(None, [format_rows(table_rows(plan)), fits, *untraced, *tables, *notes]))
 
 
 def table_notes(config: RunConfig, model: nn.Module, ranks: int) -> list[str]:
@@ -222,9 +248,15 @@ def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: di
 
 def known_manifest(config: RunConfig) -> DatasetManifest | None:
     """The dataset's manifest if it exists without building anything."""
+    found = known_dataset(config)
+    return None if found is None else found[1]
+
+
+def known_dataset(config: RunConfig) -> tuple[str, DatasetManifest] | None:
+    """The dataset's folder and manifest if it exists without building anything."""
     if config.dataset is not None:
         folder = open_storage(config.dataset)
-        return read_manifest(folder) if folder.exists(MANIFEST_NAME) else None
+        return (config.dataset, read_manifest(folder)) if folder.exists(MANIFEST_NAME) else None
     if not etl_step.pins_without_spark(config):
         if knows_its_size(config):
             return None
@@ -234,7 +266,7 @@ def known_manifest(config: RunConfig) -> DatasetManifest | None:
         )
     sources = pinned_without_spark(config)
     found = None if sources is None else etl_step.find(config, etl_step.wanted_fingerprint(config, sources))
-    return found.manifest if found is not None else None
+    return (found.folder.uri, found.manifest) if found is not None else None
 
 
 def pinned_without_spark(config: RunConfig) -> PinnedDataset | None:

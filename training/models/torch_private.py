@@ -130,6 +130,18 @@ def meta_device() -> Iterator[None]:
         yield
 
 
+def fake_tensors() -> AbstractContextManager[object]:
+    """Within, tensors have shapes and a device, and no memory; autocast sees the device, which it does not on meta."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has values: it is neither on the meta device nor one of `fake_tensors`."""
+    return not tensor.is_meta and type(tensor).__name__ != "FakeTensor"
+
+
 def swap_tensor(tensor: torch.Tensor, new: torch.Tensor) -> None:
     """`tensor`, which stays the same object, becomes what `new` is.
 

@@ -34,7 +34,14 @@ from sparkring.training.parallel.gradients import (
     square_sum,
 )
 from sparkring.training.parallel.initialize import initialize_parameters
-from sparkring.training.parallel.measure import ActivationMeter, CommsMeter, memory_bytes, storage_bytes
+from sparkring.training.parallel.measure import (
+    ActivationMeter,
+    CommsMeter,
+    MemoryMeter,
+    all_tensors,
+    memory_bytes,
+    storage_bytes,
+)
 from sparkring.training.parallel.model_parallel.blocks import compile_blocks
 from sparkring.training.parallel.model_parallel.pipeline import PassFunctions, Pipeline
 from sparkring.training.parallel.model_parallel.placement import ModelPlacement
@@ -130,6 +137,7 @@ class LocalStep:
         self.residuals = Residuals(data_parallel, self.rank, mesh.world)
         self.memory: dict[str, float] = {}  # bytes at the first optimizer step
         self.activations = ActivationMeter()
+        self.meter: MemoryMeter | None = None  # of the second step
         self.loss_sum = torch.zeros((), dtype=torch.float64)  # of the last batch
         self.table_settings = tables or TableSettings()
         self.make_tables: TablesFactory = self._make_tables
@@ -314,10 +322,13 @@ class LocalStep:
 
         Compiled code can only be measured by running it differently, so under torch.compile nothing is counted.
         """
-        if not self.is_measured or self.mesh.world == 1:
+        if not self.is_measured:
             yield
             return
-        with self.prepared.comms, self.data_parallel.measuring_gathered():
+        if self.meter is None:
+            self.meter = MemoryMeter(self.data_parallel.gathered_tensors)
+            self.meter.count_existing(all_tensors())
+        with self.meter, self.prepared.comms, self.data_parallel.measuring_gathered():
             yield
 
     def _measuring_activations(self, module: nn.Module, batch: tuple[Any, ...]) -> AbstractContextManager[object]:
@@ -424,6 +435,7 @@ class LocalStep:
         if self.tables.step_bytes:
             sent["sent_bytes dp x cp"] = sent.get("sent_bytes dp x cp", 0.0) + self.tables.step_bytes
         peaks = {"gathered_bytes": self.data_parallel.gathered_bytes, "activations_bytes": self.activations.peak}
+        peaks["peak_bytes"] = self.meter.peak if self.meter is not None else 0
         peaks["residuals_bytes"] = 2 * storage_bytes(self.data_parallel.codec_state().residuals.values())
         found = {name: float(peak) for name, peak in peaks.items() if peak}
         return self.memory | found | sent | (self.pipeline.seconds if self.pipeline is not None else {})

@@ -4,13 +4,15 @@ Bytes sent are counted by axis of the mesh, from the calls torch makes. A rank o
 all-reduce 2 (w-1)/w n, all-to-all and reduce-scatter (w-1)/w n (twice that on Gloo, pytorch#118911), all-gather (w-1)
 n of its own part, send n. Rings, fully_shard, DTensor and the pipelines all end in these calls; Horovod's do not pass
 through torch, so HorovodCollectives counts them itself. Memory is that of the storages at the optimizer's step; of
-those that the model's forward passes keep for backward, at their peak; and of the weights and gradients a ZeRO pass
-holds whole (not the buffers its collectives send from and receive into). The bubble is the time a pipeline takes
-beyond its busiest rank's work, over that work.
+those that the model's forward passes keep for backward, at their peak; of the weights and gradients a ZeRO pass holds
+whole (not the buffers its collectives send from and receive into); and of all storages together, at the fullest moment
+of a step. The bubble is the time a pipeline takes beyond its busiest rank's work, over that work.
 """
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +25,7 @@ from sparkring.training.models.torch_private import (
     call_name,
     dtensor_types,
     process_group_of,
+    tree_flatten,
     waited_tensor,
 )
 from sparkring.training.parallel.dtensor import local_tensor
@@ -92,6 +95,77 @@ def flat_list(tensors: Any) -> list[torch.Tensor]:
     return [each for inner in tensors for each in flat_list(inner)]
 
 
+RISE = 1.0005  # a peak that is higher by less is not looked at
+
+
+class MemoryMeter(TorchDispatchMode):
+    """While active, follow the bytes of all storages that torch's calls make; `peak` counts those of before too.
+
+    May be entered several times: a storage that is freed outside is seen too.
+    """
+
+    def __init__(self, resized: Callable[[], Iterable[torch.Tensor]] = lambda: ()) -> None:
+        """`resized`: tensors whose storages shrink and grow, as fully_shard's gathered weights do."""
+        super().__init__()
+        self.resized = resized
+        self.sizes: dict[int, int] = {}  # storage -> bytes
+        self.references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.live, self.peak = 0, 0  # bytes
+
+    def count_existing(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count the storages that are there before."""
+        for tensor in tensors:
+            self._add(storage_of(tensor))
+
+    def mark(self) -> int:
+        """Look for a peak from here on; returns the bytes that are held now."""
+        self.peak = self.live
+        return self.live
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, dtensor_types()) for kind in types):
+            return NotImplemented
+        if func.namespace in ("fsdp", "c10d", "_c10d_functional") or call_name(func) == "empty":
+            self._count_resized()  # nothing tells when a storage is resized; this is what comes after
+        returned = func(*args, **(kwargs or {}))
+        for each in tree_flatten(returned)[0]:
+            if isinstance(each, torch.Tensor):
+                self._add(waited_tensor(each).untyped_storage())
+        return returned
+
+    def _count_resized(self) -> None:
+        for tensor in self.resized():
+            self._resize(storage_of(tensor))
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key = int(storage._cdata)
+        if key in self.sizes:
+            return
+        self.sizes[key] = 0
+        self.references[key] = weakref.ref(storage, lambda _: self._free(key))
+        self._resize(storage)
+
+    def _resize(self, storage: torch.UntypedStorage) -> None:
+        key = int(storage._cdata)
+        if key in self.sizes and (size := storage.nbytes() - self.sizes[key]):
+            self.sizes[key] += size
+            self._change(key, size)
+
+    def _free(self, key: int) -> None:
+        del self.references[key]
+        self._change(key, -self.sizes.pop(key))
+
+    def _change(self, key: int, size: int) -> None:
+        self.live += size
+        self.changed(key, size)
+        if self.live > RISE * self.peak:
+            self._count_resized()
+            self.peak = max(self.peak, self.live)
+
+    def changed(self, key: int, size: int) -> None:
+        """A storage grew by `size` bytes."""
+
+
 class SavedTensor:
     """A tensor saved for backward, alive until autograd frees this object."""
 
@@ -139,6 +213,13 @@ class ActivationMeter:
         if not self.saved[storage]:
             del self.saved[storage]
             self.alive -= self.sizes.pop(storage)
+
+
+def all_tensors() -> list[torch.Tensor]:
+    """Every tensor of this process that Python knows of and that has memory of its own."""
+    found = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    plain = [each for each in found if not issubclass(type(each), dtensor_types()) and each.layout == torch.strided]
+    return [each for each in plain if not each.is_meta]
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:

@@ -4,8 +4,9 @@ The model is run once on the meta device, where tensors have shapes and no stora
 formulas at the head of each strategy's file (memory.py, traffic.py). Training measures the same quantities
 (training/parallel/measure.py), and one table shows both (table.py).
 
-Bytes sent are those of one rank, averaged over the ranks, without the few bytes of norms and headers. Memory is at its
-peak in the optimizer's step, and separately what a pass holds beyond it.
+Bytes sent are those of one rank, averaged over the ranks, without the few bytes of norms and headers. Memory is that in
+the optimizer's step, separately what a pass holds beyond it, and the peak of all of it together: passes are traced
+(timeline.py, codec.py) and played in the order of the step (peak.py).
 """
 
 from sparkring.training.planner.plan import CostPlan, make_plan

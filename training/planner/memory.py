@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from sparkring.training.planner.trace import Trace
 from sparkring.training.planner.workload import RankParameters, Workload
@@ -21,6 +22,8 @@ class StageMemory:
     # kept by the model for backward at the schedule's fullest moment (without the loss's own); None: not traced
     activations: int | None
     residuals: int = 0  # what a gradient codec has not sent, before and after a step
+    peak: int | None = None  # the most that is held at a moment of a step, all of it together; None: not traced
+    at_peak: Mapping[str, int] = field(default_factory=dict)  # by kind
 
 
 def stage_memory(rank: RankParameters, activations: int | None) -> StageMemory:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.memory import StageMemory, activation_numel, stage_memory
+from sparkring.training.planner.peak import with_peaks
 from sparkring.training.planner.trace import Trace, Untraceable, trace_model
 from sparkring.training.planner.traffic import (
     activation_bytes,
@@ -38,8 +39,11 @@ class CostPlan:
     untraced: str = ""  # why activations, and the bytes sent because of them, are not planned
 
 
-def make_plan(workload: Workload) -> CostPlan:
-    """Predict memory, bytes sent and bubble; activations only if there is a trace."""
+def make_plan(workload: Workload, peaks: bool = True) -> CostPlan:
+    """Predict memory, bytes sent and bubble; activations only if there is a trace.
+
+    `peaks`: the step's peak of memory too, for which whole passes are traced (tenths of a second).
+    """
     mesh = workload.mesh
     trace, untraced = _try_trace(workload)
     schedule = schedule_cost(workload)
@@ -48,6 +52,9 @@ def make_plan(workload: Workload) -> CostPlan:
         stage_memory(rank, _activations(workload, trace, rank.names, schedule.peak_alive[number]))
         for number, rank in enumerate(ranks)
     ]
+    if trace is not None and peaks:
+        stages, unpeaked = _try_peaks(ranks, stages)
+        untraced = untraced or unpeaked
     sent = {"dp x cp": sum(batch_axes_bytes(rank) for rank in ranks) // mesh.pp}
     if trace is not None:
         sent |= activation_bytes(workload, trace)
@@ -69,6 +76,14 @@ def make_plan(workload: Workload) -> CostPlan:
         dense_bytes=sum(batch_axes_bytes(rank, dense=True) for rank in ranks) // mesh.pp,
         untraced=untraced,
     )
+
+
+def _try_peaks(ranks: list[RankParameters], stages: list[StageMemory]) -> tuple[list[StageMemory], str]:
+    """(memory with the step's peak, ""), or (the memory as it was, the reason)."""
+    try:
+        return with_peaks(ranks, stages), ""
+    except Untraceable as error:
+        return stages, str(error)
 
 
 def _activations(workload: Workload, trace: Trace | None, names: list[str], alive: int) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS
 from sparkring.training.parallel.mesh import describe
+from sparkring.training.planner.memory import StageMemory
 from sparkring.training.planner.plan import CostPlan
 
 MEASURED_CUT = "; stages by estimated costs, training measures them"
@@ -27,11 +28,25 @@ def table_rows(plan: CostPlan, measured: dict[str, float] | None = None) -> list
         if kind == "residuals" and not any(sizes):
             continue
         rows.append((f"{kind}_bytes", "per rank, largest", None if None in sizes else max(sizes)))
+    rows.append(("peak_bytes", peak_unit(plan), fullest(plan).peak))
     rows += [(f"sent_bytes {axis}", sent_unit(plan, axis), size) for axis, size in plan.sent_bytes.items()]
     rows.append(("export_bytes", "rank 0, beside its part", plan.export))
     rows.append(("bubble_share", "idle over ideal time", round(plan.bubble, 4)))
     known = measured or {}
     return [{"quantity": q, "unit": u, "predicted": v, "measured": known.get(q)} for q, u, v in rows]
+
+
+def fullest(plan: CostPlan) -> StageMemory:
+    """The pipeline rank whose step holds the most."""
+    return max(plan.stages, key=lambda stage: stage.peak or 0)
+
+
+def peak_unit(plan: CostPlan) -> str:
+    """What the peak of a step is made of, the largest part first."""
+    parts = sorted(fullest(plan).at_peak.items(), key=lambda part: -part[1])
+    total = sum(size for _, size in parts)
+    shares = ", ".join(f"{kind} {size / total:.0%}" for kind, size in parts if size >= total / 100)
+    return f"per rank, largest{': ' if shares else ''}{shares}"
 
 
 def sent_unit(plan: CostPlan, axis: str) -> str:

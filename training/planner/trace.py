@@ -20,6 +20,28 @@ class Untraceable(ValueError):
     """The model cannot run on the meta device; the message is the reason."""
 
 
+def running_modules(model: nn.Module) -> list[str]:
+    """Names of the modules that a forward pass is in, kept up to date; after an error, those it was in."""
+    running: list[str] = []
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(lambda _, __, name=name: running.append(name))
+        module.register_forward_hook(leave)
+    return running
+
+
+def untraceable(model: nn.Module, running: list[str], error: Exception) -> Untraceable:
+    """Say which module could not be run, and why."""
+    where = f" at module {running[-1]!r}" if running and running[-1] else ""
+    return Untraceable(
+        f"{type(model).__name__}'s forward cannot be run on the meta device{where}, which has shapes and no values: "
+        f"{type(error).__name__}: {first_line(error)}"
+    )
+
+
 @dataclass
 class Trace:
     """Elements per module of the model, for one row of whole sequences; a row's part of what is there once for all."""
@@ -83,6 +105,7 @@ def trace_model(
         rows: in the forward, as many as in a pass: what is made of weights alone is kept once, whatever the rows.
     """
     traced = copy.deepcopy(model).to("meta")
+    entered_modules = running_modules(traced)
     given = [repeated(i, rows) for i in inputs]
     trace = Trace()
     seen = {storage_key(t) for t in [*traced.parameters(), *given] if isinstance(t, torch.Tensor)}
@@ -123,8 +146,5 @@ def trace_model(
         try:
             traced(*given)
         except Exception as error:  # a user's forward may fail in any way
-            raise Untraceable(
-                f"{type(model).__name__}'s forward cannot be run on the meta device, which has shapes and no values: "
-                f"{type(error).__name__}: {first_line(error)}"
-            ) from error
+            raise untraceable(model, entered_modules, error) from error
     return trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from sparkring.conf.blocks.parallel import ParallelConfig
+from sparkring.training.data.batch import Columns
 from sparkring.training.models.sharding_plan import ShardingPlan, plan_of
+from sparkring.training.models.task import Task
 from sparkring.training.parallel.averaging.rules import RULES
 from sparkring.training.parallel.batching import part_bounds
 from sparkring.training.parallel.mesh import Mesh, shard_groups
@@ -39,6 +41,8 @@ class Workload:
         global_batch: rows per step.
         optimizer_states: tensors as large as a parameter that a step needs: the optimizer's, and the weights' average.
         element_bytes: of a parameter.
+        task: makes inputs of the batch's columns, and the loss; None: `inputs` are the batch, and no loss is planned.
+        columns: one row of the batch, on the meta device.
     """
 
     model: nn.Module
@@ -49,6 +53,8 @@ class Workload:
     global_batch: int
     optimizer_states: int = 2
     element_bytes: int = 4
+    task: Task | None = None
+    columns: Columns = field(default_factory=dict)
 
     @cached_property
     def sharding(self) -> ShardingPlan:
@@ -74,7 +80,11 @@ class Workload:
 
     @property
     def rows_per_pass(self) -> int:
-        return -(-part_bounds(self.global_batch, self.mesh.dp)[0][1] // self.micro_batches)
+        return -(-self.rows_per_rank // self.micro_batches)
+
+    @property
+    def rows_per_rank(self) -> int:
+        return part_bounds(self.global_batch, self.mesh.dp)[0][1]
 
     @property
     def is_coded(self) -> bool:
@@ -153,6 +163,7 @@ class RankParameters:
         model, mesh, config = workload.model, workload.mesh, workload.config
         self.parameters = named_parameters_of(model, self.names)
         self.local: Numels = {name: workload.local_numel(name, p) for name, p in self.parameters.items()}
+        self.trained = [name for name, p in self.parameters.items() if p.requires_grad]
         self.whole = sum(self.local.values())  # elements on a tensor rank before ZeRO
         self.replicas, self.shard = shard_groups(mesh, config.shard)
         self.zero = config.zero if self.shard * self.replicas > 1 else 0

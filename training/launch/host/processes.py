@@ -9,7 +9,7 @@ import importlib
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -55,17 +55,36 @@ def cpu_limits(cgroups: str, root: Path = Path("/sys/fs/cgroup")) -> list[str]:
         root: where they are mounted. In a container its own cgroup may be this.
     """
     found = []
+    for folder, is_old in _cgroup_folders(cgroups, "cpu", root):
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_old else ("cpu.max",)
+        with contextlib.suppress(OSError):
+            found.append(" ".join((folder / name).read_text().strip() for name in names))
+    return found
+
+
+def usable_memory(cgroups: str | None = None, root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Count the bytes of memory that this machine has, and no more than the limits of this process's cgroups.
+
+    `cgroups`, `root`: as those of `cpu_limits`; None: this process's.
+    """
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError):
+        cgroups = Path("/proc/self/cgroup").read_text() if cgroups is None else cgroups
+    for folder, is_old in _cgroup_folders(cgroups or "", "memory", root):
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            found.append(int((folder / ("memory.limit_in_bytes" if is_old else "memory.max")).read_text()))
+    return min(found)
+
+
+def _cgroup_folders(cgroups: str, controller: str, root: Path) -> Iterator[tuple[Path, bool]]:
+    """Folders of a process's cgroups and of all above them, and whether each is of version 1."""
     for line in cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        own, names = Path(path.lstrip("/")), ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        for mount in {root / "cpu", root / controllers} if controllers else {root}:
-            for folder in (mount / each for each in (own, *own.parents)):
-                with contextlib.suppress(OSError):
-                    parts = [folder / name for name in names] if controllers else [folder / "cpu.max"]
-                    found.append(" ".join(part.read_text().strip() for part in parts))
-    return found
+        own = Path(path.lstrip("/"))
+        for mount in {root / controller, root / controllers} if controllers else {root}:
+            yield from ((mount / each, bool(controllers)) for each in (own, *own.parents))
 
 
 def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:

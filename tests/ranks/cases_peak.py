@@ -1,0 +1,76 @@
+"""Peak memory of a strategy's step, measured, beside what the planner says."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.gpt import GPT, LanguageModelTask
+from sparkring.training.optim.build import build_optimizer
+from sparkring.training.parallel.measure import all_tensors, storage_bytes
+from sparkring.training.parallel.step import MeshStrategy
+from sparkring.training.planner import Workload, make_plan
+from sparkring.training.planner.memory import StageMemory
+from tests.ranks.problem import make_strategy, rank_part
+
+VOCAB, ROWS, LENGTH = 512, 32, 64
+SHAPE = {"vocab": VOCAB, "width": 128, "layers": 4, "heads": 4, "hidden": 256}
+OF_THE_MODEL = ("tied", "kv_heads")
+
+
+def peaks(rank: int, world: int, payload: dict[str, Any]) -> dict[str, tuple[float, int]]:
+    """Case -> peak bytes of this rank's second step: measured, planned."""
+    found = {name: case_peak(rank, world, case) for name, case in payload["cases"].items()}
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return found
+
+
+def case_peak(rank: int, world: int, case: dict[str, Any]) -> tuple[float, int]:
+    torch.manual_seed(0)
+    gc.collect()
+    before = storage_bytes(all_tensors())
+    settings = {"engine": "torch"} | {key: value for key, value in case.items() if key not in OF_THE_MODEL}
+    optimizer = settings.pop("optimizer", "adamw")
+    strategy = make_strategy(rank, world, settings)
+    model = GPT(**SHAPE | {key: case[key] for key in OF_THE_MODEL if key in case})
+    planned = planned_memory(strategy, model, states=1 if optimizer == "lars" else 2)
+    tokens = torch.randint(0, VOCAB, (ROWS, LENGTH + 1))
+    part = rank_part(Batch({"tokens": tokens}, ROWS, ROWS, ROWS), strategy)
+    make_optimizer = partial(build_optimizer, optim=OptimConfig(name=optimizer))
+    strategy.prepare(model, LanguageModelTask(), make_optimizer, part)
+    del model, tokens
+    gc.collect()
+    for _ in range(2):
+        strategy.forward_backward(part)
+        strategy.step(1e-3)
+    measured = strategy.local.measure()["peak_bytes"] - before
+    strategy.local.data_parallel.close(failed=True)
+    assert planned.peak is not None
+    return measured, planned.peak
+
+
+def planned_memory(strategy: MeshStrategy, model: GPT, states: int) -> StageMemory:
+    """This rank's."""
+    task, mesh = LanguageModelTask(), strategy.local.mesh
+    columns = {"tokens": torch.zeros(1, LENGTH + 1, dtype=torch.int64, device="meta")}
+    plan = make_plan(
+        Workload(
+            model,
+            strategy.local.config,
+            mesh,
+            strategy.engine,
+            task.inputs(columns),
+            ROWS,
+            optimizer_states=states,
+            task=task,
+            columns=columns,
+        )
+    )
+    return plan.stages[mesh.coordinates(strategy.rank).pp]

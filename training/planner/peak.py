@@ -1,0 +1,453 @@
+"""Predict one rank's peak memory: the passes' timelines in the order of the step, and what the strategy adds to them.
+
+Weights, optimizer state and what a codec or averages keep are there all the time. A pass holds and frees activations
+(timeline.py), of which tensor and context ranks have their share; where it enters and leaves modules ZeRO gathers and
+frees weights and reduces gradients, in the order of torch's fully_shard; a pipeline plays its schedule's actions, with
+the messages that it receives ahead and keeps until they are sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from sparkring.training.data.batch import Columns
+from sparkring.training.parallel.model_parallel.pipeline import AHEAD, PipelineStage
+from sparkring.training.parallel.model_parallel.schedules import Action, schedule_table
+from sparkring.training.parallel.precision import DTYPES
+from sparkring.training.planner.codec import BucketCoding, trace_codec
+from sparkring.training.planner.memory import StageMemory
+from sparkring.training.planner.timeline import GRADIENT, LOSS, Pass, PassEvent, Timeline, trace_pass
+from sparkring.training.planner.trace import Untraceable, repeated
+from sparkring.training.planner.workload import RankParameters, Workload
+
+CUT_LOSS = 3  # tensors like the logits that torch's loss_parallel makes beside the log-softmax
+PASSES = 3  # of a step that are played: the first, one like all between, and the last
+
+
+class Level:
+    """Bytes held now, by kind, and at their peak."""
+
+    def __init__(self, held: dict[str, int]) -> None:
+        self.held = Counter(held)
+        self.now = sum(held.values())
+        self.peak, self.at_peak = self.now, Counter(self.held)
+
+    def add(self, kind: str, size: float) -> None:
+        self.held[kind] += size  # type: ignore[assignment]
+        self.now += size  # type: ignore[assignment]
+        if self.now > self.peak:
+            self.peak, self.at_peak = self.now, Counter(self.held)
+
+    def pulse(self, kind: str, size: float) -> None:
+        """Hold for a moment."""
+        self.add(kind, size)
+        self.add(kind, -size)
+
+
+class GradientMemory:
+    """Whole gradients, in the tensors that backward makes: one process."""
+
+    def __init__(self, rank: RankParameters, level: Level) -> None:
+        self.rank, self.level, self.element = rank, level, rank.workload.element_bytes
+        self.complete: set[str] = set()  # parameters whose gradient is there
+
+    def begin_pass(self, last: bool) -> None:
+        """Before a pass; `last` ones are reduced."""
+
+    def event(self, event: PassEvent) -> None:
+        """See an event of the pass; a complete gradient is held from here on."""
+        if event.kind == "gradient" and event.name not in self.complete:
+            self.complete.add(event.name)
+            self.level.add("gradients", self.size(event.name))
+
+    def size(self, name: str) -> int:
+        return self.rank.local[name] * self.element
+
+    def end(self) -> None:
+        """After the last pass."""
+
+
+class BucketMemory(GradientMemory):
+    """Buckets that are always there, into which the gradients of a step's last pass are copied one by one."""
+
+    def __init__(self, rank: RankParameters, level: Level) -> None:
+        super().__init__(rank, level)
+        self.last = False
+        self.overlap = rank.workload.mesh.pp == 1
+        level.add("gradients", sum(self.size(name) for name in rank.trained) + len(rank.trained) * self.element)
+
+    def begin_pass(self, last: bool) -> None:
+        self.last = last and self.overlap
+
+    def event(self, event: PassEvent) -> None:
+        if event.kind != "gradient":
+            return
+        if not self.last and event.name not in self.complete:
+            self.complete.add(event.name)
+            self.level.add("apart", self.size(event.name))
+        elif self.last and event.name in self.complete:
+            self.complete.remove(event.name)
+            self.level.add("apart", -self.size(event.name))
+
+    def end(self) -> None:
+        for name in self.complete:
+            self.level.add("apart", -self.size(name))
+        self.complete.clear()
+
+
+class CodedMemory(BucketMemory):
+    """Buckets that go through a codec."""
+
+    def __init__(self, rank: RankParameters, level: Level) -> None:
+        super().__init__(rank, level)
+        self.codings = trace_codec(rank)
+
+    def event(self, event: PassEvent) -> None:
+        super().event(event)
+        if event.kind == "gradient" and self.last:
+            for coding in self.codings:
+                if coding.last == event.name:
+                    self._start(coding)
+
+    def _start(self, coding: BucketCoding) -> None:
+        self.level.pulse("buffers", coding.starting)
+        self.level.add("buffers", coding.sending)
+
+    def end(self) -> None:
+        super().end()
+        for coding in () if self.overlap else self.codings:
+            self._start(coding)
+        for coding in self.codings:
+            self.level.pulse("buffers", coding.ending)
+            self.level.add("buffers", -coding.sending)
+
+
+class ZeroMemory(GradientMemory):
+    """What fully_shard gathers, reduces and frees at each unit; "" is all that is in no unit."""
+
+    def __init__(self, rank: RankParameters, level: Level) -> None:
+        super().__init__(rank, level)
+        self.gathered: set[str] = set()
+        self.order: list[str] = []  # units as forward has left them
+        self.flat: dict[str, float] = {}  # gathered bytes that were not copied out yet, or not freed yet
+        self.reducing = 0.0  # bytes that the last reduction has sent
+        self.whole: dict[str, float] = {}  # bytes of a unit's gradients of this pass
+        self.summed: dict[str, float] = {}  # and of those of passes before, where these are not reduced
+        self.reduced: set[str] = set()
+        self.last = True
+
+    def begin_pass(self, last: bool) -> None:
+        self.last = last
+
+    def event(self, event: PassEvent) -> None:
+        if event.kind == "gradient":
+            unit = self.unit_of(event.name)
+            if unit in self.summed and self.rank.gather_bytes == self.element:
+                return  # added in place
+            size = self.rank.local[event.name] * self.rank.gather_bytes
+            self.whole[unit] = self.whole.get(unit, 0) + size
+            self.level.add("gathered", size)
+        elif event.name in self.units and event.kind in ("enter", "leave", "back", "done"):
+            getattr(self, f"on_{event.kind}")(event.name)
+
+    @cached_property
+    def units(self) -> dict[str, int]:
+        """Elements by unit."""
+        names = self.rank.units
+        sizes = dict(zip(names, self.rank.numels_of(names), strict=True))
+        return {**sizes, "": self.rank.whole - sum(sizes.values())}
+
+    def unit_of(self, parameter: str) -> str:
+        return next((unit for unit in self.rank.units if parameter.startswith(f"{unit}.")), "")
+
+    def weights(self, unit: str) -> int:
+        return self.units[unit] * self.rank.gather_bytes
+
+    def _receive(self, unit: str) -> None:
+        if unit not in self.gathered and unit not in self.flat and self.weights(unit):
+            self.level.add("buffers", self.weights(unit))
+            self.flat[unit] = self.weights(unit)
+
+    def _free_flat(self, unit: str) -> None:
+        self.level.add("buffers", -self.flat.pop(unit, 0))
+
+    def _copy_out(self, unit: str) -> None:
+        if unit not in self.gathered:
+            self.gathered.add(unit)
+            self.level.add("gathered", self.weights(unit))
+
+    def _free(self, unit: str) -> None:
+        if unit in self.gathered:
+            self.gathered.remove(unit)
+            self.level.add("gathered", -self.weights(unit))
+
+    def on_enter(self, unit: str) -> None:
+        if unit in self.gathered:
+            return
+        before = [*self.flat]
+        self._receive(unit)
+        for each in before:
+            self._free_flat(each)
+        self._copy_out(unit)
+
+    def on_leave(self, unit: str) -> None:
+        self.order.append(unit)
+        if unit == "":
+            for each in [*self.flat]:
+                self._free_flat(each)
+        elif self.rank.zero == 3 and unit not in self.kept:
+            self._free(unit)
+
+    @property
+    def kept(self) -> list[str]:
+        """The last layer stays gathered from its forward to its backward."""
+        blocks = self.rank.workload.block_names
+        return [unit for unit in self.rank.layers[-1:] if unit not in blocks]
+
+    def on_back(self, unit: str) -> None:
+        self._receive(unit)
+        self._copy_out(unit)
+        self._free_flat(unit)
+        at = max((i for i, each in enumerate(self.order) if each == unit), default=0)
+        if at > 0:
+            self._receive(self.order[at - 1])
+
+    def on_done(self, unit: str) -> None:
+        if not self.reduces(unit):
+            if self.rank.zero == 3:
+                self._free(unit)
+            self._sum(unit)
+            return
+        if unit in self.summed:
+            self.level.add("gathered", -self.whole.pop(unit, 0))
+            self.whole[unit] = self.summed.pop(unit)
+        if self.last or self.rank.zero == 3:
+            self._free(unit)
+        self._reduce(unit)
+
+    def _sum(self, unit: str) -> None:
+        size = self.whole.pop(unit, 0)
+        wide = size * self.element / self.rank.gather_bytes
+        if unit not in self.summed:
+            self.summed[unit] = wide
+            self.level.add("gathered", wide - size)
+        else:
+            self.level.add("gathered", -size)
+
+    def reduces(self, unit: str) -> bool:
+        return self.last or (self.rank.zero >= 2 and self.rank.workload.mesh.pp == 1)
+
+    def _reduce(self, unit: str) -> None:
+        size = self.units[unit] * self.element
+        if not size:
+            return
+        self.level.add("buffers", -self.reducing)
+        self.level.add("buffers", size)
+        self.reducing = size
+        self.level.add("gathered", -self.whole.pop(unit, 0))
+        self.level.add("gradients", size / self.rank.shard)
+        self.level.pulse("buffers", size)
+        if unit in self.reduced:  # added to what an earlier pass has left
+            self.level.add("gradients", -size / self.rank.shard)
+        self.reduced.add(unit)
+
+    def end(self) -> None:
+        """Reduce what no pass has."""
+        self.last = True
+        for unit in [*self.rank.units, ""]:
+            if unit in self.summed or unit in self.whole:
+                self.on_done(unit)
+        self.end_pass()
+
+    def end_pass(self) -> None:
+        self.level.add("buffers", -self.reducing)
+        self.reducing = 0.0
+        self.order = []
+
+
+def gradient_memory(rank: RankParameters, level: Level) -> GradientMemory:
+    if rank.zero and not rank.on_horovod:
+        return ZeroMemory(rank, level)
+    mesh = rank.workload.mesh
+    is_ring = mesh.dp * mesh.cp > 1 and not (rank.workload.is_served or rank.workload.is_averaged)
+    if not is_ring:
+        return GradientMemory(rank, level)
+    return CodedMemory(rank, level) if rank.workload.is_coded else BucketMemory(rank, level)
+
+
+class StepPlayer:
+    """Play the passes of a rank's step."""
+
+    def __init__(self, rank: RankParameters, held: dict[str, int]) -> None:
+        """`held`: bytes by kind that are there all the time."""
+        self.rank, self.level = rank, Level(held)
+        self.gradients = gradient_memory(rank, self.level)
+        config, mesh = rank.workload.config, rank.workload.mesh
+        self.is_split = mesh.pp > 1 and config.schedule == "zero-bubble"
+        self.has_cut_loss = "vocab_head" in rank.workload.kinds.values()
+        self.shares = {
+            "inner": 1 / mesh.tp / mesh.cp,
+            "between": (1 / mesh.tp if config.sequence_parallel else 1.0) / mesh.cp,
+            "entered": 1 / mesh.cp,
+            LOSS: (1 / mesh.tp if self.has_cut_loss else 1.0) / mesh.cp,
+        }
+
+    def share(self, place: str) -> float:
+        if not place.startswith(GRADIENT):
+            return self.shares[place]
+        name = place.removeprefix(GRADIENT)
+        return self.rank.local[name] / self.rank.parameters[name].numel()
+
+    def play(self, timeline: Timeline, kind: str = "") -> None:
+        """Play a pass, or of a stage's the part that an action of this kind runs."""
+        for event in timeline.part(kind):
+            if event.kind == "hold":
+                self.level.add("activations", event.size * self.share(event.name))
+            elif event.kind == "free":
+                if not event.name.startswith(GRADIENT):  # that is when it was complete
+                    self.level.add("activations", -event.size * self.share(event.name))
+            elif event.kind == "gradient":
+                self.level.add("activations", -event.size * self.share(GRADIENT + event.name))
+                self.gradients.event(event)
+            else:
+                self._exchange(event, timeline)
+                self.gradients.event(event)
+
+    def _exchange(self, event: PassEvent, timeline: Timeline) -> None:
+        """What is held for a moment where tensor ranks gather inputs, sum outputs, and compute the loss of cut logits.
+
+        Under sequence parallelism both are put together from pieces: once more.
+        """
+        config, mesh = self.rank.workload.config, self.rank.workload.mesh
+        if mesh.tp == 1:
+            return
+        kind, whole = self.rank.workload.kinds.get(event.name, ""), event.size / mesh.cp
+        if event.kind == "loss" and self.has_cut_loss:
+            self.level.pulse("buffers", CUT_LOSS * timeline.output_bytes / mesh.tp / mesh.cp)
+        elif (event.kind, kind) in (("leave", "row"), ("leave", "vocab")):
+            self.level.pulse("buffers", whole * (2 if config.sequence_parallel else 1))
+        elif config.sequence_parallel and (event.kind, kind) in (("enter", "enter"), ("enter", "vocab_head")):
+            self.level.pulse("buffers", whole)
+        elif config.sequence_parallel and (event.kind, kind) == ("back", "row"):
+            self.level.pulse("buffers", 2 * whole)
+
+    def step(self, number: int, timelines: Sequence[Timeline]) -> None:
+        """Play the step of the pipeline rank `number`."""
+        workload = self.rank.workload
+        config, pp = workload.config, workload.mesh.pp
+        if pp == 1:
+            return self.whole_passes(timelines[0])
+        table = schedule_table(config.schedule, pp, workload.micro_batches, config.stages_per_rank)
+        return self.pipeline(table[number], timelines)
+
+    def whole_passes(self, timeline: Timeline) -> None:
+        """The passes of an accumulation, without a pipeline."""
+        passes = min(self.rank.workload.micro_batches, PASSES)
+        for number in range(passes):
+            self.gradients.begin_pass(last=number == passes - 1)
+            self.play(timeline)
+            if isinstance(self.gradients, ZeroMemory):
+                self.gradients.end_pass()
+        self.gradients.end()
+
+    def pipeline(self, actions: Sequence[Action], timelines: Sequence[Timeline]) -> None:
+        """The actions of this rank in a schedule."""
+        last = {action.stage: action for action in actions if action.kind in "BW"}
+        posted: set[Action] = set()
+        for number, action in enumerate(actions):
+            for later in actions[number : number + 1 + AHEAD]:
+                if later not in posted:
+                    posted.add(later)
+                    self.level.add("messages", self.message(later, timelines))
+            timeline = timelines[action.stage]
+            if action.kind in "BIW":
+                self.gradients.begin_pass(last=action == last[action.stage] and not self.is_split)
+            if action.kind in "BI":  # the pass has it from here on
+                self.level.add("messages", -self.message(action, timelines))
+            self.play(timeline, action.kind)
+            if action.kind in "BW":
+                self.level.add("messages", -self.message(action._replace(kind="F"), timelines))
+        self.gradients.end()
+
+    def message(self, action: Action, timelines: Sequence[Timeline]) -> float:
+        """Bytes of the message that the action waits for."""
+        timeline, between = timelines[action.stage], self.shares["between"]
+        if action.kind == "F":
+            return timeline.input_bytes * between if action.stage else 0.0
+        is_last = action.stage == len(timelines) - 1
+        return timeline.output_bytes * between if action.kind in "BI" and not is_last else 0.0
+
+
+def with_peaks(ranks: Sequence[RankParameters], memory: Sequence[StageMemory]) -> list[StageMemory]:
+    """Add the peaks of the pipeline ranks' steps. Untraceable if a pass is."""
+    timelines = stage_timelines(ranks[0].workload, {unit for rank in ranks for unit in rank.units})
+    found = []
+    for number, (rank, stage) in enumerate(zip(ranks, memory, strict=True)):
+        held = {"weights": stage.weights, "optimizer": stage.optimizer, "residuals": stage.residuals}
+        player = StepPlayer(rank, held | {"batch": batch_bytes(rank.workload)})
+        player.step(number, timelines)
+        level = player.level
+        found.append(replace(stage, peak=int(level.peak), at_peak={k: int(v) for k, v in level.at_peak.items() if v}))
+    return found
+
+
+def batch_bytes(workload: Workload) -> int:
+    """Bytes of a rank's rows of a step."""
+    tensors = [column for column in batch_columns(workload).values() if isinstance(column, torch.Tensor)]
+    return workload.rows_per_rank * sum(t.numel() * t.element_size() for t in tensors)
+
+
+def stage_timelines(workload: Workload, units: set[str]) -> list[Timeline]:
+    """The timelines of all pipeline stages, or of the whole model."""
+    model, task, count = workload.model, workload.task, len(workload.stages)
+    columns = {name: repeated(column, workload.rows_per_pass) for name, column in batch_columns(workload).items()}
+    found: list[Timeline] = []
+    like: Any = None
+    is_gathered = workload.config.zero > 0 and not workload.engine.startswith("horovod")
+    for number, names in enumerate(workload.stages):
+        if number:
+            x = torch.empty(like[0], dtype=like[1], device="meta", requires_grad=True)
+        timeline, like = trace_pass(
+            Pass(
+                module=model if count == 1 else PipelineStage(model, names),
+                columns=columns,
+                given=lambda columns: first_inputs(workload, columns),
+                received=x if number else None,
+                exchanged=[n for n in workload.attention_cores if is_in(n, names)] if workload.mesh.cp > 1 else (),
+                loss=(lambda out, columns: task.loss(out, columns).sum()) if task and number == count - 1 else None,
+                kinds=workload.kinds,
+                units={"", *units, *workload.kinds},
+                checkpointing=workload.config.activation_checkpointing,
+                precision=workload.config.precision,
+                weights=DTYPES.get(workload.config.precision) if is_gathered else None,
+                is_stage=count > 1,
+                is_split=number > 0 and workload.config.schedule == "zero-bubble" and workload.mesh.pp > 1,
+            )
+        )
+        timeline.input_bytes = x.numel() * x.element_size() if number else 0
+        found.append(timeline)
+    return found
+
+
+def batch_columns(workload: Workload) -> Columns:
+    """One row of the batch; without a task, the model's inputs."""
+    if workload.task is not None:
+        return workload.columns
+    assert not isinstance(workload.inputs, Untraceable)
+    return {str(number): each for number, each in enumerate(workload.inputs)}
+
+
+def is_in(name: str, modules: Sequence[str]) -> bool:
+    return any(module == "" or name.startswith(f"{module}.") for module in modules)
+
+
+def first_inputs(workload: Workload, columns: Columns) -> tuple[Any, ...]:
+    if workload.task is not None:
+        return workload.task.inputs(columns)
+    return tuple(columns.values())

@@ -1,0 +1,328 @@
+"""Trace on the meta device what one pass allocates and frees: forward, loss and backward, in order.
+
+The pass is run as training runs it (LocalStep._part, Pipeline), on tensors that have shapes and no memory, so what it
+holds at each moment is what torch allocates. What layouts add is put in where the pass enters and leaves modules
+(peak.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from sparkring.training.data.batch import Columns
+from sparkring.training.models.torch_private import (
+    fake_tensors,
+    stage_backward_input,
+    stage_backward_weight,
+    storage_key,
+    tree_flatten,
+    tree_map,
+)
+from sparkring.training.parallel.measure import MemoryMeter
+from sparkring.training.parallel.model_parallel.blocks import checkpoint_blocks, repeated_blocks
+from sparkring.training.parallel.precision import autocast
+from sparkring.training.parallel.state import plain_name
+from sparkring.training.planner.trace import FusedAttention, running_modules, untraceable
+
+LOSS = "loss"  # place of what is held outside of the model
+GRADIENT = "gradient of "  # and the name of a parameter: place of its gradient
+
+
+class PassEvent(NamedTuple):
+    """One event of a pass, in bytes.
+
+    kind: "hold" or "free" of memory in the place `name` (`inner`, `between` or `entered`, as in trace.py, LOSS, or
+    GRADIENT and a parameter); "enter", "leave" of a module in forward, "back", "done" in backward, whose `size` is that
+    of its inputs (enter) or output; "loss" between forward and backward, "split" between the halves of a backward;
+    "gradient" of the parameter `name`, complete.
+    """
+
+    kind: str
+    name: str
+    size: int
+
+
+@dataclass
+class Timeline:
+    """The events of a pass."""
+
+    events: list[PassEvent] = field(default_factory=list)
+    input_bytes: int = 0  # of a stage, from the one before
+    output_bytes: int = 0
+
+    def part(self, kind: str) -> list[PassEvent]:
+        """Events of a schedule's action: forward F, backward B or its halves I and W; "" is all."""
+        marks = {event.kind: index for index, event in enumerate(self.events) if event.kind in ("loss", "split")}
+        loss, split = marks["loss"], marks.get("split", len(self.events))
+        bounds = {"F": (0, loss), "B": (loss, None), "I": (loss, split), "W": (split, None)}
+        return self.events[slice(*bounds.get(kind, (0, None)))]
+
+
+class Recorder(MemoryMeter):
+    """Write the events of the storages that are made and freed while it is active."""
+
+    def __init__(self, kinds: Mapping[str, str], units: Iterable[str]) -> None:
+        """Args:
+        kinds: module -> how it is cut over tensor ranks.
+        units: modules whose events are written.
+        """
+        super().__init__()
+        self.kinds, self.units = kinds, set(units)
+        self.timeline = Timeline()
+        self.held: dict[int, int] = {}  # storage -> index of its event
+        self.running: list[str] = []  # modules around the current operation of a forward pass
+        self.returning: tuple[str, ...] = ()  # and of backward
+        self.is_loss = False
+        self.sent: Any = None  # outputs that are kept until they are sent
+        self.undone: dict[str, int] = {}  # units whose backward has begun, with the size of their output
+
+    def begin(self) -> None:
+        """Leave out what was there before."""
+        self.timeline.events.clear()
+        self.held.clear()
+
+    def module_event(self, kind: str, name: str, size: int) -> None:
+        if name in self.units:
+            self.timeline.events.append(PassEvent(kind, name, size))
+
+    def changed(self, key: int, size: int) -> None:
+        events = self.timeline.events
+        if size > 0:
+            self.held[key] = len(events)
+            events.append(PassEvent("hold", self._place(), size))
+        elif key in self.held:
+            events.append(PassEvent("free", events[self.held.pop(key)].name, -size))
+
+    def _place(self) -> str:
+        """Where the current operation is; that of a cut layer's output or its input's gradient is between them."""
+        around = self.running or self.returning
+        if not around:
+            return LOSS if self.is_loss else "between"
+        kind = self.kinds.get(around[-1], "")
+        whole = ("row", "vocab") if self.running else ("column", "vocab_head")
+        if kind in whole:
+            return "between"
+        return "inner" if kind == "vocab_head" or any(self.kinds.get(n) == "enter" for n in around) else "between"
+
+    def place_again(self, tensor: torch.Tensor, place: str) -> None:
+        """Change the place of a tensor that was made before it was known what for."""
+        index = self.held.get(storage_key(tensor))
+        if index is not None:
+            self.timeline.events[index] = self.timeline.events[index]._replace(name=place)
+
+    def gradient(self, name: str, parameter: torch.Tensor) -> None:
+        """A parameter's gradient is complete: it becomes the strategy's."""
+        assert parameter.grad is not None
+        self.place_again(parameter.grad, GRADIENT + name)
+        self.timeline.events.append(PassEvent("gradient", name, parameter.grad.untyped_storage().nbytes()))
+        parameter.grad = None
+
+    def follow_all(self, module: nn.Module) -> None:
+        """Write when passes enter and leave its modules, and when gradients are complete."""
+        followed: set[str] = set()
+        for name, child in module.named_modules():
+            plain = plain_name(name)
+            if plain not in followed and (plain in self.units or plain in self.kinds):
+                followed.add(plain)
+                self.follow(plain, child)
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(partial(self.gradient, plain_name(name)))
+
+    def follow(self, name: str, module: nn.Module) -> None:
+        """Write when passes enter and leave the module."""
+
+        def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            tensors = [x for x in args if isinstance(x, torch.Tensor)]
+            if self.kinds.get(name) in ("enter", "vocab_head"):
+                for x in tensors:
+                    self.place_again(x, "entered")
+            self.module_event("enter", name, sum(x.numel() * x.element_size() for x in tensors))
+            around = tuple(self.running)
+            self.running.append(name)
+
+            def seen(x: Any) -> Any:
+                if not isinstance(x, torch.Tensor) or not x.requires_grad:
+                    return x
+                x = x.view_as(x)  # its gradient is there before that of the same tensor as another module's output
+                x.register_hook(lambda _: self._done(name, around))
+                return x
+
+            return tuple(map(seen, args))
+
+        def after(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+            self.running.remove(name)
+            size = out.numel() * out.element_size() if isinstance(out, torch.Tensor) else 0
+            self.module_event("leave", name, size)
+            if isinstance(out, torch.Tensor) and out.requires_grad:
+                path = (*self.running, name)
+                out.register_hook(lambda _: self._back(name, path, size))
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after, always_call=True)  # recomputation ends with an exception
+
+    def _back(self, name: str, path: tuple[str, ...], size: int) -> None:
+        self.returning = path
+        self.undone[name] = size
+        self.module_event("back", name, size)
+
+    def _done(self, name: str, around: tuple[str, ...]) -> None:
+        self.returning = around
+        self.module_event("done", name, self.undone.pop(name, 0))
+
+    def finish(self) -> None:
+        """End the backward of modules whose inputs have no gradient."""
+        for name, size in reversed(self.undone.items()):
+            self.module_event("done", name, size)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass to trace.
+
+    Args:
+        module: the model, or a pipeline's stage.
+        columns: of the batch, in the rows of the pass.
+        given: makes the module's inputs of them.
+        loss: outputs and columns -> what is differentiated; None: another rank has it.
+        kinds: module -> how it is cut over tensor ranks.
+        units: modules whose events are written.
+        checkpointing: recompute blocks in backward.
+        exchanged: attention cores whose inputs and outputs context ranks exchange.
+        received: what another stage has sent, instead of `given`.
+        precision: of compute, parallel.precision.
+        weights: dtype in which the weights are gathered; None: their own.
+        is_stage: outputs are kept until they are sent, and not to the end of backward.
+        is_split: backward goes to the input first, and then to the weights (zero-bubble).
+    """
+
+    module: nn.Module
+    columns: Columns
+    given: Callable[[Columns], tuple[Any, ...]]
+    loss: Callable[[Any, Columns], torch.Tensor] | None
+    kinds: Mapping[str, str]
+    units: Iterable[str]
+    checkpointing: bool = False
+    exchanged: Iterable[str] = ()
+    received: torch.Tensor | None = None
+    precision: str = "fp32"
+    weights: torch.dtype | None = None
+    is_stage: bool = False
+    is_split: bool = False
+
+
+def trace_pass(work: Pass) -> tuple[Timeline, Any]:
+    """Run the pass on a copy of its module; returns its outputs' shape too. Untraceable if it needs values."""
+    shapes, recorder = Shapes(work.precision), Recorder(work.kinds, work.units)
+    module = shapes.copy(work.module, work.weights)
+    running = running_modules(module)
+    prepare_module(module, work)
+    recorder.follow_all(module)
+    columns, received = tree_map(shapes.like, (work.columns, work.received))
+    there = tree_flatten((columns, received))[0]
+    recorder.count_existing([*module.parameters(), *module.buffers(), *filter(torch.is_tensor, there)])
+    recorder.begin()
+    try:
+        with shapes.mode, recorder:
+            outputs = _run(module, replace(work, columns=columns, received=received), recorder)
+    except Exception as error:  # a user's forward may fail in any way
+        raise untraceable(work.module, running, error) from error
+    timeline = recorder.timeline
+    return replace(timeline, events=[*timeline.events]), outputs  # what is freed from here on is no part of the pass
+
+
+def prepare_module(module: nn.Module, work: Pass) -> None:
+    """Let the copy's modules do what they do in training: fused attention, exchanges, recomputation."""
+    for name in work.exchanged:
+        core = module.get_submodule(name)
+        core.forward = with_exchange(core.forward)
+    for each in [module, *(block for _, _, block in repeated_blocks(module))]:  # backward leaves a mode around it
+        each.forward = with_fused_attention(each.forward)
+    if work.checkpointing:
+        checkpoint_blocks(module)
+
+
+class Shapes:
+    """Makes tensors without memory: on the meta device, or, where autocast must see a CPU, torch's fake tensors."""
+
+    def __init__(self, precision: str) -> None:
+        self.mode = fake_tensors() if precision != "fp32" else nullcontext()
+        self.device = "cpu" if precision != "fp32" else "meta"
+
+    def like(self, tensor: Any, dtype: torch.dtype | None = None) -> Any:
+        """A tensor without memory for each tensor of a tree of them."""
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        with self.mode:
+            made = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=self.device)
+        return made.requires_grad_(tensor.requires_grad)
+
+    def copy(self, module: nn.Module, weights: torch.dtype | None) -> nn.Module:
+        """A module in which shared weights are shared. `weights`: dtype of those of floating point."""
+        memo: dict[int, Any] = {id(b): self.like(b) for b in module.buffers()}
+        for p in module.parameters():
+            made = self.like(p.detach(), weights if p.is_floating_point() else None)
+            memo[id(p)] = nn.Parameter(made, p.requires_grad)
+        return copy.deepcopy(module, memo)
+
+
+def with_fused_attention(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def fused(*args: Any, **kwargs: Any) -> Any:
+        with FusedAttention():
+            return forward(*args, **kwargs)
+
+    return fused
+
+
+def with_exchange(core: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """An attention core with the copies of context.AllToAllCore, which are as large as what is exchanged."""
+
+    def exchange(x: torch.Tensor) -> torch.Tensor:
+        for _ in ("sent", "received", "put together"):
+            x = x.clone()
+        return x
+
+    return lambda *given: exchange(core(*map(exchange, given)))
+
+
+def _run(module: nn.Module, work: Pass, recorder: Recorder) -> Any:
+    """Forward, loss and backward; returns shape and dtype of the outputs."""
+    timeline, like = recorder.timeline, None
+    with autocast(work.precision, torch.device("cpu")):
+        given = work.given(work.columns) if work.received is None else (work.received,)
+        outputs = module(*given)
+        if isinstance(outputs, torch.Tensor):
+            timeline.output_bytes = outputs.numel() * outputs.element_size()
+            like = outputs.shape, outputs.dtype
+        recorder.is_loss = True
+        value = outputs if work.loss is None else work.loss(outputs, work.columns)
+    if work.is_stage:
+        recorder.sent = outputs if work.loss is None else None
+        del outputs
+    timeline.events.append(PassEvent("loss", "", 0))
+    if work.is_split:
+        _split_backward(module, value, work, given, recorder)
+    elif value.requires_grad:
+        torch.autograd.backward(value, None if work.loss is not None else torch.empty_like(value))
+    recorder.finish()
+    return like
+
+
+def _split_backward(module: nn.Module, value: Any, work: Pass, given: tuple[Any, ...], recorder: Recorder) -> None:
+    gradients = None if work.loss is not None else [torch.empty_like(value)]
+    sent, groups = stage_backward_input([value], gradients, [*given], module.parameters())
+    del gradients
+    recorder.timeline.events.append(PassEvent("split", "", 0))
+    stage_backward_weight(module.parameters(), groups)
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            recorder.gradient(plain_name(name), parameter)
+    recorder.sent = (recorder.sent, sent)
