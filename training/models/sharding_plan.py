@@ -95,15 +95,15 @@ def required_plan(model: nn.Module, axis: str) -> ShardingPlan:
 
 def expand(pattern: str, model: nn.Module) -> list[str]:
     """`blocks.*.attn.q` -> `blocks.0.attn.q`, ...; ValueError when the model has no such module."""
-    names = [""]
+    found: list[tuple[str, nn.Module]] = [("", model)]
     for part in pattern.split("."):
         grown = []
-        for prefix in names:
+        for prefix, module in found:
             # not named_children(), which has a module that is in two places once
-            children = direct_children(model.get_submodule(prefix))
+            children = direct_children(module)
             keys = list(children) if part == "*" else [part] if part in children else []
-            grown += [f"{prefix}.{key}" if prefix else key for key in keys]
-        names = grown
-    if not names:
+            grown += [(f"{prefix}.{key}" if prefix else key, children[key]) for key in keys]
+        found = grown
+    if not found:
         raise ValueError(f"the sharding plan names {pattern!r}, which {type(model).__name__} does not have")
-    return names
+    return [name for name, _ in found]
