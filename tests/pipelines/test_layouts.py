@@ -98,3 +98,10 @@ def test_a_calibrated_cluster_is_written_and_read_again(tmp_path: Path, capsys: 
     assert load_cluster(str(out)).fitted_on == "25 steps of steps.csv"
     rows.write_text("\n".join(table[:5]) + "\n")
     assert "2 measured steps cannot determine" in problem(capsys, *words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ["dp=64,pp=8", "dp=64,pp=4,tp=2"])
+def test_a_plan_for_512_devices_beats_the_usual_answers(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "search", "gpt-70b", *EFA, "--devices", "512", "--why", asked)
+    assert "% slower than the best: bubble takes" in text
