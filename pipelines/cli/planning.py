@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from sparkring.conf.errors import ConfigError
@@ -25,6 +26,18 @@ def add_commands(commands: Commands) -> None:
     examples = ["sparkring plan measure mine.yaml launch.world=8 --out cluster.yaml"]
     measure = add_recipe_command(what, "measure", _measure, text, examples)
     measure.add_argument("--out", metavar="FILE", help="the cluster's file to write; default: it is printed")
+    text = "the best layouts of a recipe on so many devices, with seconds, memory, price, and why others lose"
+    examples = [
+        "sparkring plan search gpt-70b --cluster a100-80gb-efa --devices 512",
+        "sparkring plan search gpt-7b --cluster h100-80gb-efa --devices 64 --why dp=8,tp=8",
+    ]
+    search = add_recipe_command(what, "search", _search, text, examples)
+    search.add_argument("--cluster", metavar="NAME", required=True, help="a built-in cluster, or the YAML file of one")
+    search.add_argument("--devices", metavar="N", type=int, required=True, help="devices there are; whole machines")
+    search.add_argument("--objective", choices=("time", "cost", "memory"), default="time", help="default: time")
+    search.add_argument("--why", metavar="AXES", help="where a mesh stands, or why it cannot be: dp=64,tp=1,pp=8")
+    search.add_argument("--write", metavar="FILE", help="a recipe that extends this one, in the best layout")
+    search.add_argument("--json", action="store_true", help="the best layouts as JSON")
     text = "fit what a cluster reaches of its hardware to measured steps, and write its file"
     examples = ["sparkring plan calibrate steps.csv --cluster a100-80gb-efa --out mine.yaml"]
     calibrate = add_command(what, "calibrate", _calibrate, text, examples)
@@ -46,6 +59,47 @@ def _show(arguments: argparse.Namespace) -> int:
     if problems := layout_problems_of(config):
         raise ConfigError(arguments.recipe, problems)
     print(show_plan(config, cluster))
+    if cluster is not None:
+        from sparkring.pipelines.model.layouts import show_on_cluster
+        from sparkring.training.planner import Untraceable
+
+        try:
+            print(f"\n{show_on_cluster(config, cluster)}")
+        except Untraceable as error:
+            print(f"\nseconds are not planned: {error}")
+    return Exit.OK
+
+
+def _search(arguments: argparse.Namespace) -> int:
+    from sparkring.conf.clusters.catalog import load_cluster
+    from sparkring.pipelines.model.layouts import (
+        SHOWN,
+        layout_facts,
+        planned,
+        recipe_text,
+        search_report,
+        searched,
+        why,
+    )
+    from sparkring.training.planner.search import distinct
+
+    config, cluster, devices = load(arguments).config, load_cluster(arguments.cluster), arguments.devices
+    try:
+        cluster.nodes(devices)
+        plan = planned(config, cluster)
+    except ValueError as error:
+        raise ConfigError(arguments.recipe, [str(error)]) from None
+    result = searched(plan, devices, arguments.objective)
+    if arguments.write:
+        text = recipe_text(arguments.recipe, config, result.best[0])
+        Path(arguments.write).write_text(text, encoding="utf-8")
+    if arguments.json:
+        print(json.dumps([layout_facts(plan, layout) for layout in distinct(result.best, SHOWN)], indent=1))
+        return Exit.OK
+    if arguments.why:
+        print(why(plan, result, arguments.why, arguments.objective))
+        return Exit.OK
+    print(search_report(plan, result, devices, arguments.objective))
     return Exit.OK
 
 

@@ -31,7 +31,7 @@ TILES = (
 BACKWARD_MEMORY, BACKWARD_ATTENTION = 1.5, 2.5  # times forward's; operations.py says why
 
 
-class Cut(NamedTuple):
+class RankShare(NamedTuple):
     """What one rank computes of a pass: rows of it, and ranks that share each row."""
 
     rows: int
@@ -60,7 +60,7 @@ class Roofline:
     def element(self) -> int:
         return 4 if self.precision == "fp32" else 2
 
-    def pass_work(self, table: OperationTable, cut: Cut) -> PassWork:
+    def pass_work(self, table: OperationTable, cut: RankShare) -> PassWork:
         """Forward and backward of a pass through these operations."""
         if not len(table.count):
             return PassWork()
@@ -120,7 +120,7 @@ class OperationTable:
         self.is_column, self.is_row, self.is_inner = (_are(places, each) for each in ("column", "row", "inner"))
         self.sizes = np.array([op[2:] for op in self.operations], dtype=float).reshape(-1, 5)
 
-    def shapes(self, cut: Cut) -> tuple[Array, Array, Array, Array, Array]:
+    def shapes(self, cut: RankShare) -> tuple[Array, Array, Array, Array, Array]:
         """(batch, m, k, n, elements) of each operation on one rank."""
         batch, m, k, n, elements = self.sizes.T
         share = cut.rows / cut.cp  # of tokens; whole sequences of fewer heads are as many

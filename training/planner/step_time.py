@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sparkring.conf.clusters.cluster import MICRO, Cluster
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.schedules import schedule_table, simulate
 from sparkring.training.planner.collectives import RankGroup, Topology
 from sparkring.training.planner.operations import ModelWork, Operation
-from sparkring.training.planner.roofline import Cut, OperationTable, PassWork, Roofline
+from sparkring.training.planner.roofline import OperationTable, PassWork, RankShare, Roofline
 from sparkring.training.planner.trace import Trace
 from sparkring.training.planner.traffic import activation_bytes, batch_axes_bytes
 from sparkring.training.planner.workload import RankParameters, Workload
@@ -47,7 +47,7 @@ class StepCounts:
     mesh: Mesh
     precision: str
     stages: tuple[StageCounts, ...]
-    cut: Cut
+    cut: RankShare
     micro: int  # passes
     schedule: str
     per_rank: int  # pipeline stages
@@ -92,10 +92,24 @@ class StepTime:
 
 def step_counts(workload: Workload, work: ModelWork, trace: Trace) -> StepCounts:
     """Count what a step of the workload does."""
+    ranks = [RankParameters(workload, rank) for rank in range(workload.mesh.pp)]
+    stages = tuple(stage_counts(rank, stage_tables(rank, work)) for rank in ranks)
+    return counts_of_stages(workload, ranks, stages, work.flops(), activation_bytes(workload, trace))
+
+
+def counts_of_stages(
+    workload: Workload, ranks: list[RankParameters], stages: tuple[StageCounts, ...], flops: float, sent: dict[str, int]
+) -> StepCounts:
+    """Put together what a step does.
+
+    Args:
+        workload: the step.
+        ranks: its pipeline ranks.
+        stages: what each does in a pass.
+        flops: of one row's forward.
+        sent: bytes of one rank and step over tp, cp and pp.
+    """
     mesh, config = workload.mesh, workload.config
-    ranks = [RankParameters(workload, rank) for rank in range(mesh.pp)]
-    blocks = set(workload.block_names)
-    stages = tuple(_stage_counts(rank, work, blocks, last=number == mesh.pp - 1) for number, rank in enumerate(ranks))
     micro = workload.micro_batches
     units = max(len(rank.units) for rank in ranks) + 1
     in_every_pass = ranks[0].zero == 3
@@ -103,32 +117,39 @@ def step_counts(workload: Workload, work: ModelWork, trace: Trace) -> StepCounts
         mesh=mesh,
         precision=config.precision,
         stages=stages,
-        cut=Cut(workload.rows_per_pass, mesh.tp, mesh.cp, config.sequence_parallel),
+        cut=RankShare(workload.rows_per_pass, mesh.tp, mesh.cp, config.sequence_parallel),
         micro=micro,
         schedule=config.schedule,
         per_rank=config.stages_per_rank,
-        sent={axis: float(size) for axis, size in activation_bytes(workload, trace).items()},
-        layer_calls=(5 if config.activation_checkpointing else 4) * len(blocks) // mesh.pp,
+        sent={axis: float(size) for axis, size in sent.items()},
+        layer_calls=(5 if config.activation_checkpointing else 4) * len(workload.block_names) // mesh.pp,
         batch_calls=3 * units * micro if in_every_pass else units,
         every_pass=in_every_pass,
         state_bytes=(2 * workload.states + 7) * 4,
-        flops=3 * work.flops() * workload.global_batch,
+        flops=3 * flops * workload.global_batch,
     )
 
 
-def _stage_counts(rank: RankParameters, work: ModelWork, blocks: set[str], last: bool) -> StageCounts:
+def stage_counts(rank: RankParameters, tables: tuple[OperationTable, OperationTable]) -> StageCounts:
+    return StageCounts(*tables, rank.owned, batch_axes_bytes(rank))
+
+
+def stage_tables(rank: RankParameters, work: ModelWork) -> tuple[OperationTable, OperationTable]:
+    """(operations of a pass on a pipeline rank, those that backward does again)."""
+    workload = rank.workload
     names = [name for name in work.layers if rank.names == [""] or name in rank.names]
     operations = Counter(op for name in names for op in work.layers[name])
     again: Counter[Operation] = Counter()
-    if rank.workload.config.activation_checkpointing:
+    if workload.config.activation_checkpointing:
+        blocks = set(workload.block_names)
         again = Counter(op for name in names if name in blocks for op in work.layers[name])
-    if last and (logits := _logits(work)):
-        operations[Operation("memory", "column", elements=LOSS_ELEMENTS * logits)] += 1
-    return StageCounts(OperationTable(operations), OperationTable(again), rank.owned, batch_axes_bytes(rank))
+    if rank.names == [""] or workload.stages[-1][-1] in rank.names:
+        operations[Operation("memory", "column", elements=LOSS_ELEMENTS * output_elements(work))] += 1
+    return OperationTable(operations), OperationTable(again)
 
 
-def _logits(work: ModelWork) -> int:
-    """Elements of the output of the last matrix product."""
+def output_elements(work: ModelWork) -> int:
+    """Elements of one row's output: of the last matrix product."""
     products = [op for operations in work.layers.values() for op in operations if op.kind == "matmul"]
     return products[-1].m * products[-1].n if products else 0
 
@@ -145,12 +166,21 @@ class StageSeconds(NamedTuple):
         return self.forward + self.backward
 
 
-def step_time(counts: StepCounts, cluster: Cluster) -> StepTime:
-    """Seconds of a step on a cluster."""
+def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None = None) -> StepTime:
+    """Seconds of a step on a cluster. `kept`: of passes through the same tables, of other calls for this cluster."""
     mesh, micro = counts.mesh, counts.micro
     roofline, topology = Roofline(cluster, counts.precision), Topology(cluster, mesh.world)
-    works = [roofline.pass_work(stage.operations, counts.cut) for stage in counts.stages]
-    again = [roofline.pass_work(stage.recomputed, counts.cut) for stage in counts.stages]
+    known = {} if kept is None else kept
+
+    def work_of(table: OperationTable) -> PassWork:
+        key = (id(table), counts.cut, counts.precision)
+        if key not in known:
+            known[key] = roofline.pass_work(table, counts.cut)
+        found: PassWork = known[key]
+        return found
+
+    works = [work_of(stage.operations) for stage in counts.stages]
+    again = [work_of(stage.recomputed) for stage in counts.stages]
     tensor, context, send = _pass_exchanges(counts, topology)
     inside = (tensor + context) / 2 + send  # of forward, and of backward
     launch = cluster.reached.launch_us * MICRO

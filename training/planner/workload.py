@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -124,9 +124,23 @@ class Workload:
         blocks = {id(block) for _, _, block in repeated_blocks(self.model)}
         return [name for name, module in self.model.named_modules() if id(module) in blocks]
 
-    @property
+    @cached_property
     def attention_cores(self) -> list[str]:
         return [f"{name}.core" for name in self.sharding.attention_names(self.model)]
+
+    def with_layout(self, config: ParallelConfig, mesh: Mesh, engine: str, global_batch: int | None = None) -> Workload:
+        """The same model in another layout, or batch; what is known of the model is not found again.
+
+        Args:
+            config: the `parallel` block.
+            mesh: its ranks.
+            engine: what carries the gradients.
+            global_batch: rows per step; None: as many.
+        """
+        other = replace(self, config=config, mesh=mesh, engine=engine, global_batch=global_batch or self.global_batch)
+        for name in ("sharding", "kinds", "block_names", "attention_cores"):
+            other.__dict__[name] = getattr(self, name)
+        return other
 
     def names_on(self, pipeline_rank: int) -> list[str]:
         """Layers of all stages of a pipeline rank."""

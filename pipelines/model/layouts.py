@@ -1,0 +1,319 @@
+"""Search the layouts of a recipe on a cluster, and show them with seconds, price and advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sparkring.conf.clusters.catalog import cluster_names, load_cluster
+from sparkring.conf.clusters.cluster import GIB, Cluster
+from sparkring.conf.config import RunConfig
+from sparkring.conf.errors import ConfigError
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.recipe_file import EXTENDS, is_path
+from sparkring.pipelines.model.plan import UNPLANNED_TREES, known_manifest, plan_workload
+from sparkring.training.parallel.mesh import Mesh, describe, resolve_mesh
+from sparkring.training.planner import Untraceable
+from sparkring.training.planner.advice import (
+    checkpoint_plan,
+    distribute_advice,
+    link_advice,
+    paying_batch,
+)
+from sparkring.training.planner.search import (
+    USABLE,
+    LayoutCosts,
+    Objective,
+    PlannedLayout,
+    SearchResult,
+    distinct,
+    least_bytes,
+    mesh_layouts,
+    order,
+    search,
+    traced_model,
+)
+
+SHOWN = 5
+AXES = ("dp", "cp", "pp", "tp")
+SEARCHED = (
+    *("zero", "shard", "offload", "schedule", "stages_per_rank", "micro_batches", "accumulate"),
+    *("activation_checkpointing", "sequence_parallel"),
+)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A recipe on a cluster. steps: of the whole recipe; None: its dataset, which says how many, is not there."""
+
+    config: RunConfig
+    cluster: Cluster
+    costs: LayoutCosts
+    steps: int | None
+
+
+def planned(config: RunConfig, cluster: Cluster) -> Planned:
+    """Trace the recipe's model for a cluster. Untraceable, or ManifestError, if that cannot be done."""
+    if config.model.is_trees:
+        raise Untraceable(f"model.family = trees: {UNPLANNED_TREES}")
+    manifest = known_manifest(config)
+    workload = plan_workload(config, manifest, Mesh(dp=config.launch.world), "torch")
+    return Planned(config, cluster, LayoutCosts(traced_model(workload), cluster), total_steps(config, manifest))
+
+
+def total_steps(config: RunConfig, manifest: DatasetManifest | None) -> int | None:
+    """Steps of the recipe, as far as they are known."""
+    if config.train.steps is not None:
+        return config.train.steps
+    if manifest is None or config.train.epochs is None:
+        return None
+    rows = manifest.splits["train"].rows if "train" in manifest.splits else manifest.accounting.rows_out
+    return config.train.epochs * (rows // config.train.global_batch)
+
+
+def layout_text(layout: PlannedLayout) -> str:
+    """A layout in the words of a recipe."""
+    config, words = layout.config, [describe(layout.mesh)]
+    words += [f"zero {config.zero}"] if config.zero else []
+    words += [config.schedule] if layout.mesh.pp > 1 else []
+    words += ["recompute"] if config.activation_checkpointing else []
+    words += ["sequence parallel"] if config.sequence_parallel else []
+    words += [f"{layout.counts.micro} passes"] if layout.counts.micro > 1 else []
+    return ", ".join(words)
+
+
+def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
+    """What is known of a layout, as `--json` shows it."""
+    time, mesh, cluster = layout.time, layout.mesh, plan.cluster
+    batch = plan.config.train.global_batch
+    exchanged = time.exchange + time.hidden
+    hours = None if plan.steps is None else plan.steps * time.total / 3600
+    nodes = -(-mesh.world // cluster.node.devices)
+    peak = cluster.device.peak_flops(layout.config.precision)
+    return {
+        "layout": {axis: getattr(mesh, axis) for axis in AXES}
+        | layout.config.model_dump(include={*SEARCHED, "precision"}),
+        "memory_gib": round(layout.memory / GIB, 2),
+        "step_s": time.total,
+        "seconds_by_cause": time.causes,
+        "hidden_share": time.hidden / exchanged if exchanged else None,
+        "bubble_share": time.bubble / time.total,
+        "mfu": layout.counts.flops / (mesh.world * peak * time.total),
+        "rows_per_s": batch / time.total,
+        "hours": hours,
+        "price": None if hours is None else hours * nodes * cluster.node.price_per_hour,
+    }
+
+
+def recipe_text(recipe: str, config: RunConfig, layout: PlannedLayout) -> str:
+    """A recipe that extends another and trains it in a layout."""
+    world, least = layout.mesh.world, config.launch.min_world
+    launch = {"world": world} if least is None or least <= world else {"world": world, "min_world": None}
+    parallel = layout.config.model_dump(mode="json", include={*AXES, *SEARCHED})
+    base = str(Path(recipe).resolve()) if is_path(recipe) else recipe
+    return str(yaml.safe_dump({EXTENDS: base, "launch": launch, "parallel": parallel}, sort_keys=False))
+
+
+def searched(plan: Planned, devices: int, objective: Objective) -> SearchResult:
+    """Search. ConfigError if nothing fits; it says how much is missing."""
+    result = search(plan.costs, plan.config.parallel, devices, objective)
+    if result.best:
+        return result
+    limit = plan.cluster.device.memory_bytes * USABLE
+    smallest = result.smallest
+    if smallest is None:
+        state = least_bytes(plan.costs.traced.workload, devices) / GIB
+        need = f"weights, gradients and optimizer state alone, spread over all devices, are {state:.1f} GiB of each"
+    else:
+        need = f"the smallest layout, {layout_text(smallest)}, needs {smallest.memory / GIB:.1f} GiB"
+    raise ConfigError(
+        f"{plan.config.name} on {devices} x {plan.cluster.device.name}",
+        [f"no layout fits in {limit / GIB:.1f} GiB per device: {need}; take more devices, or ones with more memory"],
+    )
+
+
+def search_report(plan: Planned, result: SearchResult, devices: int, objective: Objective) -> str:
+    """The best layouts as text, why each loses, and advice."""
+    best = distinct(result.best, SHOWN)
+    tried, limit = f"{len(result.best):,} of {result.tried:,}", plan.cluster.device.memory_bytes * USABLE / GIB
+    head = (
+        f"{plan.config.name} on {devices} x {plan.cluster.device.name}: {tried} layouts that can run fit in "
+        f"{limit:.1f} GiB; best by {objective}"
+    )
+    blocks = [_numbered(plan, number, layout, best[0]) for number, layout in enumerate(best, 1)]
+    return "\n\n".join([head, *blocks, *advice(plan, best[0], one_device(plan))])
+
+
+def _numbered(plan: Planned, number: int, layout: PlannedLayout, best: PlannedLayout) -> str:
+    lines = [f"{number}. {layout_text(layout)}", *fact_lines(plan, layout)]
+    return "\n   ".join([*lines, why_behind(layout, best)] if layout is not best else lines)
+
+
+def fact_lines(plan: Planned, layout: PlannedLayout) -> list[str]:
+    """Seconds, memory, rates and price of a layout."""
+    facts = layout_facts(plan, layout)
+    causes = ", ".join(f"{name} {_seconds(value)}" for name, value in layout.time.causes.items() if value > 0)
+    hidden = "" if facts["hidden_share"] is None else f", {facts['hidden_share']:.0%} of the exchange hidden"
+    lines = [
+        f"step {_seconds(layout.time.total)} = {causes}",
+        f"{facts['memory_gib']:.1f} GiB per device, {facts['mfu']:.1%} of the peak, bubble {facts['bubble_share']:.1%}"
+        f"{hidden}, {facts['rows_per_s']:,.4g} rows/s",
+    ]
+    if facts["hours"] is not None:
+        price = f", {facts['price']:,.0f} US dollars" if plan.cluster.node.price_per_hour else ""
+        lines.append(f"{facts['hours']:,.1f} hours for {plan.steps:,} steps{price}")
+    return lines
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
+
+
+def why_behind(layout: PlannedLayout, best: PlannedLayout) -> str:
+    """Why a layout is not the best one."""
+    behind, other = layout.time.causes, best.time.causes
+    cause = max(behind, key=lambda name: behind[name] - other[name])
+    slower = layout.time.total / best.time.total - 1
+    if slower <= 0.0005:
+        return "as fast as the best; it needs more memory, or is less simple"
+    return f"{slower:.1%} slower than the best: {cause} takes {_seconds(behind[cause] - other[cause])} more"
+
+
+def one_device(plan: Planned) -> PlannedLayout | None:
+    """The fastest layout of one device that fits."""
+    found = search(plan.costs, plan.config.parallel, 1)
+    return found.best[0] if found.best else None
+
+
+def advice(plan: Planned, layout: PlannedLayout, alone: PlannedLayout | None) -> list[str]:
+    """Paragraphs a person can act on."""
+    devices = layout.mesh.world
+    found = [distribute_advice(alone.time.total if alone else None, layout.time.total, devices)]
+    found.append(
+        link_advice(layout.time, lambda times: _faster(plan, layout, times), lambda n: _larger(plan, layout, n))
+    )
+    if devices > 1:
+        found += [networks_table(plan, layout), _batch_line(plan, layout)]
+    found.append(checkpoint_line(plan, layout))
+    return [text for text in found if text]
+
+
+def _faster(plan: Planned, layout: PlannedLayout, times: float) -> float:
+    network = plan.cluster.network.model_copy(update={"gbit_per_s": plan.cluster.network.gbit_per_s * times})
+    return _on(plan, layout, plan.cluster.model_copy(update={"network": network}))
+
+
+def _on(plan: Planned, layout: PlannedLayout, cluster: Cluster) -> float:
+    return LayoutCosts(plan.costs.traced, cluster).layout(layout.config, layout.mesh).time.total
+
+
+def _larger(plan: Planned, layout: PlannedLayout, times: int) -> float:
+    """Rows per second over those now, with so many times the batch."""
+    return times * layout.time.total / _with_batch(plan, layout, plan.config.train.global_batch * times)
+
+
+def _with_batch(plan: Planned, layout: PlannedLayout, rows: int) -> float:
+    traced = plan.costs.traced
+    workload = traced.workload.with_layout(layout.config, layout.mesh, traced.workload.engine, rows)
+    other = LayoutCosts(type(traced)(workload, traced.work, traced.trace), plan.cluster)
+    return other.layout(layout.config, layout.mesh).time.total
+
+
+def networks_table(plan: Planned, layout: PlannedLayout) -> str:
+    """The layout's step over each network of a named cluster with these devices."""
+    if plan.cluster.node.devices >= layout.mesh.world:
+        return ""
+    named = {name: load_cluster(name) for name in cluster_names()}
+    same = {name: each.network for name, each in named.items() if each.device.name == plan.cluster.device.name}
+    lines = ["this layout over other networks, all else as here:"]
+    for name, network in sorted(same.items(), key=lambda each: each[1].gbit_per_s):
+        seconds = _on(plan, layout, plan.cluster.model_copy(update={"network": network}))
+        lines.append(
+            f"  {network.kind:<10} {network.gbit_per_s:>6,.0f} Gbit  step {_seconds(seconds):>8}  "
+            f"{seconds / layout.time.total:.2f} times  ({name})"
+        )
+    return "\n".join(lines) if len(lines) > 1 else ""
+
+
+def _batch_line(plan: Planned, layout: PlannedLayout) -> str:
+    """The batch beyond which scaling stops paying on these devices."""
+    now = plan.config.train.global_batch
+    rows = paying_batch(now, lambda rows: rows / _with_batch(plan, layout, rows))
+    if rows == now:
+        return f"a batch of {2 * now:,} rows in place of {now:,} would gain less than 5 % in rows per second"
+    return f"a larger batch pays on these devices up to {rows:,} rows a step, here {now:,} (memory not looked at)"
+
+
+def checkpoint_line(plan: Planned, layout: PlannedLayout) -> str:
+    workload = plan.costs.traced.workload
+    numel = sum(parameter.numel() for parameter in workload.model.parameters())
+    state = numel * workload.element_bytes * (1 + workload.states)
+    found = checkpoint_plan(state, plan.cluster, layout.mesh.world)
+    return (
+        f"a checkpoint of {state / GIB:,.1f} GiB takes {_seconds(found.write_s)}; best every "
+        f"{found.interval_s / 60:,.0f} minutes (checkpoint.every_s: {found.interval_s:.0f}), and "
+        f"{found.goodput:.2%} of the time then trains"
+    )
+
+
+def why(plan: Planned, result: SearchResult, asked: str, objective: Objective) -> str:
+    """Where the layouts of a mesh stand, or why they cannot be. `asked`: `dp=64,tp=1,pp=8`."""
+    mesh = asked_mesh(asked, plan)
+    same = [layout for layout in result.best if layout.mesh == mesh]
+    if same:
+        place = 1 + list(result.best).index(same[0])
+        lines = [f"{asked}: place {place:,} of {len(result.best):,}: {layout_text(same[0])}"]
+        return "\n   ".join([*lines, *fact_lines(plan, same[0]), why_behind(same[0], result.best[0])])
+    lines = [f"{asked}: not among the layouts that can run and fit"]
+    lines += plan.costs.mesh_problems(plan.config.parallel, mesh)
+    found = sorted(_forced(plan, mesh), key=order(objective))
+    if not found:
+        return "\n   ".join(lines)
+    limit = plan.cluster.device.memory_bytes * USABLE
+    fits = [layout for layout in found if layout.memory <= limit]
+    closest = fits[0] if fits else min(found, key=lambda layout: layout.memory)
+    lines.append(f"it would be at best {layout_text(closest)}")
+    lines += fact_lines(plan, closest)
+    if not fits:
+        lines.append(f"does not fit: {closest.memory / GIB:.1f} GiB of {limit / GIB:.1f}")
+    lines.append(why_behind(closest, result.best[0]))
+    return "\n   ".join(lines)
+
+
+def _forced(plan: Planned, mesh: Mesh) -> Iterable[PlannedLayout]:
+    """Layouts of a mesh whose passes and schedule can be predicted, whether the rules allow them or not."""
+    batch = plan.config.train.global_batch
+    for config in mesh_layouts(plan.config.parallel, mesh, batch):
+        parts = mesh.dp * config.micro_batches * config.accumulate
+        if config.stages_per_rank == 1 and config.schedule == "1f1b" and batch % parts == 0:
+            try:
+                yield plan.costs.layout(config, mesh)
+            except ValueError:  # fewer layers than stages, or heads that do not divide
+                return
+
+
+def asked_mesh(asked: str, plan: Planned) -> Mesh:
+    """The mesh of `dp=64,tp=1,pp=8`. ConfigError if it is not one."""
+    sizes: dict[str, int] = {}
+    for word in asked.split(","):
+        name, _, value = word.partition("=")
+        if name.strip() not in AXES or not value.strip().isdigit() or int(value) < 1:
+            raise ConfigError(f"--why {asked}", [f"{word!r} is not an axis and its size; write {', '.join(AXES)}=N"])
+        sizes[name.strip()] = int(value)
+    return Mesh(**sizes)
+
+
+def show_on_cluster(config: RunConfig, cluster: Cluster) -> str:
+    """Seconds, price and advice of the recipe's own layout."""
+    mesh = resolve_mesh(config.parallel, config.launch.world)
+    plan = planned(config, cluster)
+    cluster.nodes(mesh.world)
+    layout = plan.costs.layout(config.parallel, mesh)
+    limit = cluster.device.memory_bytes * USABLE
+    fits = [] if layout.memory <= limit else [f"does not fit: {layout.memory / GIB:.1f} GiB of {limit / GIB:.1f}"]
+    head = "\n   ".join([f"on {cluster.device.name}: {layout_text(layout)}", *fact_lines(plan, layout), *fits])
+    return "\n\n".join([head, *advice(plan, layout, one_device(plan))])

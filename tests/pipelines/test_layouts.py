@@ -1,0 +1,100 @@
+"""`sparkring plan search`, `plan show --cluster` and `plan calibrate`, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkring.conf.clusters.catalog import load_cluster
+from sparkring.conf.load import load_config
+from sparkring.pipelines.cli import main
+from sparkring.pipelines.run.exit_codes import Exit
+
+SMALL = ["gpt-124m", "model.args.layers=2", "model.args.vocab=1024", "etl.text.seq_len=129"]
+EFA = ["--cluster", "a100-80gb-efa"]
+
+
+def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["plan", *words]) == Exit.OK
+    return capsys.readouterr().out
+
+
+def problem(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["plan", *words]) == Exit.USAGE
+    return capsys.readouterr().err
+
+
+def test_the_best_layouts_are_shown_with_seconds_memory_and_price(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "search", *SMALL, *EFA, "--devices", "8")
+    assert "1. dp(" in text and "GiB per device" in text and "US dollars" in text and "checkpoint.every_s" in text
+    assert "hours for 50,000 steps" in text
+
+
+def test_the_layouts_as_json_are_those_of_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(output(capsys, "search", *SMALL, *EFA, "--devices", "8", "--json"))
+    assert 1 <= len(found) <= 5
+    seconds = [each["step_s"] for each in found]
+    assert seconds == sorted(seconds)
+    assert sum(found[0]["seconds_by_cause"].values()) == pytest.approx(seconds[0])
+    assert found[0]["layout"]["dp"] * found[0]["layout"]["tp"] * found[0]["layout"]["pp"] <= 8
+
+
+def test_the_best_layout_is_written_as_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "planned.yaml")
+    words = ["search", "gpt-1b", *EFA, "--devices", "8", "--json", "--write", path]
+    best = json.loads(output(capsys, *words))[0]["layout"]
+    written = load_config(path).config
+    assert written.parallel.model_dump(include=set(best)) == best
+    assert written.launch.world == best["dp"] * best["cp"] * best["pp"] * best["tp"]
+    assert written.model == load_config("gpt-1b").config.model
+
+
+def test_a_mesh_that_the_rules_refuse_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "search", *SMALL, *EFA, "--devices", "8", "--why", "dp=4,pp=2")
+    assert "parallel.pp=2 on CUDA with dp(4)" in text and "it would be at best dp(4) * pp(2)" in text
+    assert "place" in output(capsys, "search", *SMALL, *EFA, "--devices", "8", "--why", "dp=8")
+
+
+def test_a_small_model_is_not_worth_a_ring(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        *SMALL,
+        "train.global_batch=16",
+        "launch.min_world=null",
+        "--cluster",
+        "a100-80gb-ethernet",
+        "launch.world=16",
+    ]
+    text = output(capsys, "show", *words)
+    assert "do not distribute" in text and "ethernet      100 Gbit" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--cluster", "a100-80gb-efs", "--devices", "8"], "did you mean 'a100-80gb-efa'"),
+        ([*EFA, "--devices", "12"], "12 devices are not whole machines of 8"),
+        ([*EFA, "--devices", "8", "--why", "dd=8"], "'dd=8' is not an axis and its size"),
+    ],
+)
+def test_what_cannot_be_searched_says_why(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert expected in problem(capsys, "search", *SMALL, *words)
+
+
+def test_nothing_fits_and_it_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text("extends: a100-80gb-efa\ndevice: {memory_gib: 0.02}\n")
+    text = problem(capsys, "search", *SMALL, "--cluster", str(path), "--devices", "8")
+    assert "no layout fits in 0.0 GiB per device" in text and "take more devices" in text
+
+
+def test_a_calibrated_cluster_is_written_and_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Path("benchmarks/published/llmfoundry_a100_80gb.csv").read_text().splitlines()
+    rows, out = tmp_path / "steps.csv", tmp_path / "mine.yaml"
+    rows.write_text("\n".join([*table[:3], *table[-25:]]) + "\n")
+    words = ["calibrate", str(rows), "--cluster", "a100-80gb-roce", "--out", str(out)]
+    assert "25 steps: mean error" in output(capsys, *words)
+    assert load_cluster(str(out)).fitted_on == "25 steps of steps.csv"
+    rows.write_text("\n".join(table[:5]) + "\n")
+    assert "2 measured steps cannot determine" in problem(capsys, *words)

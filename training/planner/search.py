@@ -1,0 +1,321 @@
+"""Find the layouts of a model on a cluster: every one that can run, pruned by memory, by time, cost or memory.
+
+What can run is decided by the rules (training/parallel/check.py). A layout of fewer devices is tried too, by powers of
+two, so that more devices never make the best plan slower. Everything is found out about the model once; what layouts
+have in common is computed once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from torch import nn
+
+from sparkring.conf.blocks.parallel import ParallelConfig
+from sparkring.conf.clusters.cluster import Cluster
+from sparkring.training.parallel.check import layout_problems
+from sparkring.training.parallel.engine import choose_engine
+from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.planner.memory import StageMemory, activation_numel, stage_memory
+from sparkring.training.planner.operations import ModelWork, trace_operations
+from sparkring.training.planner.step_time import (
+    StepCounts,
+    StepTime,
+    counts_of_stages,
+    output_elements,
+    stage_counts,
+    stage_tables,
+    step_time,
+)
+from sparkring.training.planner.trace import Trace, Untraceable, trace_model
+from sparkring.training.planner.traffic import activation_bytes, schedule_cost
+from sparkring.training.planner.workload import RankParameters, Workload
+
+Objective = Literal["time", "cost", "memory"]
+LOSS_BYTES = 8  # of an output beyond its own: the loss's copy in fp32, and its gradient
+USABLE = 0.94  # share of a device's memory: the rest is the context's, the collectives' and the allocator's
+MOST_PARTS = 64  # passes of a step
+
+
+@dataclass(frozen=True)
+class TracedModel:
+    """A workload, whatever its layout, with what its model computes and keeps."""
+
+    workload: Workload
+    work: ModelWork
+    trace: Trace
+
+
+def traced_model(workload: Workload) -> TracedModel:
+    """Trace the workload's model. Untraceable if that cannot be done."""
+    if isinstance(workload.inputs, Untraceable):
+        raise workload.inputs
+    layers = workload.sharding.layer_names(workload.model) or workload.block_names
+    names = {*workload.kinds, *layers, *workload.attention_cores, *workload.block_names, ""}
+    work = trace_operations(workload.model, workload.inputs, layers, workload.kinds)
+    return TracedModel(workload, work, trace_model(workload.model, workload.inputs, names, workload.kinds))
+
+
+@dataclass(frozen=True)
+class PlannedLayout:
+    """One way to train: seconds and memory. memory: bytes of the fullest rank."""
+
+    config: ParallelConfig
+    counts: StepCounts
+    time: StepTime
+    memory: int
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.counts.mesh
+
+    def device_seconds(self) -> float:
+        return self.time.total * self.mesh.world
+
+
+class LayoutCosts:
+    """The costs of a model's layouts on a cluster; what several have in common is kept."""
+
+    def __init__(self, traced: TracedModel, cluster: Cluster) -> None:
+        self.traced, self.cluster = traced, cluster
+        self._kept: dict[Any, Any] = {}
+
+    def problems(self, config: ParallelConfig, mesh: Mesh) -> list[str]:
+        """Why a layout cannot run."""
+        batch, device = self.traced.workload.global_batch, self.cluster.device.type
+        found = self.mesh_problems(config, mesh) or layout_problems(config, mesh.world, batch, device)
+        if found or config.stages_per_rank == 1:
+            return found
+        stages = mesh.pp * config.stages_per_rank
+        layers = len(self.traced.workload.sharding.layer_names(self.traced.workload.model))
+        return [f"{stages} stages, of {layers} layers"] if stages > layers else []
+
+    def mesh_problems(self, config: ParallelConfig, mesh: Mesh) -> list[str]:
+        """Why no layout of a mesh can run: its ranks, the model's heads and widths, the rows."""
+        workload, device = self.traced.workload, self.cluster.device.type
+        plain = ParallelConfig(dp=mesh.dp, cp=mesh.cp, pp=mesh.pp, tp=mesh.tp, engine=config.engine)
+
+        def problems(model: nn.Module | None) -> list[str]:
+            return layout_problems(plain, mesh.world, workload.global_batch, device, model)
+
+        found: list[str] = self._once(("mesh", mesh, config.engine), lambda: problems(None))
+        if not found:  # the model knows nothing of data ranks
+            found = self._once(("model", mesh.tp, mesh.cp, mesh.pp), lambda: problems(workload.model))
+        return found
+
+    def layout(self, config: ParallelConfig, mesh: Mesh) -> PlannedLayout:
+        """The seconds and memory of a layout."""
+        engine = self._once(
+            ("engine", mesh, config.zero, config.engine), lambda: choose_engine(config, mesh, self.cluster.device.type)
+        )
+        workload = self.traced.workload.with_layout(config, mesh, engine)
+        ranks = self._ranks(workload)
+        memory = max(self._memory(rank, alive) for rank, alive in zip(ranks, self._alive(workload), strict=True))
+        stages = tuple(stage_counts(rank, self._tables(rank)) for rank in ranks)
+        flops = self._once("flops", self.traced.work.flops)
+        counts = counts_of_stages(workload, ranks, stages, flops, self._sent(workload))
+        return PlannedLayout(config, counts, step_time(counts, self.cluster, self._kept), memory)
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def _ranks(self, workload: Workload) -> list[RankParameters]:
+        """The pipeline ranks' parameters, which passes, recomputing and the like do not change."""
+        config, mesh = workload.config, workload.mesh
+        key = ("ranks", mesh, config.zero, config.shard, config.stages_per_rank, workload.engine)
+        known = self._once(key, lambda: [_Rank(workload, rank) for rank in range(mesh.pp)])
+        ranks = [copy.copy(rank) for rank in known]
+        for rank in ranks:
+            rank.workload = workload
+        workload.__dict__["stages"] = known[0].workload.stages
+        return ranks
+
+    def _tables(self, rank: RankParameters) -> Any:
+        config = rank.workload.config
+        key = ("tables", tuple(rank.names), config.activation_checkpointing)
+        return self._once(key, lambda: stage_tables(rank, self.traced.work))
+
+    def _alive(self, workload: Workload) -> list[int]:
+        config, pp = workload.config, workload.mesh.pp
+        key = ("alive", pp, config.schedule, config.stages_per_rank, workload.micro_batches)
+        return self._once(key, lambda: schedule_cost(workload).peak_alive)
+
+    def _memory(self, rank: RankParameters, alive: int) -> int:
+        """Bytes of a rank at its fullest."""
+        workload = rank.workload
+        config, mesh = workload.config, workload.mesh
+        key = (mesh, config.zero, config.shard, config.stages_per_rank, workload.micro_batches > 1, tuple(rank.names))
+        state: StageMemory = self._once(("state", key), lambda: stage_memory(rank, None))
+        kept_key = (tuple(rank.names), mesh.tp, mesh.cp, config.sequence_parallel, config.activation_checkpointing)
+        kept = self._once(
+            ("kept", kept_key), lambda: activation_numel(workload, self.traced.trace, rank.names)
+        )  # elements of one row
+        passes = workload.rows_per_pass * alive / config.stages_per_rank / mesh.cp
+        outputs = self._once("outputs", lambda: output_elements(self.traced.work))
+        loss = workload.rows_per_pass * outputs * (LOSS_BYTES + workload.compute_bytes) / (mesh.tp * mesh.cp)
+        return device_bytes(state) + int(kept * passes * workload.compute_bytes + loss)
+
+    def _sent(self, workload: Workload) -> dict[str, int]:
+        """Bytes over tp, cp and pp, which grow with the rows of a rank."""
+        rows = workload.rows_per_pass * workload.micro_batches
+        mesh, config = workload.mesh, workload.config
+        key = (mesh.tp, mesh.cp, mesh.pp, config.activation_checkpointing, config.stages_per_rank)
+        known, of_rows = self._once(("sent", key), lambda: (activation_bytes(workload, self.traced.trace), rows))
+        return {axis: int(size / of_rows * rows) for axis, size in known.items()}
+
+
+def device_bytes(stage: StageMemory) -> int:
+    """What a rank holds without activations: weights, gradients, optimizer state, and what a pass gathers."""
+    return stage.weights + stage.gradients + stage.optimizer + stage.gathered + stage.residuals
+
+
+class _Rank(RankParameters):
+    """A rank that counts its units once."""
+
+    @cached_property
+    def _unit_numels(self) -> dict[str, int]:
+        found = dict.fromkeys(self.units, 0)
+        for name, numel in self.local.items():
+            unit = next((unit for unit in _prefixes(name) if unit in found), None)
+            if unit is not None:
+                found[unit] += numel
+        return found
+
+    def numels_of(self, units: Any) -> list[int]:
+        return [self._unit_numels[unit] for unit in units]
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def meshes(world: int) -> Iterator[Mesh]:
+    for tp in _divisors(world):
+        for cp in _divisors(world // tp):
+            for pp in _divisors(world // tp // cp):
+                yield Mesh(dp=world // tp // cp // pp, cp=cp, pp=pp, tp=tp)
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def mesh_layouts(base: ParallelConfig, mesh: Mesh, global_batch: int) -> Iterator[ParallelConfig]:
+    """The configurations of a mesh, whether they can run or not. `base`: what is not searched."""
+    rows = global_batch // mesh.dp
+    parts = [1 << power for power in range(MOST_PARTS.bit_length()) if 1 << power <= max(1, rows)]
+    axes = {"dp": mesh.dp, "cp": mesh.cp, "pp": mesh.pp, "tp": mesh.tp}
+    plain = {**axes, "schedule": "1f1b", "stages_per_rank": 1, "micro_batches": 1, "accumulate": 1, "shard": 0}
+    for zero in (0, 1, 2, 3) if mesh.dp * mesh.cp > 1 else (0,):
+        for recompute in (False, True):
+            for sequence in (False, True) if mesh.tp > 1 and mesh.cp == 1 else (False,):
+                cut = {"zero": zero, "activation_checkpointing": recompute, "sequence_parallel": sequence}
+                for count in parts:
+                    for schedule in _schedules(mesh.pp):
+                        passes = {"micro_batches": count, **schedule} if mesh.pp > 1 else {"accumulate": count}
+                        yield base.model_copy(update={**plain, "offload": False, **cut, **passes})
+
+
+def _schedules(pp: int) -> list[dict[str, Any]]:
+    if pp == 1:
+        return [{}]
+    return [
+        {"schedule": "1f1b"},
+        {"schedule": "zero-bubble"},
+        {"schedule": "interleaved", "stages_per_rank": 2},
+    ]
+
+
+def worlds(cluster: Cluster, devices: int) -> list[int]:
+    """Numbers of devices to try: all, and powers of two below."""
+    cluster.nodes(devices)  # whole machines
+    smaller = [1 << power for power in range(devices.bit_length()) if 1 << power < devices]
+    return [devices, *(each for each in reversed(smaller) if each <= cluster.node.devices or _is_whole(cluster, each))]
+
+
+def _is_whole(cluster: Cluster, devices: int) -> bool:
+    return devices % cluster.node.devices == 0
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The layouts that fit, best first, and what was tried."""
+
+    best: tuple[PlannedLayout, ...]
+    tried: int  # layouts that can run
+    smallest: PlannedLayout | None  # the one that needs least memory, whether it fits or not
+
+
+def search(costs: LayoutCosts, base: ParallelConfig, devices: int, objective: Objective = "time") -> SearchResult:
+    """Rank every layout of at most so many devices."""
+    found: list[PlannedLayout] = []
+    smallest: PlannedLayout | None = None
+    tried = 0
+    limit = costs.cluster.device.memory_bytes * USABLE
+    for world in worlds(costs.cluster, devices):
+        if least_bytes(costs.traced.workload, world) > limit:
+            continue
+        for layout in possible_layouts(costs, base, world):
+            tried += 1
+            if smallest is None or layout.memory < smallest.memory:
+                smallest = layout
+            if layout.memory <= limit:
+                found.append(layout)
+    return SearchResult(tuple(sorted(found, key=order(objective))), tried, smallest)
+
+
+def possible_layouts(costs: LayoutCosts, base: ParallelConfig, world: int) -> Iterator[PlannedLayout]:
+    """The costs of every layout of `world` ranks that can run."""
+    for mesh in meshes(world):
+        if costs.mesh_problems(base, mesh):
+            continue
+        for config in mesh_layouts(base, mesh, costs.traced.workload.global_batch):
+            if not costs.problems(config, mesh):
+                yield costs.layout(config, mesh)
+
+
+def least_bytes(workload: Workload, world: int) -> float:
+    """Weights, gradients and optimizer state of one rank, spread over all."""
+    parameters = sum(parameter.numel() for parameter in workload.model.parameters())
+    return parameters * workload.element_bytes * (2 + workload.states) / world
+
+
+def order(objective: Objective) -> Callable[[PlannedLayout], tuple[float, ...]]:
+    """Smaller is better; among layouts as good, the simpler one."""
+
+    def simple(layout: PlannedLayout) -> tuple[float, ...]:
+        config, mesh = layout.config, layout.mesh
+        return (
+            mesh.world,
+            mesh.pp,
+            mesh.cp,
+            mesh.tp,
+            config.zero,
+            config.activation_checkpointing,
+            layout.counts.micro,
+        )
+
+    if objective == "memory":
+        return lambda layout: (layout.memory, layout.time.total, *simple(layout))
+    if objective == "cost":
+        return lambda layout: (layout.device_seconds(), layout.time.total, *simple(layout))
+    return lambda layout: (layout.time.total, *simple(layout))
+
+
+def distinct(layouts: tuple[PlannedLayout, ...], count: int) -> list[PlannedLayout]:
+    """The best layouts whose mesh, ZeRO or schedule differ: variants of the number of passes are one."""
+    best: dict[Any, PlannedLayout] = {}
+    for layout in layouts:
+        config = layout.config
+        best.setdefault((layout.mesh, config.zero, config.schedule, config.activation_checkpointing), layout)
+        if len(best) == count:
+            break
+    return list(best.values())
