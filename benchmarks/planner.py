@@ -12,8 +12,8 @@ import time
 import numpy as np
 
 from sparkring.conf.clusters.catalog import load_cluster
-from sparkring.training.planner.calibrate import FitErrors, fit_errors, fitted, pick_regret, predicted
-from sparkring.training.planner.measurements import counts_of, read_measurements
+from sparkring.training.planner.timing.calibrate import FitErrors, fit_errors, fitted, pick_regret, predicted
+from sparkring.training.planner.timing.measurements import counts_of, read_measurements
 
 # file -> the cluster whose parameters the fit starts from
 TABLES = {

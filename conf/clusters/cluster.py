@@ -102,7 +102,7 @@ class StorageSpeed(Strict):
 class Reached(Strict):
     """What training reaches of the hardware: parameters that `sparkring plan calibrate` fits, each of them physical.
 
-    The formulas that use them are in training/planner/roofline.py and training/planner/collectives.py.
+    The formulas that use them are in training/planner/timing/roofline.py and training/planner/timing/collectives.py.
     """
 
     matmul: Share = Field(0.8, description="share of the peak that large matrix products reach")

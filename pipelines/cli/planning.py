@@ -22,10 +22,6 @@ def add_commands(commands: Commands) -> None:
     ]
     show = add_recipe_command(what, "show", _show, text, examples)
     show.add_argument("--cluster", metavar="NAME", help="a built-in cluster, or the YAML file of one")
-    text = "measure the machines that the recipe would run on, and write a cluster's file; takes about a minute"
-    examples = ["sparkring plan measure mine.yaml launch.world=8 --out cluster.yaml"]
-    measure = add_recipe_command(what, "measure", _measure, text, examples)
-    measure.add_argument("--out", metavar="FILE", help="the cluster's file to write; default: it is printed")
     text = "the best layouts of a recipe on so many devices, with seconds, memory, price, and why others lose"
     examples = [
         "sparkring plan search gpt-70b --cluster a100-80gb-efa --devices 512",
@@ -38,6 +34,10 @@ def add_commands(commands: Commands) -> None:
     search.add_argument("--why", metavar="AXES", help="where a mesh stands, or why it cannot be: dp=64,tp=1,pp=8")
     search.add_argument("--write", metavar="FILE", help="a recipe that extends this one, in the best layout")
     search.add_argument("--json", action="store_true", help="the best layouts as JSON")
+    text = "measure the machines that the recipe would run on, and write a cluster's file; takes about a minute"
+    examples = ["sparkring plan measure mine.yaml launch.world=8 --out cluster.yaml"]
+    measure = add_recipe_command(what, "measure", _measure, text, examples)
+    measure.add_argument("--out", metavar="FILE", help="the cluster's file to write; default: it is printed")
     text = "fit what a cluster reaches of its hardware to measured steps, and write its file"
     examples = ["sparkring plan calibrate steps.csv --cluster a100-80gb-efa --out mine.yaml"]
     calibrate = add_command(what, "calibrate", _calibrate, text, examples)
@@ -123,8 +123,8 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     from sparkring.conf.clusters.catalog import cluster_text, load_cluster
-    from sparkring.training.planner.calibrate import fit_errors, fitted, predicted
-    from sparkring.training.planner.measurements import counts_of, read_measurements
+    from sparkring.training.planner.timing.calibrate import fit_errors, fitted, predicted
+    from sparkring.training.planner.timing.measurements import counts_of, read_measurements
 
     steps, cluster = read_measurements(arguments.file), load_cluster(arguments.cluster)
     counts = [counts_of(step) for step in steps]

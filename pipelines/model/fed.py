@@ -8,22 +8,16 @@ from contextlib import suppress
 
 from sparkring.conf.clusters.cluster import Cluster, Measurement
 from sparkring.training.planner import Untraceable, Workload
-from sparkring.training.planner.operations import trace_operations
-from sparkring.training.planner.step_time import step_counts, step_time
-from sparkring.training.planner.trace import trace_model
+from sparkring.training.planner.search import traced_model
+from sparkring.training.planner.timing.step_time import step_counts, step_time
 
 STALLED = 0.1  # share of a step from which waiting for rows is worth a word
 
 
 def step_seconds(workload: Workload, cluster: Cluster) -> float:
     """Predicted seconds of a step. Untraceable if the model is."""
-    if isinstance(workload.inputs, Untraceable):
-        raise workload.inputs
-    model, kinds = workload.model, workload.kinds
-    layers = workload.sharding.layer_names(model) or workload.block_names
-    names = {*kinds, *layers, *workload.attention_cores, *workload.block_names, ""}
-    work = trace_operations(model, workload.inputs, layers, kinds)
-    return step_time(step_counts(workload, work, trace_model(model, workload.inputs, names, kinds)), cluster).total
+    traced = traced_model(workload)
+    return step_time(step_counts(workload, traced.work, traced.trace), cluster).total
 
 
 def fed_notes(workload: Workload, cluster: Cluster, is_here: bool) -> list[str]:

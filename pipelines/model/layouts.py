@@ -153,14 +153,15 @@ def _numbered(plan: Planned, number: int, layout: PlannedLayout, best: PlannedLa
     return "\n   ".join([*lines, why_behind(layout, best)] if layout is not best else lines)
 
 
-def fact_lines(plan: Planned, layout: PlannedLayout) -> list[str]:
+def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -> list[str]:
     """Seconds, memory, rates and price of a layout."""
     facts = layout_facts(plan, layout)
     causes = ", ".join(f"{name} {_seconds(value)}" for name, value in layout.time.causes.items() if value > 0)
     hidden = "" if facts["hidden_share"] is None else f", {facts['hidden_share']:.0%} of the exchange hidden"
+    memory = f"{facts['memory_gib']:.1f} GiB per device, " if with_memory else ""
     lines = [
         f"step {_seconds(layout.time.total)} = {causes}",
-        f"{facts['memory_gib']:.1f} GiB per device, {facts['mfu']:.1%} of the peak, bubble {facts['bubble_share']:.1%}"
+        f"{memory}{facts['mfu']:.1%} of the peak, bubble {facts['bubble_share']:.1%}"
         f"{hidden}, {facts['rows_per_s']:,.4g} rows/s",
     ]
     if facts["hours"] is not None:
@@ -313,7 +314,6 @@ def show_on_cluster(config: RunConfig, cluster: Cluster) -> str:
     plan = planned(config, cluster)
     cluster.nodes(mesh.world)
     layout = plan.costs.layout(config.parallel, mesh)
-    limit = cluster.device.memory_bytes * USABLE
-    fits = [] if layout.memory <= limit else [f"does not fit: {layout.memory / GIB:.1f} GiB of {limit / GIB:.1f}"]
-    head = "\n   ".join([f"on {cluster.device.name}: {layout_text(layout)}", *fact_lines(plan, layout), *fits])
+    facts = fact_lines(plan, layout, with_memory=False)  # `show_plan` has it, from a trace of whole passes
+    head = "\n   ".join([f"on {cluster.device.name}: {layout_text(layout)}", *facts])
     return "\n\n".join([head, *advice(plan, layout, one_device(plan))])

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkring.conf.clusters.cluster import Cluster
-from sparkring.training.planner.step_time import StepTime
+from sparkring.training.planner.timing.step_time import StepTime
 
 WORTH_IT = 1.3  # times one device's rate, below which a ring is not worth its trouble
 LINK_LIMITED = 0.15  # share of a step that waits for exchanges

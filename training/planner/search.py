@@ -21,8 +21,8 @@ from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import choose_engine
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.memory import StageMemory, activation_numel, stage_memory
-from sparkring.training.planner.operations import ModelWork, trace_operations
-from sparkring.training.planner.step_time import (
+from sparkring.training.planner.timing.operations import ModelWork, trace_operations
+from sparkring.training.planner.timing.step_time import (
     StepCounts,
     StepTime,
     counts_of_stages,
@@ -159,6 +159,8 @@ class LayoutCosts:
         passes = workload.rows_per_pass * alive / config.stages_per_rank / mesh.cp
         outputs = self._once("outputs", lambda: output_elements(self.traced.work))
         loss = workload.rows_per_pass * outputs * (LOSS_BYTES + workload.compute_bytes) / (mesh.tp * mesh.cp)
+        if not config.zero:  # a ring's buckets, and weights as autocast casts them
+            loss += state.gradients * (mesh.dp * mesh.cp > 1) + rank.whole * 2 * (config.precision != "fp32")
         return device_bytes(state) + int(kept * passes * workload.compute_bytes + loss)
 
     def _sent(self, workload: Workload) -> dict[str, int]:

@@ -8,7 +8,7 @@ import pytest
 
 from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.training.planner.advice import checkpoint_plan, distribute_advice, link_advice, paying_batch
-from sparkring.training.planner.step_time import StepTime
+from sparkring.training.planner.timing.step_time import StepTime
 
 
 def test_a_ring_that_gains_less_than_a_third_is_advised_against() -> None:

@@ -25,7 +25,7 @@ from sparkring.training.planner.search import (
     search,
     traced_model,
 )
-from sparkring.training.planner.step_time import step_counts, step_time
+from sparkring.training.planner.timing.step_time import step_counts, step_time
 from sparkring.training.planner.traffic import schedule_cost
 from sparkring.training.planner.workload import RankParameters, Workload
 

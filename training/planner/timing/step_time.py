@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from sparkring.conf.clusters.cluster import MICRO, Cluster
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.schedules import schedule_table, simulate
-from sparkring.training.planner.collectives import RankGroup, Topology
-from sparkring.training.planner.operations import ModelWork, Operation
-from sparkring.training.planner.roofline import OperationTable, PassWork, RankShare, Roofline
+from sparkring.training.planner.timing.collectives import RankGroup, Topology
+from sparkring.training.planner.timing.operations import ModelWork, Operation
+from sparkring.training.planner.timing.roofline import OperationTable, PassWork, RankShare, Roofline
 from sparkring.training.planner.trace import Trace
 from sparkring.training.planner.traffic import activation_bytes, batch_axes_bytes
 from sparkring.training.planner.workload import RankParameters, Workload

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkring.conf.clusters.cluster import MICRO, Cluster
-from sparkring.training.planner.operations import Operation
+from sparkring.training.planner.timing.operations import Operation
 
 Array = NDArray[Any]
 TILES = (

@@ -27,9 +27,9 @@ from sparkring.conf.schema import Strict
 from sparkring.training.models.sharding_plan import plan_of
 from sparkring.training.models.torch_private import meta_device
 from sparkring.training.parallel.mesh import Mesh
-from sparkring.training.planner.operations import ModelWork, trace_operations
-from sparkring.training.planner.reference import ReferenceGPT
-from sparkring.training.planner.step_time import StepCounts, step_counts
+from sparkring.training.planner.timing.operations import ModelWork, trace_operations
+from sparkring.training.planner.timing.reference import ReferenceGPT
+from sparkring.training.planner.timing.step_time import StepCounts, step_counts
 from sparkring.training.planner.trace import Trace, trace_model
 from sparkring.training.planner.workload import Workload
 

@@ -10,11 +10,17 @@ from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.clusters.cluster import Cluster
 from sparkring.training.models.gpt import GPT
 from sparkring.training.parallel.mesh import Mesh
-from sparkring.training.planner.collectives import RankGroup, Topology
-from sparkring.training.planner.operations import Operation
-from sparkring.training.planner.roofline import OperationTable, RankShare, Roofline
 from sparkring.training.planner.search import traced_model
-from sparkring.training.planner.step_time import StageSeconds, StepCounts, pipeline_seconds, step_counts, step_time
+from sparkring.training.planner.timing.collectives import RankGroup, Topology
+from sparkring.training.planner.timing.operations import Operation
+from sparkring.training.planner.timing.roofline import OperationTable, RankShare, Roofline
+from sparkring.training.planner.timing.step_time import (
+    StageSeconds,
+    StepCounts,
+    pipeline_seconds,
+    step_counts,
+    step_time,
+)
 from sparkring.training.planner.workload import Workload
 
 TOKENS, WIDTH, VOCAB, ROWS = 128, 256, 512, 16

@@ -9,15 +9,15 @@ import pytest
 
 from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.errors import ConfigError
-from sparkring.training.planner.calibrate import fit_errors, fitted, pick_regret, predicted, rank_correlation
-from sparkring.training.planner.measurements import MeasuredStep, counts_of, read_measurements
+from sparkring.training.planner.timing.calibrate import fit_errors, fitted, pick_regret, predicted, rank_correlation
+from sparkring.training.planner.timing.measurements import MeasuredStep, counts_of, read_measurements
 
 HEAD = (
     "framework,precision,width,layers,heads,tokens,vocab,dp,tp,pp,zero,micro_batch,global_batch,recompute,"
     "gradient_bytes,step_s\n"
 )
 ROW = "megatron,fp16,1024,4,16,512,1024,2,1,1,0,4,16,false,2,0.5\n"
-PUBLISHED = Path(__file__).parents[3] / "benchmarks/published"
+PUBLISHED = Path(__file__).parents[4] / "benchmarks/published"
 
 
 def steps() -> list[MeasuredStep]:

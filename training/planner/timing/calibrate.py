@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkring.conf.clusters.cluster import Cluster
-from sparkring.training.planner.measurements import MeasuredStep
-from sparkring.training.planner.step_time import StepCounts, step_time
+from sparkring.training.planner.timing.measurements import MeasuredStep
+from sparkring.training.planner.timing.step_time import StepCounts, step_time
 
 Array = NDArray[Any]
 # What is physically possible; between them the fit is free
