@@ -65,7 +65,7 @@ def fits_text(config: RunConfig, manifest: DatasetManifest | None, plan: CostPla
 
 
 def gib(size: float) -> str:
-    return f"{size / GIB:,.2f} GiB"
+    return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / GIB * 1024:,.1f} MiB"
 
 
 def smaller(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:

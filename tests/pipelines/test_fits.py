@@ -33,7 +33,7 @@ def with_memory(gib: float) -> Cluster:
 
 def test_the_plan_says_that_a_recipe_fits_on_a_named_cluster() -> None:
     line = next(each for each in show_plan(small(), with_memory(40)).splitlines() if each.startswith("fits"))
-    assert "GiB a rank of 40.00 GiB (one Xeon-8-cores)" in line
+    assert "a rank of 40.00 GiB (one Xeon-8-cores)" in line
 
 
 def test_what_does_not_fit_has_the_smallest_change_that_does() -> None:

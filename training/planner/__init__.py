@@ -6,7 +6,7 @@ formulas at the head of each strategy's file (memory.py, traffic.py). Training m
 
 Bytes sent are those of one rank, averaged over the ranks, without the few bytes of norms and headers. Memory is that in
 the optimizer's step, separately what a pass holds beyond it, and the peak of all of it together: passes are traced
-(timeline.py, codec.py) and played in the order of the step (peak.py).
+(peak_memory/).
 """
 
 from sparkring.training.planner.plan import CostPlan, make_plan

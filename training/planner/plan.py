@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.memory import StageMemory, activation_numel, stage_memory
-from sparkring.training.planner.peak import with_peaks
+from sparkring.training.planner.peak_memory.play import with_peaks
 from sparkring.training.planner.trace import Trace, Untraceable, trace_model
 from sparkring.training.planner.traffic import (
     activation_bytes,

@@ -15,7 +15,7 @@ from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner import CostPlan, Workload, make_plan, table_rows
-from sparkring.training.planner.timeline import Pass, trace_pass
+from sparkring.training.planner.peak_memory.timeline import Pass, trace_pass
 
 # Fig. 1 of arXiv 1910.02054: 7.5e9 parameters, 64 ranks, GB a rank. It counts K = 12 bytes of optimizer state beside 2
 # of weights and 2 of gradients; here are 4 of weights, 4 of gradients and 8 of moments: 16 together too.

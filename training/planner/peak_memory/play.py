@@ -20,9 +20,9 @@ from sparkring.training.data.batch import Columns
 from sparkring.training.parallel.model_parallel.pipeline import AHEAD, PipelineStage
 from sparkring.training.parallel.model_parallel.schedules import Action, schedule_table
 from sparkring.training.parallel.precision import DTYPES
-from sparkring.training.planner.codec import BucketCoding, trace_codec
 from sparkring.training.planner.memory import StageMemory
-from sparkring.training.planner.timeline import GRADIENT, LOSS, Pass, PassEvent, Timeline, trace_pass
+from sparkring.training.planner.peak_memory.codec import BucketCoding, trace_codec
+from sparkring.training.planner.peak_memory.timeline import GRADIENT, LOSS, Pass, PassEvent, Timeline, trace_pass
 from sparkring.training.planner.trace import Untraceable, repeated
 from sparkring.training.planner.workload import RankParameters, Workload
 

@@ -2,7 +2,7 @@
 
 The pass is run as training runs it (LocalStep._part, Pipeline), on tensors that have shapes and no memory, so what it
 holds at each moment is what torch allocates. What layouts add is put in where the pass enters and leaves modules
-(peak.py).
+(play.py).
 """
 
 from __future__ import annotations
