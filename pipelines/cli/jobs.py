@@ -43,6 +43,7 @@ def add_commands(commands: Commands) -> None:
         "sparkring train flights optim.lr=1e-3 train.epochs=5",
         "sparkring train flights dataset=s3://bucket/datasets/flights-0123456789ab launch.on=hosts",
         "sparkring train flights dataset=/shared/flights-0123456789ab launch.world=16",
+        "sparkring train flights dataset=s3://bucket/datasets/flights-0123456789ab launch.on=ray",
     ]
     add_recipe_command(commands, "train", _train, text, examples)
     text = "score the rows of the recipe's `predict` block; model=URI is short for predict.model=URI"
@@ -219,6 +220,10 @@ def _train(arguments: argparse.Namespace) -> int:
     if "dataset" in keys and not any(key.partition(".")[0] == "etl" for key in keys):
         arguments.overrides = [*given, "etl=null"]  # the dataset that is named is in its place
     resolved = load_undated(arguments)
+    if resolved.config.launch.on == "ray":
+        from sparkring.pipelines.job.on_ray import train_on_ray
+
+        return _announced(replace(resolved, overrides=tuple(given)), train_on_ray)
     placement = _placement(resolved)
     if placement is None:
         return _announced(replace(resolved, overrides=tuple(given)), partial(_do_job, etl=False))

@@ -87,7 +87,7 @@ def device_of(config: RunConfig) -> str:
 
 def runs_here(config: RunConfig) -> bool:
     """Whether all ranks will be on this machine."""
-    if config.launch.on == "hosts":
+    if config.launch.is_without_spark:
         return False
     from sparkring.pipelines.run.spark import session_settings, submitted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -107,7 +108,7 @@ def against_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
 
 def slot_problems(config: RunConfig) -> list[str]:
     """More ranks than the recipe's own local Spark would have slots."""
-    if config.launch.on == "hosts":
+    if config.launch.is_without_spark:
         return []
     from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
     from sparkring.pipelines.run.spark import session_settings, submitted
@@ -195,6 +196,11 @@ def reader_problems(config: RunConfig) -> list[str]:
     return not_installed("data.reader = 'petastorm'", "petastorm", "petastorm", "petastorm")
 
 
+def ray_problems(config: RunConfig) -> list[str]:
+    """Ranks on Ray without ray."""
+    return [] if config.launch.on != "ray" else not_installed("launch.on = 'ray'", "Ray", "ray", "ray")
+
+
 def not_installed(setting: str, package: str, module: str, extra: str) -> list[str]:
     """The problem of a setting whose package is not installed; [] where it is.
 
@@ -204,8 +210,9 @@ def not_installed(setting: str, package: str, module: str, extra: str) -> list[s
         module: as it is imported.
         extra: of sparkring, that brings it.
     """
-    if find_spec(module) is not None:
-        return []
+    with contextlib.suppress(ImportError):
+        if find_spec(module) is not None:
+            return []
     return [f"{setting}: needs {package}, which is not installed: pip install 'sparkring[{extra}]'"]
 
 
@@ -334,6 +341,7 @@ def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
 CODE: tuple[Rule[RunConfig], ...] = (
     Rule(("model.family", "model.factory", "model.args", "model.inputs", "optim.groups"), family_problems),
     Rule(("data.reader",), reader_problems),
+    Rule(("launch.on",), ray_problems),
     Rule(("data.decoders",), decoder_problems),
     Rule(("train.best_metric", "train.early_stopping", "promote.rules", "model.task"), metric_problems_of),
     Rule(("optim.name", "optim.schedule", "train.hooks", "parallel.zero", "parallel.tp"), training_problems),
