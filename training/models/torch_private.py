@@ -325,6 +325,9 @@ def complete_gradients(records: Iterable[Any]) -> None:
     dtype of the reduction, those that the last pass alone has reached are not, and it takes no mixture.
     """
     records = list(records)
+    if not all(hasattr(record, "accumulate_unsharded_grad_if_needed") for record in records):
+        _complete_own_gradients(records)  # from torch 2.15 on
+        return
     for record in records:
         record.accumulate_unsharded_grad_if_needed()
     is_summed = any(record.unsharded_accumulated_grad is not None for record in records)
@@ -337,6 +340,13 @@ def complete_gradients(records: Iterable[Any]) -> None:
             record.unsharded_accumulated_grad = torch.zeros_like(record._unsharded_param, dtype=record.reduce_dtype)
         else:
             record._unsharded_param.grad = torch.zeros_like(record._unsharded_param)
+
+
+def _complete_own_gradients(records: Iterable[Any]) -> None:
+    """As `complete_gradients`, where autograd itself adds up what several passes reach, in `.grad_dtype`."""
+    for parameter in map(gathered_parameter, records):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
 
 
 def _end_backward(state: Any) -> None:
