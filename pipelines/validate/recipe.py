@@ -24,6 +24,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.model.model_start import start_problems
 from sparkring.pipelines.model.plan import device_of, knows_its_size, layout_problems_of, runs_here
+from sparkring.pipelines.run.installed import has_spark
 from sparkring.pipelines.run.problems import Problems, refusals
 from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.labels import label_range_problems
@@ -107,7 +108,7 @@ def against_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
 
 def slot_problems(config: RunConfig) -> list[str]:
     """More ranks than the recipe's own local Spark would have slots."""
-    if config.launch.on == "hosts":
+    if config.launch.on == "hosts" or not has_spark():
         return []
     from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
     from sparkring.pipelines.run.spark import session_settings, submitted
