@@ -152,6 +152,27 @@ def test_a_host_that_comes_late_takes_a_lost_ones_place_unless_it_has_another_re
     assert third.wait(60.0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "while_training", "said"),
+    [({"recipe": "x" * 64}, True, "another recipe"), ({"rank": 1}, False, "NODE_RANK = 1: given to ")],
+)
+def test_a_host_that_is_one_too_many_is_sent_away_while_others_train_or_at_the_end(
+    changes: dict[str, object], while_training: bool, said: str, start: Callable[..., Job]
+) -> None:
+    """The world is whole, so nobody asks for slots: such a host waited for the job's end, and ended with its code."""
+    job = start()
+    second = job.join(other())
+    job.hosts.gather(2)
+    third = job.join(other(**changes))  # type: ignore[arg-type]
+    with job.hosts.open_group(2, ()) as group:
+        assert group.wait(lambda: third.wait(0) if while_training else len(group.ready) == 3, 60.0)
+    assert third.wait(0) == while_training
+    job.hosts.end(0)
+    job.hosts.close()
+    assert third.wait(60.0) and third.result().code == REFUSED and said in third.result().why
+    assert second.wait(60.0) and second.result().code == 0
+
+
 def test_a_signal_does_not_make_running_agents_look_as_if_they_had_ended(start: Callable[..., Job]) -> None:
     """Else the host would end at once, without the checkpoint that the driver asks the ranks for."""
     job = start()
