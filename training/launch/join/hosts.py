@@ -155,6 +155,10 @@ class JoinedHosts:
             late = f"{missing}: not here within launch.hosts_wait_s = {options.wait_s:g} s"
             if refused := self._group.server.refused:
                 late += f"; {refused} connections were refused, as of a host with another SPARKRING_SECRET"
+            if options.placement.rank in self.missing():
+                late += (
+                    f"; host 0 does not reach itself at {options.placement.address}: set MASTER_ADDR to its own address"
+                )
             if (room := len(self._here())) < least:
                 raise LaunchError(f"{late}; there is room for {room} ranks, and {least} are needed (launch.min_world)")
             log.warning("%s; training begins on the others", late)

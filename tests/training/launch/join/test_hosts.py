@@ -117,6 +117,17 @@ def test_a_host_that_never_comes_is_named(start: Callable[..., Job]) -> None:
         job.hosts.gather(2)
 
 
+def test_a_first_host_that_is_not_at_the_address_of_the_first_host_says_so() -> None:
+    options = replace(FIRST, placement=replace(FIRST.placement, address="127.0.0.2"), wait_s=0.5)
+    group = WorkerGroup("127.0.0.1", shared=SharedPort(0, SECRET))
+    hosts = JoinedHosts(options, group, HostAgents(options, replace(group.endpoint, addresses=("127.0.0.2",))))
+    with pytest.raises(
+        LaunchError, match=r"NODE_RANK=0 .*; host 0 does not reach itself at 127.0.0.2: set MASTER_ADDR"
+    ):
+        hosts.gather(2)
+    hosts.close()
+
+
 def test_training_begins_without_a_host_that_does_not_come_where_the_rest_is_enough(start: Callable[..., Job]) -> None:
     job = start(replace(FIRST, wait_s=5.0))
     job.hosts.gather(1)
