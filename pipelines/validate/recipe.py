@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.model.model_start import start_problems
 from sparkring.pipelines.model.plan import device_of, knows_its_size, layout_problems_of, runs_here
+from sparkring.pipelines.run.installed import has_spark, is_installed
 from sparkring.pipelines.run.problems import Problems, refusals
 from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.labels import label_range_problems
@@ -108,7 +107,7 @@ def against_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
 
 def slot_problems(config: RunConfig) -> list[str]:
     """More ranks than the recipe's own local Spark would have slots."""
-    if config.launch.is_without_spark:
+    if config.launch.is_without_spark or not has_spark():
         return []
     from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
     from sparkring.pipelines.run.spark import session_settings, submitted
@@ -210,10 +209,11 @@ def not_installed(setting: str, package: str, module: str, extra: str) -> list[s
         module: as it is imported.
         extra: of sparkring, that brings it.
     """
-    with contextlib.suppress(ImportError):
-        if find_spec(module) is not None:
-            return []
-    return [f"{setting}: needs {package}, which is not installed: pip install 'sparkring[{extra}]'"]
+    return (
+        []
+        if is_installed(module)
+        else [f"{setting}: needs {package}, which is not installed: pip install 'sparkring[{extra}]'"]
+    )
 
 
 def training_problems(config: RunConfig) -> list[str]:
