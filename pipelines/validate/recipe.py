@@ -209,11 +209,9 @@ def not_installed(setting: str, package: str, module: str, extra: str) -> list[s
         module: as it is imported.
         extra: of sparkring, that brings it.
     """
-    return (
-        []
-        if is_installed(module)
-        else [f"{setting}: needs {package}, which is not installed: pip install 'sparkring[{extra}]'"]
-    )
+    if is_installed(module):
+        return []
+    return [f"{setting}: needs {package}, which is not installed: pip install 'sparkring[{extra}]'"]
 
 
 def training_problems(config: RunConfig) -> list[str]:
