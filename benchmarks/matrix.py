@@ -2,9 +2,11 @@
 
 Each version is laid over this environment in a folder of its own (build/matrix, made with pip), classic and, where
 asked, as a server of Spark Connect in the same process; the oldest one also over the lowest version of every other
-package that pyproject.toml allows (torch apart). A trial of flights is run and its model scores the timetable,
-on `local[2]`. What is compared with the newest version: the rows of every file, their bytes, the fitted statistics,
-the sha256 of the weights and the predictions. One version at a time; each command may take --limit-s.
+package that pyproject.toml allows (torch apart). On `local[2]`, a trial of flights is run and its model scores the
+timetable; then a night of examples/nights, once to its end, and once killed by SIGKILL at its first checkpoint and
+started again. What is compared with the newest version: the rows of every file, their bytes, the fitted statistics, the
+sha256 of the weights, the predictions, and the night's weights; those after the kill with those without. One version at
+a time; each command may take --limit-s.
 
     python benchmarks/matrix.py [--versions 3.5.9 ...] [--connect 4.3.0 ...] [--lowest 3.5.9] [--rows 1000] [--out FILE]
 """
@@ -12,15 +14,17 @@ the sha256 of the weights and the predictions. One version at a time; each comma
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,6 +39,7 @@ PY4J = {"3.5": "0.10.9.7", "4.0": "0.10.9.9", "4.1": "0.10.9.9", "4.2": "0.10.9.
 CLASSIC = ["3.5.9", "4.0.5", "4.1.4", "4.2.1", "4.3.0"]
 CONNECT_NEEDS = ["grpcio", "grpcio-status", "googleapis-common-protos", "zstandard"]
 LOCKED, LOWEST = "locked", "lowest"
+NIGHT, DAYS = "2026-06-05", ["2026-06-01", "2026-06-06"]
 TIMES = ("scored_at",)  # columns of a prediction that no two runs have in common
 
 
@@ -57,6 +62,8 @@ class Found:
     statistics: str = ""
     weights: str = ""
     predictions: str = ""
+    night: str = ""
+    killed: str = ""
     error: str = ""
 
 
@@ -125,13 +132,56 @@ def run(case: Case, folder: Path, rows: int, limit_s: float) -> Found:
     wanted += ["predict.keep=[time_hour, carrier, flight, origin]", f"model={model}", *places]
     if error := command(["predict", "flights", *wanted], case, folder, limit_s):
         return Found(seconds, error=f"predict: {error}")
-    return found_in(out, model, seconds)
+    found, nights = found_in(out, model, seconds), dict[str, str]()
+    for name in ("night", "killed"):
+        weights, error = night(case, folder, out / name, name == "killed", limit_s)
+        if error:
+            return replace(found, error=f"{name}: {error}")
+        nights[name] = weights
+    return replace(found, **nights)
+
+
+def night(case: Case, folder: Path, out: Path, is_killed: bool, limit_s: float) -> tuple[str, str]:
+    """Run a date of examples/nights, and kill it at its first checkpoint if asked; (sha256 of its weights, error)."""
+    words = ["run", str(ROOT / "examples/nights/clicks.yaml"), "--date", NIGHT, "train.epochs=200"]
+    words += ["checkpoint.every_steps=20", f"storage.datasets={out}/datasets", f"storage.runs={out}/runs"]
+    words += [f"tracking.uri=sqlite:///{out}/mlflow.db"]
+    if is_killed and not killed_at_checkpoint(case, folder, out, words, limit_s):
+        return "", "no checkpoint to be killed at"
+    if error := command(words, case, folder, limit_s):
+        return "", error
+    (record,) = out.glob("runs/*/*/reproduce.json")
+    return str(json.loads(record.read_text())["weights_sha256"]), ""
+
+
+def killed_at_checkpoint(case: Case, folder: Path, out: Path, words: list[str], limit_s: float) -> bool:
+    """Start a command, and kill all of its processes once it has written a checkpoint."""
+    job = subprocess.Popen(
+        [*program_of(case), *words],
+        cwd=folder,
+        env=environment(case),
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    limit = time.monotonic() + limit_s
+    while job.poll() is None and not [*out.glob("runs/**/COMMIT.json")] and time.monotonic() < limit:
+        time.sleep(0.02)
+    was_running = job.poll() is None
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    return was_running
+
+
+def program_of(case: Case) -> list[str]:
+    python = lowest_python() if case.packages == LOWEST else sys.executable
+    return [python, "-m", "sparkring.pipelines.cli"]
 
 
 def command(words: list[str], case: Case, folder: Path, limit_s: float) -> str:
     """Run a command of ours; returns the last line of its output where it fails."""
-    python = lowest_python() if case.packages == LOWEST else sys.executable
-    program = [python, "-m", "sparkring.pipelines.cli", *words]
+    program = [*program_of(case), *words]
     try:
         done = subprocess.run(
             program, cwd=folder, env=environment(case), capture_output=True, text=True, timeout=limit_s
@@ -148,15 +198,20 @@ def found_in(out: Path, model: Path, seconds: float) -> Found:
     manifest = json.loads(path.read_text())
     tables = [pq.read_table(path.parent / file["path"]) for file in manifest["files"]]
     predictions = pa.concat_tables([pq.read_table(each) for each in sorted((out / "predictions").glob("*.parquet"))])
-    kept = predictions.drop_columns([name for name in TIMES if name in predictions.column_names])
+    shown = predictions.drop_columns([name for name in TIMES if name in predictions.column_names])
     return Found(
         seconds,
         digest([table.to_pylist() for table in tables]),
         digest([[file["path"].rpartition("/")[2], file["sha256"]] for file in manifest["files"]]),
         digest([manifest["features"], manifest["checks"], manifest["accounting"]]),
         json.loads((model.parent / "reproduce.json").read_text())["weights_sha256"],
-        digest(sorted(repr(row) for row in kept.to_pylist())),
+        digest(sorted(repr(row) for row in shown.to_pylist())),
     )
+
+
+def kept(found: Found) -> tuple[str, ...]:
+    """What must be equal on every version."""
+    return found.rows, found.weights, found.night
 
 
 def digest(what: Any) -> str:
@@ -165,13 +220,14 @@ def digest(what: Any) -> str:
 
 def table(found: dict[Case, Found], like: Found) -> str:
     """The result as a table; every digest is compared with that of `like`."""
-    names = ("rows", "files", "statistics", "weights", "predictions")
-    head = f"| Spark | session | packages | {' | '.join(names)} | seconds of `run` |"
-    lines = [head, "|---|---|---|" + "---|" * (len(names) + 1)]
+    names = ("rows", "files", "statistics", "weights", "predictions", "night")
+    head = f"| Spark | session | packages | {' | '.join(names)} | after kill -9 | seconds of `run` |"
+    lines = [head, "|---|---|---|" + "---|" * (len(names) + 2)]
     for case, one in found.items():
         cells = ["equal" if getattr(one, name) == getattr(like, name) != "" else "DIFFERENT" for name in names]
+        cells.append("equal" if one.killed == one.night != "" else "DIFFERENT")
         if one.error:
-            cells = [one.error, *[""] * (len(names) - 1)]
+            cells = [one.error, *[""] * len(names)]
         row = [case.version, case.mode, case.packages, *cells, f"{one.seconds:.0f}"]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
@@ -190,8 +246,8 @@ def main() -> int:
     cases += [Case(v, "classic", LOWEST) for v in arguments.lowest]
     found: dict[Case, Found] = {}
     with tempfile.TemporaryDirectory(prefix="matrix") as scratch:
-        raw = [sys.executable, "-m", "sparkring.etl.raw", "flights"]
-        subprocess.run(raw, cwd=scratch, check=True, capture_output=True)
+        for words in (["-m", "sparkring.etl.raw", "flights"], [str(ROOT / "examples/nights/make_days.py"), *DAYS]):
+            subprocess.run([sys.executable, *words], cwd=scratch, check=True, capture_output=True)
         for case in cases:
             found[case] = run(case, Path(scratch), arguments.rows, arguments.limit_s)
             print(case, found[case], file=sys.stderr, flush=True)
@@ -203,11 +259,13 @@ def main() -> int:
         f"{measured_with('pandas', 'pyarrow', 'torch', 'mlflow')}. A trial of {arguments.rows} rows on local[2], and a "
         "scoring by its model, each version laid over the same environment. `rows`: values of every file in order; "
         "`files`: the bytes; `statistics`: fitted features, checks, accounting; `weights`: sha256. Equal: as those of "
-        "the newest version. Packages `lowest`: the lower end of each range in pyproject.toml "
+        "the newest version. `night`: weights of a date of examples/nights; `after kill -9`: of the same, killed at "
+        "its first checkpoint and started again, against those without. Packages `lowest`: the lower end of each range "
+        "in pyproject.toml "
         f"({', '.join(lowest_versions())}), and the same torch.\n\n"
     )
     publish(head + table(found, like) + "\n", arguments.out)
-    wrong = [one for one in found.values() if one.error or (one.rows, one.weights) != (like.rows, like.weights)]
+    wrong = [one for one in found.values() if one.error or kept(one) != kept(like) or one.killed != one.night]
     return 1 if wrong else 0
 
 

@@ -30,6 +30,7 @@ from sparkring.conf.schema import NAME, REFERENCE, RUN_NAME
 from sparkring.conf.secrets import redacted
 from sparkring.conf.tasks import Families
 
+OF_TABLES = ("etl", "predict", "schedule")  # how rows are made of tables; an override `dataset=URI` takes their place
 MOST_SHOWN = 200  # characters of a wrong value
 SYNONYMS = {"gpu": "cuda", "adam": "adamw", "classification": "multiclass"}  # nearer in spelling is another value
 PATTERNS = {  # in words
@@ -65,11 +66,14 @@ class Resolved:
 def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | None = None) -> Resolved:
     """Resolve a recipe by name (`flights`) or path (`my/run.yaml`). Raises ConfigError with every problem.
 
+    An override `dataset=URI` takes the place of the recipe's blocks about tables.
+
     `date`: fills in the recipe's templates and window; without one, a recipe with a schedule is that of its first date.
     """
     read, overrides = read_recipe(recipe, takes_null, of_other_kinds), tuple(overrides)
     where, values, origins = read.where, read.values, read.origins
     problems: list[str] = []
+    given: set[str] = set()  # blocks that an override names
     for override in overrides:
         try:
             key, value = parse_override(override)
@@ -81,6 +85,11 @@ def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | 
             continue
         origins = {k: v for k, v in origins.items() if k != key and not k.startswith(key + ".")}
         origins[key] = "command line"
+        given.add(key.partition(".")[0])
+    if "dataset" in given and values["dataset"] is not None and "etl" not in given:
+        replaced = [block for block in OF_TABLES if block in values and block not in given]
+        values |= dict.fromkeys(replaced)
+        origins |= dict.fromkeys(replaced, "command line")
     dated = apply_date(values, date)
     values, problems = dated.values, [*problems, *dated.problems]
     origins |= dict.fromkeys(dated.set_keys, ORIGIN)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import html
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,16 +62,20 @@ class Recipe:
         from sparkring.pipelines.init.folder import RECIPE, target_folder, write_project
         from sparkring.pipelines.init.table import table_project
 
+        if not isinstance(label, str):
+            raise TypeError(f"label = {label!r}: must be the name of a column, or several names with commas between")
+        source: AbstractContextManager[str]
         if isinstance(table, str | Path):
             target = target_folder(None if folder is None else str(folder), str(table))
-            data = str(table)
+            source = nullcontext(str(table))
         elif folder is None:
             raise ConfigError("Recipe.from_table", ["folder: a DataFrame needs one, where its rows are written"])
         else:
             target = target_folder(str(folder), str(folder))
-            data = _written(table, target / TABLE)
-        project = table_project(data, label, task, target, family)
-        write_project(target, project, ["Recipe.from_table", data, label])
+            source = _written(table, target / TABLE)
+        with source as data:
+            project = table_project(data, label, task, target, family)
+            write_project(target, project, ["Recipe.from_table", data, label])
         return cls(str(target / RECIPE), tuple(project.decided), tuple(project.look_at))
 
     @property
@@ -144,6 +150,8 @@ def run(
     from sparkring.pipelines.run.runs import RunRecord
 
     path = recipe.path if isinstance(recipe, Recipe) else str(recipe)
+    if not isinstance(overrides, Mapping | None):
+        raise TypeError(f"overrides = {overrides!r}: must be a dict, such as {{'train.steps': 500}}")
     resolved = _resolved(path, [*_overrides(blocks), *_overrides(overrides or {})], limit_rows)
     records: list[RunRecord] = []
 
@@ -151,7 +159,8 @@ def run(
         def on_run(self, record: RunRecord) -> None:
             records.append(record)
 
-    code = run_job(resolved, etl=True, publication=Noted(), session=None if spark is None else lambda: spark)
+    with nullcontext() if spark is None else _in_session(spark):
+        code = run_job(resolved, etl=True, publication=Noted(), session=None if spark is None else lambda: spark)
     return _read_run(resolved, records[-1].folder, code)
 
 
@@ -189,10 +198,37 @@ def _open_session(world: int) -> SparkSession:
     return SparkSession.getActiveSession() or SparkSession.builder.master(f"local[{world}]").getOrCreate()
 
 
-def _written(frame: DataFrame, folder: Path) -> str:
+@contextmanager
+def _in_session(spark: SparkSession) -> Iterator[None]:
+    """Check a session of the caller's, and let its local workers run this Python."""
+    from sparkring.etl.spark_platform.application import check_session, this_python
+
+    check_session(spark)
+    with this_python(spark):
+        yield
+
+
+@contextmanager
+def _written(frame: DataFrame, folder: Path) -> Iterator[str]:
+    """Write the rows of a DataFrame; delete them where the block fails.
+
+    A corrected call then finds the recipe's folder free.
+    """
+    from sparkring.etl.spark_platform.application import check_session
+
+    if not hasattr(frame, "sparkSession"):
+        raise TypeError(
+            f"table: is a {type(frame).__module__}.{type(frame).__qualname__}; give the path of a CSV or Parquet "
+            "file, or a Spark DataFrame, such as spark.table(name) or spark.createDataFrame(pandas_frame)"
+        )
+    check_session(frame.sparkSession)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    frame.write.parquet(folder.resolve().as_uri())
-    return str(folder)
+    try:
+        frame.write.parquet(folder.resolve().as_uri())
+        yield str(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _resolved(path: str, overrides: list[str], limit_rows: int | None) -> Resolved:

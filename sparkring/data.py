@@ -6,6 +6,7 @@ it was, on more or fewer ranks too.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -89,7 +90,7 @@ class DataReader:
 
 
 def open(
-    uri: str,
+    uri: str | os.PathLike[str],
     split: str = "train",
     *,
     rank: int = 0,
@@ -116,6 +117,7 @@ def open(
     config = DataConfig.model_validate(settings)
     if not 0 <= rank < world:
         raise ValueError(f"rank = {rank}: world = {world} processes are numbered from 0; give each a number below that")
+    uri = os.fspath(uri)
     storage = open_storage(uri)
     manifest = read_manifest(storage)
     if split not in manifest.splits:

@@ -10,11 +10,11 @@ from sparkring.conf.schema import Seconds, Strict
 class LaunchConfig(Strict):
     """How ranks are started, watched and started again."""
 
-    on: Literal["auto", "spark", "hosts"] = Field(
+    on: Literal["auto", "spark", "hosts", "ray"] = Field(
         "auto",
-        description="where ranks run: in barrier stages of `spark`, or on `hosts` on each of which torchrun, srun, "
-        "mpirun or ssh has started `sparkring train` once; auto: `hosts` where the environment names several of them "
-        "or pyspark is not installed, else `spark`",
+        description="where ranks run: in barrier stages of `spark`, on `hosts` on each of which torchrun, srun, mpirun "
+        "or ssh has started `sparkring train` once, or on a running `ray` cluster; auto: `hosts` where the environment "
+        "names several of them or pyspark is not installed, else `spark`",
     )
     world: PositiveInt = Field(2, description="ranks, one per Spark task slot")
     min_world: PositiveInt | None = Field(None, description="smallest world to go on with; None: never shrink")
@@ -42,13 +42,19 @@ class LaunchConfig(Strict):
         None,
         description="that the driver of launch.on: hosts listens on; None: MASTER_PORT, under torchrun the next one",
     )
-    hosts_wait_s: Seconds = Field(300.0, description="for all hosts of launch.on: hosts to come")
+    hosts_wait_s: Seconds = Field(300.0, description="for all hosts of launch.on: hosts to come, or room on Ray")
     cpus_per_rank: PositiveInt | None = Field(
-        None, description="cores each rank asks of Spark, as a stage-level profile; None: spark.task.cpus"
+        None, description="cores each rank asks of Spark, as a stage-level profile, or Ray; None: spark.task.cpus, or 1"
     )
     gpus_per_rank: Annotated[int, Field(ge=0)] = Field(
-        0, description="GPUs each rank asks of Spark, as a stage-level profile; 0: spark.task.resource.gpu.amount"
+        0,
+        description="GPUs each rank asks of Spark, as a stage-level profile, or Ray; 0: "
+        "spark.task.resource.gpu.amount, or none",
     )
+
+    @property
+    def is_without_spark(self) -> bool:
+        return self.on in ("hosts", "ray")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

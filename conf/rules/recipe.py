@@ -18,10 +18,22 @@ BUILT_IN_TABULAR = "training.models.tabular:Tabular"
 
 NO_EFFECT: tuple[Rule[RunConfig], ...] = (
     no_effect(
-        ("launch.ranks_per_host", "launch.port", "launch.hosts_wait_s"),
+        ("launch.ranks_per_host", "launch.port"),
+        lambda c: c.launch.on in ("spark", "ray"),
+        "with launch.on = spark or ray, whose slots or bundles decide",
+        "remove it, or set launch.on to auto or hosts",
+    ),
+    no_effect(
+        ("launch.hosts_wait_s",),
         lambda c: c.launch.on == "spark",
         "with launch.on = spark, whose slots decide",
-        "remove it, or set launch.on to auto or hosts",
+        "remove it, or set launch.on to auto, hosts or ray",
+    ),
+    no_effect(
+        ("launch.cpus_per_rank", "launch.gpus_per_rank"),
+        lambda c: c.launch.on == "hosts",
+        "with launch.on = hosts, whose ranks share the host's cores and GPUs",
+        "remove it; launch.ranks_per_host decides",
     ),
     no_effect(
         ("data.tail", "data.window_row_groups", "data.block_rows", "data.on_corrupt", "data.cache.files"),
@@ -288,8 +300,8 @@ CONFLICTS: tuple[Rule[RunConfig], ...] = (
     ),
     refuse(
         ("launch.on", "etl", "dataset"),
-        lambda c: c.launch.on == "hosts" and c.etl is not None,
-        "launch.on = 'hosts': there is no Spark to build the dataset of the etl block",
+        lambda c: c.launch.is_without_spark and c.etl is not None,
+        "launch.on = {0.launch.on!r}: there is no Spark to build the dataset of the etl block",
         "build it with `sparkring etl`, and give its URI: dataset=URI",
     ),
     refuse(

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkring.etl.spark_platform.capabilities import all_settings, is_classic
 from sparkring.etl.spark_platform.jvm import JvmGone, jvm_of
@@ -30,6 +30,14 @@ def settings_of(spark: SparkSession) -> Mapping[str, str]:
     if is_classic(spark):
         return dict(spark.sparkContext.getConf().getAll())
     return all_settings(spark)
+
+
+def check_session(spark: Any) -> None:
+    """Raise TypeError for an object that is not a session, ValueError for a session that was stopped."""
+    if not hasattr(spark, "createDataFrame"):
+        raise TypeError(f"spark = {spark!r}: must be the SparkSession whose executors run the ranks")
+    if spark.sparkContext._jsc is None if is_classic(spark) else spark.is_stopped:
+        raise ValueError("spark: the session was stopped; make another by SparkSession.builder.getOrCreate()")
 
 
 def master_of(spark: SparkSession) -> str:

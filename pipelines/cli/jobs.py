@@ -22,6 +22,7 @@ from sparkring.pipelines.cli.arguments import (
     load_undated,
 )
 from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.installed import has_spark
 
 if TYPE_CHECKING:
     from sparkring.conf.load import Resolved
@@ -43,6 +44,7 @@ def add_commands(commands: Commands) -> None:
         "sparkring train flights optim.lr=1e-3 train.epochs=5",
         "sparkring train flights dataset=s3://bucket/datasets/flights-0123456789ab launch.on=hosts",
         "sparkring train flights dataset=/shared/flights-0123456789ab launch.world=16",
+        "sparkring train flights dataset=s3://bucket/datasets/flights-0123456789ab launch.on=ray",
     ]
     add_recipe_command(commands, "train", _train, text, examples)
     text = "score the rows of the recipe's `predict` block; model=URI is short for predict.model=URI"
@@ -214,16 +216,17 @@ def _etl(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    given = arguments.overrides
-    keys = [word.partition("=")[0] for word in given]
-    if "dataset" in keys and not any(key.partition(".")[0] == "etl" for key in keys):
-        arguments.overrides = [*given, "etl=null"]  # the dataset that is named is in its place
+    given = tuple(arguments.overrides)
     resolved = load_undated(arguments)
+    if resolved.config.launch.on == "ray":
+        from sparkring.pipelines.job.on_ray import train_on_ray
+
+        return _announced(resolved, train_on_ray)
     placement = _placement(resolved)
     if placement is None:
-        return _announced(replace(resolved, overrides=tuple(given)), partial(_do_job, etl=False))
+        return _announced(resolved, partial(_do_job, etl=False))
     arguments.overrides = [*arguments.overrides, "launch.on=hosts"]
-    return _train_on_hosts(replace(load_undated(arguments), overrides=tuple(given)), placement)
+    return _train_on_hosts(replace(load_undated(arguments), overrides=given), placement)
 
 
 def _placement(resolved: Resolved) -> Placement | None:
@@ -237,16 +240,7 @@ def _placement(resolved: Resolved) -> Placement | None:
         found = find_placement(os.environ)
     except ValueError as error:
         raise ConfigError(resolved.config.name, [f"launch.on = {on!r}: {error}"]) from error
-    return found if on == "hosts" or found is not ALONE or not _has_spark() else None
-
-
-def _has_spark() -> bool:
-    from importlib.util import find_spec
-
-    try:
-        return find_spec("pyspark") is not None
-    except ImportError:
-        return False
+    return found if on == "hosts" or found is not ALONE or not has_spark() else None
 
 
 def _train_on_hosts(resolved: Resolved, placement: Placement) -> int:

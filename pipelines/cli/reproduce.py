@@ -119,7 +119,7 @@ def find_run(target: str, tracking: TrackingConfig) -> KeptRun:
     with client_limits(tracking):
         model = find_model(tracking, target)
         job = find_job(tracking, model)
-    folder = None if job is None else run_of(job.run_id, job.runs_uri, job.recipe)
+    folder = None if job is None else run_of(job)
     if folder is None:
         raise StoredError(f"{model.uri}: cannot be reproduced: its run folder is gone (see sparkring lineage {target})")
     run = _kept(folder)

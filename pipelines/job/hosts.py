@@ -24,7 +24,7 @@ from sparkring.conf.manifest import read_manifest
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.job.job import run_on_platform
+from sparkring.pipelines.job.job import check_without_spark, run_on_platform
 from sparkring.pipelines.job.train_step import preload_of
 from sparkring.pipelines.launch.check_hosts import check_hosts
 from sparkring.pipelines.launch.recover import Platform
@@ -58,8 +58,9 @@ def train_on_hosts(resolved: Resolved, placement: Placement, exit_code: Callable
 
 
 def drive(resolved: Resolved, hosts: JoinedHosts, options: JoinOptions) -> int:
-    """Wait for all hosts, and do the job."""
+    """Check the recipe, wait for all hosts, and do the job."""
     launch, place = resolved.config.launch, options.placement
+    check_without_spark(resolved.config)
     if place.count > 1:
         log.info("host 0 of %d, started by %s: waiting for the others", place.count, place.started_by)
     hosts.gather(launch.min_world or launch.world)

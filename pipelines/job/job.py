@@ -96,8 +96,10 @@ def run_parts(
     from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 
     config, began = resolved.config, time.monotonic()
-    if config.launch.on == "hosts":
-        raise ConfigError(config.name, ["launch.on = 'hosts': only `sparkring train` does that; set it to spark"])
+    if config.launch.is_without_spark:
+        raise ConfigError(
+            config.name, [f"launch.on = {config.launch.on!r}: only `sparkring train` does that; set it to spark"]
+        )
     sources = publication.pin(config, session)
     fingerprint = etl_step.wanted_fingerprint(config, sources)
     runs = Runs(config.storage.runs, config.name)
@@ -131,11 +133,18 @@ def run_parts(
     return code
 
 
-def run_on_platform(resolved: Resolved, platform: Platform) -> int:
-    """Train on a dataset that is there, without Spark, and return the exit code; raises what the parts raise."""
-    config, began = resolved.config, time.monotonic()
+def check_without_spark(config: RunConfig) -> None:
+    """Raise what is wrong with a recipe that trains on a dataset that is there, before hosts are waited for."""
     check_recipe(config)
     check_tables(config, JOB_FOLDERS)
+
+
+def run_on_platform(resolved: Resolved, platform: Platform) -> int:
+    """Train on a dataset that is there, without Spark, and return the exit code; raises what the parts raise.
+
+    Of a recipe that `check_without_spark` has checked.
+    """
+    config, began = resolved.config, time.monotonic()
     found = etl_step.given(config)
     fingerprint, runs = found.manifest.fingerprint, Runs(config.storage.runs, config.name)
     runs.check_free(config, fingerprint)

@@ -29,6 +29,7 @@ from sparkring.conf.errors import first_line
 from sparkring.etl.spark_platform.application import (
     application_id,
     cancel,
+    check_session,
     described,
     driver_address,
     in_process,
@@ -107,8 +108,8 @@ def run_barrier(
         control: requests to the ranks, from other threads.
         options: interface, output, resources, limits.
     """
-    if not hasattr(spark, "createDataFrame"):
-        raise TypeError(f"spark = {spark!r}: must be the SparkSession whose executors run the ranks")
+    check_session(spark)
+    check_world(world)
     job.check()  # before anything starts
     check_slots(spark, SlotRequest(world, profile=options.profile), control)
     with this_python(spark), barrier_group(spark, world, job.preload, options) as group:

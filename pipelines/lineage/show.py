@@ -6,7 +6,7 @@ import datetime as dt
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.blocks.predict import REGISTERED
@@ -22,6 +22,9 @@ from sparkring.etl.windows.parts import PART_NAME, Part
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.client import client_limits
 from sparkring.training.worker.result import MODEL, SUMMARY, TrainResult, read_result
+
+if TYPE_CHECKING:
+    from sparkring.pipelines.tracking.store.fetch import RegisteredBy
 
 State = Literal["same", "changed", "gone", "not looked at"]
 
@@ -75,7 +78,7 @@ def trace(target: str, tracking: TrackingConfig) -> Origin:
     tags = {name.removeprefix("sparkring."): value for name, value in found.tags.items()}
     model = {"uri": found.uri, "aliases": list(found.aliases), "registered": registered, "tags": tags}
     made = Origin(target, model=model)
-    run = None if job is None else run_of(job.run_id, job.runs_uri, job.recipe)
+    run = None if job is None else run_of(job)
     if run is None:
         where = (
             "MLflow does not know its job" if job is None else f"{job.runs_uri}/{job.recipe} has no run of {job.run_id}"
@@ -84,11 +87,18 @@ def trace(target: str, tracking: TrackingConfig) -> Origin:
     return of_run(made, run)
 
 
-def run_of(mlflow_run_id: str, runs_uri: str, recipe: str) -> Storage | None:
-    """The run folder that a job has written; None where it is gone."""
-    runs = Runs(runs_uri, recipe)
-    folders = [runs.at(record) for record in runs.records() if record.mlflow_run_id == mlflow_run_id]
-    return next((folder for folder in folders if folder.exists(SUMMARY)), None)
+def run_of(job: RegisteredBy) -> Storage | None:
+    """The run folder that a job has written; None where it is gone.
+
+    A run whose tracking was sent later, by `sparkring replay`, does not know its id in MLflow.
+    """
+    runs = Runs(job.runs_uri, job.recipe)
+    own = [
+        record
+        for record in runs.records()
+        if record.mlflow_run_id == job.run_id or f"{job.recipe}/{record.folder}" == job.job
+    ]
+    return next((folder for folder in map(runs.at, own) if folder.exists(SUMMARY)), None)
 
 
 def of_run(made: Origin, folder: Storage) -> Origin:

@@ -17,6 +17,7 @@ from sparkring.conf.rules.rule import find_notes
 from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.run.installed import has_spark
 from sparkring.training.data.batch import SAMPLE, Columns
 from sparkring.training.data.decoding.columns import is_fixed
 from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task
@@ -90,7 +91,7 @@ def device_of(config: RunConfig) -> str:
 
 def runs_here(config: RunConfig) -> bool:
     """Whether all ranks will be on this machine."""
-    if config.launch.on == "hosts":
+    if config.launch.is_without_spark or not has_spark():
         return False
     from sparkring.pipelines.run.spark import session_settings, submitted
 
@@ -262,7 +263,7 @@ def known_dataset(config: RunConfig) -> tuple[str, DatasetManifest] | None:
             return None
         raise ManifestError(
             "only Spark finds the dataset of a catalog's or database's tables, and this command starts nothing: name "
-            "the folder that `sparkring etl` built, etl=null dataset=FOLDER"
+            "the folder that `sparkring etl` built, dataset=FOLDER"
         )
     sources = pinned_without_spark(config)
     found = None if sources is None else etl_step.find(config, etl_step.wanted_fingerprint(config, sources))

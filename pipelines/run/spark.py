@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import first_line
-from sparkring.etl.spark_platform.application import named_python, start_python
+from sparkring.etl.spark_platform.application import named_python, start_python, this_python
 from sparkring.etl.spark_platform.capabilities import is_classic
 from sparkring.etl.spark_platform.jvm import activate, active_context, adopt_jvm, jvm_held
 from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, is_one_jvm, is_refused, options_of
@@ -193,7 +193,8 @@ def held_session(opened: Opened, launch: LaunchConfig) -> Iterator[SparkSession]
     """Use a session in this thread, and close it at the end."""
     spark = opened.spark
     if opened.borrowed:
-        yield spark
+        with this_python(spark):
+            yield spark
         return
     if not is_classic(spark):
         try:

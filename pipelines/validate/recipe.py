@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.model.model_start import start_problems
 from sparkring.pipelines.model.plan import device_of, knows_its_size, layout_problems_of, runs_here
+from sparkring.pipelines.run.installed import has_spark, is_installed
 from sparkring.pipelines.run.problems import Problems, refusals
 from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.labels import label_range_problems
@@ -107,7 +107,7 @@ def against_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
 
 def slot_problems(config: RunConfig) -> list[str]:
     """More ranks than the recipe's own local Spark would have slots."""
-    if config.launch.on == "hosts":
+    if config.launch.is_without_spark or not has_spark():
         return []
     from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
     from sparkring.pipelines.run.spark import session_settings, submitted
@@ -195,6 +195,11 @@ def reader_problems(config: RunConfig) -> list[str]:
     return not_installed("data.reader = 'petastorm'", "petastorm", "petastorm", "petastorm")
 
 
+def ray_problems(config: RunConfig) -> list[str]:
+    """Ranks on Ray without ray."""
+    return [] if config.launch.on != "ray" else not_installed("launch.on = 'ray'", "Ray", "ray", "ray")
+
+
 def not_installed(setting: str, package: str, module: str, extra: str) -> list[str]:
     """The problem of a setting whose package is not installed; [] where it is.
 
@@ -204,7 +209,7 @@ def not_installed(setting: str, package: str, module: str, extra: str) -> list[s
         module: as it is imported.
         extra: of sparkring, that brings it.
     """
-    if find_spec(module) is not None:
+    if is_installed(module):
         return []
     return [f"{setting}: needs {package}, which is not installed: pip install 'sparkring[{extra}]'"]
 
@@ -334,6 +339,7 @@ def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
 CODE: tuple[Rule[RunConfig], ...] = (
     Rule(("model.family", "model.factory", "model.args", "model.inputs", "optim.groups"), family_problems),
     Rule(("data.reader",), reader_problems),
+    Rule(("launch.on",), ray_problems),
     Rule(("data.decoders",), decoder_problems),
     Rule(("train.best_metric", "train.early_stopping", "promote.rules", "model.task"), metric_problems_of),
     Rule(("optim.name", "optim.schedule", "train.hooks", "parallel.zero", "parallel.tp"), training_problems),

@@ -60,6 +60,32 @@ def test_every_problem_at_once(tmp_path: Path) -> None:
     assert "override 'nonsense'" in text
 
 
+TABLES = """name: mine
+schedule: {begin: 2026-01-01, window: 2}
+etl:
+  sources: {raw: {path: raw, format: parquet, columns: {at: timestamp, x: double, y: double}, partitions: {day: date}}}
+  interval: {column: at, sources: {raw: day}}
+  rows: raw
+  key: [x]
+  features: {x: {kind: numeric}}
+  label: y
+predict: {rows: raw, to: out}
+"""
+
+
+def test_a_dataset_of_the_command_line_takes_the_place_of_all_that_the_recipe_says_of_tables(tmp_path: Path) -> None:
+    resolved = load_config(recipe(tmp_path, TABLES), ["dataset=/data/x"])
+    assert (resolved.config.etl, resolved.config.predict, resolved.config.schedule) == (None, None, None)
+    assert resolved.config.dataset == "/data/x" and resolved.overrides == ("dataset=/data/x",)
+    assert resolved.origins["etl"] == resolved.origins["predict"] == "command line"
+
+
+def test_what_the_command_line_says_of_tables_itself_stays(tmp_path: Path) -> None:
+    assert load_config(recipe(tmp_path, TABLES), ["dataset=null"]).config.etl is not None
+    found = problems(tmp_path, TABLES, "dataset=/data/x", "etl.shard.seed=1")
+    assert "etl, dataset: both are given" in found[0]
+
+
 def test_a_misspelt_block_names_the_nearest(tmp_path: Path) -> None:
     assert problems(tmp_path, SMALL + "optimm: {lr: 1}\n") == [
         "optimm: unknown key (mine.yaml:3); did you mean 'optim'?"

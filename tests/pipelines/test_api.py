@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import pandas
 import pytest
 
 import sparkring
@@ -39,6 +44,59 @@ def test_a_recipe_of_a_file_is_the_one_that_init_writes(tmp_path: Path) -> None:
 def test_a_frame_needs_a_folder() -> None:
     with pytest.raises(ConfigError, match="folder: a DataFrame needs one, where its rows are written"):
         sparkring.Recipe.from_table(SimpleNamespace(), "label")  # type: ignore[arg-type]
+
+
+def test_what_is_no_table_or_label_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"x": [1]})
+    with pytest.raises(TypeError, match=r"table: is a pandas\S*DataFrame; give the path .*createDataFrame"):
+        sparkring.Recipe.from_table(frame, "x", tmp_path / "new")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"label = \['x'\]: must be the name of a column"):
+        sparkring.Recipe.from_table(write_table(tmp_path), ["x"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"overrides = \['train.steps=5'\]: must be a dict"):
+        sparkring.run("flights", overrides=["train.steps=5"])  # type: ignore[arg-type]
+
+
+@pytest.mark.spark
+def test_a_frame_with_a_wrong_label_leaves_the_folder_free_for_the_right_one(spark: Any, tmp_path: Path) -> None:
+    frame = spark.read.csv(str(write_table(tmp_path)), header=True)
+    with pytest.raises(ConfigError, match="--label arivall: no such column"):
+        sparkring.Recipe.from_table(frame, "arivall", tmp_path / "trips")
+    recipe = sparkring.Recipe.from_table(frame, "arrival", tmp_path / "trips", family="net")
+    assert recipe.values["etl"]["label"] == "arrival"
+
+
+IN_A_SCRIPT = """
+import sys
+import sparkring
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+recipe = sparkring.Recipe.from_table("trips.csv", "arrival", "trips", family="net")
+few = {"train.epochs": 1, "launch.world": 1, "tracking.enabled": False}
+print(*(sparkring.run(recipe, session, overrides=few | {"train.seed": seed}).code in (0, 6)
+        for seed, session in enumerate([spark, None])), spark.sparkContext.pythonExec)
+spark.stop()
+for call in (lambda: sparkring.run(recipe, spark), lambda: sparkring.launch(print, 1, spark=spark)):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.ranks
+def test_a_session_of_the_users_runs_this_python_and_a_stopped_one_is_refused(tmp_path: Path) -> None:
+    """The first `python3` of the PATH is another, as where a kernel is of an environment that is not activated."""
+    write_table(tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "bin/python3").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+    environment |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", IN_A_SCRIPT]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    refused = "spark: the session was stopped; make another by SparkSession.builder.getOrCreate()"
+    assert done.stdout.splitlines() == ["True True python3", refused, refused], done.stderr[-3000:]
 
 
 def test_blocks_and_keys_are_overrides_of_the_recipe() -> None:

@@ -158,6 +158,14 @@ def test_a_command_that_needs_spark_names_the_extra_where_pyspark_is_missing() -
     assert exit_code(ModuleNotFoundError("No module named 'mine'", name="mine")) == Exit.BUG
 
 
+@pytest.mark.parametrize("words", [["config", "validate"], ["plan", "show"]])
+def test_a_recipe_on_a_dataset_is_checked_and_planned_without_pyspark(words: list[str], folder: Path) -> None:
+    command = [sys.executable, "-c", NO_SPARK, *words, "recipe.yaml", f"dataset={folder}/dataset"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == Exit.OK, done.stderr
+
+
 @pytest.mark.parametrize(
     ("env", "has_spark", "on", "found"),
     [
@@ -171,7 +179,7 @@ def test_a_command_that_needs_spark_names_the_extra_where_pyspark_is_missing() -
 def test_training_is_on_spark_unless_hosts_or_a_missing_pyspark_say_otherwise(
     env: dict[str, str], has_spark: bool, on: str, found: Placement | None, folder: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(jobs, "_has_spark", lambda: has_spark)
+    monkeypatch.setattr(jobs, "has_spark", lambda: has_spark)
     monkeypatch.setattr(os, "environ", env)
     resolved = load_config(str(folder / "recipe.yaml"), ["etl=null", "dataset=d", f"launch.on={on}"])
     assert jobs._placement(resolved) == found

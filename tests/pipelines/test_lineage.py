@@ -28,10 +28,10 @@ from sparkring.pipelines.cli import main
 from sparkring.pipelines.cli.replay_log import replay_log
 from sparkring.pipelines.cli.reproduce import find_run
 from sparkring.pipelines.lineage import show as lineage
-from sparkring.pipelines.run.runs import Runs, training_digest
+from sparkring.pipelines.run.runs import RunRecord, Runs, training_digest
 from sparkring.pipelines.serving import signature_inputs, signature_outputs
 from sparkring.pipelines.tracking.ops import ModelInfo
-from sparkring.pipelines.tracking.store.fetch import RegisteredModel, copy_model
+from sparkring.pipelines.tracking.store.fetch import RegisteredBy, RegisteredModel, copy_model
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.worker.result import SUMMARY
 from tests.helpers.datasets import manifest_of, unread_file
@@ -218,3 +218,23 @@ def test_a_registered_model_that_is_copied_runs_no_code_that_it_names(tmp_path: 
     model = RegisteredModel("models:/m/1", "m", "1", "r", str(folder), (), {}, 0)
     assert copy_model(TrackingConfig(root=str(tmp_path / "mlflow")), model, tmp_path / "copy").name == "data"
     assert not ran.exists() and "planted" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("known", "job", "found"),
+    [
+        ("r1", "mine/20261122-000000-abababab", True),
+        (None, "mine/20261122-000000-abababab", True),
+        (None, "mine/20261122-000000-cdcdcdcd", False),
+        (None, "mine/../other", False),
+    ],
+)
+def test_a_run_is_found_by_its_folder_where_its_tracking_was_sent_later(
+    known: str | None, job: str, found: bool, tmp_path: Path
+) -> None:
+    runs = Runs(str(tmp_path), "mine")
+    record = RunRecord("20261122-000000-abababab", "finished", "0" * 64, "f", known, "h", 1, 1)
+    runs.write(record)
+    runs.at(record).put_atomic(SUMMARY, b"{}")
+    folder = lineage.run_of(RegisteredBy("r1", job, str(tmp_path), "mine"))
+    assert (folder is not None) == found

@@ -112,6 +112,7 @@ class WorkerGroup:
         self._checked: set[str] = set()
         self._lost: set[str] = set()
         self.leaving: set[str] = set()  # agents whose hosts are about to go
+        self.on_ready: Callable[[AgentReady], object] = lambda ready: None  # called as soon as an agent has come
         self._is_running = False  # an attempt, which takes the messages
         self._run_id, self._silence_timeout_s = run_id, silence_timeout_s
         self._stores: dict[int, Store] = {}  # by attempt
@@ -226,6 +227,7 @@ class WorkerGroup:
         if isinstance(message, AgentReady):
             self._agents[agent] = message
             self._skews_s[agent] = message.host.time_s - time.time()
+            self.on_ready(message)
         elif isinstance(message, AgentLeaving):
             self.leaving.add(agent)
 

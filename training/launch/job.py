@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import inspect
+import io
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Literal
 
 import cloudpickle
@@ -21,6 +22,7 @@ from sparkring.training.launch.messages import Entry, RankMetrics
 from sparkring.training.launch.results import unreturnable
 
 PRELOAD = ("torch", "horovod.torch")
+DROPPED_FILE = "<dynamic-code>"  # cloudpickle's, in place of a function's file
 
 
 @dataclass(frozen=True)
@@ -187,12 +189,28 @@ def _dump_with_module(function: Callable[..., Any] | None, call: Any) -> bytes:
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     by_value = module is not None and module.__name__ != "__main__" and not _is_ours_or_installed(module)
     if not by_value:
-        return cloudpickle.dumps(call)
+        return _dumped(call)
     cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps(call)
+        return _dumped(call)
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+
+
+class _FilePickler(cloudpickle.CloudPickler):
+    """Keeps the files of functions, whose lines tracebacks show; cloudpickle 3.1.3 drops them."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, CodeType):
+            return super().reducer_override(obj)
+        make, values = self.dispatch_table[CodeType](obj)
+        return make, tuple(obj.co_filename if value == DROPPED_FILE else value for value in values)
+
+
+def _dumped(call: Any) -> bytes:
+    buffer = io.BytesIO()
+    _FilePickler(buffer).dump(call)
+    return buffer.getvalue()
 
 
 def _is_ours_or_installed(module: ModuleType) -> bool:

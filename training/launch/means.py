@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import replace
+from functools import reduce
 
 from sparkring.training.launch.messages import RankMetrics
 
@@ -33,10 +35,13 @@ class MeanMerger:
 
 
 def merged(reports: list[RankMetrics]) -> RankMetrics:
-    """Make rank 0's metrics, with the means. `reports`: of all ranks at one step, added up in rank order."""
+    """Make rank 0's metrics, with the means. `reports`: of all ranks at one step, added up in rank order.
+
+    Not by `sum`, which rounds in another way from Python 3.12 on.
+    """
     first, values = reports[0], dict[str, float]()
     for name in first.means:
         parts = [report.means[name] for report in reports if name in report.means]
         count = sum(part.count for part in parts)
-        values[name] = sum(part.total for part in parts) / count if count else math.nan
+        values[name] = reduce(operator.add, (part.total for part in parts)) / count if count else math.nan
     return replace(first, values=values | first.values, means={})

@@ -1,6 +1,6 @@
 """Gather every private part of torch that is used, in one place.
 
-Checked against the version below; tests/training/models/test_torch_private.py fails when a part moves. The file is
+Checked against the versions below; tests/training/models/test_torch_private.py fails when a part moves. The file is
 beside the lowest package that needs it, since imports point from parallel to models.
 
 Parts that import torch._dynamo, fsdp or sympy are imported by the functions that use them: they take two seconds of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-CHECKED_TORCH = "2.13"
+CHECKED_TORCH = ("2.12", "2.13", "2.14", "2.15")
 CHECKPOINT_PREFIX, COMPILE_PREFIX = "_checkpoint_wrapped_module.", "_orig_mod."  # in names of wrapped modules
 
 __all__ = [
@@ -297,10 +297,8 @@ def fsdp_groups(module: nn.Module | FSDPModule) -> list[Any]:
 
 
 def _groups_of(state: Any) -> list[Any]:
-    """A module's parameter groups; torch 2.11 has one or none."""
-    groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    """A module's parameter groups."""
+    groups: list[Any] = state._fsdp_param_groups
     return groups
 
 
@@ -339,6 +337,9 @@ def complete_gradients(records: Iterable[Any]) -> None:
     dtype of the reduction, those that the last pass alone has reached are not, and it takes no mixture.
     """
     records = list(records)
+    if not all(hasattr(record, "accumulate_unsharded_grad_if_needed") for record in records):
+        _complete_own_gradients(records)  # from torch 2.15 on
+        return
     for record in records:
         record.accumulate_unsharded_grad_if_needed()
     is_summed = any(record.unsharded_accumulated_grad is not None for record in records)
@@ -351,6 +352,20 @@ def complete_gradients(records: Iterable[Any]) -> None:
             record.unsharded_accumulated_grad = torch.zeros_like(record._unsharded_param, dtype=record.reduce_dtype)
         else:
             record._unsharded_param.grad = torch.zeros_like(record._unsharded_param)
+
+
+def _complete_own_gradients(records: Iterable[Any]) -> None:
+    """As `complete_gradients`, where autograd itself adds up what several passes reach, in `.grad_dtype`."""
+    for parameter in map(gathered_parameter, records):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
+
+
+def _end_backward(state: Any) -> None:
+    """Do what fully_shard does when autograd has passed the root; torch 2.15 wants to know how the backward began."""
+    if getattr(state._state_ctx, "manual_backward_finalization_active", False) is None:
+        state._state_ctx.manual_backward_finalization_active = False
+    state._root_post_backward_final_callback()
 
 
 def run_backward_hooks(root: FSDPModule) -> None:
@@ -366,7 +381,7 @@ def run_backward_hooks(root: FSDPModule) -> None:
         group.post_backward()
     for group in _groups_of(state):
         group.post_backward()
-    state._root_post_backward_final_callback()
+    _end_backward(state)
 
 
 def reduce_after_split_backward(root: FSDPModule) -> None:
@@ -377,4 +392,4 @@ def reduce_after_split_backward(root: FSDPModule) -> None:
     for each in state._state_ctx.all_states:
         for group in _groups_of(each):
             group.post_backward()
-    state._root_post_backward_final_callback()
+    _end_backward(state)

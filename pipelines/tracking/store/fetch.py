@@ -71,9 +71,10 @@ def find_model(tracking: TrackingConfig, uri: str) -> RegisteredModel:
 
 @dataclass(frozen=True)
 class RegisteredBy:
-    """The job that registered a model: the id of its run, and where its run folders are."""
+    """The job that registered a model: the id of its run, its own name (recipe/folder), and where run folders are."""
 
     run_id: str
+    job: str
     runs_uri: str
     recipe: str
 
@@ -94,7 +95,7 @@ def find_job(tracking: TrackingConfig, model: RegisteredModel) -> RegisteredBy |
         check_stored(runs_uri, tracking.store_uri)
     except ValueError as error:
         raise StoredError(f"{model.uri}: the run folders of its job: {error}") from error
-    return RegisteredBy(parent.info.run_id, runs_uri, recipe)
+    return RegisteredBy(parent.info.run_id, parent.data.tags.get("sparkring.job", ""), runs_uri, recipe)
 
 
 def copy_model(tracking: TrackingConfig, model: RegisteredModel, target: Path) -> Path:

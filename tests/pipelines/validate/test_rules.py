@@ -35,7 +35,7 @@ def test_a_rule_names_keys_of_the_recipe() -> None:
 
 
 def test_petastorm_without_its_package_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe_module, "find_spec", lambda name: None)
+    monkeypatch.setattr(recipe_module, "is_installed", lambda name: False)
     config = RunConfig.model_validate({"name": "n", "dataset": "d", "data": {"reader": "petastorm"}})
     assert recipe_module.recipe_problems(config).recipe[0] == (
         "data.reader = 'petastorm': needs petastorm, which is not installed: pip install 'sparkring[petastorm]'"

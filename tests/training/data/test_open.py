@@ -66,6 +66,12 @@ def test_a_state_of_two_ranks_goes_on_on_three_with_the_rows_that_are_left(
     assert [sorted(row for rank in step for row in rank) for step in parts] == whole
 
 
+def test_a_path_is_as_good_as_its_text(dataset: tuple[str, DatasetManifest]) -> None:
+    uri, _ = dataset
+    with sparkring.data.open(Path(uri), global_batch=24, **SETTINGS) as reader, opened(uri, 1)[0] as other:
+        assert reader.state_dict() == other.state_dict()
+
+
 def test_a_second_pass_is_the_next_epoch(dataset: tuple[str, DatasetManifest]) -> None:
     with opened(dataset[0], 1)[0] as reader:
         first, second = ([row for batch in reader for row in real_ids(batch)] for _ in range(2))

@@ -94,7 +94,7 @@ def test_a_declared_result_that_may_come_back_is_let_through(kind: Any) -> None:
         (torch.nn.Module, "torch.nn.modules.module.Module"),
         (torch.nn.Linear | None, "torch.nn.modules.linear.Linear"),
         (dict[str, list[threading.Event]], "threading.Event"),
-        (tuple[int, Path], "pathlib.Path"),
+        (tuple[int, Path], rf"{Path.__module__}\.Path"),
         ("JobSpec", None),  # a dataclass: it is looked into
     ],
 )

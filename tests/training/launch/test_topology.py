@@ -97,7 +97,8 @@ def test_every_variable_that_torchrun_sets_is_set() -> None:
     assert {"LOCAL_RANK", "TORCHELASTIC_MAX_RESTARTS", "ROLE_NAME"} <= wanted
     env = rank_environment(RankInfo(), agent(0, "x"), Rendezvous("run", 1, agent(0, "x"), 30.0), ())
     by_rank = inspect.getsource(run_rank)  # what an administrator may have set otherwise
-    assert not {name for name in wanted - env.keys() - {"CUDA_VISIBLE_DEVICES"} if f'"{name}"' not in by_rank}
+    devices = {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
+    assert not {name for name in wanted - env.keys() - devices if f'"{name}"' not in by_rank}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 10, 11, 17, 64, 259, 1000])

@@ -55,13 +55,13 @@ def test_the_users_frames_stand_out_and_the_innermost_says_where_it_arose(tmp_pa
     files = [line.split('"')[1].rpartition("/")[2] for line in lines if line.startswith("  File")]
     assert files == ["test_traceback.py", "net.py", "net.py", "linear.py"]
     assert "        return self.layer(x)".strip() in [line.strip() for line in lines]
-    assert lines[0] == "Traceback (most recent call last):" and lines[-1].startswith("RuntimeError: mat1 and mat2")
+    assert lines[0] == "Traceback (most recent call last):" and "mat1 and mat2" in lines[-1]
     assert sum("frames of Python, packages and sparkring]" in line for line in lines) == 2
 
 
 def test_a_chain_of_errors_is_kept(tmp_path: Path) -> None:
     folded = fold_traceback(text_of(tmp_path, "wrong"))
-    assert "RuntimeError: mat1" in folded and "ValueError: bad input" in folded
+    assert "mat1 and mat2" in folded and "ValueError: bad input" in folded
     assert "The above exception was the direct cause" in folded
     assert folded.index("mat1") < folded.index("bad input")
 

@@ -30,7 +30,8 @@ def two_ranks():
 
 
 def test_this_is_the_version_the_private_parts_were_checked_against() -> None:
-    assert torch.__version__.startswith(private.CHECKED_TORCH), "check torch_private.py against the new version"
+    minor = ".".join(torch.__version__.split(".")[:2])
+    assert minor in private.CHECKED_TORCH, "check torch_private.py against the new version"
 
 
 def test_storages_of_meta_tensors_have_different_keys() -> None:

@@ -7,6 +7,7 @@ from math import factorial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import xgboost
@@ -148,7 +149,7 @@ def test_a_contribution_is_a_shapley_value_by_its_definition() -> None:
         x = row[columns.index(at["Feature"])]
         if np.isnan(x):
             return value(row, known, at["Missing"])
-        is_yes = x < at["Split"] if np.isfinite(at["Split"]) else int(x) not in at["Category"]
+        is_yes = x < at["Split"] if pd.notna(at["Split"]) else int(x) not in at["Category"]
         return value(row, known, at["Yes"] if is_yes else at["No"])
 
     found = TreesExplainer(model, {name: [name] for name in ("city", "x0", "x1", "x2", "place")})(rows)

@@ -155,11 +155,16 @@ class JoinedHosts:
             late = f"{missing}: not here within launch.hosts_wait_s = {options.wait_s:g} s"
             if refused := self._group.server.refused:
                 late += f"; {refused} connections were refused, as of a host with another SPARKRING_SECRET"
+            if options.placement.rank in self.missing():
+                late += (
+                    f"; host 0 does not reach itself at {options.placement.address}: set MASTER_ADDR to its own address"
+                )
             if (room := len(self._here())) < least:
                 raise LaunchError(f"{late}; there is room for {room} ranks, and {least} are needed (launch.min_world)")
             log.warning("%s; training begins on the others", late)
         self._group.check_new(self._group.agents)
         self._accepted |= {ready.agent.name for ready in self._group.ready}
+        self._group.on_ready = self._check_late
 
     def _have_all_come(self) -> bool:
         if (bye := self._own.result()).why:  # another driver has sent our own agents away
@@ -194,18 +199,27 @@ class JoinedHosts:
         self._judge_late()
         return len([each for each in self._here() if not self._group.is_lost(each.agent.name)])
 
+    def _check_late(self, ready: AgentReady) -> None:
+        """Send a late host away at once where it was started with something else."""
+        if ready.agent.name not in self._accepted and (why := self.differences([ready])):
+            self._refuse(ready, why)
+
     def _judge_late(self) -> None:
-        """Accept hosts that have come since, or send them away."""
-        ready = self._group.ready
-        for each in [one for one in ready if one.agent.name not in self._accepted]:
-            name = each.agent.name
+        """Accept hosts that have come since, or send them away if their number is another's.
+
+        Not as soon as they come: the host that had the number may be lost, and not yet known to be.
+        """
+        for each in [one for one in self._group.ready if one.agent.name not in self._accepted]:
             here = [one for one in self._here() if one.agent.name in self._accepted]
-            if why := [*doubles([*here, each], self._options.placement), *self.differences([each])]:
-                log.warning("a host has come, and is sent away: %s", "; ".join(why))
-                self._group.refuse(name, Bye(REFUSED, "; ".join(why)))
+            if why := doubles([*here, each], self._options.placement):
+                self._refuse(each, why)
             else:
                 log.info("%s has come", self._group.name_of(each.agent))
-                self._accepted.add(name)
+                self._accepted.add(each.agent.name)
+
+    def _refuse(self, ready: AgentReady, why: Sequence[str]) -> None:
+        log.warning("a host has come, and is sent away: %s", "; ".join(why))
+        self._group.refuse(ready.agent.name, Bye(REFUSED, "; ".join(why)))
 
     @property
     def leaving(self) -> frozenset[str]:
@@ -223,7 +237,9 @@ class JoinedHosts:
         self._end = Bye(code, why)
 
     def close(self) -> None:
-        """Send all hosts away."""
+        """Send all hosts away, one that came in vain with the reason."""
+        if self._accepted:  # else training has not begun, and `_end` says why
+            self._judge_late()
         deadline = time.monotonic() + CLOSE_S
         while not self._own.wait(0.02) and time.monotonic() < deadline:
             self._group.dismiss(self._end)  # again: an agent may become ready only now

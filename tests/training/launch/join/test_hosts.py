@@ -117,6 +117,17 @@ def test_a_host_that_never_comes_is_named(start: Callable[..., Job]) -> None:
         job.hosts.gather(2)
 
 
+def test_a_first_host_that_is_not_at_the_address_of_the_first_host_says_so() -> None:
+    options = replace(FIRST, placement=replace(FIRST.placement, address="127.0.0.2"), wait_s=0.5)
+    group = WorkerGroup("127.0.0.1", shared=SharedPort(0, SECRET))
+    hosts = JoinedHosts(options, group, HostAgents(options, replace(group.endpoint, addresses=("127.0.0.2",))))
+    with pytest.raises(
+        LaunchError, match=r"NODE_RANK=0 .*; host 0 does not reach itself at 127.0.0.2: set MASTER_ADDR"
+    ):
+        hosts.gather(2)
+    hosts.close()
+
+
 def test_training_begins_without_a_host_that_does_not_come_where_the_rest_is_enough(start: Callable[..., Job]) -> None:
     job = start(replace(FIRST, wait_s=5.0))
     job.hosts.gather(1)
@@ -150,6 +161,27 @@ def test_a_host_that_comes_late_takes_a_lost_ones_place_unless_it_has_another_re
     wait_for(lambda: job.hosts.slots() == 2)
     job.hosts.close()
     assert third.wait(60.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "while_training", "said"),
+    [({"recipe": "x" * 64}, True, "another recipe"), ({"rank": 1}, False, "NODE_RANK = 1: given to ")],
+)
+def test_a_host_that_is_one_too_many_is_sent_away_while_others_train_or_at_the_end(
+    changes: dict[str, object], while_training: bool, said: str, start: Callable[..., Job]
+) -> None:
+    """The world is whole, so nobody asks for slots: such a host waited for the job's end, and ended with its code."""
+    job = start()
+    second = job.join(other())
+    job.hosts.gather(2)
+    third = job.join(other(**changes))  # type: ignore[arg-type]
+    with job.hosts.open_group(2, ()) as group:
+        assert group.wait(lambda: third.wait(0) if while_training else len(group.ready) == 3, 60.0)
+    assert third.wait(0) == while_training
+    job.hosts.end(0)
+    job.hosts.close()
+    assert third.wait(60.0) and third.result().code == REFUSED and said in third.result().why
+    assert second.wait(60.0) and second.result().code == 0
 
 
 def test_a_signal_does_not_make_running_agents_look_as_if_they_had_ended(start: Callable[..., Job]) -> None:
