@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -52,10 +53,11 @@ class Recipe:
         Raises ConfigError where the table, the label or the task will not do, or the folder has files.
 
         Args:
-            table: CSV or Parquet file, a folder of them, or a DataFrame, whose rows are written to `folder`/table.
+            table: CSV or Parquet file, a folder of them, a DataFrame, or the name of a table that the open session
+                knows. The rows of the last two are written to `folder`/table.
             label: the column to predict, or several with commas between.
-            folder: of the recipe; None: one in the working directory, named as the data. A DataFrame needs one, which
-                all executors see.
+            folder: of the recipe; None: one in the working directory, named as the data. A DataFrame, or the name of a
+                table, needs one, which all executors see.
             task: None: by the label's type and values.
             family: net, trees or both; None: both where XGBoost is installed.
         """
@@ -64,6 +66,7 @@ class Recipe:
 
         if not isinstance(label, str):
             raise TypeError(f"label = {label!r}: must be the name of a column, or several names with commas between")
+        table = _of_catalog(table)
         source: AbstractContextManager[str]
         if isinstance(table, str | Path):
             target = target_folder(None if folder is None else str(folder), str(table))
@@ -152,6 +155,8 @@ def run(
     path = recipe.path if isinstance(recipe, Recipe) else str(recipe)
     if not isinstance(overrides, Mapping | None):
         raise TypeError(f"overrides = {overrides!r}: must be a dict, such as {{'train.steps': 500}}")
+    if limit_rows is not None and (not isinstance(limit_rows, int) or limit_rows < 1):
+        raise TypeError(f"limit_rows = {limit_rows!r}: must be a whole number of rows, at least 1")
     resolved = _resolved(path, [*_overrides(blocks), *_overrides(overrides or {})], limit_rows)
     records: list[RunRecord] = []
 
@@ -188,6 +193,8 @@ def launch(
     from sparkring.pipelines.launch.barrier import run_barrier
     from sparkring.training.launch.job import JobSpec
 
+    if not isinstance(args, Sequence) or isinstance(args, str):
+        raise TypeError(f"args = {args!r}: must be a list or tuple of arguments, such as ({args!r},)")
     job = JobSpec(function, args=tuple(args), kwargs=dict(kwargs or {}), preload=tuple(preload))
     return run_barrier(spark or _open_session(world), job, world)
 
@@ -206,6 +213,20 @@ def _in_session(spark: SparkSession) -> Iterator[None]:
     check_session(spark)
     with this_python(spark):
         yield
+
+
+def _of_catalog(table: str | Path | DataFrame) -> str | Path | DataFrame:
+    """The DataFrame of the name of a table that the open session knows; anything else as it is."""
+    from sparkring.pipelines.run.installed import has_spark
+
+    is_name = isinstance(table, str) and re.fullmatch(r"\w+(\.\w+)*", table) and not Path(table).exists()
+    if not is_name or not has_spark():
+        return table
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.getActiveSession()
+    name = str(table)
+    return spark.table(name) if spark is not None and spark.catalog.tableExists(name) else table
 
 
 @contextmanager

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed
+from pydantic import ValidationError
 
 from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.load import problem_line
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch
@@ -33,7 +35,7 @@ class DataReader:
 
     def __init__(self, request: ReadRequest, rank: DataRank, config: DataConfig):
         self._reader = make_reader(config, request, rank)
-        self._consumed = 0
+        self._consumed, self._is_open = 0, True
 
     def __enter__(self) -> DataReader:
         return self
@@ -47,6 +49,11 @@ class DataReader:
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
+
+    def __getitem__(self, index: object) -> Batch:
+        raise TypeError(
+            "a DataReader gives whole batches in order, and reads ahead itself: iterate over it, without a DataLoader"
+        )
 
     @property
     def consumed_samples(self) -> int:
@@ -64,6 +71,8 @@ class DataReader:
         `from_sample`: rows of all ranks that were consumed before; None: go on. `steps`: how many batches, across
         epochs; None: the rest of the epoch.
         """
+        if not self._is_open:
+            raise ValueError("the reader is closed; open the dataset again, and go on by load_state_dict")
         self._consumed = self._consumed if from_sample is None else from_sample
         for batch in self._reader.batches(self._consumed, steps):
             self._consumed = batch.consumed_samples
@@ -78,6 +87,8 @@ class DataReader:
 
         ValueError names each setting by which this reader would go on in another order.
         """
+        if missing := {"consumed_samples", "order"} - state.keys():
+            raise ValueError(f"state: has no {' and no '.join(sorted(missing))}; give what state_dict() has returned")
         if differences := explain_difference(state["order"], self._reader.order_state()):
             raise ValueError(
                 f"the state is of another order of rows: {'; '.join(differences)}; open the dataset with the settings "
@@ -86,6 +97,7 @@ class DataReader:
         self._consumed = int(state["consumed_samples"])
 
     def close(self) -> None:
+        self._is_open = False
         self._reader.close()
 
 
@@ -114,7 +126,11 @@ def open(
         device: where batches go; None: they stay on the host.
         settings: of a recipe's `data` block, such as shuffle=False, seed=1 or filters=[["x", ">", 0]].
     """
-    config = DataConfig.model_validate(settings)
+    try:
+        config = DataConfig.model_validate(settings)
+    except ValidationError as error:
+        lines = [problem_line(each, settings, {}, DataConfig) for each in error.errors()]
+        raise ValueError("\n".join(lines)) from None
     if not 0 <= rank < world:
         raise ValueError(f"rank = {rank}: world = {world} processes are numbered from 0; give each a number below that")
     uri = os.fspath(uri)

@@ -56,6 +56,27 @@ def test_what_is_no_table_or_label_is_refused_with_what_to_give(tmp_path: Path) 
         sparkring.run("flights", overrides=["train.steps=5"])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("rows", ["many", 0, 1.5])
+def test_a_wrong_number_of_rows_is_refused(rows: Any) -> None:
+    with pytest.raises(TypeError, match=f"limit_rows = {rows!r}: must be a whole number of rows, at least 1"):
+        sparkring.run("flights", limit_rows=rows)
+
+
+def test_arguments_that_are_no_list_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"args = 7: must be a list or tuple of arguments, such as \(7,\)"):
+        sparkring.launch(print, world=2, args=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.spark
+def test_a_table_of_the_session_is_named_as_spark_names_it(spark: Any, tmp_path: Path) -> None:
+    rows = pandas.DataFrame({"x": [float(n) for n in range(400)], "late": [n % 3 == 0 for n in range(400)]})
+    spark.createDataFrame(rows).createOrReplaceTempView("trips_seen")
+    found = sparkring.Recipe.from_table("trips_seen", "late", tmp_path / "trips", family="net")
+    assert found.values["etl"]["label"] == "late" and (tmp_path / "trips/table/_SUCCESS").exists()
+    with pytest.raises(ConfigError, match="no such file"):
+        sparkring.Recipe.from_table("trips_unseen", "late", tmp_path / "others")
+
+
 @pytest.mark.spark
 def test_a_frame_with_a_wrong_label_leaves_the_folder_free_for_the_right_one(spark: Any, tmp_path: Path) -> None:
     frame = spark.read.csv(str(write_table(tmp_path)), header=True)

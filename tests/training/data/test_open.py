@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import sparkring.data
 from sparkring.conf.manifest import DatasetManifest, ManifestError
@@ -105,6 +106,20 @@ def test_what_cannot_be_opened_is_named(dataset: tuple[str, DatasetManifest], tm
         sparkring.data.open(uri, rank=2, world=2, global_batch=4)
     with pytest.raises(ValueError, match="world = 2: filters and on_corrupt=quarantine ask the other ranks"):
         sparkring.data.open(uri, world=2, global_batch=4, filters=[["id", ">", 3]])
+
+
+def test_what_a_reader_cannot_do_is_said(dataset: tuple[str, DatasetManifest]) -> None:
+    uri, _ = dataset
+    with pytest.raises(ValueError, match=r"^shufle: unknown key; did you mean 'shuffle'\?$"):
+        sparkring.data.open(uri, global_batch=4, shufle=False)
+    one = opened(uri, 1)[0]
+    with pytest.raises(ValueError, match=r"state: has no consumed_samples and no order; give what state_dict\(\)"):
+        one.load_state_dict({"x": 1})
+    with pytest.raises(TypeError, match="iterate over it, without a DataLoader"):
+        next(iter(torch.utils.data.DataLoader(one)))
+    one.close()
+    with pytest.raises(ValueError, match="the reader is closed"):
+        next(one.batches())
 
 
 def test_nothing_of_spark_and_mlflow_is_imported() -> None:
