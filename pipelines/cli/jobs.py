@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from sparkring.conf.load import Resolved
     from sparkring.conf.schedule.dated import DateRequest
     from sparkring.training.launch.join.placement import Placement
+
+log = logging.getLogger(__name__)
 
 
 def add_commands(commands: Commands) -> None:
@@ -231,15 +234,17 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _placement(resolved: Resolved) -> Placement | None:
     """This host's place among those that the job was started on; None where it runs on Spark."""
-    from sparkring.training.launch.join.placement import ALONE, find_placement
+    from sparkring.training.launch.join.placement import ALONE, find_placement, overlooked_hosts
 
     on = resolved.config.launch.on
     if on == "spark":
         return None
     try:
-        found = find_placement(os.environ)
+        found, overlooked = find_placement(os.environ), overlooked_hosts(os.environ)
     except ValueError as error:
         raise ConfigError(resolved.config.name, [f"launch.on = {on!r}: {error}"]) from error
+    if overlooked:
+        log.warning("%s", overlooked)
     return found if on == "hosts" or found is not ALONE or not has_spark() else None
 
 

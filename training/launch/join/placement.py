@@ -58,6 +58,17 @@ def find_placement(env: Variables) -> Placement:
     return ALONE
 
 
+def overlooked_hosts(env: Variables) -> str:
+    """What a job that runs on this host alone should be told of a scheduler's other hosts; '' where there are none."""
+    nodes = env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES") or "1"
+    if find_placement(env) is not ALONE or not nodes.isdecimal() or int(nodes) < 2:
+        return ""
+    return (
+        f"SLURM has given this job {nodes} hosts, and this command runs on one of them; start it on all by "
+        "`srun --ntasks-per-node=1`, or set launch.on=spark where a Spark cluster runs on them"
+    )
+
+
 def _of_torchrun(env: Variables) -> Placement:
     _once_per_host(env, "LOCAL_RANK", "torchrun --nproc-per-node=1")
     count = _number(env, "GROUP_WORLD_SIZE", 1)

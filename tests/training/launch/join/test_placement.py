@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sparkring.training.launch.join.placement import ALONE, Placement, expand_nodes, find_placement
+from sparkring.training.launch.join.placement import ALONE, Placement, expand_nodes, find_placement, overlooked_hosts
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -66,6 +66,12 @@ MPIRUN = {
 )
 def test_a_host_finds_its_place_by_the_variables_of_what_started_it(env: dict[str, str], found: Placement) -> None:
     assert find_placement(env) == found
+
+
+def test_a_job_of_several_hosts_that_srun_has_not_started_is_told() -> None:
+    assert overlooked_hosts({}) == overlooked_hosts(SRUN) == overlooked_hosts({"SLURM_NNODES": "1"}) == ""
+    said = overlooked_hosts({"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "4"})
+    assert "has given this job 4 hosts" in said and "srun --ntasks-per-node=1" in said
 
 
 @pytest.mark.parametrize(
