@@ -52,7 +52,7 @@ def serve_ui(config: TrackingConfig, recipe: str, port: int) -> int:
         log.info("%s of %s: http://127.0.0.1:%d/%s", name, recipe, port, path)
     Path(config.root).mkdir(
         parents=True, exist_ok=True
-    )  # before the first run older MLflow finds no place for its file
+    )  # older MLflow does not make it
     # MLflow starts servers of its own, which would outlive it and hold the port.
     adopt_orphans()
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -59,7 +59,7 @@ def find_placement(env: Variables) -> Placement:
 
 
 def overlooked_hosts(env: Variables) -> str:
-    """What a job that runs on this host alone should be told of a scheduler's other hosts; '' where there are none."""
+    """Warn of a SLURM job's other hosts where srun has not started this command; '' where nothing is wrong."""
     nodes = env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES") or "1"
     if find_placement(env) is not ALONE or not nodes.isdecimal() or int(nodes) < 2:
         return ""
