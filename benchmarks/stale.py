@@ -44,6 +44,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "night_pages": ("pipelines/tracking",),
     "nights": ("pipelines/schedule", "pipelines/job/job.py", "pipelines/promotion"),
     "petastorm_suite": ("training/data/petastorm_adapter",),
+    "planner": ("training/planner", "conf/clusters"),
     "predict": ("pipelines/predict",),
     "recipe_choice": ("training/models", "conf/recipes"),
     "recommender": ("training/models", "training/tables"),

@@ -50,9 +50,7 @@ def serve_ui(config: TrackingConfig, recipe: str, port: int) -> int:
     log.info("MLflow UI of %s: http://127.0.0.1:%d (end it with Ctrl-C)", store_uri, port)
     for name, path in pages(config, recipe).items():
         log.info("%s of %s: http://127.0.0.1:%d/%s", name, recipe, port, path)
-    Path(config.root).mkdir(
-        parents=True, exist_ok=True
-    )  # older MLflow does not make it
+    Path(config.root).mkdir(parents=True, exist_ok=True)  # older MLflow does not make it
     # MLflow starts servers of its own, which would outlive it and hold the port.
     adopt_orphans()
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -172,7 +172,7 @@ def test_without_xgboost_both_is_refused_and_the_network_is_checked_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (file := tmp_path / "r.yaml").write_text("{name: sales, dataset: d, model: {family: both, args: {widht: 3}}}")
-    monkeypatch.setattr(validate_recipe, "find_spec", lambda name: None)
+    monkeypatch.setattr(validate_recipe, "is_installed", lambda name: False)
     with pytest.raises(ConfigError) as caught:
         validate_recipe.check_recipe(load_config(str(file)).config)
     first, second = caught.value.problems

@@ -17,6 +17,7 @@ from sparkring.pipelines.model.plan import show_plan
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sparkring.pipelines.run.spark.submitted", lambda: False)  # another test's session may be open
 
 
 def small() -> RunConfig:

@@ -183,7 +183,7 @@ def test_a_network_does_not_follow_a_champion_of_trees(model: Storage) -> None:
 
 
 def test_trees_without_their_package_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe_module, "find_spec", lambda name: None)
+    monkeypatch.setattr(recipe_module, "is_installed", lambda name: False)
     problems = recipe_module.recipe_problems(CONFIG)
     (problem,) = problems.recipe
     assert problem == "model.family = 'trees': needs XGBoost, which is not installed: pip install 'sparkring[trees]'"

@@ -24,6 +24,7 @@ from sparkring.training.models.torch_private import (
     TorchDispatchMode,
     call_name,
     dtensor_types,
+    has_memory,
     process_group_of,
     tree_flatten,
     waited_tensor,
@@ -219,7 +220,7 @@ def all_tensors() -> list[torch.Tensor]:
     """Every tensor of this process that Python knows of and that has memory of its own."""
     found = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
     plain = [each for each in found if not issubclass(type(each), dtensor_types()) and each.layout == torch.strided]
-    return [each for each in plain if not each.is_meta]
+    return [each for each in plain if has_memory(each)]
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparkring.training.parallel.measure import ActivationMeter, combined, memory_bytes
+from sparkring.training.models.torch_private import fake_tensors
+from sparkring.training.parallel.measure import ActivationMeter, all_tensors, combined, memory_bytes
 
 
 def test_memory_is_the_fullest_ranks_bytes_the_mean_and_the_bubble_the_slowest_pass_over_the_most_work() -> None:
@@ -60,3 +61,12 @@ def test_what_forward_keeps_counts_once_until_backward_frees_it() -> None:
     assert meter.alive == kept
     second.sum().backward()
     assert (meter.alive, meter.peak) == (0, 2 * kept)
+
+
+def test_tensors_of_a_trace_are_not_taken_for_memory() -> None:
+    """Those of an earlier compilation have sizes that are symbols."""
+    real = torch.zeros(1000)
+    with fake_tensors():
+        fake = torch.zeros(1000)
+    found = all_tensors()
+    assert any(each is real for each in found) and not any(each is fake for each in found)
