@@ -22,6 +22,7 @@ from torch import nn
 from torch._compile import _disable_dynamo as disable_dynamo  # torch.compiler.disable, which imports it at once
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import tree_flatten, tree_map
 from typing_extensions import TypeIs
 
@@ -38,6 +39,7 @@ __all__ = [
     "disable_dynamo",
     "tree_flatten",
     "tree_map",
+    "without_modes",
 ]
 
 # --- tensors and storages --------------------------------------------------------------------------------------------

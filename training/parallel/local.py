@@ -37,7 +37,7 @@ from sparkring.training.parallel.initialize import initialize_parameters
 from sparkring.training.parallel.measure import (
     ActivationMeter,
     CommsMeter,
-    MemoryMeter,
+    RankMemoryMeter,
     all_tensors,
     memory_bytes,
     storage_bytes,
@@ -137,7 +137,7 @@ class LocalStep:
         self.residuals = Residuals(data_parallel, self.rank, mesh.world)
         self.memory: dict[str, float] = {}  # bytes at the first optimizer step
         self.activations = ActivationMeter()
-        self.meter: MemoryMeter | None = None  # of the second step
+        self.meter: RankMemoryMeter | None = None  # of the second step
         self.loss_sum = torch.zeros((), dtype=torch.float64)  # of the last batch
         self.table_settings = tables or TableSettings()
         self.make_tables: TablesFactory = self._make_tables
@@ -326,7 +326,7 @@ class LocalStep:
             yield
             return
         if self.meter is None:
-            self.meter = MemoryMeter(self.data_parallel.gathered_tensors)
+            self.meter = RankMemoryMeter(self.data_parallel.gathered_tensors)
             self.meter.count_existing(all_tensors())
         with self.meter, self.prepared.comms, self.data_parallel.measuring_gathered():
             yield

@@ -28,6 +28,7 @@ from sparkring.training.models.torch_private import (
     process_group_of,
     tree_flatten,
     waited_tensor,
+    without_modes,
 )
 from sparkring.training.parallel.dtensor import local_tensor
 from sparkring.training.parallel.process_groups import device_backend
@@ -130,13 +131,18 @@ class MemoryMeter(TorchDispatchMode):
             self._count_resized()  # nothing tells when a storage is resized; this is what comes after
         returned = func(*args, **(kwargs or {}))
         for each in tree_flatten(returned)[0]:
-            if isinstance(each, torch.Tensor):
+            if isinstance(each, torch.Tensor) and each.layout == torch.strided and self.counts(each):
                 self._add(waited_tensor(each).untyped_storage())
         return returned
 
+    def counts(self, tensor: torch.Tensor) -> bool:
+        """Whether a new tensor is looked at."""
+        return True
+
     def _count_resized(self) -> None:
-        for tensor in self.resized():
-            self._resize(storage_of(tensor))
+        with without_modes():  # this is within one of torch's calls, which may be one of a trace
+            for tensor in self.resized():
+                self._resize(storage_of(tensor))
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key = int(storage._cdata)
@@ -165,6 +171,13 @@ class MemoryMeter(TorchDispatchMode):
 
     def changed(self, key: int, size: int) -> None:
         """A storage grew by `size` bytes."""
+
+
+class RankMemoryMeter(MemoryMeter):
+    """Of a rank that trains. Tensors of a trace, as torch makes to see how a DTensor is cut, have no memory there."""
+
+    def counts(self, tensor: torch.Tensor) -> bool:
+        return has_memory(tensor)
 
 
 class SavedTensor:

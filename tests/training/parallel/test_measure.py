@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sparkring.training.models.torch_private import fake_tensors
-from sparkring.training.parallel.measure import ActivationMeter, all_tensors, combined, memory_bytes
+from sparkring.training.parallel.measure import ActivationMeter, RankMemoryMeter, all_tensors, combined, memory_bytes
 
 
 def test_memory_is_the_fullest_ranks_bytes_the_mean_and_the_bubble_the_slowest_pass_over_the_most_work() -> None:
@@ -70,3 +70,15 @@ def test_tensors_of_a_trace_are_not_taken_for_memory() -> None:
         fake = torch.zeros(1000)
     found = all_tensors()
     assert any(each is real for each in found) and not any(each is fake for each in found)
+
+
+def test_a_ranks_meter_counts_what_is_made_and_freed_but_for_traces_and_sparse_tensors() -> None:
+    meter = RankMemoryMeter()
+    with meter:
+        kept = torch.zeros(1000)
+        freed = torch.zeros(500)
+        del freed
+        with fake_tensors():
+            torch.zeros(10**9)
+        torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.ones(2), (4,)).coalesce()
+    assert meter.live == kept.nbytes and 6000 <= meter.peak < 7000
