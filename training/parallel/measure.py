@@ -231,9 +231,11 @@ class ActivationMeter:
 
 def all_tensors() -> list[torch.Tensor]:
     """Every tensor of this process that Python knows of and that has memory of its own."""
-    found = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-    plain = [each for each in found if not issubclass(type(each), dtensor_types()) and each.layout == torch.strided]
-    return [each for each in plain if has_memory(each)]
+    objects = gc.get_objects()  # a million
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
+    plain = {kind for kind in kinds if not issubclass(kind, dtensor_types())}
+    found = [each for each in objects if type(each) in plain]
+    return [each for each in found if each.layout == torch.strided and has_memory(each)]
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
