@@ -6,7 +6,9 @@ A command imports what it runs in its own function: all commands wait for what m
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from sparkring.conf.errors import ConfigError
@@ -76,6 +78,14 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: a whole number, at least 1")
     return int(text)
+
+
+def new_file(text: str) -> Path:
+    """A file to write, looked at before the work whose result it will hold."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r}: cannot be written; give a file in a folder that is there")
+    return path
 
 
 def duration(text: str) -> int:

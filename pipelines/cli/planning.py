@@ -7,7 +7,15 @@ import json
 from pathlib import Path
 
 from sparkring.conf.errors import ConfigError
-from sparkring.pipelines.cli.arguments import Commands, add_command, add_group, add_recipe_command, load, show_examples
+from sparkring.pipelines.cli.arguments import (
+    Commands,
+    add_command,
+    add_group,
+    add_recipe_command,
+    load,
+    new_file,
+    show_examples,
+)
 from sparkring.pipelines.run.exit_codes import Exit
 
 
@@ -32,18 +40,22 @@ def add_commands(commands: Commands) -> None:
     search.add_argument("--devices", metavar="N", type=int, required=True, help="devices there are; whole machines")
     search.add_argument("--objective", choices=("time", "cost", "memory"), default="time", help="default: time")
     search.add_argument("--why", metavar="AXES", help="where a mesh stands, or why it cannot be: dp=64,tp=1,pp=8")
-    search.add_argument("--write", metavar="FILE", help="a recipe that extends this one, in the best layout")
+    search.add_argument(
+        "--write", metavar="FILE", type=new_file, help="a recipe that extends this one, in the best layout"
+    )
     search.add_argument("--json", action="store_true", help="the best layouts as JSON")
     text = "measure the machines that the recipe would run on, and write a cluster's file; takes about a minute"
     examples = ["sparkring plan measure mine.yaml launch.world=8 --out cluster.yaml"]
     measure = add_recipe_command(what, "measure", _measure, text, examples)
-    measure.add_argument("--out", metavar="FILE", help="the cluster's file to write; default: it is printed")
+    measure.add_argument(
+        "--out", metavar="FILE", type=new_file, help="the cluster's file to write; default: it is printed"
+    )
     text = "fit what a cluster reaches of its hardware to measured steps, and write its file"
     examples = ["sparkring plan calibrate steps.csv --cluster a100-80gb-efa --out mine.yaml"]
     calibrate = add_command(what, "calibrate", _calibrate, text, examples)
     calibrate.add_argument("file", metavar="FILE", help="CSV of measured steps (docs/explanation/planner.md)")
     calibrate.add_argument("--cluster", metavar="NAME", required=True, help="the hardware of the rows")
-    calibrate.add_argument("--out", metavar="FILE", required=True, help="the cluster's file to write")
+    calibrate.add_argument("--out", metavar="FILE", type=new_file, required=True, help="the cluster's file to write")
     text = "what slow ranks cost a run, and whether bounds, backups, averaging or a lag would be faster"
     slow = add_command(what, "stragglers", _stragglers, text, ["sparkring plan stragglers data/runs/flights/RUN"])
     slow.add_argument("run_folder", help="of a run of several ranks")
@@ -74,6 +86,7 @@ def _search(arguments: argparse.Namespace) -> int:
     from sparkring.conf.clusters.catalog import load_cluster
     from sparkring.pipelines.model.layouts import (
         SHOWN,
+        asked_mesh,
         layout_facts,
         planned,
         recipe_text,
@@ -81,23 +94,24 @@ def _search(arguments: argparse.Namespace) -> int:
         searched,
         why,
     )
-    from sparkring.training.planner.search import distinct
+    from sparkring.training.planner.search import distinct, worlds
 
     config, cluster, devices = load(arguments).config, load_cluster(arguments.cluster), arguments.devices
     try:
-        cluster.nodes(devices)
+        tried = worlds(cluster, devices)
+        mesh = asked_mesh(arguments.why, tried) if arguments.why else None
         plan = planned(config, cluster)
     except ValueError as error:
         raise ConfigError(arguments.recipe, [str(error)]) from None
     result = searched(plan, devices, arguments.objective)
     if arguments.write:
         text = recipe_text(arguments.recipe, config, result.best[0])
-        Path(arguments.write).write_text(text, encoding="utf-8")
+        write_file(arguments.write, text)
     if arguments.json:
         print(json.dumps([layout_facts(plan, layout) for layout in distinct(result.best, SHOWN)], indent=1))
         return Exit.OK
-    if arguments.why:
-        print(why(plan, result, arguments.why, arguments.objective))
+    if mesh is not None:
+        print(why(plan, result, mesh, arguments.objective))
         return Exit.OK
     print(search_report(plan, result, devices, arguments.objective))
     return Exit.OK
@@ -116,7 +130,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     if arguments.out is None:
         print(text, end="")
     else:
-        Path(arguments.out).write_text(text, encoding="utf-8")
+        write_file(arguments.out, text)
         print(f"{arguments.out}: {cluster.description}; use it with --cluster {arguments.out}")
     return Exit.OK
 
@@ -136,9 +150,16 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         print(f"{name:<10} {getattr(cluster.reached, name):>10.4g} -> {value:.4g}")
     print(f"{len(steps)} steps: {fit_errors(predicted(counts, cluster), steps)} before")
     print(f"{len(steps)} steps: {fit_errors(predicted(counts, found), steps)} fitted")
-    Path(arguments.out).write_text(cluster_text(found), encoding="utf-8")
+    write_file(arguments.out, cluster_text(found))
     print(f"wrote {arguments.out}")
     return Exit.OK
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    from sparkring.conf.storage import open_storage
+
+    open_storage(str(path.absolute().parent)).put_atomic(path.name, text.encode())
 
 
 def _stragglers(arguments: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -261,9 +261,9 @@ def checkpoint_line(plan: Planned, layout: PlannedLayout) -> str:
     )
 
 
-def why(plan: Planned, result: SearchResult, asked: str, objective: Objective) -> str:
-    """Where the layouts of a mesh stand, or why they cannot be. `asked`: `dp=64,tp=1,pp=8`."""
-    mesh = asked_mesh(asked, plan)
+def why(plan: Planned, result: SearchResult, mesh: Mesh, objective: Objective) -> str:
+    """Where the layouts of a mesh stand, or why they cannot be."""
+    asked = describe(mesh)
     same = [layout for layout in result.best if layout.mesh == mesh]
     if same:
         place = 1 + list(result.best).index(same[0])
@@ -297,15 +297,19 @@ def _forced(plan: Planned, mesh: Mesh) -> Iterable[PlannedLayout]:
                 return
 
 
-def asked_mesh(asked: str, plan: Planned) -> Mesh:
-    """The mesh of `dp=64,tp=1,pp=8`. ConfigError if it is not one."""
+def asked_mesh(asked: str, tried: Sequence[int]) -> Mesh:
+    """The mesh of `dp=64,tp=1,pp=8`. ValueError if it is not one, or not of a number of devices in `tried`."""
     sizes: dict[str, int] = {}
     for word in asked.split(","):
         name, _, value = word.partition("=")
         if name.strip() not in AXES or not value.strip().isdigit() or int(value) < 1:
-            raise ConfigError(f"--why {asked}", [f"{word!r} is not an axis and its size; write {', '.join(AXES)}=N"])
+            raise ValueError(f"--why {asked}: {word!r} is not an axis and its size; write {', '.join(AXES)}=N")
         sizes[name.strip()] = int(value)
-    return Mesh(**sizes)
+    mesh = Mesh(**sizes)
+    if mesh.world not in tried:
+        counts = ", ".join(map(str, sorted(tried)))
+        raise ValueError(f"--why {asked}: is of {mesh.world} devices, and layouts of {counts} are tried")
+    return mesh
 
 
 def show_on_cluster(config: RunConfig, cluster: Cluster) -> str:

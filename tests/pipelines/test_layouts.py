@@ -76,10 +76,22 @@ def test_a_small_model_is_not_worth_a_ring(capsys: pytest.CaptureFixture[str]) -
         (["--cluster", "a100-80gb-efs", "--devices", "8"], "did you mean 'a100-80gb-efa'"),
         ([*EFA, "--devices", "12"], "12 devices are not whole machines of 8"),
         ([*EFA, "--devices", "8", "--why", "dd=8"], "'dd=8' is not an axis and its size"),
+        ([*EFA, "--devices", "8", "--why", "dp=3"], "--why dp=3: is of 3 devices, and layouts of 1, 2, 4, 8 are tried"),
     ],
 )
 def test_what_cannot_be_searched_says_why(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert expected in problem(capsys, "search", *SMALL, *words)
+
+
+@pytest.mark.parametrize("file", [".", "no/such/folder/best.yaml"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in (["search", *SMALL, *EFA, "--devices", "8", "--write"], ["measure", *SMALL, "--out"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["plan", *command, file])
+        assert ended.value.code == Exit.USAGE and f"{file!r}: cannot be written" in capsys.readouterr().err
 
 
 def test_nothing_fits_and_it_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
