@@ -101,8 +101,13 @@ def runs_here(config: RunConfig) -> bool:
 
 def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:
     """Predict the step's cost. ManifestError if the model needs a missing dataset."""
+    return make_plan(own_workload(config, manifest))
+
+
+def own_workload(config: RunConfig, manifest: DatasetManifest | None) -> Workload:
+    """The recipe's step in its own layout. ManifestError as for `cost_plan`."""
     mesh = resolve_mesh(config.parallel, config.launch.world)
-    return make_plan(plan_workload(config, manifest, mesh, choose_engine(config.parallel, mesh, device_of(config))))
+    return plan_workload(config, manifest, mesh, choose_engine(config.parallel, mesh, device_of(config)))
 
 
 def plan_workload(config: RunConfig, manifest: DatasetManifest | None, mesh: Mesh, engine: str) -> Workload:
@@ -190,18 +195,16 @@ def show_plan(config: RunConfig, cluster: Cluster | None = None) -> str:
     if config.model.is_trees:
         return f"model.family = trees: {UNPLANNED_TREES}"
     manifest = known_manifest(config)
-    plan = cost_plan(config, manifest)
+    workload = own_workload(config, manifest)
+    plan = make_plan(workload)
     fits = fits_text(config, manifest, plan, rank_room(config, cluster))
     notes = find_notes(LAYOUT, layout_of(config.parallel, plan.mesh, device_of(config)))
     untraced = [f"{UNPLANNED}: {plan.untraced}"] if plan.untraced else []
-    tables = table_notes(config, meta_model(config, manifest), plan.mesh.dp)
+    tables = table_notes(config, workload.model, plan.mesh.dp)
     trees = [f"this is the network's; trees use nothing of `parallel`: {UNPLANNED_TREES}"]
     notes = [*notes, *(trees if config.model.family == "both" else [])]
     if cluster is not None:
-        notes = [
-            *fed_notes(plan_workload(config, manifest, plan.mesh, plan.engine), cluster, runs_here(config)),
-            *notes,
-        ]
+        notes = [*fed_notes(workload, cluster, runs_here(config)), *notes]
     return "\n\n".join(filter(None, [format_rows(table_rows(plan)), fits, *untraced, *tables, *notes]))
 
 
