@@ -18,7 +18,7 @@ from torch import nn
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.clusters.cluster import Cluster
 from sparkring.training.parallel.check import layout_problems
-from sparkring.training.parallel.engine import choose_engine
+from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.memory import StageMemory, activation_numel, stage_memory
 from sparkring.training.planner.timing.operations import ModelWork, trace_operations
@@ -56,8 +56,8 @@ def traced_model(workload: Workload) -> TracedModel:
         raise workload.inputs
     layers = workload.sharding.layer_names(workload.model) or workload.block_names
     names = {*workload.kinds, *layers, *workload.attention_cores, *workload.block_names, ""}
-    work = trace_operations(workload.model, workload.inputs, layers, workload.kinds)
-    return TracedModel(workload, work, trace_model(workload.model, workload.inputs, names, workload.kinds))
+    trace = trace_model(workload.model, workload.inputs, names, workload.kinds)  # first: its error names the module
+    return TracedModel(workload, trace_operations(workload.model, workload.inputs, layers, workload.kinds), trace)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ class LayoutCosts:
     def layout(self, config: ParallelConfig, mesh: Mesh) -> PlannedLayout:
         """The seconds and memory of a layout."""
         engine = self._once(
-            ("engine", mesh, config.zero, config.engine), lambda: choose_engine(config, mesh, self.cluster.device.type)
+            ("engine", mesh, config.zero, config.engine),
+            lambda: decide_engine(config, mesh, self.cluster.device.type)[0],
         )
         workload = self.traced.workload.with_layout(config, mesh, engine)
         ranks = self._ranks(workload)
