@@ -143,6 +143,11 @@ class Cluster(Strict):
     fitted_on: str = Field("", description="what `reached` was fitted on; empty: estimates")
     measured: Measurement | None = Field(None, description="None: from data sheets")
 
+    @property
+    def machines(self) -> str:
+        """What steps measured on one cluster and predicted on another must have in common."""
+        return f"{self.device.name}, {self.network.kind}"
+
     def nodes(self, devices: int) -> int:
         """Machines of so many devices. ValueError where the last one would be used in part."""
         if devices < 1 or (devices > self.node.devices and devices % self.node.devices):
