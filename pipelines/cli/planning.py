@@ -94,13 +94,14 @@ def _search(arguments: argparse.Namespace) -> int:
         searched,
         why,
     )
+    from sparkring.pipelines.model.plan import known_manifest
     from sparkring.training.planner.search import distinct, worlds
 
     config, cluster, devices = load(arguments).config, load_cluster(arguments.cluster), arguments.devices
     try:
         tried = worlds(cluster, devices)
         mesh = asked_mesh(arguments.why, tried) if arguments.why else None
-        plan = planned(config, cluster)
+        plan = planned(config, cluster, known_manifest(config))
     except ValueError as error:
         raise ConfigError(arguments.recipe, [str(error)]) from None
     result = searched(plan, devices, arguments.objective)

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from sparkring.conf.blocks.parallel import PLANNED
 from sparkring.conf.clusters.catalog import cluster_names, load_cluster
 from sparkring.conf.clusters.cluster import GIB, Cluster
 from sparkring.conf.config import RunConfig
@@ -30,6 +31,7 @@ from sparkring.training.planner.search import (
     Objective,
     PlannedLayout,
     SearchResult,
+    TracedModel,
     distinct,
     least_bytes,
     mesh_layouts,
@@ -40,10 +42,7 @@ from sparkring.training.planner.search import (
 
 SHOWN = 5
 AXES = ("dp", "cp", "pp", "tp")
-SEARCHED = (
-    *("zero", "shard", "offload", "schedule", "stages_per_rank", "micro_batches", "accumulate"),
-    *("activation_checkpointing", "sequence_parallel"),
-)
+SEARCHED = (*(key for key in PLANNED if key not in AXES), "accumulate")
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,17 @@ class Planned:
     steps: int | None
 
 
-def planned(config: RunConfig, cluster: Cluster) -> Planned:
+def planned(config: RunConfig, cluster: Cluster, manifest: DatasetManifest | None) -> Planned:
     """Trace the recipe's model for a cluster. Untraceable, or ManifestError, if that cannot be done."""
+    costs = LayoutCosts(traced_recipe(config, manifest), cluster)
+    return Planned(config, cluster, costs, total_steps(config, manifest))
+
+
+def traced_recipe(config: RunConfig, manifest: DatasetManifest | None) -> TracedModel:
+    """Trace the recipe's model, whatever its layout. Untraceable, or ManifestError, if that cannot be done."""
     if config.model.is_trees:
         raise Untraceable(f"model.family = trees: {UNPLANNED_TREES}")
-    manifest = known_manifest(config)
-    workload = plan_workload(config, manifest, Mesh(dp=config.launch.world), "torch")
-    return Planned(config, cluster, LayoutCosts(traced_model(workload), cluster), total_steps(config, manifest))
+    return traced_model(plan_workload(config, manifest, Mesh(dp=config.launch.world), "torch"))
 
 
 def total_steps(config: RunConfig, manifest: DatasetManifest | None) -> int | None:
@@ -156,11 +159,11 @@ def _numbered(plan: Planned, number: int, layout: PlannedLayout, best: PlannedLa
 def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -> list[str]:
     """Seconds, memory, rates and price of a layout."""
     facts = layout_facts(plan, layout)
-    causes = ", ".join(f"{name} {_seconds(value)}" for name, value in layout.time.causes.items() if value > 0)
+    causes = ", ".join(f"{name} {seconds_text(value)}" for name, value in layout.time.causes.items() if value > 0)
     hidden = "" if facts["hidden_share"] is None else f", {facts['hidden_share']:.0%} of the exchange hidden"
     memory = f"{facts['memory_gib']:.1f} GiB per device, " if with_memory else ""
     lines = [
-        f"step {_seconds(layout.time.total)} = {causes}",
+        f"step {seconds_text(layout.time.total)} = {causes}",
         f"{memory}{facts['mfu']:.1%} of the peak, bubble {facts['bubble_share']:.1%}"
         f"{hidden}, {facts['rows_per_s']:,.4g} rows/s",
     ]
@@ -170,7 +173,8 @@ def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -
     return lines
 
 
-def _seconds(value: float) -> str:
+def seconds_text(value: float) -> str:
+    """Seconds, or milliseconds below a tenth."""
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
 
 
@@ -181,7 +185,7 @@ def why_behind(layout: PlannedLayout, best: PlannedLayout) -> str:
     slower = layout.time.total / best.time.total - 1
     if slower <= 0.0005:
         return "as fast as the best; it needs more memory, or is less simple"
-    return f"{slower:.1%} slower than the best: {cause} takes {_seconds(behind[cause] - other[cause])} more"
+    return f"{slower:.1%} slower than the best: {cause} takes {seconds_text(behind[cause] - other[cause])} more"
 
 
 def one_device(plan: Planned) -> PlannedLayout | None:
@@ -234,7 +238,7 @@ def networks_table(plan: Planned, layout: PlannedLayout) -> str:
     for name, network in sorted(same.items(), key=lambda each: each[1].gbit_per_s):
         seconds = _on(plan, layout, plan.cluster.model_copy(update={"network": network}))
         lines.append(
-            f"  {network.kind:<10} {network.gbit_per_s:>6,.0f} Gbit  step {_seconds(seconds):>8}  "
+            f"  {network.kind:<10} {network.gbit_per_s:>6,.0f} Gbit  step {seconds_text(seconds):>8}  "
             f"{seconds / layout.time.total:.2f} times  ({name})"
         )
     return "\n".join(lines) if len(lines) > 1 else ""
@@ -255,7 +259,7 @@ def checkpoint_line(plan: Planned, layout: PlannedLayout) -> str:
     state = numel * workload.element_bytes * (1 + workload.states)
     found = checkpoint_plan(state, plan.cluster, layout.mesh.world)
     return (
-        f"a checkpoint of {state / GIB:,.1f} GiB takes {_seconds(found.write_s)}; best every "
+        f"a checkpoint of {state / GIB:,.1f} GiB takes {seconds_text(found.write_s)}; best every "
         f"{found.interval_s / 60:,.0f} minutes (checkpoint.every_s: {found.interval_s:.0f}), and "
         f"{found.goodput:.2%} of the time then trains"
     )
@@ -315,7 +319,7 @@ def asked_mesh(asked: str, tried: Sequence[int]) -> Mesh:
 def show_on_cluster(config: RunConfig, cluster: Cluster) -> str:
     """Seconds, price and advice of the recipe's own layout."""
     mesh = resolve_mesh(config.parallel, config.launch.world)
-    plan = planned(config, cluster)
+    plan = planned(config, cluster, known_manifest(config))
     cluster.nodes(mesh.world)
     layout = plan.costs.layout(config.parallel, mesh)
     facts = fact_lines(plan, layout, with_memory=False)  # `show_plan` has it, from a trace of whole passes
