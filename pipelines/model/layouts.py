@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,6 @@ def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
     batch = plan.config.train.global_batch
     exchanged = time.exchange + time.hidden
     hours = None if plan.steps is None else plan.steps * time.total / 3600
-    nodes = -(-mesh.world // cluster.node.devices)
     peak = cluster.device.peak_flops(layout.config.precision)
     return {
         "layout": {axis: getattr(mesh, axis) for axis in AXES}
@@ -108,7 +107,7 @@ def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
         "mfu": layout.counts.flops / (mesh.world * peak * time.total),
         "rows_per_s": batch / time.total,
         "hours": hours,
-        "price": None if hours is None else hours * nodes * cluster.node.price_per_hour,
+        "price": None if hours is None else hours * layout.machines * cluster.node.price_per_hour,
     }
 
 
@@ -139,13 +138,39 @@ def searched(plan: Planned, devices: int, objective: Objective) -> SearchResult:
     )
 
 
-def search_report(plan: Planned, result: SearchResult, devices: int, objective: Objective) -> str:
-    """The best layouts as text, why each loses, and advice."""
+def ending_within(plan: Planned, result: SearchResult, limit_s: float) -> SearchResult:
+    """Those of the layouts that end the recipe in time. ConfigError if none does, or its steps are not known."""
+    if plan.steps is None:
+        remedy = "build the dataset with `sparkring etl`, or set train.steps"
+        raise ConfigError(plan.config.name, [f"--within: only the dataset says how many steps an epoch has; {remedy}"])
+    in_time = tuple(layout for layout in result.best if plan.steps * layout.time.total <= limit_s)
+    if in_time:
+        return replace(result, best=in_time)
+    quickest = min(result.best, key=order("time"))
+    raise ConfigError(
+        f"{plan.config.name} on {plan.cluster.device.name}",
+        [
+            f"--within: no layout makes {plan.steps:,} steps in {duration_text(limit_s)}; the quickest, "
+            f"{layout_text(quickest)} on {quickest.mesh.world} devices, takes "
+            f"{duration_text(plan.steps * quickest.time.total)}; take more devices, faster ones, or more time"
+        ],
+    )
+
+
+def duration_text(seconds: float) -> str:
+    """A long time in the largest unit of which there are two."""
+    units = {"days": 86_400.0, "hours": 3600.0, "minutes": 60.0}
+    name, size = next(((name, size) for name, size in units.items() if seconds >= 2 * size), ("seconds", 1.0))
+    return f"{seconds / size:,.3g} {name}"
+
+
+def search_report(plan: Planned, result: SearchResult, devices: int, order_words: str) -> str:
+    """The best layouts as text, why each loses, and advice. `order_words`: by what they are ranked."""
     best = distinct(result.best, SHOWN)
     tried, limit = f"{len(result.best):,} of {result.tried:,}", plan.cluster.device.memory_bytes * USABLE / GIB
     head = (
         f"{plan.config.name} on {devices} x {plan.cluster.device.name}: {tried} layouts that can run fit in "
-        f"{limit:.1f} GiB; best by {objective}"
+        f"{limit:.1f} GiB{order_words}"
     )
     blocks = [_numbered(plan, number, layout, best[0]) for number, layout in enumerate(best, 1)]
     return "\n\n".join([head, *blocks, *advice(plan, best[0], one_device(plan))])

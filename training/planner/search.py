@@ -62,19 +62,22 @@ def traced_model(workload: Workload) -> TracedModel:
 
 @dataclass(frozen=True)
 class PlannedLayout:
-    """One way to train: seconds and memory. memory: bytes of the fullest rank."""
+    """One way to train: seconds and memory. memory: bytes of the fullest rank. machines: whose price is paid."""
 
     config: ParallelConfig
     counts: StepCounts
     time: StepTime
     memory: int
+    machines: int
 
     @property
     def mesh(self) -> Mesh:
         return self.counts.mesh
 
-    def device_seconds(self) -> float:
-        return self.time.total * self.mesh.world
+    @property
+    def machine_seconds(self) -> float:
+        """What a step costs, in seconds of one machine."""
+        return self.time.total * self.machines
 
 
 class LayoutCosts:
@@ -119,7 +122,8 @@ class LayoutCosts:
         stages = tuple(stage_counts(rank, self._tables(rank)) for rank in ranks)
         flops = self._once("flops", self.traced.work.flops)
         counts = counts_of_stages(workload, ranks, stages, flops, self._sent(workload))
-        return PlannedLayout(config, counts, step_time(counts, self.cluster, self._kept), memory)
+        machines = -(-mesh.world // self.cluster.node.devices)
+        return PlannedLayout(config, counts, step_time(counts, self.cluster, self._kept), memory, machines)
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._kept:
@@ -309,7 +313,7 @@ def order(objective: Objective) -> Callable[[PlannedLayout], tuple[float, ...]]:
     if objective == "memory":
         return lambda layout: (layout.memory, layout.time.total, *simple(layout))
     if objective == "cost":
-        return lambda layout: (layout.device_seconds(), layout.time.total, *simple(layout))
+        return lambda layout: (layout.machine_seconds, layout.time.total, *simple(layout))
     return lambda layout: (layout.time.total, *simple(layout))
 
 
