@@ -48,6 +48,7 @@ def add_commands(commands: Commands) -> None:
     search.add_argument(
         "--write", metavar="FILE", type=new_file, help="a recipe that extends this one, in the best layout"
     )
+    search.add_argument("--html", metavar="FILE", type=new_file, help="a page with the layouts as figures")
     search.add_argument("--json", action="store_true", help="the best layouts as JSON")
     text = "measure the machines that the recipe would run on, and write a cluster's file; takes about a minute"
     examples = ["sparkring plan measure mine.yaml launch.world=8 --out cluster.yaml"]
@@ -95,6 +96,7 @@ def _search(arguments: argparse.Namespace) -> int:
         duration_text,
         ending_within,
         layout_facts,
+        plan_record,
         planned,
         recipe_text,
         search_report,
@@ -120,13 +122,20 @@ def _search(arguments: argparse.Namespace) -> int:
     if arguments.write:
         text = recipe_text(arguments.recipe, config, result.best[0])
         write_file(arguments.write, text)
+    text = "" if arguments.json or mesh else search_report(plan, result, devices, order_words)
+    if arguments.html:
+        from sparkring.pipelines.report.report import plan_page  # with matplotlib
+
+        record = plan_record(arguments.cluster, cluster, result.best[0], result.best)
+        shown = text or search_report(plan, result, devices, order_words)
+        write_file(arguments.html, plan_page(f"{config.name} on {devices} devices", record, shown))
     if arguments.json:
         print(json.dumps([layout_facts(plan, layout) for layout in distinct(result.best, SHOWN)], indent=1))
         return Exit.OK
     if mesh is not None:
         print(why(plan, every, mesh, objective))
         return Exit.OK
-    print(search_report(plan, result, devices, order_words))
+    print(text)
     return Exit.OK
 
 

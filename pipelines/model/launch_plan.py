@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from sparkring.conf.blocks.parallel import PLANNED, ParallelConfig
-from sparkring.conf.clusters.cluster import GIB
+from sparkring.conf.clusters.cluster import GIB, Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.pipelines.model.layouts import layout_text, seconds_text, traced_recipe, why_behind
+from sparkring.pipelines.model.layouts import layout_text, plan_record, seconds_text, traced_recipe, why_behind
 from sparkring.pipelines.model.machine import RankCluster, cluster_of_recipe
 from sparkring.pipelines.model.plan import on_world
 from sparkring.training.parallel.data_parallel.batch_norm import batch_norms
@@ -29,11 +29,9 @@ from sparkring.training.planner.search import (
     order,
     possible_layouts,
 )
-from sparkring.training.worker.plan_record import LayoutCost, PlanRecord, pareto
+from sparkring.training.worker.plan_record import PlanRecord
 
 log = logging.getLogger(__name__)
-NEXT_BEST = 4  # layouts beside the one that is used
-MOST_POINTS = 300  # of a figure
 MOST_AHEAD = 16  # worlds whose layouts are found before they are needed
 Refuses = Callable[[RunConfig], list[str]]
 
@@ -42,12 +40,11 @@ Refuses = Callable[[RunConfig], list[str]]
 class WorldPlan:
     """What is predicted of a job on so many ranks.
 
-    machines: that they run on. limit: bytes of a device that a layout may take. used: the layout that they train in.
-    best: every layout that fits, the fastest first. alone: the fastest of one rank; None: the step does not fit there.
+    cluster: that they run on. used: the layout that they train in. best: every layout that fits, the fastest first.
+    alone: the fastest of one rank; None: the step does not fit there.
     """
 
-    machines: str
-    limit: float
+    cluster: Cluster
     used: PlannedLayout
     best: tuple[PlannedLayout, ...]
     alone: PlannedLayout | None
@@ -129,15 +126,7 @@ class LaunchPlan:
         found = self.at(world)
         if found is None:
             return None
-        return PlanRecord(
-            cluster=self.cluster.name,
-            machines=found.machines,
-            world=world,
-            limit=int(found.limit),
-            used=cost_of(found.used),
-            others=[cost_of(each) for each in distinct((found.used, *found.best), NEXT_BEST + 1)[1:]],
-            tried=points_of(found.best),
-        )
+        return plan_record(self.cluster.name, found.cluster, found.used, found.best)
 
     def _try_plan(self, world: int) -> WorldPlan | None:
         try:
@@ -167,7 +156,7 @@ class LaunchPlan:
             log.warning("no layout fits on %d ranks: %s needs %s, the least", world, layout_text(used), needed)
         else:
             raise ValueError(f"no layout can run on {world} ranks")
-        return WorldPlan(costs.cluster.machines, limit, used, best, alone)
+        return WorldPlan(costs.cluster, used, best, alone)
 
     def _ranked(self, world: int) -> tuple[LayoutCosts, float, list[PlannedLayout]]:
         """(costs on the devices of so many ranks, bytes of one that a layout may take, the layouts by time)."""
@@ -215,18 +204,6 @@ def planning(config: RunConfig, manifest: DatasetManifest, refuses: Refuses) -> 
     finally:
         stopping.set()
         thread.join()
-
-
-def cost_of(layout: PlannedLayout) -> LayoutCost:
-    """A layout's cost, for summary.json and its figures."""
-    return LayoutCost(layout=layout_text(layout), causes=layout.time.causes, memory=layout.memory)
-
-
-def points_of(layouts: Sequence[PlannedLayout]) -> list[tuple[float, int]]:
-    """(seconds, bytes) of layouts: of many, those that no other beats in both, and some of the rest."""
-    points = [(layout.time.total, layout.memory) for layout in layouts]
-    rest = points[:: -(-len(points) // MOST_POINTS) or 1]
-    return sorted({*pareto(points), *rest})
 
 
 def as_given(block: ParallelConfig) -> ParallelConfig:

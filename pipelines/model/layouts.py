@@ -39,8 +39,10 @@ from sparkring.training.planner.search import (
     search,
     traced_model,
 )
+from sparkring.training.worker.plan_record import LayoutCost, PlanRecord, pareto
 
 SHOWN = 5
+MOST_POINTS = 300  # of a figure
 AXES = ("dp", "cp", "pp", "tp")
 SEARCHED = (*(key for key in PLANNED if key not in AXES), "accumulate")
 
@@ -109,6 +111,38 @@ def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
         "hours": hours,
         "price": None if hours is None else hours * layout.machines * cluster.node.price_per_hour,
     }
+
+
+def plan_record(name: str, cluster: Cluster, used: PlannedLayout, layouts: tuple[PlannedLayout, ...]) -> PlanRecord:
+    """What is kept of a plan, for summary.json and its figures.
+
+    Args:
+        name: of the cluster.
+        cluster: the machines.
+        used: the layout that is trained in.
+        layouts: that fit, best first.
+    """
+    return PlanRecord(
+        cluster=name,
+        machines=cluster.machines,
+        world=used.mesh.world,
+        limit=int(cluster.device.memory_bytes * USABLE),
+        used=cost_of(used),
+        others=[cost_of(each) for each in distinct((used, *layouts), SHOWN)[1:]],
+        tried=points_of(layouts),
+    )
+
+
+def cost_of(layout: PlannedLayout) -> LayoutCost:
+    """A layout's cost, for summary.json and its figures."""
+    return LayoutCost(layout=layout_text(layout), causes=layout.time.causes, memory=layout.memory)
+
+
+def points_of(layouts: Sequence[PlannedLayout]) -> list[tuple[float, int]]:
+    """(seconds, bytes) of layouts: of many, those that no other beats in both, and some of the rest."""
+    points = [(layout.time.total, layout.memory) for layout in layouts]
+    rest = points[:: -(-len(points) // MOST_POINTS) or 1]
+    return sorted({*pareto(points), *rest})
 
 
 def recipe_text(recipe: str, config: RunConfig, layout: PlannedLayout) -> str:
