@@ -35,7 +35,7 @@ def beside(shown: str, predicted: float, measured: float | None, unit: str, size
     Args:
         shown: the prediction as text.
         predicted: its value.
-        measured: the value that it is compared with; None: there is none.
+        measured: the value that it is compared with, if any.
         unit: of the text.
         size: of the unit.
     """
