@@ -16,11 +16,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from sparkring.conf.blocks.parallel import PLANNED
 from sparkring.conf.bounded_yaml import parse_yaml
 from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.errors import ConfigError
-from sparkring.conf.recipe_file import EXTENDS, read_recipe
+from sparkring.conf.recipe_file import AUTO, EXTENDS, LAYOUT, PARALLEL, read_recipe
 from sparkring.conf.rules.families import of_family
 from sparkring.conf.rules.recipe import RECIPE, leaves
 from sparkring.conf.rules.rule import find_problems
@@ -79,6 +80,11 @@ def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | 
             key, value = parse_override(override)
             if key == EXTENDS:
                 raise ValueError("a recipe's file says what it extends, not the command line")
+            if (key, value) == (PARALLEL, AUTO):
+                key = f"{PARALLEL}.{LAYOUT}"
+            if (key, value) == (f"{PARALLEL}.{LAYOUT}", AUTO) and isinstance(values.get(PARALLEL), dict):
+                values[PARALLEL] = {name: kept for name, kept in values[PARALLEL].items() if name not in PLANNED}
+                origins = {key: line for key, line in origins.items() if key.removeprefix("parallel.") not in PLANNED}
             _set(values, key.split("."), value)
         except ValueError as error:
             problems.append(f"override {override!r}: {error}")
@@ -287,4 +293,9 @@ def json_schema() -> dict[str, Any]:
     """JSON schema of a recipe, for editors (`# yaml-language-server: $schema=...`)."""
     schema = RunConfig.model_json_schema()
     about = "recipe to begin with: a path relative to this file, or a built-in name (docs/how-to/recipes.md)"
-    return schema | {"properties": {EXTENDS: {"type": "string", "description": about}} | schema["properties"]}
+    parallel = schema["properties"][PARALLEL]
+    parallel = {"anyOf": [{"const": AUTO}, {"$ref": parallel["$ref"]}]} | {
+        key: value for key, value in parallel.items() if key != "$ref"
+    }
+    own = {EXTENDS: {"type": "string", "description": about}}
+    return schema | {"properties": own | schema["properties"] | {PARALLEL: parallel}}

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from sparkring.conf.blocks.parallel import PLANNED
 from sparkring.conf.bounded_yaml import key_lines, parse_yaml
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.recipes import RECIPES, recipe_names
@@ -21,6 +22,7 @@ EXTENDS = "extends"
 TakesNull = Callable[[tuple[str, ...]], bool]
 OfOtherKinds = Callable[[tuple[str, ...], str], set[str]]
 KIND = "kind"
+PARALLEL, LAYOUT, AUTO = "parallel", "layout", "auto"
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def extend(
 ) -> RecipeValues:
     """Put the values of one recipe over those of another: blocks key by key, everything else as a whole.
 
-    A block that becomes one of another kind loses the keys that this kind does not have.
+    A block that becomes one of another kind loses the keys that this kind does not have; a parallel block whose layout
+    becomes auto loses those that a plan chooses.
 
     Args:
         under: the recipe that is extended.
@@ -90,10 +93,12 @@ def extend(
 
     def merged(base: dict[str, Any], own: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
         made, kind = dict(base), own.get(KIND)
-        if isinstance(kind, str) and kind != base.get(KIND):
-            for name in of_other_kinds(path, kind) & base.keys():
-                del made[name]
-                replaced.append(".".join((*path, name)))
+        gone = of_other_kinds(path, kind) if isinstance(kind, str) and kind != base.get(KIND) else set[str]()
+        if path == (PARALLEL,) and own.get(LAYOUT) == AUTO:
+            gone |= {*PLANNED}
+        for name in gone & base.keys():
+            del made[name]
+            replaced.append(".".join((*path, name)))
         for name, value in own.items():
             here, below = (*path, name), made.get(name)
             if value is None and not takes_null(here):
@@ -123,7 +128,10 @@ def _read(recipe: str, names_taken: Collection[str]) -> RecipeValues:
     except yaml.YAMLError as error:
         raise ConfigError(where, [f"not valid YAML: {error}"]) from None
     shown = where if name_of(where) in names_taken else name_of(where)
-    return RecipeValues(where, values or {}, {key: f"{shown}:{line}" for key, line in key_lines(node, "")})
+    lines = {key: f"{shown}:{line}" for key, line in key_lines(node, "")}
+    if values and values.get(PARALLEL) == AUTO:  # short for a block with this one key
+        values, lines = values | {PARALLEL: {LAYOUT: AUTO}}, lines | {f"{PARALLEL}.{LAYOUT}": lines[PARALLEL]}
+    return RecipeValues(where, values or {}, lines)
 
 
 def name_of(where: str) -> str:

@@ -17,6 +17,12 @@ class LaunchConfig(Strict):
         "names several of them or pyspark is not installed, else `spark`",
     )
     world: PositiveInt = Field(2, description="ranks, one per Spark task slot")
+    cluster: str | None = Field(
+        None,
+        description="built-in cluster, or file of one (`sparkring plan measure` writes it), that ranks run on: steps "
+        "are predicted on it, and shown beside what is measured; None: only `parallel.layout: auto` predicts, on the "
+        "estimated machine that it finds",
+    )
     min_world: PositiveInt | None = Field(None, description="smallest world to go on with; None: never shrink")
     max_attempts: PositiveInt = Field(3, description="failed launches in a row, without a new checkpoint between")
     backoff_s: Annotated[float, Field(ge=0)] = Field(

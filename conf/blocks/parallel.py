@@ -77,9 +77,21 @@ class ServersConfig(Strict):
         return bound
 
 
+PLANNED = (
+    *("dp", "cp", "pp", "tp", "zero", "shard", "offload", "schedule", "stages_per_rank", "micro_batches"),
+    *("activation_checkpointing", "sequence_parallel"),
+)
+"""Keys that `layout: auto` chooses; `accumulate` too, unless the model has batch normalization."""
+
+
 class ParallelConfig(Strict):
     """Sizes of the mesh's axes multiply to launch.world; -1 stands once for the rest."""
 
+    layout: Literal["given", "auto"] = Field(
+        "given",
+        description="what decides the axes, zero, schedule, passes and recomputation: the keys below, or, with auto, a "
+        "plan at launch for the ranks that are there, on `launch.cluster`; `parallel: auto` is short for it",
+    )
     dp: Axis = Field(-1, description="data ranks: each reads its own rows")
     cp: Axis = Field(1, description="context ranks: each holds a part of every sequence (all-to-all attention)")
     pp: Axis = Field(1, description="pipeline ranks: each holds consecutive blocks of the model")

@@ -154,6 +154,11 @@ class Cluster(Strict):
             return self
         return self.model_copy(update={"reached": self.reached_by_megatron})
 
+    @property
+    def machines(self) -> str:
+        """What steps measured on one cluster and predicted on another must have in common."""
+        return f"{self.device.name}, {self.network.kind}"
+
     def nodes(self, devices: int) -> int:
         """Machines of so many devices. ValueError where the last one would be used in part."""
         if devices < 1 or (devices > self.node.devices and devices % self.node.devices):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from sparkring.conf.blocks.parallel import PLANNED
 from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.promotion import PROMOTION
 from sparkring.conf.rules.rule import Rule, find_problems, nearest, no_effect, refuse
@@ -228,6 +229,12 @@ NO_EFFECT: tuple[Rule[RunConfig], ...] = (
         "remove it, or set optim.schedule to plateau",
     ),
     no_effect(
+        tuple(f"parallel.{key}" for key in PLANNED),
+        lambda c: c.parallel.layout == "auto",
+        "with parallel.layout = auto, where a plan chooses it",
+        "remove it, or set parallel.layout to given",
+    ),
+    no_effect(
         WITHOUT_TREES,
         lambda c: c.model.is_trees,
         "with model.family = trees",
@@ -382,6 +389,13 @@ CONFLICTS: tuple[Rule[RunConfig], ...] = (
         "optim.ema = {0.optim.ema}: with parallel.averaging.kind = {0.parallel.averaging.kind} every rank would have "
         "a mean of weights of its own, which no rank trains with",
         "remove one of the two",
+    ),
+    refuse(
+        ("parallel.layout", "parallel.servers.per_host"),
+        lambda c: c.parallel.servers.per_host > 0 and c.parallel.layout == "auto",
+        "parallel.layout = auto: with parallel.servers.per_host = {0.parallel.servers.per_host} servers have the "
+        "weights, and all ranks are data ranks: there is no layout to choose",
+        "set parallel.layout to given, or per_host to 0",
     ),
     refuse(
         ("optim.ema", "parallel.servers.per_host"),

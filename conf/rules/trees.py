@@ -10,6 +10,7 @@ from sparkring.conf.rules.rule import Rule, refuse
 from sparkring.conf.tasks import TABLE_TASKS
 
 WITHOUT_TREES = (
+    "parallel.layout",
     "parallel.pp",
     "parallel.tp",
     "parallel.cp",

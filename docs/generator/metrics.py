@@ -22,6 +22,7 @@ FIRST_WORDS = (
     "tables",
     "gpu",
     "drift",
+    "plan",
     "system",
 )
 NAME = re.compile(rf"(?:{'|'.join(FIRST_WORDS)})/[\w.*/]+")
@@ -66,6 +67,12 @@ LOGGED = {  # `*` stands for a name: of a metric, a column, a split, ..
     "rows/contributions_missed": "of `predict`: rows whose contributions do not sum to the raw prediction; if any",
     "rows/*": "rows of a split",
     "drift/*/*": "distance of a column's distribution from the reference, by measure",
+    "plan/predicted_step_s": "of a job whose cluster is known: seconds of a step, as predicted for its layout",
+    "plan/measured_step_s": "seconds of a step of rank 0, the median over the logging windows of the last attempt",
+    "plan/step_error": "predicted over measured, less 1",
+    "plan/predicted_peak_bytes": "the most that a rank holds at a moment of a step, as predicted",
+    "plan/measured_peak_bytes": "the same, as ranks measured it",
+    "plan/peak_error": "predicted over measured, less 1",
     "launch/start_s": "seconds until all ranks ran",
     "launch/world": "ranks of the attempt",
     "launch/recover_s": "seconds from the last step before a failure to the first new one",

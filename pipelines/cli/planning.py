@@ -12,6 +12,7 @@ from sparkring.pipelines.cli.arguments import (
     add_command,
     add_group,
     add_recipe_command,
+    duration,
     load,
     new_file,
     show_examples,
@@ -34,15 +35,20 @@ def add_commands(commands: Commands) -> None:
     examples = [
         "sparkring plan search gpt-70b --cluster a100-80gb-efa --devices 512",
         "sparkring plan search gpt-7b --cluster h100-80gb-efa --devices 64 --why dp=8,tp=8",
+        "sparkring plan search gpt-7b --cluster h100-80gb-efa --devices 256 --within 3d",
     ]
     search = add_recipe_command(what, "search", _search, text, examples)
     search.add_argument("--cluster", metavar="NAME", required=True, help="a built-in cluster, or the YAML file of one")
     search.add_argument("--devices", metavar="N", type=int, required=True, help="devices there are; whole machines")
-    search.add_argument("--objective", choices=("time", "cost", "memory"), default="time", help="default: time")
+    text = "what is best: seconds of a step, seconds of machines, or memory (default: time; with --within: cost)"
+    search.add_argument("--objective", choices=("time", "cost", "memory"), help=text)
+    text = "only layouts and numbers of devices that end the recipe in this time, such as 12h or 3d; cheapest first"
+    search.add_argument("--within", metavar="T", type=duration, help=text)
     search.add_argument("--why", metavar="AXES", help="where a mesh stands, or why it cannot be: dp=64,tp=1,pp=8")
     search.add_argument(
         "--write", metavar="FILE", type=new_file, help="a recipe that extends this one, in the best layout"
     )
+    search.add_argument("--html", metavar="FILE", type=new_file, help="a page with the layouts as figures")
     search.add_argument("--json", action="store_true", help="the best layouts as JSON")
     text = "measure the machines that the recipe would run on, and write a cluster's file; takes about a minute"
     examples = ["sparkring plan measure mine.yaml launch.world=8 --out cluster.yaml"]
@@ -87,33 +93,49 @@ def _search(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.model.layouts import (
         SHOWN,
         asked_mesh,
+        duration_text,
+        ending_within,
         layout_facts,
+        plan_record,
         planned,
         recipe_text,
         search_report,
         searched,
         why,
     )
-    from sparkring.training.planner.search import distinct, worlds
+    from sparkring.pipelines.model.plan import known_manifest
+    from sparkring.training.planner.search import Objective, distinct, worlds
 
     config, cluster, devices = load(arguments).config, load_cluster(arguments.cluster), arguments.devices
+    objective: Objective = arguments.objective or ("time" if arguments.within is None else "cost")
     try:
         tried = worlds(cluster, devices)
         mesh = asked_mesh(arguments.why, tried) if arguments.why else None
-        plan = planned(config, cluster)
+        plan = planned(config, cluster, known_manifest(config))
     except ValueError as error:
         raise ConfigError(arguments.recipe, [str(error)]) from None
-    result = searched(plan, devices, arguments.objective)
+    every = result = searched(plan, devices, objective)
+    order_words = f"; best by {objective}"
+    if arguments.within is not None:
+        result = ending_within(plan, every, arguments.within)
+        order_words = f" and end within {duration_text(arguments.within)}{order_words}"
     if arguments.write:
         text = recipe_text(arguments.recipe, config, result.best[0])
         write_file(arguments.write, text)
+    text = "" if arguments.json or mesh else search_report(plan, result, devices, order_words)
+    if arguments.html:
+        from sparkring.pipelines.report.report import plan_page  # with matplotlib
+
+        record = plan_record(arguments.cluster, cluster, result.best[0], result.best)
+        shown = text or search_report(plan, result, devices, order_words)
+        write_file(arguments.html, plan_page(f"{config.name} on {devices} devices", record, shown))
     if arguments.json:
         print(json.dumps([layout_facts(plan, layout) for layout in distinct(result.best, SHOWN)], indent=1))
         return Exit.OK
     if mesh is not None:
-        print(why(plan, result, mesh, arguments.objective))
+        print(why(plan, every, mesh, objective))
         return Exit.OK
-    print(search_report(plan, result, devices, arguments.objective))
+    print(text)
     return Exit.OK
 
 

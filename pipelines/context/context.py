@@ -14,6 +14,7 @@ from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.run.runs import RunRecord, Runs
 from sparkring.pipelines.tracking.tracker import Tracker
+from sparkring.training.worker.plan_record import PlanRecord
 from sparkring.training.worker.result import WorkerResult
 
 if TYPE_CHECKING:
@@ -55,6 +56,22 @@ class TrialPublication(Publication):
 PERSONAL = Publication()
 
 
+class PlannedLayouts(Protocol):
+    """The layouts of a job that are planned for the number of its ranks (pipelines/model/launch_plan.py)."""
+
+    def resolved_at(self, resolved: Resolved, world: int) -> Resolved:
+        """The configuration as so many ranks train it."""
+        ...
+
+    def lines_at(self, world: int) -> list[str]:
+        """What was chosen for so many ranks, and why; [] where nothing was."""
+        ...
+
+    def record_at(self, world: int) -> PlanRecord | None:
+        """What is predicted of so many ranks; None where nothing can be planned."""
+        ...
+
+
 class StartPoint(Protocol):
     """The trained weights that a training starts from."""
 
@@ -79,6 +96,7 @@ class JobContext:
     publication: Publication = PERSONAL
     family: Family | None = None  # of a job that trains several: whose training this is; None: there is one
     platform: Platform | None = None  # where ranks run; None: in barrier stages of `spark`
+    plan: PlannedLayouts | None = None  # None: the layout is the recipe's, and its steps are not predicted
 
     @property
     def ds(self) -> str | None:
@@ -107,7 +125,12 @@ class JobContext:
     def of_family(self, family: Family) -> JobContext:
         """The part of a job of several families that trains this one, as far as launches were counted by now."""
         record = self.runs.read(self.record.folder)
-        return replace(self, resolved=self.resolved.of_family(family), record=record, family=family)
+        plan = self.plan if family == "net" else None
+        return replace(self, resolved=self.resolved.of_family(family), record=record, family=family, plan=plan)
+
+    def on_ranks(self, world: int) -> JobContext:
+        """The job as so many ranks train it."""
+        return self if self.plan is None else replace(self, resolved=self.plan.resolved_at(self.resolved, world))
 
     def count_attempt(self, number: int) -> None:
         """Store the number of a launch before it begins, so that it is never used again."""

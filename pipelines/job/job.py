@@ -34,6 +34,7 @@ from sparkring.pipelines.job.outcome import ModelPlace, outcome, suggested_comma
 from sparkring.pipelines.job.train_step import identity, record_inputs
 from sparkring.pipelines.lineage import record as lineage
 from sparkring.pipelines.lineage.keep import keep_environment, keep_weights
+from sparkring.pipelines.model.launch_plan import planning
 from sparkring.pipelines.model.pack import pack_model
 from sparkring.pipelines.promotion.drift import drift_metrics
 from sparkring.pipelines.promotion.gate import Candidate, open_gate, report_decision
@@ -50,7 +51,7 @@ from sparkring.pipelines.tracking.params import run_params
 from sparkring.pipelines.tracking.tags import DATE, FINGERPRINT, WEIGHTS
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label
 from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_folders
-from sparkring.pipelines.validate.recipe import check_against, check_foreseen, check_recipe
+from sparkring.pipelines.validate.recipe import block_problems, check_against, check_foreseen, check_recipe
 from sparkring.pipelines.validate.tables import check_tables
 from sparkring.training.launch.host.processes import usable_cores
 from sparkring.training.model.folder import describe_model, weights_sha256
@@ -245,9 +246,11 @@ def train_and_publish(job: JobContext, timings: dict[str, float], began: float) 
 
     Returns the exit code too. `timings`: seconds of the stages so far; `began`: monotonic time of the job's begin.
     """
-    job, prepared = prepare(job)
-    keep_environment(job)
-    job, trained, seconds = train_best(job, prepared.start)
+    with planning(job.config, job.dataset.manifest, block_problems) as plan:
+        job, prepared = prepare(replace(job, plan=plan))
+        keep_environment(job)
+        job, trained, seconds = train_best(job, prepared.start)
+    job = job.on_ranks(trained.train.world)
     evaluating = time.monotonic()
     with job.tracker.part(EVALUATE):
         candidate = judge_on_test_rows(job, trained)

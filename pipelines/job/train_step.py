@@ -7,8 +7,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
+from statistics import median
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -32,11 +33,12 @@ from sparkring.pipelines.launch.recover import (
     restart_policy,
     run_with_recovery,
 )
-from sparkring.pipelines.model.plan import layout_problems_of, plan_and_measured
+from sparkring.pipelines.model.plan import layout_problems_of, on_world, plan_and_measured
 from sparkring.pipelines.run.loss_history import Points, as_history, history_up_to, save_history
 from sparkring.pipelines.run.signals import obeying_signals
 from sparkring.pipelines.run.stragglers import save_step_times
 from sparkring.pipelines.tracking.params import run_params
+from sparkring.pipelines.tracking.tags import CLUSTER, MACHINES
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.checkpoint.catalog import committed
 from sparkring.training.checkpoint.layout import CHECKPOINTS
@@ -58,6 +60,7 @@ from sparkring.training.launch.restart import RestartPolicy
 from sparkring.training.launch.topology import Child
 from sparkring.training.planner import format_rows
 from sparkring.training.worker.payload import TrainPayload
+from sparkring.training.worker.plan_record import PlanRecord
 from sparkring.training.worker.result import FailedAttempt, History, RunIdentity, Trained, WorkerResult
 
 log = logging.getLogger(__name__)
@@ -94,7 +97,8 @@ def train(
     with tracker.part(key):
         for each in (JOB, key):  # the job's own too, so that a list of jobs shows what each was trained on
             record_inputs(job, each)
-        tracker.params(key, run_params(job.resolved, job.dataset.manifest.fingerprint, leave_out=("etl", "spark")))
+        resolved = job.on_ranks(config.launch.world).resolved
+        tracker.params(key, run_params(resolved, job.dataset.manifest.fingerprint, leave_out=("etl", "spark")))
         events = Events(tracker, ProgressDisplay(), job.training_folder, key)
         point_at_checkpoints(job.training_folder, tracker, key)
         began = time.monotonic()
@@ -104,7 +108,8 @@ def train(
         tracker.keep_checkpoints(key, [info.uri for info in kept])
         rank_0 = TypeAdapter(WorkerResult).validate_python(launched.result)
         log.info("%s", ended_line(rank_0, config))
-        plan = "" if config.model.is_trees else layout_plan(job, rank_0)
+        rows = [] if config.model.is_trees else layout_rows(job, rank_0)
+        planned = record_plan(job, rank_0, launched, rows)
         record_tables(tracker, rank_0, key)
         record_servers(tracker, rank_0, key)
         trained = Trained(
@@ -116,11 +121,22 @@ def train(
             per_step_s=per_step_s(launched),
             once_s=once_s(launched),
             predictions=[rank["predictions"] for rank in launched.results if rank["predictions"]],
-            plan=plan,
+            plan=format_rows(rows) if rows else "",
+            planned=planned,
             start=start.describe(rank_0) if start is not None else "",
             valid_predictions=valid_predictions(launched),
         )
         return trained, {"launch_s": launched.start_s, "train_s": train_s}
+
+
+def record_layout(job: JobContext, world: int) -> None:
+    """Log the layout that was chosen for so many ranks, and record the configuration with it; nothing without."""
+    lines = [] if job.plan is None else job.plan.lines_at(world)
+    for line in lines:
+        log.info("%s", line)
+    if lines:
+        job.tracker.artifact_json(JOB, job.resolved.as_dict(), "config.json")
+        job.tracker.tags(JOB, {f"sparkring.layout.{world}": lines[0]})
 
 
 def valid_predictions(launched: JobResult) -> list[str]:
@@ -156,11 +172,39 @@ def record_inputs(job: JobContext, key: str) -> None:
             job.tracker.dataset(key, split_info(job.dataset, split), context)
 
 
-def layout_plan(job: JobContext, rank_0: WorkerResult) -> str:
+def layout_rows(job: JobContext, rank_0: WorkerResult) -> list[dict[str, Any]]:
     """The layout's table of predicted and measured memory and bytes, which is tracked too."""
-    plan = format_rows(plan_and_measured(job.config, job.dataset.manifest, rank_0.measured))
-    job.tracker.artifact(job.training_key, plan + "\n", "plan.txt")
-    return plan
+    config = on_world(job.on_ranks(rank_0.world).config, rank_0.world)
+    rows = plan_and_measured(config, job.dataset.manifest, rank_0.measured)
+    job.tracker.artifact(job.training_key, format_rows(rows) + "\n", "plan.txt")
+    return rows
+
+
+def record_plan(
+    job: JobContext, rank_0: WorkerResult, launched: JobResult, rows: list[dict[str, Any]]
+) -> PlanRecord | None:
+    """What the job's cluster was predicted to give, and what was measured, in the job's run; None without a cluster.
+
+    Args:
+        job: the job.
+        rank_0: of the last attempt.
+        launched: the same attempt.
+        rows: the layout's table.
+    """
+    found = None if job.plan is None else job.plan.record_at(rank_0.world)
+    if found is None:
+        return None
+    peak = next((row for row in rows if row["quantity"] == "peak_bytes"), {})
+    windows = [m.timing.step_s for m in launched.metrics if m.timing is not None]
+    found = replace(
+        found,
+        predicted_peak=peak.get("predicted"),
+        measured_peak=peak.get("measured") or None,
+        measured_step_s=(median(windows) or None) if windows else None,
+    )
+    job.tracker.metrics(JOB, rank_0.steps, found.metrics())
+    job.tracker.tags(JOB, {CLUSTER: found.cluster, MACHINES: found.machines})
+    return found
 
 
 def record_tables(tracker: Tracker, rank_0: WorkerResult, key: str = TRAIN) -> None:
@@ -192,9 +236,15 @@ def run_ranks(job: JobContext, events: Events, watch: TrainingWatch) -> JobResul
     """
     launch, control, run = job.config.launch, Control(), job.training_folder
 
+    laid_out: list[int] = []  # worlds of the attempts so far
+
     def make_job(attempt: int, world: int) -> JobSpec:
         job.count_attempt(attempt)
-        return job_spec(job.resolved, job.dataset, run, is_compared=job.family is not None)
+        on_ranks = job.on_ranks(world)
+        if laid_out[-1:] != [world]:
+            record_layout(on_ranks, world)
+            laid_out.append(world)
+        return job_spec(on_ranks.resolved, job.dataset, run, is_compared=job.family is not None)
 
     def on_event(event: Event) -> None:
         events.on_event(event)
@@ -203,7 +253,7 @@ def run_ranks(job: JobContext, events: Events, watch: TrainingWatch) -> JobResul
 
     restartable = RestartableJob(
         make_job,
-        policy(job.config, job.dataset.manifest),
+        policy(job.config, job.dataset.manifest, lambda world: job.on_ranks(world).config),
         latest_step=lambda: latest_step(run),
         is_finished=lambda result: bool(result.result["finished"]),
         first_attempt=job.record.attempts + 1,
@@ -319,17 +369,20 @@ def preload_of(config: RunConfig) -> tuple[str, ...]:
     return (*ring, *optimizer, *map(module_of, [*entries, SERVER_ENTRY] if servers else entries))
 
 
-def policy(config: RunConfig, manifest: DatasetManifest | None = None) -> RestartPolicy:
-    """How far recovery may go. Worlds the layout refuses (a fixed dp, a shard that does not divide it) are skipped."""
+def policy(
+    config: RunConfig,
+    manifest: DatasetManifest | None = None,
+    on_ranks: Callable[[int], RunConfig] | None = None,
+) -> RestartPolicy:
+    """How far recovery may go. Worlds the layout refuses (a fixed dp, a shard that does not divide it) are skipped.
+
+    `on_ranks`: the configuration of so many ranks, whose layout may be planned; None: `config`'s.
+    """
     launch, parallel = config.launch, config.parallel
     fixed = [max(size, 1) for size in (parallel.pp, parallel.tp, parallel.cp)]
-    fits = cache(lambda world: not layout_problems_of(on_world(config, world), manifest))
+    of_ranks = on_ranks or (lambda world: config)
+    fits = cache(lambda world: not layout_problems_of(on_world(of_ranks(world), world), manifest))
     return restart_policy(launch, math.prod(fixed), fits)
-
-
-def on_world(config: RunConfig, world: int) -> RunConfig:
-    """The configuration with another launch.world."""
-    return config.model_copy(update={"launch": config.launch.model_copy(update={"world": world})})
 
 
 def latest_step(run: Storage) -> int | None:

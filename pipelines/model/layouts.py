@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from sparkring.conf.blocks.parallel import PLANNED
 from sparkring.conf.clusters.catalog import cluster_names, load_cluster
 from sparkring.conf.clusters.cluster import GIB, Cluster
 from sparkring.conf.config import RunConfig
@@ -30,6 +31,7 @@ from sparkring.training.planner.search import (
     Objective,
     PlannedLayout,
     SearchResult,
+    TracedModel,
     distinct,
     least_bytes,
     mesh_layouts,
@@ -37,13 +39,12 @@ from sparkring.training.planner.search import (
     search,
     traced_model,
 )
+from sparkring.training.worker.plan_record import LayoutCost, PlanRecord, pareto
 
 SHOWN = 5
+MOST_POINTS = 300  # of a figure
 AXES = ("dp", "cp", "pp", "tp")
-SEARCHED = (
-    *("zero", "shard", "offload", "schedule", "stages_per_rank", "micro_batches", "accumulate"),
-    *("activation_checkpointing", "sequence_parallel"),
-)
+SEARCHED = (*(key for key in PLANNED if key not in AXES), "accumulate")
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,17 @@ class Planned:
     steps: int | None
 
 
-def planned(config: RunConfig, cluster: Cluster) -> Planned:
+def planned(config: RunConfig, cluster: Cluster, manifest: DatasetManifest | None) -> Planned:
     """Trace the recipe's model for a cluster. Untraceable, or ManifestError, if that cannot be done."""
+    costs = LayoutCosts(traced_recipe(config, manifest), cluster)
+    return Planned(config, cluster, costs, total_steps(config, manifest))
+
+
+def traced_recipe(config: RunConfig, manifest: DatasetManifest | None) -> TracedModel:
+    """Trace the recipe's model, whatever its layout. Untraceable, or ManifestError, if that cannot be done."""
     if config.model.is_trees:
         raise Untraceable(f"model.family = trees: {UNPLANNED_TREES}")
-    manifest = known_manifest(config)
-    workload = plan_workload(config, manifest, Mesh(dp=config.launch.world), "torch")
-    return Planned(config, cluster, LayoutCosts(traced_model(workload), cluster), total_steps(config, manifest))
+    return traced_model(plan_workload(config, manifest, Mesh(dp=config.launch.world), "torch"))
 
 
 def total_steps(config: RunConfig, manifest: DatasetManifest | None) -> int | None:
@@ -92,7 +97,6 @@ def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
     batch = plan.config.train.global_batch
     exchanged = time.exchange + time.hidden
     hours = None if plan.steps is None else plan.steps * time.total / 3600
-    nodes = -(-mesh.world // cluster.node.devices)
     peak = cluster.device.peak_flops(layout.config.precision)
     return {
         "layout": {axis: getattr(mesh, axis) for axis in AXES}
@@ -105,8 +109,40 @@ def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
         "mfu": layout.counts.flops / (mesh.world * peak * time.total),
         "rows_per_s": batch / time.total,
         "hours": hours,
-        "price": None if hours is None else hours * nodes * cluster.node.price_per_hour,
+        "price": None if hours is None else hours * layout.machines * cluster.node.price_per_hour,
     }
+
+
+def plan_record(name: str, cluster: Cluster, used: PlannedLayout, layouts: tuple[PlannedLayout, ...]) -> PlanRecord:
+    """What is kept of a plan, for summary.json and its figures.
+
+    Args:
+        name: of the cluster.
+        cluster: the machines.
+        used: the layout that is trained in.
+        layouts: that fit, best first.
+    """
+    return PlanRecord(
+        cluster=name,
+        machines=cluster.machines,
+        world=used.mesh.world,
+        limit=int(cluster.device.memory_bytes * USABLE),
+        used=cost_of(used),
+        others=[cost_of(each) for each in distinct((used, *layouts), SHOWN)[1:]],
+        tried=points_of(layouts),
+    )
+
+
+def cost_of(layout: PlannedLayout) -> LayoutCost:
+    """A layout's cost, for summary.json and its figures."""
+    return LayoutCost(layout=layout_text(layout), causes=layout.time.causes, memory=layout.memory)
+
+
+def points_of(layouts: Sequence[PlannedLayout]) -> list[tuple[float, int]]:
+    """(seconds, bytes) of layouts: of many, those that no other beats in both, and some of the rest."""
+    points = [(layout.time.total, layout.memory) for layout in layouts]
+    rest = points[:: -(-len(points) // MOST_POINTS) or 1]
+    return sorted({*pareto(points), *rest})
 
 
 def recipe_text(recipe: str, config: RunConfig, layout: PlannedLayout) -> str:
@@ -136,13 +172,39 @@ def searched(plan: Planned, devices: int, objective: Objective) -> SearchResult:
     )
 
 
-def search_report(plan: Planned, result: SearchResult, devices: int, objective: Objective) -> str:
-    """The best layouts as text, why each loses, and advice."""
+def ending_within(plan: Planned, result: SearchResult, limit_s: float) -> SearchResult:
+    """Those of the layouts that end the recipe in time. ConfigError if none does, or its steps are not known."""
+    if plan.steps is None:
+        remedy = "build the dataset with `sparkring etl`, or set train.steps"
+        raise ConfigError(plan.config.name, [f"--within: only the dataset says how many steps an epoch has; {remedy}"])
+    in_time = tuple(layout for layout in result.best if plan.steps * layout.time.total <= limit_s)
+    if in_time:
+        return replace(result, best=in_time)
+    quickest = min(result.best, key=order("time"))
+    raise ConfigError(
+        f"{plan.config.name} on {plan.cluster.device.name}",
+        [
+            f"--within: no layout makes {plan.steps:,} steps in {duration_text(limit_s)}; the quickest, "
+            f"{layout_text(quickest)} on {quickest.mesh.world} devices, takes "
+            f"{duration_text(plan.steps * quickest.time.total)}; take more devices, faster ones, or more time"
+        ],
+    )
+
+
+def duration_text(seconds: float) -> str:
+    """A long time in the largest unit of which there are two."""
+    units = {"days": 86_400.0, "hours": 3600.0, "minutes": 60.0}
+    name, size = next(((name, size) for name, size in units.items() if seconds >= 2 * size), ("seconds", 1.0))
+    return f"{seconds / size:,.3g} {name}"
+
+
+def search_report(plan: Planned, result: SearchResult, devices: int, order_words: str) -> str:
+    """The best layouts as text, why each loses, and advice. `order_words`: by what they are ranked."""
     best = distinct(result.best, SHOWN)
     tried, limit = f"{len(result.best):,} of {result.tried:,}", plan.cluster.device.memory_bytes * USABLE / GIB
     head = (
         f"{plan.config.name} on {devices} x {plan.cluster.device.name}: {tried} layouts that can run fit in "
-        f"{limit:.1f} GiB; best by {objective}"
+        f"{limit:.1f} GiB{order_words}"
     )
     blocks = [_numbered(plan, number, layout, best[0]) for number, layout in enumerate(best, 1)]
     return "\n\n".join([head, *blocks, *advice(plan, best[0], one_device(plan))])
@@ -156,11 +218,11 @@ def _numbered(plan: Planned, number: int, layout: PlannedLayout, best: PlannedLa
 def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -> list[str]:
     """Seconds, memory, rates and price of a layout."""
     facts = layout_facts(plan, layout)
-    causes = ", ".join(f"{name} {_seconds(value)}" for name, value in layout.time.causes.items() if value > 0)
+    causes = ", ".join(f"{name} {seconds_text(value)}" for name, value in layout.time.causes.items() if value > 0)
     hidden = "" if facts["hidden_share"] is None else f", {facts['hidden_share']:.0%} of the exchange hidden"
     memory = f"{facts['memory_gib']:.1f} GiB per device, " if with_memory else ""
     lines = [
-        f"step {_seconds(layout.time.total)} = {causes}",
+        f"step {seconds_text(layout.time.total)} = {causes}",
         f"{memory}{facts['mfu']:.1%} of the peak, bubble {facts['bubble_share']:.1%}"
         f"{hidden}, {facts['rows_per_s']:,.4g} rows/s",
     ]
@@ -170,7 +232,8 @@ def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -
     return lines
 
 
-def _seconds(value: float) -> str:
+def seconds_text(value: float) -> str:
+    """Seconds, or milliseconds below a tenth."""
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
 
 
@@ -181,7 +244,7 @@ def why_behind(layout: PlannedLayout, best: PlannedLayout) -> str:
     slower = layout.time.total / best.time.total - 1
     if slower <= 0.0005:
         return "as fast as the best; it needs more memory, or is less simple"
-    return f"{slower:.1%} slower than the best: {cause} takes {_seconds(behind[cause] - other[cause])} more"
+    return f"{slower:.1%} slower than the best: {cause} takes {seconds_text(behind[cause] - other[cause])} more"
 
 
 def one_device(plan: Planned) -> PlannedLayout | None:
@@ -234,7 +297,7 @@ def networks_table(plan: Planned, layout: PlannedLayout) -> str:
     for name, network in sorted(same.items(), key=lambda each: each[1].gbit_per_s):
         seconds = _on(plan, layout, plan.cluster.model_copy(update={"network": network}))
         lines.append(
-            f"  {network.kind:<10} {network.gbit_per_s:>6,.0f} Gbit  step {_seconds(seconds):>8}  "
+            f"  {network.kind:<10} {network.gbit_per_s:>6,.0f} Gbit  step {seconds_text(seconds):>8}  "
             f"{seconds / layout.time.total:.2f} times  ({name})"
         )
     return "\n".join(lines) if len(lines) > 1 else ""
@@ -255,7 +318,7 @@ def checkpoint_line(plan: Planned, layout: PlannedLayout) -> str:
     state = numel * workload.element_bytes * (1 + workload.states)
     found = checkpoint_plan(state, plan.cluster, layout.mesh.world)
     return (
-        f"a checkpoint of {state / GIB:,.1f} GiB takes {_seconds(found.write_s)}; best every "
+        f"a checkpoint of {state / GIB:,.1f} GiB takes {seconds_text(found.write_s)}; best every "
         f"{found.interval_s / 60:,.0f} minutes (checkpoint.every_s: {found.interval_s:.0f}), and "
         f"{found.goodput:.2%} of the time then trains"
     )
@@ -315,7 +378,7 @@ def asked_mesh(asked: str, tried: Sequence[int]) -> Mesh:
 def show_on_cluster(config: RunConfig, cluster: Cluster) -> str:
     """Seconds, price and advice of the recipe's own layout."""
     mesh = resolve_mesh(config.parallel, config.launch.world)
-    plan = planned(config, cluster)
+    plan = planned(config, cluster, known_manifest(config))
     cluster.nodes(mesh.world)
     layout = plan.costs.layout(config.parallel, mesh)
     facts = fact_lines(plan, layout, with_memory=False)  # `show_plan` has it, from a trace of whole passes

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
@@ -30,7 +31,7 @@ from sparkring.training.models.task import Task
 from sparkring.training.models.torch_private import meta_device
 from sparkring.training.optim.own import states_per_parameter
 from sparkring.training.parallel.check import layout_problems
-from sparkring.training.parallel.engine import choose_engine
+from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.mesh import Mesh, layout_of, resolve_mesh
 from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
 from sparkring.training.planner.workload import OPTIMIZER_STATES
@@ -95,8 +96,11 @@ def runs_here(config: RunConfig) -> bool:
     """Whether all ranks will be on this machine."""
     if config.launch.is_without_spark or not has_spark():
         return False
+    from sparkring.etl.spark_platform.jvm import active_context
     from sparkring.pipelines.run.spark import session_settings, submitted
 
+    if (context := active_context()) is not None:
+        return str(context.master).startswith("local")
     settings = session_settings(config.name, config.spark, config.launch.world, submitted())
     return bool(settings.get("spark.master", "").startswith("local"))
 
@@ -109,7 +113,7 @@ def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:
 def own_workload(config: RunConfig, manifest: DatasetManifest | None) -> Workload:
     """The recipe's step in its own layout. ManifestError as for `cost_plan`."""
     mesh = resolve_mesh(config.parallel, config.launch.world)
-    return plan_workload(config, manifest, mesh, choose_engine(config.parallel, mesh, device_of(config)))
+    return plan_workload(config, manifest, mesh, decide_engine(config.parallel, mesh, device_of(config))[0])
 
 
 def plan_workload(config: RunConfig, manifest: DatasetManifest | None, mesh: Mesh, engine: str) -> Workload:
@@ -224,6 +228,12 @@ def show_plan(config: RunConfig, cluster: Cluster | None = None) -> str:
     if cluster is not None:
         notes = [*fed_notes(workload, cluster, runs_here(config)), *notes]
     return "\n\n".join(filter(None, [format_rows(table_rows(plan)), fits, *untraced, *tables, *notes]))
+
+
+def on_world(config: RunConfig, world: int, block: ParallelConfig | None = None) -> RunConfig:
+    """The configuration with another launch.world, and another parallel block if one is given."""
+    launch = config.launch.model_copy(update={"world": world})
+    return config.model_copy(update={"launch": launch} | ({"parallel": block} if block is not None else {}))
 
 
 def table_notes(config: RunConfig, model: nn.Module, ranks: int) -> list[str]:

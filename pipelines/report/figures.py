@@ -24,6 +24,8 @@ INK, MUTED, GRID = "#1c2430", "#6b7585", "#e3e7ed"
 COLORS = ("#2f6fdb", "#e07b26", "#2a9d74", "#9b5cc9", "#c8435a", "#5b6b7f")
 MOST_POINTS = 800  # of a curve: more cannot be seen at this size
 MOST_BARS = 40
+MOST_LABEL = 52  # characters of a bar's name
+WIDE = 4.0  # times the smallest value, from which an axis is logarithmic
 FEW_CLASSES = 12  # a confusion matrix of no more has its shares written into it
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -233,6 +235,64 @@ def time_bar(seconds: Mapping[str, float]) -> Figure:
     axes.grid(False)
     axes.spines["left"].set_visible(False)
     axes.legend(frameon=False, ncols=min(len(seconds), 5), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return figure
+
+
+def stacked_bars(parts: Mapping[str, Sequence[float]], names: Sequence[str], mark: float | None) -> Figure:
+    """Draw a bar of seconds for each name, the first on top, divided by part.
+
+    Args:
+        parts: part -> (names,).
+        names: of the bars.
+        mark: what the first bar was measured to be; None: it was not.
+    """
+    figure, axes = _new("seconds of a step", "", width=9.4, height=1.3 + 0.34 * len(names))
+    places, left = np.arange(len(names))[::-1], np.zeros(len(names))
+    for color, (part, values) in zip(_cycle(len(parts)), parts.items(), strict=True):
+        axes.barh(places, values, left=left, color=color, height=0.62, label=_printable(part))
+        left += np.array(values)
+    if mark is not None:
+        axes.plot([mark, mark], [places[0] - 0.42, places[0] + 0.42], color=INK, linewidth=2.2, label="measured")
+    axes.set_yticks(places, [_printable(name[:MOST_LABEL]) for name in names], fontsize=8)
+    axes.legend(frameon=False, ncols=min(len(parts) + 1, 6), loc="lower center", bbox_to_anchor=(0.4, 1.0))
+    return figure
+
+
+def limited_bars(values: Sequence[float], names: Sequence[str], limit: float) -> Figure:
+    """Draw a bar of GiB for each name, the first on top, and the limit of all of them where it is near."""
+    figure, axes = _new("GiB", "", width=9.4, height=1.0 + 0.32 * len(names))
+    places = np.arange(len(names))[::-1]
+    axes.barh(places, values, color="#bcd0f2", height=0.62)
+    axes.set_yticks(places, [_printable(name[:MOST_LABEL]) for name in names], fontsize=8)
+    right = 1.1 * max(values, default=1.0)
+    axes.set_xlim(0, max(right, min(1.1 * limit, 4 * right)))
+    if limit <= axes.get_xlim()[1]:
+        axes.axvline(limit, color=COLORS[4], linestyle="--", linewidth=1.4)
+        axes.text(limit, places[0] + 0.46, "limit ", ha="right", va="bottom", color=COLORS[4], fontsize=8)
+    else:
+        text = f"limit {limit:.3g} GiB, to the right"
+        axes.text(0.99, 0.96, text, ha="right", va="top", color=COLORS[4], fontsize=8, transform=axes.transAxes)
+    return figure
+
+
+def time_and_memory(
+    points: Sequence[tuple[float, float]], front: Sequence[tuple[float, float]], used: tuple[float, float]
+) -> Figure:
+    """Draw layouts by seconds and GiB, the front of those that are best in both, and the chosen one."""
+    figure, axes = _new("seconds of a step", "GiB of the fullest rank", width=9.4, height=3.6)
+    (seconds, sizes), (fastest, smallest) = np.array(points).T, np.array(front).T
+    axes.scatter(seconds, sizes, s=14, color="#9db4d8", label="layouts")
+    axes.plot(fastest, smallest, color=COLORS[0], linewidth=1.4, marker="o", markersize=4, label="Pareto front")
+    axes.scatter([used[0]], [used[1]], s=90, marker="D", color=COLORS[1], zorder=3, label="chosen")
+    for axis, scale, values in (
+        (axes.xaxis, axes.set_xscale, [*seconds, used[0]]),
+        (axes.yaxis, axes.set_yscale, [*sizes, used[1]]),
+    ):
+        if min(values) > 0 and max(values) > WIDE * min(values):
+            scale("log")
+            axis.set_major_formatter(lambda value, _: f"{value:.3g}")
+            axis.set_minor_formatter(lambda value, _: f"{value:.3g}" if f"{value:e}"[0] in "25" else "")
+    axes.legend(frameon=False)
     return figure
 
 

@@ -27,8 +27,10 @@ from sparkring.pipelines.evaluation.trees import TREES
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import IMPORTANCE, Drawn, draw, tables, wrong_groups
 from sparkring.pipelines.report.inputs import ReportInputs
+from sparkring.pipelines.report.plan import PLAN, draw_plan, plan_facts
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
+from sparkring.training.worker.plan_record import PlanRecord
 from sparkring.training.worker.result import read_result
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage, ds: st
     """
     config = inputs.config
     try:
-        drawn = draw(inputs)
+        drawn = draw_page(inputs)
         html = build_report(inputs, drawn).encode()
         tracker.artifact(JOB, html, "report.html")  # as bytes: everything in it is redacted, and its SQL is no prose
         for each in drawn:
@@ -88,17 +90,14 @@ def redraw(resolved: Resolved) -> str:
 
 
 def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> str:
-    """The page as text. `drawn`: of `draw(inputs)`, if it has been called already."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters |= {"number": number, "count": lambda n: f"{n:,}".replace(",", " "), "megabytes": megabytes}
-    template = environment.from_string(
-        resources.files("sparkring.pipelines.report").joinpath("report.html").read_text()
-    )
-    shown = draw(inputs) if drawn is None else drawn
-    scores = inputs.scores
-    svgs = {each.name: (each, Markup(figures.to_svg(each.figure, each.caption))) for each in shown}
+    """The page as text. `drawn`: of `draw_page(inputs)`, if it has been called already."""
+    scores, record = inputs.scores, inputs.result.planned
+    svgs = as_svgs(draw_page(inputs) if drawn is None else drawn)
     errors = next((name for name in svgs if name in DATED), "")
-    page = template.render(
+    plan_figures = [svgs.pop(name) for name in [*svgs] if name.startswith(PLAN)]
+    return render(
+        "report.html",
+        title=f"{inputs.config.name} - sparkring report",
         i=inputs,
         scores=scores,
         verdict=" ".join(filter(None, [inputs.beside_trees, verdict({n: s for n, s in scores.items() if n != TREES})])),
@@ -113,7 +112,33 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
         wrong=wrong_groups(inputs),
         time_figure=Markup(figures.to_svg(figures.time_bar(inputs.stages), "Seconds by stage")),
         attempt_columns=list(dict.fromkeys(key for attempt in inputs.attempts for key in attempt)),
+        planned={} if record is None else plan_facts(record),
+        plan_figures=plan_figures,
     )
+
+
+def plan_page(title: str, record: PlanRecord, text: str) -> str:
+    """The page of a search as text. `text`: the layouts, as `sparkring plan search` prints them."""
+    svgs = as_svgs(draw_plan(record))
+    return render("plan.html", title=title, facts=plan_facts(record), figures=list(svgs.values()), text=text)
+
+
+def draw_page(inputs: ReportInputs) -> list[Drawn]:
+    """Every figure of the page."""
+    return [*draw(inputs), *draw_plan(inputs.result.planned)]
+
+
+def as_svgs(drawn: Iterable[Drawn]) -> dict[str, tuple[Drawn, Markup]]:
+    """Name -> a figure and its drawing for a page."""
+    return {each.name: (each, Markup(figures.to_svg(each.figure, each.caption))) for each in drawn}
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in a template of this folder."""
+    loader = jinja2.FunctionLoader(lambda name: (resources.files(__package__) / name).read_text())
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters |= {"number": number, "count": lambda n: f"{n:,}".replace(",", " "), "megabytes": megabytes}
+    page = environment.get_template(template).render(**values)
     return page.encode(errors="replace").decode()  # a lone surrogate has no bytes
 
 

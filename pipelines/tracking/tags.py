@@ -13,4 +13,6 @@ FINGERPRINT = "sparkring.fingerprint"  # tag of a job's run and of a version: of
 FAMILY = "sparkring.family"  # tag of a job's run that trained both: whose model goes on
 RECIPE = "sparkring.recipe"  # tag of a job's run
 HISTORY = "sparkring.history"  # tag of the run with one point per date: the recipe
+CLUSTER = "sparkring.cluster"  # tag of a job's run: name of the cluster that its steps are predicted on
+MACHINES = "sparkring.machines"  # tag of a job's run: devices and network of that cluster
 WEIGHTS = "sparkring.weights_sha256"  # tag of a version

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.load import ConfigError
 from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
 from sparkring.conf.rules.dataset import DATASET, DECLARED, OnDataset
 from sparkring.conf.rules.foreseen import foreseen_names, foreseen_problems
-from sparkring.conf.rules.recipe import metric_problems
+from sparkring.conf.rules.recipe import RECIPE, metric_problems
 from sparkring.conf.rules.rule import Rule, find_problems
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
@@ -224,6 +225,24 @@ def training_problems(config: RunConfig) -> list[str]:
     return [*own, *hook_problems(config.train.hooks)]
 
 
+def cluster_problems(config: RunConfig) -> Iterable[str]:
+    """Why the recipe's cluster cannot be read, or is not what its ranks run on."""
+    name = config.launch.cluster
+    if name is None:
+        return
+    try:
+        cluster = load_cluster(name)
+    except ConfigError as error:
+        yield from (f"launch.cluster = {name!r}: {problem}" for problem in error.problems)
+        return
+    device = device_of(config)
+    if cluster.device.type != device and (config.train.device != "auto" or runs_here(config)):
+        yield (
+            f"launch.cluster = {name!r}: its devices are {cluster.device.type}, and ranks would be on {device} "
+            f"(train.device = {config.train.device!r}); name the cluster that they run on, or set train.device"
+        )
+
+
 def decoder_problems(config: RunConfig) -> Iterator[str]:
     """Import the recipe's own decoders."""
     for column, reference in config.data.decoders.items():
@@ -342,8 +361,17 @@ CODE: tuple[Rule[RunConfig], ...] = (
     Rule(("launch.on",), ray_problems),
     Rule(("data.decoders",), decoder_problems),
     Rule(("train.best_metric", "train.early_stopping", "promote.rules", "model.task"), metric_problems_of),
+    Rule(("launch.cluster", "train.device"), cluster_problems),
     Rule(("optim.name", "optim.schedule", "train.hooks", "parallel.zero", "parallel.tp"), training_problems),
 )
+PARALLEL = tuple(rule for rule in (*RECIPE, *CODE) if any(key.startswith("parallel.") for key in rule.keys))
+
+
+def block_problems(config: RunConfig) -> list[str]:
+    """What rules of the recipe and its code have against its `parallel` block; layouts have rules of their own."""
+    return find_problems(PARALLEL, config)
+
+
 CLUSTER: tuple[Rule[RunConfig], ...] = (
     Rule(("launch.world", "launch.min_world", "launch.cpus_per_rank", "spark"), slot_problems),
     Rule(("train.device", "launch.world"), device_problems),

@@ -200,3 +200,30 @@ def test_arguments_of_a_users_own_have_no_kinds(tmp_path: Path) -> None:
         "width": 8,
         "head": {"kind": "numeric", "period": 3},
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "origin"),
+    [
+        ("extends: base.yaml\nparallel: auto\n", [], "mine.yaml:2"),
+        ("extends: base.yaml\nparallel: {layout: auto}\n", [], "mine.yaml:2"),
+        ("extends: base.yaml\n", ["parallel=auto"], "command line"),
+        ("extends: base.yaml\n", ["parallel.layout=auto"], "command line"),
+    ],
+)
+def test_a_planned_layout_takes_the_place_of_what_it_chooses(
+    tmp_path: Path, text: str, overrides: list[str], origin: str
+) -> None:
+    base = BASE + "parallel: {precision: bf16, zero: 2, tp: 2, accumulate: 4}\n"
+    found = load_config(write(tmp_path, mine=text, base=base), overrides)
+    parallel = found.config.parallel
+    assert (parallel.layout, parallel.precision, parallel.zero, parallel.tp) == ("auto", "bf16", 0, 1)
+    assert parallel.accumulate == 4, "kept: it counts for batch normalization"
+    assert found.origins["parallel.layout"] == origin and found.origins["parallel.precision"] == "base.yaml:13"
+    assert found.origins["parallel.zero"] == "default"
+
+
+def test_a_recipe_may_ask_for_a_planned_layout_in_one_word(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, mine=BASE + "parallel: auto\n")).config.parallel.layout == "auto"
+    (found,) = problems(write(tmp_path, mine=BASE + "parallel: auot\n"))
+    assert found.startswith('parallel = "auot": ')

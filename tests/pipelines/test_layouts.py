@@ -10,6 +10,7 @@ import pytest
 from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.load import load_config
 from sparkring.pipelines.cli import main
+from sparkring.pipelines.model.layouts import duration_text
 from sparkring.pipelines.run.exit_codes import Exit
 
 SMALL = ["gpt-124m", "model.args.layers=2", "model.args.vocab=1024", "etl.text.seq_len=129"]
@@ -81,6 +82,36 @@ def test_a_small_model_is_not_worth_a_ring(capsys: pytest.CaptureFixture[str]) -
 )
 def test_what_cannot_be_searched_says_why(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert expected in problem(capsys, "search", *SMALL, *words)
+
+
+def test_the_cheapest_layout_in_time_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", *SMALL, *EFA, "--devices", "16", "--json"]
+    (quickest, *_), cheapest = json.loads(output(capsys, *words)), json.loads(output(capsys, *words, "--within", "3d"))
+    prices = [each["price"] for each in cheapest]
+    assert prices == sorted(prices) and prices[0] < quickest["price"]
+    assert max(each["hours"] for each in cheapest) <= 72
+    tight = f"{int(quickest['hours'] * 3600 * 1.02) + 1}s"
+    for found in json.loads(output(capsys, *words, "--within", tight)):
+        assert found["hours"] * 3600 <= quickest["hours"] * 3600 * 1.02 + 1
+    assert "and end within 3 days; best by cost" in output(capsys, *words[:-1], "--within", "3d")
+
+
+def test_a_time_in_which_nothing_ends_names_the_quickest(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", *SMALL, *EFA, "--devices", "8"]
+    text = problem(capsys, *words, "--within", "30s")
+    assert "--within: no layout makes 50,000 steps in 30 seconds; the quickest, dp(" in text and " takes " in text
+    text = problem(capsys, *words, "train.steps=null", "train.epochs=2", "--within", "3d")
+    assert "--within: only the dataset says how many steps an epoch has" in text
+    with pytest.raises(SystemExit):
+        main(["plan", *words, "--within", "3 days"])
+    assert "'3 days': a duration is a whole number and a unit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(30, "30 seconds"), (180, "3 minutes"), (7200, "2 hours"), (259_200, "3 days")]
+)
+def test_a_long_time_is_shown_in_its_largest_unit(seconds: float, expected: str) -> None:
+    assert duration_text(seconds) == expected
 
 
 @pytest.mark.parametrize("file", [".", "no/such/folder/best.yaml"])

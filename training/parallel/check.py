@@ -11,7 +11,7 @@ from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rules.rule import find_problems
 from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.training.models.sharding_plan import plan_of, required_plan
-from sparkring.training.parallel.engine import choose_engine
+from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.mesh import Mesh, layout_of, resolve_mesh
 from sparkring.training.parallel.model_parallel.pipeline import estimated_costs, layer_names, partition
 from sparkring.training.parallel.model_parallel.schedules import schedule_problem
@@ -41,7 +41,7 @@ def layout_problems(
         return [str(error)]
     problems = find_problems(LAYOUT, layout_of(config, mesh, device_type, global_batch))
     if not problems:
-        problems = _refusal(lambda: choose_engine(config, mesh, device_type))
+        problems = _refusal(lambda: decide_engine(config, mesh, device_type))
     if mesh.pp > 1:
         micro = config.micro_batches * config.accumulate
         problem = schedule_problem(config.schedule, mesh.pp, micro, config.stages_per_rank)

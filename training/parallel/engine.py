@@ -14,28 +14,33 @@ log = logging.getLogger(__name__)
 
 
 def choose_engine(config: ParallelConfig, mesh: Mesh, device_type: str) -> str:
-    """`none`, `horovod` or `torch`; `auto` takes Horovod if it can, or logs why not.
+    """As `decide_engine`; where `auto` does not take Horovod, the reason is logged."""
+    engine, why = decide_engine(config, mesh, device_type)
+    if why:
+        log.info("parallel.engine=auto: torch.distributed carries the gradients, since %s", why)
+    return engine
+
+
+def decide_engine(config: ParallelConfig, mesh: Mesh, device_type: str) -> tuple[str, str]:
+    """(`none`, `servers`, `horovod` or `torch`, why `auto` does not take Horovod).
 
     ValueError when Horovod is configured and cannot be used on `device_type` (`cpu` or `cuda`); what it cannot do is in
     conf/rules/strategies.py.
     """
     if config.servers.per_host:
-        return "servers"
+        return "servers", ""
     if mesh.world == 1:
-        return "none"
+        return "none", ""
     if config.engine == "torch":
-        return "torch"
+        return "torch", ""
     missing = available(device_type)
     if config.engine == "horovod":
         if missing:
             raise ValueError(f"parallel.engine=horovod: {missing}; use parallel.engine=torch")
-        return "horovod"
+        return "horovod", ""
     reasons = find_problems(HOROVOD_LIMITS, layout_of(config, mesh, device_type))
     if config.zero:
         reasons.append(f"parallel.zero={config.zero} runs on fully_shard unless parallel.engine=horovod is set")
     if missing:
         reasons.append(missing)
-    if not reasons:
-        return "horovod"
-    log.info("parallel.engine=auto: torch.distributed carries the gradients, since %s", reasons[0])
-    return "torch"
+    return ("torch", reasons[0]) if reasons else ("horovod", "")

@@ -18,7 +18,7 @@ from torch import nn
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.clusters.cluster import Cluster
 from sparkring.training.parallel.check import layout_problems
-from sparkring.training.parallel.engine import choose_engine
+from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.memory import StageMemory, activation_numel, stage_memory
 from sparkring.training.planner.timing.operations import ModelWork, trace_operations
@@ -56,25 +56,28 @@ def traced_model(workload: Workload) -> TracedModel:
         raise workload.inputs
     layers = workload.sharding.layer_names(workload.model) or workload.block_names
     names = {*workload.kinds, *layers, *workload.attention_cores, *workload.block_names, ""}
-    work = trace_operations(workload.model, workload.inputs, layers, workload.kinds)
-    return TracedModel(workload, work, trace_model(workload.model, workload.inputs, names, workload.kinds))
+    trace = trace_model(workload.model, workload.inputs, names, workload.kinds)  # first: its error names the module
+    return TracedModel(workload, trace_operations(workload.model, workload.inputs, layers, workload.kinds), trace)
 
 
 @dataclass(frozen=True)
 class PlannedLayout:
-    """One way to train: seconds and memory. memory: bytes of the fullest rank."""
+    """One way to train: seconds and memory. memory: bytes of the fullest rank. machines: whose price is paid."""
 
     config: ParallelConfig
     counts: StepCounts
     time: StepTime
     memory: int
+    machines: int
 
     @property
     def mesh(self) -> Mesh:
         return self.counts.mesh
 
-    def device_seconds(self) -> float:
-        return self.time.total * self.mesh.world
+    @property
+    def machine_seconds(self) -> float:
+        """What a step costs, in seconds of one machine."""
+        return self.time.total * self.machines
 
 
 class LayoutCosts:
@@ -110,7 +113,8 @@ class LayoutCosts:
     def layout(self, config: ParallelConfig, mesh: Mesh) -> PlannedLayout:
         """The seconds and memory of a layout."""
         engine = self._once(
-            ("engine", mesh, config.zero, config.engine), lambda: choose_engine(config, mesh, self.cluster.device.type)
+            ("engine", mesh, config.zero, config.engine),
+            lambda: decide_engine(config, mesh, self.cluster.device.type)[0],
         )
         workload = self.traced.workload.with_layout(config, mesh, engine)
         ranks = self._ranks(workload)
@@ -118,7 +122,8 @@ class LayoutCosts:
         stages = tuple(stage_counts(rank, self._tables(rank)) for rank in ranks)
         flops = self._once("flops", self.traced.work.flops)
         counts = counts_of_stages(workload, ranks, stages, flops, self._sent(workload))
-        return PlannedLayout(config, counts, step_time(counts, self.cluster, self._kept), memory)
+        machines = -(-mesh.world // self.cluster.node.devices)
+        return PlannedLayout(config, counts, step_time(counts, self.cluster, self._kept), memory, machines)
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._kept:
@@ -308,7 +313,7 @@ def order(objective: Objective) -> Callable[[PlannedLayout], tuple[float, ...]]:
     if objective == "memory":
         return lambda layout: (layout.memory, layout.time.total, *simple(layout))
     if objective == "cost":
-        return lambda layout: (layout.device_seconds(), layout.time.total, *simple(layout))
+        return lambda layout: (layout.machine_seconds, layout.time.total, *simple(layout))
     return lambda layout: (layout.time.total, *simple(layout))
 
 

@@ -26,6 +26,7 @@ from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_t
 from sparkring.conf.tasks import Families, Family
 from sparkring.training.model.calibration import Calibration
 from sparkring.training.model.start_match import StartMatch
+from sparkring.training.worker.plan_record import PlanRecord
 
 SUMMARY = "summary.json"
 GROUP_METRICS = ("loss", "auc", "macro_f1", "rmse")  # of groups in MLflow, as far as the task has them
@@ -347,6 +348,7 @@ class Trained:
     start: str = ""  # where training began and why, where the recipe says `warm_start.from` or `model.start`
     valid_predictions: list[RelativePath] = field(default_factory=list)  # the same of WorkerResult.exported_valid
     choice: FamilyChoice | None = None  # None: one family was trained
+    planned: PlanRecord | None = None  # None: no cluster is named, or nothing could be planned for it
 
     def model_valid(self) -> Scores:
         """The validation metrics of the exported model, which need not be the last that were measured."""

@@ -21,7 +21,22 @@ etl:
 """
 
 
+OF_A_PLAN = (
+    "parallel.dp=2",
+    "parallel.cp=2",
+    "parallel.pp=2",
+    "parallel.tp=2",
+    "parallel.zero=1",
+    "parallel.shard=2",
+    "parallel.offload=true",
+    "parallel.schedule=gpipe",
+    "parallel.stages_per_rank=2",
+    "parallel.micro_batches=2",
+    "parallel.activation_checkpointing=true",
+    "parallel.sequence_parallel=true",
+)
 OF_NETWORKS = (
+    "parallel.layout=auto",
     "parallel.pp=2",
     "parallel.tp=2",
     "parallel.cp=2",
@@ -214,6 +229,7 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         (["warm_start.model=/m"], "warm_start.after_correction=warm"),
         ([], "tables.betas=[0.5, 0.5]"),
         (["tables.optimizer=sgd"], "tables.eps=1"),
+        *((["parallel=auto"], key) for key in OF_A_PLAN),
         *((["model.family=trees"], key) for key in OF_NETWORKS),
     ],
 )
@@ -280,6 +296,11 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
         ),
         (SMALL, ["optim.ema=0.9", LOCAL_SGD], "optim.ema = 0.9: with parallel.averaging.kind = local_sgd every rank"),
         (SMALL, ["optim.ema=0.9", SERVED], "optim.ema = 0.9: with parallel.servers.per_host = 1 the weights are on"),
+        (
+            SMALL,
+            [SERVED, "parallel=auto"],
+            "parallel.layout = auto: with parallel.servers.per_host = 1 servers have the",
+        ),
         (SMALL, [*BACKED, "launch.world=3"], "parallel.servers.backup = 2: of launch.world = 3 ranks a step must wait"),
         (SMALL, [*BACKED, "launch.world=4", "data.on_corrupt=quarantine"], FILTERED),
         (SMALL, [*BACKED, "launch.world=4", "data.reader=petastorm"], "parallel.servers.backup = 2: ranks read each"),

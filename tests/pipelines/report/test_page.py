@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.pipelines.report.report import build_report
+from tests.pipelines.report.test_plan import RECORD
 from tests.pipelines.report.test_report import classes, held_out, inputs, several, values
 from tests.pipelines.tracking.test_pages import browser_module
 
@@ -26,7 +27,7 @@ SMALL = """[...document.querySelectorAll('figure svg')].map(
 def test_nothing_is_cut_off_and_the_text_of_figures_is_large_enough(task: str, tmp_path: Path) -> None:
     held = {"binary": held_out, "multiclass": classes, "multilabel": several, "regression": values}[task]()
     model = {"task": task, "label": "a_label_with_a_long_name"}
-    (tmp_path / "report.html").write_text(build_report(inputs(held, model=model, plan=PLAN)))
+    (tmp_path / "report.html").write_text(build_report(inputs(held, model=model, plan=PLAN, planned=RECORD)))
     with browser_module.Browser(390, 844) as browser:
         browser.open((tmp_path / "report.html").as_uri(), "Held-out scores", "numbers")
         assert browser.evaluate("document.documentElement.scrollWidth") == 390

@@ -422,7 +422,8 @@ def luminance(color: str) -> float:
 
 
 def test_texts_have_the_contrast_of_aa_in_both_color_schemes_and_tables_scroll() -> None:
-    page = resources.files("sparkring.pipelines.report").joinpath("report.html").read_text()
+    folder = resources.files("sparkring.pipelines.report")
+    page, report = (folder.joinpath(name).read_text() for name in ("page.html", "report.html"))
     schemes = [dict(re.findall(r"--(\w+): (#\w{6})", line)) for line in page.splitlines() if line.startswith(":root")]
     assert len(schemes) == 2 and "prefers-color-scheme: dark" in page and "@media print" in page
     for scheme in schemes:
@@ -430,7 +431,7 @@ def test_texts_have_the_contrast_of_aa_in_both_color_schemes_and_tables_scroll()
             for paper in ("paper", "soft", "badge"):
                 dark, light = sorted(luminance(scheme[name]) for name in (ink, paper))
                 assert (light + 0.05) / (dark + 0.05) >= 4.5, (scheme, ink, paper)
-    checks = page[page.index("<h3>Checks</h3>") : page.index("<h3>Configuration</h3>")]
+    checks = report[report.index("<h3>Checks</h3>") : report.index("<h3>Configuration</h3>")]
     titles = re.findall(r"<th[^>]*>(\w+)</th>", checks)
     assert '<table class="scores">' in checks, "on a phone a line per value, not a row that is cut"
     assert titles == ["check", *re.findall(r'data-metric="(\w+)"', checks)]

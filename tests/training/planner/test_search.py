@@ -137,7 +137,7 @@ def test_what_is_ranked_fits_and_is_in_order(objective: Objective) -> None:
     assert max(layout.memory for layout in result.best) <= on.device.memory_bytes * USABLE
     value = {
         "time": lambda layout: layout.time.total,
-        "cost": lambda layout: layout.device_seconds(),
+        "cost": lambda layout: layout.machine_seconds,
         "memory": lambda layout: layout.memory,
     }[objective]
     values = [value(layout) for layout in result.best]

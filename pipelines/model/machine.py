@@ -1,0 +1,70 @@
+"""Describe the machine that ranks run on, where no cluster is named: by what this process sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from sparkring.conf.clusters.catalog import cluster_names, load_cluster
+from sparkring.conf.clusters.cluster import GIB, Cluster, Device
+from sparkring.conf.config import RunConfig
+from sparkring.pipelines.model.plan import device_of, runs_here
+from sparkring.training.launch.host.processes import usable_cores, usable_memory
+from sparkring.training.worker.hardware import processor_name
+
+SHOWN = "this machine, estimated"
+CPU = "cpu"  # built-in cluster
+ANY_GPU = "a100-80gb-ethernet"  # stands for a GPU that no built-in cluster has
+
+
+@dataclass(frozen=True)
+class RankCluster:
+    """The cluster that a job's ranks run on: what it is called, and what it is for so many ranks."""
+
+    name: str
+    of_ranks: Callable[[int], Cluster]
+
+    @classmethod
+    def fixed(cls, name: str, cluster: Cluster) -> RankCluster:
+        """One whose devices are the same for any number of ranks."""
+        return cls(name, lambda world: cluster)
+
+
+def cluster_of_recipe(config: RunConfig) -> RankCluster:
+    """The cluster that the recipe names, or else the machine that its ranks run on."""
+    if config.launch.cluster is not None:
+        return RankCluster.fixed(config.launch.cluster, load_cluster(config.launch.cluster))
+    if device_of(config) == "cuda":
+        seen = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
+        name = ANY_GPU if seen is None else gpu_cluster(seen.name, seen.total_memory)
+        return RankCluster.fixed(name, load_cluster(name))
+    usual = load_cluster(CPU)
+    if not runs_here(config):
+        return RankCluster.fixed(CPU, usual)
+    return RankCluster(SHOWN, lambda world: cpu_machine(usual, world))
+
+
+def gpu_cluster(name: str, memory_bytes: float) -> str:
+    """Name of the built-in cluster of a GPU such as `NVIDIA H100 80GB HBM3`, by family and size of memory."""
+    words = name.upper().replace("-", " ").split()
+    known = {each: load_cluster(each) for each in cluster_names()}
+    same = {each: cluster for each, cluster in known.items() if cluster.device.name.split("-")[0] in words}
+    return min(same, key=lambda each: abs(same[each].device.memory_bytes - memory_bytes), default=ANY_GPU)
+
+
+def cpu_machine(usual: Cluster, ranks: int) -> Cluster:
+    """A machine with the cores and the memory of this one, shared by its ranks, each core as fast as `usual`'s."""
+    cores = usable_cores()
+    share = max(1, cores // ranks) / usual.device.processors  # of the usual device, that a rank has
+    device = Device(
+        name=processor_name(),
+        type="cpu",
+        peak_tflops={dtype: peak * share for dtype, peak in usual.device.peak_tflops.items()},
+        memory_gib=usable_memory() / ranks / GIB,
+        memory_gb_per_s=usual.device.memory_gb_per_s * share,
+        processors=max(1, cores // ranks),
+    )
+    node = usual.node.model_copy(update={"devices": ranks, "cores": cores, "price_per_hour": 0.0})
+    return usual.model_copy(update={"description": SHOWN, "device": device, "node": node})

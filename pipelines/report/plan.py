@@ -1,0 +1,102 @@
+"""What a page shows of a plan: predicted beside measured, layouts by cause and memory, and the search."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from sparkring.conf.clusters.cluster import GIB
+from sparkring.pipelines.report import figures
+from sparkring.pipelines.report.drawing import Cell, Drawn, FigureNumbers
+from sparkring.training.worker.plan_record import LayoutCost, PlanRecord, pareto
+
+PLAN = "plan_"  # begins the names of its figures
+MOST_ROWS = 25  # of the table under the scatter
+
+
+def plan_facts(record: PlanRecord) -> dict[str, str]:
+    """Label -> text: the cluster, the layout, and what was predicted of it beside what was measured."""
+    peak = record.predicted_peak or record.used.memory
+    facts = {
+        "cluster": f"{record.cluster} ({record.machines}), {record.world} ranks",
+        "layout": record.used.layout,
+        "step": beside(f"{record.used.step_s:.4g} s", record.used.step_s, record.measured_step_s, "s", 1.0),
+        "peak memory": beside(f"{peak / GIB:.3g} GiB", peak, record.measured_peak, "GiB", GIB),
+    }
+    if record.others:
+        best = min(record.others, key=lambda each: each.step_s)
+        facts["next best"] = f"{best.layout}, {best.step_s / record.used.step_s - 1:+.1%} seconds a step"
+    return facts
+
+
+def beside(shown: str, predicted: float, measured: float | None, unit: str, size: float) -> str:
+    """A prediction beside its measurement.
+
+    Args:
+        shown: the prediction as text.
+        predicted: its value.
+        measured: the value that it is compared with, if any.
+        unit: of the text.
+        size: of the unit.
+    """
+    if measured is None:
+        return f"{shown} predicted"
+    return f"{shown} predicted, {measured / size:.4g} {unit} measured ({predicted / measured - 1:+.1%})"
+
+
+def draw_plan(record: PlanRecord | None) -> list[Drawn]:
+    """The figures of a plan; [] of none."""
+    return [] if record is None else [_times(record), _memory(record), *_search(record)]
+
+
+def short(layout: str) -> str:
+    """A layout without the axes that have one rank."""
+    return re.sub(r" \* \w+\(1\)", "", layout)
+
+
+def _times(record: PlanRecord) -> Drawn:
+    causes = [cause for cause in record.used.causes if any(each.causes.get(cause) for each in record.layouts)]
+    names = [short(each.layout) for each in record.layouts]
+    by_cause = {cause: [each.causes.get(cause, 0.0) for each in record.layouts] for cause in causes}
+    rows: list[tuple[Cell, ...]] = [
+        (name, *(by_cause[c][n] for c in causes), record.layouts[n].step_s) for n, name in enumerate(names)
+    ]
+    return Drawn(
+        f"{PLAN}time",
+        f"Seconds of a step by cause, predicted for {record.cluster}; the first layout is the chosen one",
+        figures.stacked_bars(by_cause, names, record.measured_step_s),
+        FigureNumbers(["layout", *causes, "step"], rows),
+        wide=True,
+    )
+
+
+def _memory(record: PlanRecord) -> Drawn:
+    names, sizes = [short(each.layout) for each in record.layouts], [gib(each) for each in record.layouts]
+    return Drawn(
+        f"{PLAN}memory",
+        f"Memory of the fullest rank, and the {record.limit / GIB:.3g} GiB that it may take",
+        figures.limited_bars(sizes, names, record.limit / GIB),
+        FigureNumbers(["layout", "GiB"], list(zip(names, sizes, strict=True))),
+        wide=True,
+    )
+
+
+def _search(record: PlanRecord) -> Sequence[Drawn]:
+    if not record.tried:
+        return []
+    points = [(seconds, size / GIB) for seconds, size in record.tried]
+    front = [(seconds, size / GIB) for seconds, size in pareto(record.tried)]
+    used = (record.used.step_s, gib(record.used))
+    return [
+        Drawn(
+            f"{PLAN}search",
+            "Layouts that can run: seconds of a step against memory; the line joins those that no other beats in both",
+            figures.time_and_memory(points, front, used),
+            FigureNumbers(["seconds of a step, on the line", "GiB"], front[:MOST_ROWS]),
+            wide=True,
+        )
+    ]
+
+
+def gib(layout: LayoutCost) -> float:
+    return layout.memory / GIB
