@@ -28,6 +28,7 @@ TILES = (
     (128, 64, 0.82),
     (64, 64, 0.68),
 )  # outputs, and share of the best tile's rate
+CPU_TILES = ((16, 16, 1.0),)  # a core's kernels lose little to shapes
 BACKWARD_MEMORY, BACKWARD_ATTENTION = 1.5, 2.5  # times forward's; operations.py says why
 
 
@@ -95,7 +96,7 @@ class Roofline:
         device, reached = self.cluster.device, self.cluster.reached
         rate = device.peak_flops(self.precision) * reached.matmul / device.processors  # of one processor
         times = []
-        for rows, columns, share in TILES:
+        for rows, columns, share in CPU_TILES if device.type == "cpu" else TILES:
             tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
             waves = np.ceil(tiles / device.processors)
             times.append(waves * 2.0 * rows * columns * (k + reached.depth) / (rate * share))

@@ -16,12 +16,24 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sparkring.conf.clusters.cluster import MICRO, Cluster
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.schedules import schedule_table, simulate
 from sparkring.training.planner.timing.collectives import RankGroup, Topology
 from sparkring.training.planner.timing.operations import ModelWork, Operation
 from sparkring.training.planner.timing.roofline import OperationTable, PassWork, RankShare, Roofline
+from sparkring.training.planner.timing.shared_cores import (
+    CONTEXT_COPIES,
+    TENSOR_STARTS,
+    ZERO_COPIES,
+    ZERO_STARTS,
+    own_work_s,
+    ranks_per_core,
+    shared_pipeline_s,
+    whole_bytes,
+)
 from sparkring.training.planner.trace import Trace
 from sparkring.training.planner.traffic import activation_bytes, batch_axes_bytes
 from sparkring.training.planner.workload import RankParameters, Workload
@@ -57,6 +69,8 @@ class StepCounts:
     every_pass: bool  # whether these are in every pass (ZeRO-3), not after the last
     state_bytes: int  # that the optimizer reads and writes per owned parameter
     flops: float  # of the model in a step, on all ranks, without what is computed again
+    context_calls: int = 0  # exchanges of tokens for heads in one pass
+    zero: int = 0  # ZeRO's level: what it exchanges blocks on a CPU
 
 
 @dataclass(frozen=True)
@@ -127,6 +141,8 @@ def counts_of_stages(
         every_pass=in_every_pass,
         state_bytes=(2 * workload.states + 7) * 4,
         flops=3 * flops * workload.global_batch,
+        context_calls=(3 if config.activation_checkpointing else 2) * 4 * len(workload.attention_cores) // mesh.pp,
+        zero=ranks[0].zero,
     )
 
 
@@ -179,8 +195,10 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
         found: PassWork = known[key]
         return found
 
-    works = [work_of(stage.operations) for stage in counts.stages]
-    again = [work_of(stage.recomputed) for stage in counts.stages]
+    per_core = ranks_per_core(cluster, mesh.world)
+    alone = per_core if mesh.pp == 1 else 1.0  # a pipeline's ranks use each other's idle time
+    works = [_slower(work_of(stage.operations), alone) for stage in counts.stages]
+    again = [_slower(work_of(stage.recomputed), alone) for stage in counts.stages]
     tensor, context, send = _pass_exchanges(counts, topology)
     inside = (tensor + context) / 2 + send  # of forward, and of backward
     launch = cluster.reached.launch_us * MICRO
@@ -189,6 +207,9 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
     ]
     slowest = max(range(mesh.pp), key=lambda rank: stages[rank].both)
     exchange, hidden = _batch_exchange(counts, topology, stages[slowest])
+    passes = pipeline_seconds(counts, stages)
+    if mesh.pp > 1:
+        passes = shared_pipeline_s(passes, [micro * stage.both for stage in stages], per_core)
     owned = max(stage.owned for stage in counts.stages)
     return StepTime(
         compute=micro * (works[slowest].forward + works[slowest].backward),
@@ -197,11 +218,16 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
         tensor=micro * tensor,
         context=micro * context,
         pipeline=micro * 2 * send,
-        bubble=pipeline_seconds(counts, stages) - micro * stages[slowest].both,
+        bubble=passes - micro * stages[slowest].both,
         exchange=exchange,
-        optimizer=owned * counts.state_bytes / (cluster.device.memory_bytes_per_s * cluster.reached.memory),
+        optimizer=per_core * owned * counts.state_bytes / (cluster.device.memory_bytes_per_s * cluster.reached.memory),
         hidden=hidden,
     )
+
+
+def _slower(work: PassWork, times: float) -> PassWork:
+    """The same work of ranks that take turns."""
+    return work._replace(forward=work.forward * times, backward=work.backward * times)
 
 
 def _stage_seconds(work: PassWork, again: PassWork, inside: float, launch: float, calls: int) -> StageSeconds:
@@ -225,12 +251,23 @@ def _pass_exchanges(counts: StepCounts, topology: Topology) -> tuple[float, floa
     """Seconds per pass of tensor ranks, of context ranks, and of one send to the next stage."""
     mesh, micro, sent = counts.mesh, counts.micro, counts.sent
     tensor = topology.sent_s(sent.get("tp", 0.0) / micro, RankGroup(mesh.tp, 1), counts.layer_calls)
-    context = topology.sent_s(sent.get("cp", 0.0) / micro, RankGroup(mesh.cp, mesh.tp), counts.layer_calls)
+    exchanged = sent.get("cp", 0.0) / micro
+    context = topology.sent_s(exchanged, RankGroup(mesh.cp, mesh.tp), counts.context_calls)
+    own = ranks_per_core(topology.cluster, mesh.world)
+    context += own * own_work_s(topology.cluster, 0, CONTEXT_COPIES * whole_bytes(exchanged, mesh.cp))
+    if mesh.tp > 1:
+        starts = TENSOR_STARTS * max(_starts(stage.operations) for stage in counts.stages)
+        tensor += own * own_work_s(topology.cluster, starts, 0)
     send = 0.0
     if mesh.pp > 1:  # sent bytes are means: all ranks but the last send forward, all but the first backward
         size = sent.get("pp", 0.0) / micro / 2 * mesh.pp / (mesh.pp - 1)
         send = topology.send_s(size, mesh.world // mesh.pp)
     return tensor, context, send
+
+
+def _starts(table: OperationTable) -> float:
+    """Operations of forward and backward."""
+    return float(table.count @ np.where(table.is_product, 3.0, 2.0))
 
 
 def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds) -> tuple[float, float]:
@@ -239,6 +276,10 @@ def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds)
     sent = max(each.exchanged for each in counts.stages)
     seconds = topology.sent_s(sent, RankGroup(mesh.dp * mesh.cp, mesh.tp), counts.batch_calls)
     beside = counts.micro * stage.both if counts.every_pass else stage.backward
+    if counts.zero and topology.cluster.device.type == "cpu":
+        moved = ZERO_COPIES * whole_bytes(sent, mesh.dp * mesh.cp)
+        own = own_work_s(topology.cluster, ZERO_STARTS * counts.batch_calls, moved)
+        return seconds + ranks_per_core(topology.cluster, mesh.world) * own, 0.0
     hidden = min(seconds, beside) * topology.cluster.reached.overlap
     return seconds - hidden, hidden
 
