@@ -11,7 +11,6 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from sparkring.conf.blocks.data import DataConfig
@@ -20,7 +19,9 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.launch.host.processes import usable_cores, usable_memory
-from sparkring.training.planner.timing.roofline import BACKWARD_ATTENTION
+from sparkring.training.models.gpt import GPT
+from sparkring.training.planner.timing.operations import trace_operations
+from sparkring.training.planner.timing.roofline import BACKWARD_ATTENTION, OperationTable
 
 SECONDS = 0.4  # of one measurement
 READING_S = 4.0  # of the reader
@@ -29,7 +30,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 COPIED = {"cpu": 64 << 20, "cuda": 1 << 30}  # bytes
 STORED = 32 << 20  # bytes
 SMALL = 16  # elements, whose operation is all overhead
-LAYERS = 8  # of a model of such operations
+SMALL_MODEL = {"vocab": 16, "width": 16, "layers": 2, "heads": 2}
 ROWS = 1024  # rows and columns of what elementwise operations are measured on
 MOST_SETS = 256  # operands that are kept
 ATTENTION = (8, 4, 128, 64)  # rows, heads, tokens, width of a head
@@ -140,13 +141,10 @@ def operator_seconds(device: torch.device) -> float:
 
 def small_model_seconds() -> float:
     """Seconds per operation of a model that is all overhead, forward and backward, as the planner counts them."""
-    layers = [nn.Sequential(nn.Linear(SMALL, SMALL, bias=False), nn.SiLU()) for _ in range(LAYERS)]
-    model, x = nn.Sequential(*layers), torch.zeros(SMALL, SMALL, requires_grad=True)
-
-    def run() -> None:
-        model(x).sum().backward()
-
-    return 1 / rate(run, (2 + 3) * LAYERS).per_s  # a layer starts 2 operations, and 3 in backward
+    model, x = GPT(**SMALL_MODEL), torch.zeros(1, SMALL, dtype=torch.int64)
+    work = trace_operations(model, (x,), [], {})
+    table = OperationTable(op for operations in work.layers.values() for op in operations)
+    return 1 / rate(lambda: model(x).sum().backward(), table.starts).per_s
 
 
 def storage_rates(folder: Storage) -> tuple[float, float]:

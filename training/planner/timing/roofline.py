@@ -81,6 +81,12 @@ class Roofline:
             float(table.count @ starts),
         )
 
+    def moved_between(self, table: OperationTable, cut: RankShare) -> float:
+        """Bytes of a pass that norms, sums and the loss move, which tensor ranks do not cut by heads."""
+        elements = table.shapes(cut)[-1]
+        counted = ~(table.is_product | table.is_attention | table.is_inner)
+        return float(table.count @ (elements * counted)) * (1 + BACKWARD_MEMORY) * self.element
+
     def memory_s(self, elements: Any) -> Any:
         """Seconds to move elements of the dtype of compute."""
         return elements * self.element / (self.cluster.device.memory_bytes_per_s * self.cluster.reached.memory)
@@ -120,6 +126,11 @@ class OperationTable:
         self.is_product = self.is_matmul | _are(kinds, "product")
         self.is_column, self.is_row, self.is_inner = (_are(places, each) for each in ("column", "row", "inner"))
         self.sizes = np.array([op[2:] for op in self.operations], dtype=float).reshape(-1, 5)
+
+    @property
+    def starts(self) -> float:
+        """Operations of forward and backward."""
+        return float(self.count @ np.where(self.is_product, 3.0, 2.0))
 
     def shapes(self, cut: RankShare) -> tuple[Array, Array, Array, Array, Array]:
         """(batch, m, k, n, elements) of each operation on one rank."""

@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sparkring.conf.clusters.cluster import MICRO, Cluster
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.schedules import schedule_table, simulate
@@ -26,9 +24,12 @@ from sparkring.training.planner.timing.operations import ModelWork, Operation
 from sparkring.training.planner.timing.roofline import OperationTable, PassWork, RankShare, Roofline
 from sparkring.training.planner.timing.shared_cores import (
     CONTEXT_COPIES,
+    TENSOR_ENDS,
+    TENSOR_PASSES,
     TENSOR_STARTS,
     ZERO_COPIES,
     ZERO_STARTS,
+    is_cpu,
     own_work_s,
     ranks_per_core,
     shared_pipeline_s,
@@ -250,14 +251,13 @@ def _stage_seconds(work: PassWork, again: PassWork, inside: float, launch: float
 def _pass_exchanges(counts: StepCounts, topology: Topology) -> tuple[float, float, float]:
     """Seconds per pass of tensor ranks, of context ranks, and of one send to the next stage."""
     mesh, micro, sent = counts.mesh, counts.micro, counts.sent
-    tensor = topology.sent_s(sent.get("tp", 0.0) / micro, RankGroup(mesh.tp, 1), counts.layer_calls)
-    exchanged = sent.get("cp", 0.0) / micro
+    cluster, exchanged = topology.cluster, sent.get("cp", 0.0) / micro
+    ends = TENSOR_ENDS if is_cpu(cluster) else 0
+    tensor = topology.sent_s(sent.get("tp", 0.0) / micro, RankGroup(mesh.tp, 1), counts.layer_calls + ends)
     context = topology.sent_s(exchanged, RankGroup(mesh.cp, mesh.tp), counts.context_calls)
-    own = ranks_per_core(topology.cluster, mesh.world)
-    context += own * own_work_s(topology.cluster, 0, CONTEXT_COPIES * whole_bytes(exchanged, mesh.cp))
-    if mesh.tp > 1:
-        starts = TENSOR_STARTS * max(_starts(stage.operations) for stage in counts.stages)
-        tensor += own * own_work_s(topology.cluster, starts, 0)
+    copied = own_work_s(cluster, 0, CONTEXT_COPIES * whole_bytes(exchanged, mesh.cp))
+    tensor += topology.per_core * _tensor_own_s(counts, cluster)
+    context += topology.per_core * copied
     send = 0.0
     if mesh.pp > 1:  # sent bytes are means: all ranks but the last send forward, all but the first backward
         size = sent.get("pp", 0.0) / micro / 2 * mesh.pp / (mesh.pp - 1)
@@ -265,9 +265,24 @@ def _pass_exchanges(counts: StepCounts, topology: Topology) -> tuple[float, floa
     return tensor, context, send
 
 
-def _starts(table: OperationTable) -> float:
-    """Operations of forward and backward."""
-    return float(table.count @ np.where(table.is_product, 3.0, 2.0))
+def _tensor_own_s(counts: StepCounts, cluster: Cluster) -> float:
+    """Seconds per pass that DTensor adds on a CPU."""
+    if counts.mesh.tp == 1:
+        return 0.0
+    roofline = Roofline(cluster, counts.precision)
+    tables = [stage.operations for stage in counts.stages]
+    starts = max(table.starts for table in tables)
+    moved = max(roofline.moved_between(table, counts.cut) for table in tables)
+    return own_work_s(cluster, TENSOR_STARTS * starts, TENSOR_PASSES * moved)
+
+
+def _zero_own_s(counts: StepCounts, topology: Topology, sent: float) -> float:
+    """Seconds per step that fully_shard adds on a CPU. `sent`: bytes of one rank."""
+    group = RankGroup(counts.mesh.dp * counts.mesh.cp, counts.mesh.tp)
+    units = counts.batch_calls / 3 if counts.every_pass else counts.batch_calls
+    gathers = 0 if counts.every_pass else units  # batch_calls has the reductions alone
+    own = own_work_s(topology.cluster, ZERO_STARTS * units, ZERO_COPIES * whole_bytes(sent, group.size))
+    return topology.per_core * own + gathers * topology.latency_s(group)
 
 
 def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds) -> tuple[float, float]:
@@ -276,10 +291,8 @@ def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds)
     sent = max(each.exchanged for each in counts.stages)
     seconds = topology.sent_s(sent, RankGroup(mesh.dp * mesh.cp, mesh.tp), counts.batch_calls)
     beside = counts.micro * stage.both if counts.every_pass else stage.backward
-    if counts.zero and topology.cluster.device.type == "cpu":
-        moved = ZERO_COPIES * whole_bytes(sent, mesh.dp * mesh.cp)
-        own = own_work_s(topology.cluster, ZERO_STARTS * counts.batch_calls, moved)
-        return seconds + ranks_per_core(topology.cluster, mesh.world) * own, 0.0
+    if counts.zero and is_cpu(topology.cluster):
+        return seconds + _zero_own_s(counts, topology, sent), 0.0
     hidden = min(seconds, beside) * topology.cluster.reached.overlap
     return seconds - hidden, hidden
 
