@@ -74,6 +74,20 @@ class Topology:
             return 0.0
         return sent / self.bytes_per_s(group) + calls * self.latency_s(group, is_ring)
 
+    def all_to_all_s(self, sent: float, group: RankGroup, most: float = math.inf) -> float:
+        """Seconds in which all ranks of a group send so many bytes, the same share to each of the others.
+
+        Args:
+            sent: bytes of a rank to all others.
+            group: the ranks; others of their kind send at the same time.
+            most: bytes per second that a rank can send.
+        """
+        node, reached, inside = self.cluster.node, self.cluster.reached, self.per_node(group)
+        away = sent * (group.size - inside) / max(1, group.size - 1)
+        per_rank = self.cluster.network.bytes_per_s * reached.network / min(node.devices, self.world)
+        link = node.link_bytes_per_s * reached.link / self.per_core
+        return (sent - away) / min(link, most) + away / min(per_rank, most)
+
     def send_s(self, size: float, stride: int) -> float:
         """Seconds to send `size` bytes to the rank `stride` further, at the boundary where it takes longest."""
         node, network, reached = self.cluster.node, self.cluster.network, self.cluster.reached

@@ -35,9 +35,11 @@ from sparkring.training.planner.timing.shared_cores import (
     shared_pipeline_s,
     whole_bytes,
 )
+from sparkring.training.planner.timing.sparse_tables import TableWork, tables_s
 from sparkring.training.planner.trace import Trace
-from sparkring.training.planner.traffic import activation_bytes, batch_axes_bytes
-from sparkring.training.planner.workload import RankParameters, Workload
+from sparkring.training.planner.traffic import activation_bytes, batch_axes_bytes, replica_bytes
+from sparkring.training.planner.workload import RankParameters, SparseTable, Workload
+from sparkring.training.tables.sharded import sent_bytes
 
 # The loss reads and writes each output a few times: in forward twice and, by backward's factor, three times
 LOSS_ELEMENTS = 4.0
@@ -51,6 +53,7 @@ class StageCounts:
     recomputed: OperationTable
     owned: int  # parameters that it updates
     exchanged: int  # bytes that it sends over the batch axes in a step
+    between_groups: int = 0  # of them, to the ranks with the same shard in other groups of shards
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class StepCounts:
     context_calls: int = 0  # exchanges of tokens for heads in one pass
     zero: int = 0  # ZeRO's level: what it exchanges blocks on a CPU
     framework: str = "torch"  # that takes the step
+    shard: int = 0  # ranks of the batch axes that hold the shards of a weight together; 0: no ZeRO
+    tables: tuple[TableWork, ...] = ()  # of one rank in a step
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class StepTime:
     compute: forward and backward of the slowest pipeline rank. recompute: what activation checkpointing does again.
     host: the device waits for operations to be started. tensor, context, pipeline: exchanges inside passes. bubble: a
     pipeline rank waits for others. exchange: over the batch axes, as far as it is waited for. optimizer: its step.
+    tables: rows of sparse tables are fetched and updated.
     hidden: of exchanges beside compute; no part of the total.
     """
 
@@ -94,6 +100,7 @@ class StepTime:
     bubble: float = 0.0
     exchange: float = 0.0
     optimizer: float = 0.0
+    tables: float = 0.0
     hidden: float = 0.0
 
     @property
@@ -145,11 +152,19 @@ def counts_of_stages(
         flops=3 * flops * workload.global_batch,
         context_calls=(3 if config.activation_checkpointing else 2) * 4 * len(workload.attention_cores) // mesh.pp,
         zero=ranks[0].zero,
+        shard=ranks[0].shard if ranks[0].zero else 0,
+        tables=tuple(table_work(table, workload) for table in workload.tables),
     )
 
 
+def table_work(table: SparseTable, workload: Workload) -> TableWork:
+    ids = table.distinct(workload.rows_per_rank)
+    sent = sent_bytes(table.replicated, ids, table.sent_bytes, workload.mesh.dp)
+    return TableWork(ids, sent, table.replicated, table.lagged)
+
+
 def stage_counts(rank: RankParameters, tables: tuple[OperationTable, OperationTable]) -> StageCounts:
-    return StageCounts(*tables, rank.owned, batch_axes_bytes(rank))
+    return StageCounts(*tables, rank.owned, batch_axes_bytes(rank), replica_bytes(rank))
 
 
 def stage_tables(rank: RankParameters, work: ModelWork) -> tuple[OperationTable, OperationTable]:
@@ -224,6 +239,7 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
         bubble=passes - micro * stages[slowest].both,
         exchange=exchange,
         optimizer=per_core * owned * counts.state_bytes / (cluster.device.memory_bytes_per_s * cluster.reached.memory),
+        tables=tables_s(counts.tables, topology, RankGroup(mesh.dp, mesh.tp)),
         hidden=hidden,
     )
 
@@ -290,8 +306,11 @@ def _zero_own_s(counts: StepCounts, topology: Topology, sent: float) -> float:
 def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds) -> tuple[float, float]:
     """(seconds waited for, seconds hidden) of what is exchanged over the batch axes."""
     mesh = counts.mesh
-    sent, group = max(each.exchanged for each in counts.stages), RankGroup(mesh.dp * mesh.cp, mesh.tp)
-    seconds = topology.sent_s(sent, group, counts.batch_calls, is_ring=counts.zero > 0)
+    fullest = max(counts.stages, key=lambda each: each.exchanged)
+    sent, between = fullest.exchanged, fullest.between_groups
+    shard = counts.shard or mesh.dp * mesh.cp
+    seconds = topology.sent_s(sent - between, RankGroup(shard, mesh.tp), counts.batch_calls, is_ring=counts.zero > 0)
+    seconds += topology.sent_s(between, RankGroup(mesh.dp * mesh.cp // shard, mesh.tp * shard), counts.batch_calls)
     beside = counts.micro * stage.both if counts.every_pass else stage.backward
     if counts.zero and is_cpu(topology.cluster):
         return seconds + _zero_own_s(counts, topology, sent), 0.0
