@@ -31,7 +31,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "depth": (0.0, 1000.0),
 }
 REACHED_BY = {"torch": "reached", "megatron": "reached_by_megatron"}
-OUTLIER = 0.05  # |log(predicted / measured)| from which the loss grows linearly
+OUTLIER = 0.03  # |log(predicted / measured)| from which the loss grows linearly
 PULL = 0.1  # to the values before, against the rows' errors
 MOST_ROWS, MOST_ROUNDS = 400, 25  # rows of a fit, drawn evenly
 

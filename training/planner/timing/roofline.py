@@ -22,12 +22,7 @@ from sparkring.conf.clusters.cluster import MICRO, Cluster
 from sparkring.training.planner.timing.operations import Operation
 
 Array = NDArray[Any]
-TILES = (
-    (256, 128, 1.0),
-    (128, 128, 0.94),
-    (128, 64, 0.82),
-    (64, 64, 0.68),
-)  # outputs, and share of the best tile's rate
+TILES = ((256, 128, 1.0), (128, 128, 0.94))  # outputs, and share of the best tile's rate
 CPU_TILES = ((16, 16, 1.0),)  # a core's kernels lose little to shapes
 BACKWARD_MEMORY, BACKWARD_ATTENTION = 1.5, 2.5  # times forward's; operations.py says why
 
