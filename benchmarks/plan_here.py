@@ -52,6 +52,7 @@ from sparkring.training.planner import Workload
 
 CPU, TIMEOUT = torch.device("cpu"), timedelta(minutes=2)
 WARM_UP, STEPS, STEPS_S = 4, 9, 8.0  # steps before the measured ones; least steps, and seconds of them
+BURST = "64kb"  # that a limited link lets through at once: no more than a switch's port has
 APART = 0.15  # layouts whose steps differ by more must be ranked right
 
 
@@ -202,7 +203,7 @@ def as_rank(task: dict[str, Any], out: Path) -> None:
 
 def launch(machines: Machines, task: dict[str, Any]) -> list[Any]:
     """Start the ranks and return what they wrote, by rank."""
-    spaces, folder = Namespaces(machines.count, machines.link), Path(tempfile.mkdtemp())
+    spaces, folder = Namespaces(machines.count, machines.link, BURST), Path(tempfile.mkdtemp())
     infos = [machines.info(rank) for rank in range(machines.ranks)]
     cores = sorted(os.sched_getaffinity(0))[: machines.count] if machines.count > 1 else []
     task = {**task, "infos": [info.to_json() for info in infos], "cores": cores}

@@ -21,7 +21,7 @@ from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.launch.host.processes import usable_cores, usable_memory
 from sparkring.training.models.gpt import GPT
 from sparkring.training.planner.timing.operations import trace_operations
-from sparkring.training.planner.timing.roofline import BACKWARD_ATTENTION, OperationTable
+from sparkring.training.planner.timing.roofline import BACKWARD_ATTENTION, BACKWARD_MEMORY, OperationTable
 
 SECONDS = 0.4  # of one measurement
 READING_S = 4.0  # of the reader
@@ -114,17 +114,18 @@ def memory_rate(device: torch.device) -> Rate:
 
 
 def elementwise_rate() -> Rate:
-    """Bytes per second of a sum, an activation and a softmax, whose outputs are new tensors."""
-    sets = rotating(torch.device("cpu"), 2 * ROWS * ROWS * 4)
-    following = cycle([(torch.randn(ROWS, ROWS), torch.randn(ROWS, ROWS)) for _ in range(sets)])
+    """Bytes per second of sums, activations and softmaxes, forward and backward, as the planner counts them.
+
+    A pass keeps their outputs, so that these are new pages of memory, which the system clears first.
+    """
+    inputs = [torch.randn(ROWS, ROWS) for _ in range(rotating(torch.device("cpu"), 4 * ROWS * ROWS))]
+    bias = torch.zeros(ROWS, requires_grad=True)
 
     def run() -> None:
-        a, b = next(following)
-        torch.add(a, b)
-        functional.silu(a)
-        functional.log_softmax(b, -1)
+        kept = [functional.log_softmax(functional.silu(x + bias), -1) for x in inputs]
+        torch.autograd.backward([each.sum() for each in kept])
 
-    return rate(run, (3 + 2 + 2) * 4.0 * ROWS * ROWS)
+    return rate(run, (1 + BACKWARD_MEMORY) * (2 + 2 + 2) * 4.0 * ROWS * ROWS * len(inputs))
 
 
 def operator_seconds(device: torch.device) -> float:
