@@ -79,17 +79,15 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
     device, info = join_ranks(ctx), ctx.rank_info
     found: dict[str, Any] = {"links": measure_links(ctx, device) | {"codecs": []}, "type": device.type}
     facts = hardware.device_facts(device, info.local_size)
-    at_once = ranks_at_once(facts, device.type == "cuda")
-    for turn in range(-(-info.local_size // at_once)):  # more ranks than cores would measure each other
+    places = gather_places(info, ranks_at_once(facts, device.type == "cuda"))
+    for turn in range(1 + max(place.turn for place in places)):  # more ranks than cores would measure each other
         dist.barrier()
-        if info.local_rank // at_once == turn:
+        if places[ctx.rank].turn == turn:
             found |= measure_device(ctx, device)
     dist.barrier()
     if device.type == "cpu":
         ctx.heartbeat(0, "exchanges")
-        found["exchanges"] = {
-            name: asdict(cost) for name, cost in exchange_costs(info, at_once).items() if cost is not None
-        }
+        found["exchanges"] = {name: asdict(cost) for name, cost in exchange_costs(places).items() if cost is not None}
     dist.barrier()
     ctx.heartbeat(0, "storage")
     found["storage"] = hardware.storage_rates(open_storage(ctx.payload["storage"])) if info.local_rank == 0 else None
@@ -113,6 +111,8 @@ def measure_device(ctx: WorkerContext, device: Any) -> dict[str, Any]:
     """Measure products, memory and operators on this rank."""
     from dataclasses import asdict
 
+    from sparkring.training.planner.timing.operations import trace_operations
+    from sparkring.training.planner.timing.roofline import BACKWARD_ATTENTION, BACKWARD_MEMORY, OperationTable
     from sparkring.training.worker import hardware
 
     ctx.heartbeat(0, "matrix products")
@@ -121,33 +121,56 @@ def measure_device(ctx: WorkerContext, device: Any) -> dict[str, Any]:
         "products": {dtype: {size: asdict(each) for size, each in of.items()} for dtype, of in rates.items()}
     }
     ctx.heartbeat(0, "memory")
-    found["attention"] = asdict(hardware.attention_rate(device))
-    found["memory"] = asdict(hardware.memory_rate(device))
-    found["operator_s"] = hardware.operator_seconds(device)
+    if device.type == "cpu":
+        found["attention"] = asdict(hardware.attention_rate(device, BACKWARD_ATTENTION))
+    found["memory"] = asdict(hardware.memory_rate(device, BACKWARD_MEMORY))
+    layers = trace_operations(*hardware.small_model(), [], {}).layers
+    starts = OperationTable(operation for operations in layers.values() for operation in operations).starts
+    found["operator_s"] = hardware.operator_seconds(device, starts)
     return found
 
 
-def exchange_costs(info: RankInfo, at_once: int) -> dict[str, ExchangeCost | None]:
-    """Measure exchanges of ranks on CPUs: within a host with a core for each, with all its ranks, and between hosts.
+class Place(NamedTuple):
+    """Where a rank measures: its host, its rank there, and with how many others at a time."""
 
-    None for those that this rank is not in. Collective.
-    """
+    host: int
+    local_rank: int
+    at_once: int
+
+    @property
+    def turn(self) -> int:
+        return self.local_rank // self.at_once
+
+
+def gather_places(info: RankInfo, at_once: int) -> list[Place]:
+    """All ranks' places, by rank. Collective."""
+    import torch.distributed as dist
+
+    found: list[Any] = [None] * info.world_size
+    dist.all_gather_object(found, Place(info.node_rank, info.local_rank, at_once))
+    return found
+
+
+def exchange_groups(places: Sequence[Place]) -> dict[str, list[list[int]]]:
+    """Ranks that exchange: within a host with a core for each, all of a host that has too few cores, between hosts."""
+    hosts = sorted({place.host for place in places})
+    on = {host: [rank for rank, place in enumerate(places) if place.host == host] for host in hosts}
+    crowded = [host for host in hosts if any(places[rank].turn for rank in on[host])]
+    return {
+        "link": [[rank for rank in on[host] if places[rank].turn == 0] for host in hosts],
+        "turns": [on[host] for host in crowded],
+        "network": [[rank for rank, place in enumerate(places) if place.local_rank == 0]],
+    }
+
+
+def exchange_costs(places: Sequence[Place]) -> dict[str, ExchangeCost | None]:
+    """Measure exchanges of ranks on CPUs, by kind of group; None for those that this rank is not in. Collective."""
     import torch.distributed as dist
 
     from sparkring.training.worker.exchange_rate import exchange_cost
 
-    everyone: list[Any] = [None] * info.world_size
-    dist.all_gather_object(everyone, (info.node_rank, info.local_rank))
-    hosts = range(info.node_count)
-    together: dict[str, list[list[int]]] = {
-        "link": [[r for r, (n, local) in enumerate(everyone) if n == host and local < at_once] for host in hosts],
-        "turns": [[r for r, (n, _) in enumerate(everyone) if n == host] for host in hosts],
-        "network": [[r for r, (_, local) in enumerate(everyone) if local == 0]],
-    }
-    if all(local < at_once for _, local in everyone):
-        del together["turns"]
     found: dict[str, ExchangeCost | None] = {}
-    for name, groups in together.items():
+    for name, groups in exchange_groups(places).items():
         made = [dist.new_group(ranks) for ranks in groups if len(ranks) > 1]
         mine = next((group for group in made if dist.get_rank(group) >= 0), None)
         dist.barrier()
@@ -171,8 +194,10 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
     links = exchanged_links(results, memory) if is_cpu else paired_links(net, memory)
     starts = {"kernel_us" if is_cpu else "launch_us": median(each["operator_s"] for each in results) / MICRO}
     reached = {"matmul": MOST_SHARE, "memory": MOST_SHARE, "kernel_us": 0.0, "launch_us": 0.0, **starts}
-    reached |= {"attention": median(each["attention"]["per_s"] for each in results) / peaks["fp32"], **links.reached}
-    reached |= {"depth": median(depth_of(each["products"]["fp32"]) for each in results)} if is_cpu else {}
+    reached |= links.reached
+    if is_cpu:
+        reached["attention"] = median(each["attention"]["per_s"] for each in results) / peaks["fp32"]
+        reached["depth"] = median(depth_of(each["products"]["fp32"]) for each in results)
     when = datetime.now(UTC).date()
     return Cluster(
         description=f"measured by sparkring plan measure on {when}: {len(results)} ranks on {', '.join(hosts)}",

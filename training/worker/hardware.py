@@ -11,6 +11,7 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from sparkring.conf.blocks.data import DataConfig
@@ -20,8 +21,6 @@ from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.launch.host.processes import usable_cores, usable_memory
 from sparkring.training.models.gpt import GPT
-from sparkring.training.planner.timing.operations import trace_operations
-from sparkring.training.planner.timing.roofline import BACKWARD_ATTENTION, BACKWARD_MEMORY, OperationTable
 
 SECONDS = 0.4  # of one measurement
 READING_S = 4.0  # of the reader
@@ -87,8 +86,8 @@ def rotating(device: torch.device, size: int) -> int:
     return max(2, min(MOST_SETS, COPIED["cpu"] // size)) if device.type == "cpu" else 1
 
 
-def attention_rate(device: torch.device) -> Rate:
-    """Operations per second of fused causal attention, forward and backward, as the planner counts them."""
+def attention_rate(device: torch.device, backward: float) -> Rate:
+    """Operations per second of fused causal attention. `backward`: its work, in times of forward's."""
     batch, heads, tokens, width = ATTENTION
     q, k, v = (torch.randn(batch, heads, tokens, width, device=device, requires_grad=True) for _ in range(3))
 
@@ -96,13 +95,16 @@ def attention_rate(device: torch.device) -> Rate:
         functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()  # type: ignore[no-untyped-call]
         finish(device)
 
-    return rate(run, (1 + BACKWARD_ATTENTION) * 2.0 * batch * heads * tokens * tokens * width)
+    return rate(run, (1 + backward) * 2.0 * batch * heads * tokens * tokens * width)
 
 
-def memory_rate(device: torch.device) -> Rate:
-    """Bytes per second that a copy reads and writes; on a CPU elementwise operations, which compute as well."""
+def memory_rate(device: torch.device, backward: float) -> Rate:
+    """Bytes per second that a copy reads and writes; on a CPU elementwise operations, which compute as well.
+
+    `backward`: bytes of their backward, in times of forward's.
+    """
     if device.type == "cpu":
-        return elementwise_rate()
+        return elementwise_rate(backward)
     source = torch.zeros(COPIED[device.type] // 4, device=device)
     target = torch.empty_like(source)
 
@@ -113,8 +115,8 @@ def memory_rate(device: torch.device) -> Rate:
     return rate(run, 2.0 * COPIED[device.type])
 
 
-def elementwise_rate() -> Rate:
-    """Bytes per second of sums, activations and softmaxes, forward and backward, as the planner counts them.
+def elementwise_rate(backward: float) -> Rate:
+    """Bytes per second of sums, activations and softmaxes, forward and backward.
 
     A pass keeps their outputs, so that these are new pages of memory, which the system clears first.
     """
@@ -125,11 +127,14 @@ def elementwise_rate() -> Rate:
         kept = [functional.log_softmax(functional.silu(x + bias), -1) for x in inputs]
         torch.autograd.backward([each.sum() for each in kept])
 
-    return rate(run, (1 + BACKWARD_MEMORY) * (2 + 2 + 2) * 4.0 * ROWS * ROWS * len(inputs))
+    return rate(run, (1 + backward) * (2 + 2 + 2) * 4.0 * ROWS * ROWS * len(inputs))
 
 
-def operator_seconds(device: torch.device) -> float:
-    """Seconds from one small operation to the next; on a CPU of a model's, with what autograd adds."""
+def operator_seconds(device: torch.device, model_starts: float) -> float:
+    """Seconds from one small operation to the next; on a CPU of a model's, with what autograd adds.
+
+    `model_starts`: operations of `small_model`, forward and backward.
+    """
     x = torch.zeros(SMALL, device=device)
 
     def run() -> None:
@@ -137,15 +142,15 @@ def operator_seconds(device: torch.device) -> float:
             x.add_(1.0)
         finish(device)
 
-    return small_model_seconds() if device.type == "cpu" else 1 / rate(run, 100).per_s
+    if device.type == "cpu":
+        model, inputs = small_model()
+        return 1 / rate(lambda: model(*inputs).sum().backward(), model_starts).per_s
+    return 1 / rate(run, 100).per_s
 
 
-def small_model_seconds() -> float:
-    """Seconds per operation of a model that is all overhead, forward and backward, as the planner counts them."""
-    model, x = GPT(**SMALL_MODEL), torch.zeros(1, SMALL, dtype=torch.int64)
-    work = trace_operations(model, (x,), [], {})
-    table = OperationTable(op for operations in work.layers.values() for op in operations)
-    return 1 / rate(lambda: model(x).sum().backward(), table.starts).per_s
+def small_model() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    """A model that is all overhead, and its input."""
+    return GPT(**SMALL_MODEL), (torch.zeros(1, SMALL, dtype=torch.int64),)
 
 
 def storage_rates(folder: Storage) -> tuple[float, float]:
