@@ -29,7 +29,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 COPIED = {"cpu": 64 << 20, "cuda": 1 << 30}  # bytes
 STORED = 32 << 20  # bytes
 SMALL = 16  # elements, whose operation is all overhead
-SMALL_MODEL = {"vocab": 16, "width": 16, "layers": 2, "heads": 2}
 ROWS = 1024  # rows and columns of what elementwise operations are measured on
 MOST_SETS = 256  # operands that are kept
 ATTENTION = (8, 4, 128, 64)  # rows, heads, tokens, width of a head
@@ -92,7 +91,7 @@ def attention_rate(device: torch.device, backward: float) -> Rate:
     q, k, v = (torch.randn(batch, heads, tokens, width, device=device, requires_grad=True) for _ in range(3))
 
     def run() -> None:
-        functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()  # type: ignore[no-untyped-call]
+        functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
         finish(device)
 
     return rate(run, (1 + backward) * 2.0 * batch * heads * tokens * tokens * width)
@@ -150,7 +149,7 @@ def operator_seconds(device: torch.device, model_starts: float) -> float:
 
 def small_model() -> tuple[nn.Module, tuple[torch.Tensor]]:
     """A model that is all overhead, and its input."""
-    return GPT(**SMALL_MODEL), (torch.zeros(1, SMALL, dtype=torch.int64),)
+    return GPT(vocab=16, width=16, layers=2, heads=2), (torch.zeros(1, SMALL, dtype=torch.int64),)
 
 
 def storage_rates(folder: Storage) -> tuple[float, float]:
@@ -200,11 +199,10 @@ def device_facts(device: torch.device, local_size: int) -> dict[str, str | float
     """Name, memory in bytes, and processors of one rank's device, and the cores of its machine."""
     if device.type == "cuda":
         seen = torch.cuda.get_device_properties(device)
-        facts = {"name": seen.name, "memory_bytes": float(seen.total_memory), "processors": seen.multi_processor_count}
+        name, memory, processors = seen.name, float(seen.total_memory), seen.multi_processor_count
     else:
-        memory, threads = usable_memory() / local_size, torch.get_num_threads()
-        facts = {"name": processor_name(), "memory_bytes": memory, "processors": threads}
-    return facts | {"cores": usable_cores()}
+        name, memory, processors = processor_name(), usable_memory() / local_size, torch.get_num_threads()
+    return {"name": name, "memory_bytes": memory, "processors": processors, "cores": usable_cores()}
 
 
 def processor_name(path: Path = Path("/proc/cpuinfo")) -> str:
