@@ -1,7 +1,8 @@
 """`sparkring plan measure`: measure the machines a recipe would run on, as a cluster of conf/clusters.
 
-One rank per slot, in the barrier stage that training uses. All ranks of a host measure at once, as they train: each has
-its share of cores and of the memory's bandwidth. Links are measured as by netcheck.
+One rank per slot, in the barrier stage that training uses. As many ranks of a host measure at once as have a device or
+cores of their own, so that each has its share of the memory's bandwidth. Links are measured as by netcheck, and on CPUs
+by collectives in turns with products (training/worker/exchange_rate.py).
 """
 
 from __future__ import annotations
@@ -79,15 +80,17 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
     device, info = join_ranks(ctx), ctx.rank_info
     found: dict[str, Any] = {"links": measure_links(ctx, device) | {"codecs": []}, "type": device.type}
     facts = hardware.device_facts(device, info.local_size)
-    places = gather_places(info, ranks_at_once(facts, device.type == "cuda"))
-    for turn in range(1 + max(place.turn for place in places)):  # more ranks than cores would measure each other
+    measuring = gather_measuring(info, ranks_at_once(facts, device.type == "cuda"))
+    for turn in range(1 + max(each.turn for each in measuring)):  # more ranks than cores would measure each other
         dist.barrier()
-        if places[ctx.rank].turn == turn:
+        if measuring[ctx.rank].turn == turn:
             found |= measure_device(ctx, device)
     dist.barrier()
     if device.type == "cpu":
         ctx.heartbeat(0, "exchanges")
-        found["exchanges"] = {name: asdict(cost) for name, cost in exchange_costs(places).items() if cost is not None}
+        found["exchanges"] = {
+            name: asdict(cost) for name, cost in exchange_costs(measuring).items() if cost is not None
+        }
     dist.barrier()
     ctx.heartbeat(0, "storage")
     found["storage"] = hardware.storage_rates(open_storage(ctx.payload["storage"])) if info.local_rank == 0 else None
@@ -130,8 +133,8 @@ def measure_device(ctx: WorkerContext, device: Any) -> dict[str, Any]:
     return found
 
 
-class Place(NamedTuple):
-    """Where a rank measures: its host, its rank there, and with how many others at a time."""
+class MeasuringRank(NamedTuple):
+    """A rank's host, its rank there, and how many ranks of the host measure at once."""
 
     host: int
     local_rank: int
@@ -142,35 +145,35 @@ class Place(NamedTuple):
         return self.local_rank // self.at_once
 
 
-def gather_places(info: RankInfo, at_once: int) -> list[Place]:
-    """All ranks' places, by rank. Collective."""
+def gather_measuring(info: RankInfo, at_once: int) -> list[MeasuringRank]:
+    """What `MeasuringRank` says of each rank, by rank. Collective."""
     import torch.distributed as dist
 
     found: list[Any] = [None] * info.world_size
-    dist.all_gather_object(found, Place(info.node_rank, info.local_rank, at_once))
+    dist.all_gather_object(found, MeasuringRank(info.node_rank, info.local_rank, at_once))
     return found
 
 
-def exchange_groups(places: Sequence[Place]) -> dict[str, list[list[int]]]:
+def exchange_groups(measuring: Sequence[MeasuringRank]) -> dict[str, list[list[int]]]:
     """Ranks that exchange: within a host with a core for each, all of a host that has too few cores, between hosts."""
-    hosts = sorted({place.host for place in places})
-    on = {host: [rank for rank, place in enumerate(places) if place.host == host] for host in hosts}
-    crowded = [host for host in hosts if any(places[rank].turn for rank in on[host])]
+    hosts = sorted({each.host for each in measuring})
+    on = {host: [rank for rank, each in enumerate(measuring) if each.host == host] for host in hosts}
+    crowded = [host for host in hosts if any(measuring[rank].turn for rank in on[host])]
     return {
-        "link": [[rank for rank in on[host] if places[rank].turn == 0] for host in hosts],
+        "link": [[rank for rank in on[host] if measuring[rank].turn == 0] for host in hosts],
         "turns": [on[host] for host in crowded],
-        "network": [[rank for rank, place in enumerate(places) if place.local_rank == 0]],
+        "network": [[rank for rank, each in enumerate(measuring) if each.local_rank == 0]],
     }
 
 
-def exchange_costs(places: Sequence[Place]) -> dict[str, ExchangeCost | None]:
+def exchange_costs(measuring: Sequence[MeasuringRank]) -> dict[str, ExchangeCost | None]:
     """Measure exchanges of ranks on CPUs, by kind of group; None for those that this rank is not in. Collective."""
     import torch.distributed as dist
 
     from sparkring.training.worker.exchange_rate import exchange_cost
 
     found: dict[str, ExchangeCost | None] = {}
-    for name, groups in exchange_groups(places).items():
+    for name, groups in exchange_groups(measuring).items():
         made = [dist.new_group(ranks) for ranks in groups if len(ranks) > 1]
         mine = next((group for group in made if dist.get_rank(group) >= 0), None)
         dist.barrier()
@@ -239,7 +242,7 @@ class Link(NamedTuple):
     bytes_per_s: float
 
 
-class Links(NamedTuple):
+class MeasuredLinks(NamedTuple):
     """Within a machine and between machines. turn_s: latency where ranks take turns on too few cores."""
 
     link: Link
@@ -248,7 +251,7 @@ class Links(NamedTuple):
     reached: dict[str, float]
 
 
-def paired_links(net: NetReport, memory: float) -> Links:
+def paired_links(net: NetReport, memory: float) -> MeasuredLinks:
     """Links of GPUs: of the slowest pairs, and the share of their rate that the ring of all ranks reaches.
 
     `memory`: bytes per second, of one rank alone.
@@ -256,10 +259,10 @@ def paired_links(net: NetReport, memory: float) -> Links:
     inside, between = (links_of(net, within) for within in (True, False))
     alone = Link(0.0, memory)
     ring = min(MOST_SHARE, net.ring_bytes_per_s / net.predicted_bytes_per_s) if net.pairs else MOST_SHARE
-    return Links(inside or between or alone, between or inside or alone, 0.0, {"link": ring, "network": ring})
+    return MeasuredLinks(inside or between or alone, between or inside or alone, 0.0, {"link": ring, "network": ring})
 
 
-def exchanged_links(results: Sequence[dict[str, Any]], memory: float) -> Links:
+def exchanged_links(results: Sequence[dict[str, Any]], memory: float) -> MeasuredLinks:
     """Links of CPUs, as exchanges between products found them: of the slowest rank.
 
     `memory`: bytes per second, of one rank alone.
@@ -274,7 +277,7 @@ def exchanged_links(results: Sequence[dict[str, Any]], memory: float) -> Links:
         per_core = per_host * results[0]["processors"] / results[0]["cores"]
         near = Link(shared["latency_s"], shared["bytes_per_s"] * per_core)
     farthest = found["network"] or found["link"] or shared
-    return Links(
+    return MeasuredLinks(
         link=near or far or Link(0.0, memory),
         network=far or near or Link(0.0, memory),
         turn_s=shared["latency_s"] / (per_host - 1) if shared else 0.0,

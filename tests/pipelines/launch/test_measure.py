@@ -11,7 +11,7 @@ import torch
 from sparkring.conf.clusters.catalog import cluster_text, load_cluster
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.launch.measure import Place, cluster_of, exchange_groups, ranks_at_once
+from sparkring.pipelines.launch.measure import MeasuringRank, cluster_of, exchange_groups, ranks_at_once
 from sparkring.pipelines.launch.netcheck import NetReport, Pair
 from sparkring.training.worker.hardware import (
     attention_rate,
@@ -85,10 +85,10 @@ def test_where_no_two_ranks_have_a_core_each_the_link_is_that_of_ranks_that_take
 
 
 def test_ranks_exchange_within_hosts_and_between_them_whatever_their_sizes() -> None:
-    places = [Place(0, 0, 2), Place(0, 1, 2), Place(0, 2, 2), Place(1, 0, 2)]
+    places = [MeasuringRank(0, 0, 2), MeasuringRank(0, 1, 2), MeasuringRank(0, 2, 2), MeasuringRank(1, 0, 2)]
     assert [place.turn for place in places] == [0, 0, 1, 0]
     assert exchange_groups(places) == {"link": [[0, 1], [3]], "turns": [[0, 1, 2]], "network": [[0, 3]]}
-    assert exchange_groups([Place(0, 0, 1)]) == {"link": [[0]], "turns": [], "network": [[0]]}
+    assert exchange_groups([MeasuringRank(0, 0, 1)]) == {"link": [[0]], "turns": [], "network": [[0]]}
 
 
 def test_ranks_measure_at_once_as_many_as_have_cores() -> None:
