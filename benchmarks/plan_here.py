@@ -51,7 +51,8 @@ from sparkring.training.parallel.process_groups import start_process_group
 from sparkring.training.planner import Workload
 
 CPU, TIMEOUT = torch.device("cpu"), timedelta(minutes=2)
-WARM_UP, STEPS, STEPS_S = 4, 9, 8.0  # steps before the measured ones; least steps, and seconds of them
+WARM_UP, STEPS, STEPS_S = 4, 9, 6.0  # steps before the measured ones; least steps, and seconds of them
+BURST = "64kb"  # that a limited link lets through at once: no more than a switch's port has
 APART = 0.15  # layouts whose steps differ by more must be ranked right
 
 
@@ -74,6 +75,7 @@ class Machines:
 
     @property
     def name(self) -> str:
+        """Of what is measured: loopback is, with as many ranks as there may be."""
         return "loopback" if self.count == 1 else f"{self.ranks} ranks on {self.count} machines, {self.link}"
 
     def info(self, rank: int) -> RankInfo:
@@ -83,6 +85,8 @@ class Machines:
 
 RECIPES = {
     "text": Recipe({"vocab": 2048, "width": 192, "layers": 4, "heads": 4}, tokens=128, rows=16),
+    # never run while the formulas were written
+    "wide": Recipe({"vocab": 512, "width": 384, "layers": 4, "heads": 6}, tokens=64, rows=16),
 }
 ONE, TWO, FOUR = (Machines(ranks, "loopback", 1) for ranks in (1, 2, 4))
 GBIT, SLOW, PAIRS = Machines(2, "1gbit", 2), Machines(2, "200mbit", 2), Machines(4, "1gbit", 2)
@@ -202,7 +206,7 @@ def as_rank(task: dict[str, Any], out: Path) -> None:
 
 def launch(machines: Machines, task: dict[str, Any]) -> list[Any]:
     """Start the ranks and return what they wrote, by rank."""
-    spaces, folder = Namespaces(machines.count, machines.link), Path(tempfile.mkdtemp())
+    spaces, folder = Namespaces(machines.count, machines.link, BURST), Path(tempfile.mkdtemp())
     infos = [machines.info(rank) for rank in range(machines.ranks)]
     cores = sorted(os.sched_getaffinity(0))[: machines.count] if machines.count > 1 else []
     task = {**task, "infos": [info.to_json() for info in infos], "cores": cores}
@@ -247,11 +251,15 @@ def cluster_for(machines: Machines, keep: Path) -> Cluster:
     """The cluster's file of these machines, measured once; loopback is measured with as many ranks as are used."""
     if machines.count == 1:
         machines = FOUR
-    path = keep / f"{machines.name.replace(' ', '_').replace(',', '')}.yaml"
+    path = keep / f"{file_name(machines.name)}.yaml"
     if not path.exists():
         path.write_text(cluster_text(measured_cluster(machines)))
         print(path.read_text(), flush=True)
     return load_cluster(str(path))
+
+
+def file_name(words: str) -> str:
+    return words.replace(",", "").replace(" ", "_")
 
 
 @dataclass(frozen=True)
@@ -279,8 +287,9 @@ def compare(recipe_name: str, keep: Path, only: str) -> list[Compared]:
     ]
     found = []
     for (name, machines, settings), seconds in zip(chosen, predicted, strict=True):
-        key = f"{recipe_name}, {name}, {machines.ranks} {machines.name}"
-        path = keep / f"{key.replace(' ', '_').replace(',', '')}.json"
+        ranks = "" if machines.count > 1 else "1 rank on " if machines.ranks == 1 else f"{machines.ranks} ranks on "
+        key = f"{recipe_name}, {name}, {ranks}{machines.name}"
+        path = keep / f"{file_name(key)}.json"
         if not path.exists():
             task = {"what": "train", "recipe": vars(recipe), "settings": settings}
             path.write_text(json.dumps(launch(machines, task)[0]))
@@ -302,38 +311,43 @@ def wrong_pairs(found: list[Compared]) -> tuple[int, list[str]]:
     return len(pairs), [f"{a.name} / {b.name}" for a, b in wrong]
 
 
-def report(found: list[Compared], clusters: list[Path]) -> str:
-    rows = [["layout", "predicted s", "measured s", "middle half", "error"]]
-    rows += [
-        [
-            c.name,
-            f"{c.predicted_s:.4f}",
-            f"{c.measured_s:.4f}",
-            "{:.4f} to {:.4f}".format(*c.quartiles),
-            f"{c.error:+.1%}",
-        ]
-        for c in found
-    ]
+def errors_line(found: list[Compared]) -> str:
     errors = sorted(abs(c.error) for c in found)
     pairs, wrong = wrong_pairs(found)
+    return (
+        f"Median error {statistics.median(errors):.1%}, worst {errors[-1]:.1%}; of {pairs} pairs whose steps differ by "
+        f"more than {APART:.0%}, {len(wrong)} are ranked wrong{': ' if wrong else ''}{'; '.join(wrong)}."
+    )
+
+
+def report(found: dict[str, list[Compared]], clusters: list[Path], note: str) -> str:
     lines = [
         "# The planner's seconds on this machine, predicted before they were measured",
         str(__doc__).partition("\n\n")[2].partition("\n\n")[2].strip(),
-        as_table(rows),
-        f"Median error {statistics.median(errors):.1%}, worst {errors[-1]:.1%}; of {pairs} pairs whose steps differ by "
-        f"more than {APART:.0%}, {len(wrong)} are ranked wrong{': ' if wrong else ''}{'; '.join(wrong)}.",
-        *(f"## {path.stem}\n\n```yaml\n{path.read_text()}```" for path in clusters),
+        *([note] if note else []),
+        *(f"## {name}: {RECIPES[name]}\n\n{table(each)}\n\n{errors_line(each)}" for name, each in found.items()),
+        "## Clusters, as `sparkring plan measure` has written them",
+        *(f"{path.stem}:\n\n```yaml\n{path.read_text()}```" for path in clusters),
         measured_with("torch", "numpy"),
     ]
     return "\n\n".join(lines) + "\n"
+
+
+def table(found: list[Compared]) -> str:
+    rows = [["layout", "predicted s", "measured s", "middle half", "error"]]
+    for c in found:
+        middle = f"{c.quartiles[0]:.4f} to {c.quartiles[1]:.4f}"
+        rows.append([c.name, f"{c.predicted_s:.4f}", f"{c.measured_s:.4f}", middle, f"{c.error:+.1%}"])
+    return as_table(rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep", type=Path, help="folder of what was measured; default: a new one")
-    parser.add_argument("--only", default="", help="layouts whose name has this text")
-    parser.add_argument("--recipes", nargs="+", default=["text"], choices=[*RECIPES])
+    parser.add_argument("--only", default="", help="layouts whose name contains this text")
+    parser.add_argument("--recipes", nargs="+", default=[*RECIPES], choices=[*RECIPES])
+    parser.add_argument("--note", default="", help="of the circumstances, put into the result")
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.as_rank:
@@ -341,8 +355,8 @@ def main() -> None:
         as_rank(json.loads(task.read_text()), task)
     keep = arguments.keep or Path(tempfile.mkdtemp())
     keep.mkdir(parents=True, exist_ok=True)
-    found = [each for name in arguments.recipes for each in compare(name, keep, arguments.only)]
-    publish(report(found, sorted(keep.glob("*.yaml"))), arguments.out)
+    found = {name: compare(name, keep, arguments.only) for name in arguments.recipes}
+    publish(report(found, sorted(keep.glob("*.yaml")), arguments.note), arguments.out)
 
 
 if __name__ == "__main__":

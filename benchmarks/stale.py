@@ -44,6 +44,12 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "night_pages": ("pipelines/tracking",),
     "nights": ("pipelines/schedule", "pipelines/job/job.py", "pipelines/promotion"),
     "petastorm_suite": ("training/data/petastorm_adapter",),
+    "plan_here": (
+        "training/planner/timing",
+        "training/parallel",
+        "pipelines/launch/measure.py",
+        "training/worker/hardware.py",
+    ),
     "planner": ("training/planner", "conf/clusters"),
     "predict": ("pipelines/predict",),
     "recipe_choice": ("training/models", "conf/recipes"),

@@ -58,8 +58,8 @@ def sh(*words: str) -> None:
 class Namespaces:
     """One network namespace per rank (or one for all), held by a sleeping process each; gone with `close`."""
 
-    def __init__(self, world: int, link: str) -> None:
-        self.shared = link == "loopback"
+    def __init__(self, world: int, link: str, burst: str = "256kb") -> None:
+        self.shared, self.burst = link == "loopback", burst
         self.holders = [
             subprocess.Popen(["unshare", "--net", "--uts", "sleep", "100000"])
             for _ in range(1 if self.shared else world)
@@ -96,7 +96,7 @@ class Namespaces:
             "rate",
             rate,
             "burst",
-            "256kb",
+            self.burst,
             "latency",
             "400ms",
         )

@@ -1,7 +1,8 @@
 """`sparkring plan measure`: measure the machines a recipe would run on, as a cluster of conf/clusters.
 
-One rank per slot, in the barrier stage that training uses. All ranks of a host measure at once, as they train: each has
-its share of cores and of the memory's bandwidth. Links are measured as by netcheck.
+One rank per slot, in the barrier stage that training uses. As many ranks of a host measure at once as have a device or
+cores of their own, so that each has its share of the memory's bandwidth. Links are measured as by netcheck, and on CPUs
+by collectives in turns with products (training/worker/exchange_rate.py).
 """
 
 from __future__ import annotations
@@ -79,16 +80,16 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
     device, info = join_ranks(ctx), ctx.rank_info
     found: dict[str, Any] = {"links": measure_links(ctx, device) | {"codecs": []}, "type": device.type}
     facts = hardware.device_facts(device, info.local_size)
-    at_once = ranks_at_once(facts, device.type == "cuda")
-    for turn in range(-(-info.local_size // at_once)):  # more ranks than cores would measure each other
+    measuring = gather_measuring(info, ranks_at_once(facts, device.type == "cuda"))
+    for turn in range(1 + max(each.turn for each in measuring)):  # more ranks than cores would measure each other
         dist.barrier()
-        if info.local_rank // at_once == turn:
+        if measuring[ctx.rank].turn == turn:
             found |= measure_device(ctx, device)
     dist.barrier()
     if device.type == "cpu":
         ctx.heartbeat(0, "exchanges")
         found["exchanges"] = {
-            name: asdict(cost) for name, cost in exchange_costs(info, at_once).items() if cost is not None
+            name: asdict(cost) for name, cost in exchange_costs(measuring).items() if cost is not None
         }
     dist.barrier()
     ctx.heartbeat(0, "storage")
@@ -113,6 +114,8 @@ def measure_device(ctx: WorkerContext, device: Any) -> dict[str, Any]:
     """Measure products, memory and operators on this rank."""
     from dataclasses import asdict
 
+    from sparkring.training.planner.timing.operations import trace_operations
+    from sparkring.training.planner.timing.roofline import BACKWARD_ATTENTION, BACKWARD_MEMORY, OperationTable
     from sparkring.training.worker import hardware
 
     ctx.heartbeat(0, "matrix products")
@@ -121,33 +124,56 @@ def measure_device(ctx: WorkerContext, device: Any) -> dict[str, Any]:
         "products": {dtype: {size: asdict(each) for size, each in of.items()} for dtype, of in rates.items()}
     }
     ctx.heartbeat(0, "memory")
-    found["attention"] = asdict(hardware.attention_rate(device))
-    found["memory"] = asdict(hardware.memory_rate(device))
-    found["operator_s"] = hardware.operator_seconds(device)
+    if device.type == "cpu":
+        found["attention"] = asdict(hardware.attention_rate(device, BACKWARD_ATTENTION))
+    found["memory"] = asdict(hardware.memory_rate(device, BACKWARD_MEMORY))
+    layers = trace_operations(*hardware.small_model(), [], {}).layers
+    starts = OperationTable(operation for operations in layers.values() for operation in operations).starts
+    found["operator_s"] = hardware.operator_seconds(device, starts)
     return found
 
 
-def exchange_costs(info: RankInfo, at_once: int) -> dict[str, ExchangeCost | None]:
-    """Measure exchanges of ranks on CPUs: within a host with a core for each, with all its ranks, and between hosts.
+class MeasuringRank(NamedTuple):
+    """A rank's host, its rank there, and how many ranks of the host measure at once."""
 
-    None for those that this rank is not in. Collective.
-    """
+    host: int
+    local_rank: int
+    at_once: int
+
+    @property
+    def turn(self) -> int:
+        return self.local_rank // self.at_once
+
+
+def gather_measuring(info: RankInfo, at_once: int) -> list[MeasuringRank]:
+    """What `MeasuringRank` says of each rank, by rank. Collective."""
+    import torch.distributed as dist
+
+    found: list[Any] = [None] * info.world_size
+    dist.all_gather_object(found, MeasuringRank(info.node_rank, info.local_rank, at_once))
+    return found
+
+
+def exchange_groups(measuring: Sequence[MeasuringRank]) -> dict[str, list[list[int]]]:
+    """Ranks that exchange: within a host with a core for each, all of a host that has too few cores, between hosts."""
+    hosts = sorted({each.host for each in measuring})
+    on = {host: [rank for rank, each in enumerate(measuring) if each.host == host] for host in hosts}
+    crowded = [host for host in hosts if any(measuring[rank].turn for rank in on[host])]
+    return {
+        "link": [[rank for rank in on[host] if measuring[rank].turn == 0] for host in hosts],
+        "turns": [on[host] for host in crowded],
+        "network": [[rank for rank, each in enumerate(measuring) if each.local_rank == 0]],
+    }
+
+
+def exchange_costs(measuring: Sequence[MeasuringRank]) -> dict[str, ExchangeCost | None]:
+    """Measure exchanges of ranks on CPUs, by kind of group; None for those that this rank is not in. Collective."""
     import torch.distributed as dist
 
     from sparkring.training.worker.exchange_rate import exchange_cost
 
-    everyone: list[Any] = [None] * info.world_size
-    dist.all_gather_object(everyone, (info.node_rank, info.local_rank))
-    hosts = range(info.node_count)
-    together: dict[str, list[list[int]]] = {
-        "link": [[r for r, (n, local) in enumerate(everyone) if n == host and local < at_once] for host in hosts],
-        "turns": [[r for r, (n, _) in enumerate(everyone) if n == host] for host in hosts],
-        "network": [[r for r, (_, local) in enumerate(everyone) if local == 0]],
-    }
-    if all(local < at_once for _, local in everyone):
-        del together["turns"]
     found: dict[str, ExchangeCost | None] = {}
-    for name, groups in together.items():
+    for name, groups in exchange_groups(measuring).items():
         made = [dist.new_group(ranks) for ranks in groups if len(ranks) > 1]
         mine = next((group for group in made if dist.get_rank(group) >= 0), None)
         dist.barrier()
@@ -171,8 +197,10 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
     links = exchanged_links(results, memory) if is_cpu else paired_links(net, memory)
     starts = {"kernel_us" if is_cpu else "launch_us": median(each["operator_s"] for each in results) / MICRO}
     reached = {"matmul": MOST_SHARE, "memory": MOST_SHARE, "kernel_us": 0.0, "launch_us": 0.0, **starts}
-    reached |= {"attention": median(each["attention"]["per_s"] for each in results) / peaks["fp32"], **links.reached}
-    reached |= {"depth": median(depth_of(each["products"]["fp32"]) for each in results)} if is_cpu else {}
+    reached |= links.reached
+    if is_cpu:
+        reached["attention"] = median(each["attention"]["per_s"] for each in results) / peaks["fp32"]
+        reached["depth"] = median(depth_of(each["products"]["fp32"]) for each in results)
     when = datetime.now(UTC).date()
     return Cluster(
         description=f"measured by sparkring plan measure on {when}: {len(results)} ranks on {', '.join(hosts)}",
@@ -214,7 +242,7 @@ class Link(NamedTuple):
     bytes_per_s: float
 
 
-class Links(NamedTuple):
+class MeasuredLinks(NamedTuple):
     """Within a machine and between machines. turn_s: latency where ranks take turns on too few cores."""
 
     link: Link
@@ -223,7 +251,7 @@ class Links(NamedTuple):
     reached: dict[str, float]
 
 
-def paired_links(net: NetReport, memory: float) -> Links:
+def paired_links(net: NetReport, memory: float) -> MeasuredLinks:
     """Links of GPUs: of the slowest pairs, and the share of their rate that the ring of all ranks reaches.
 
     `memory`: bytes per second, of one rank alone.
@@ -231,10 +259,10 @@ def paired_links(net: NetReport, memory: float) -> Links:
     inside, between = (links_of(net, within) for within in (True, False))
     alone = Link(0.0, memory)
     ring = min(MOST_SHARE, net.ring_bytes_per_s / net.predicted_bytes_per_s) if net.pairs else MOST_SHARE
-    return Links(inside or between or alone, between or inside or alone, 0.0, {"link": ring, "network": ring})
+    return MeasuredLinks(inside or between or alone, between or inside or alone, 0.0, {"link": ring, "network": ring})
 
 
-def exchanged_links(results: Sequence[dict[str, Any]], memory: float) -> Links:
+def exchanged_links(results: Sequence[dict[str, Any]], memory: float) -> MeasuredLinks:
     """Links of CPUs, as exchanges between products found them: of the slowest rank.
 
     `memory`: bytes per second, of one rank alone.
@@ -249,7 +277,7 @@ def exchanged_links(results: Sequence[dict[str, Any]], memory: float) -> Links:
         per_core = per_host * results[0]["processors"] / results[0]["cores"]
         near = Link(shared["latency_s"], shared["bytes_per_s"] * per_core)
     farthest = found["network"] or found["link"] or shared
-    return Links(
+    return MeasuredLinks(
         link=near or far or Link(0.0, memory),
         network=far or near or Link(0.0, memory),
         turn_s=shared["latency_s"] / (per_host - 1) if shared else 0.0,

@@ -11,6 +11,7 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from sparkring.conf.blocks.data import DataConfig
@@ -20,8 +21,6 @@ from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.launch.host.processes import usable_cores, usable_memory
 from sparkring.training.models.gpt import GPT
-from sparkring.training.planner.timing.operations import trace_operations
-from sparkring.training.planner.timing.roofline import BACKWARD_ATTENTION, OperationTable
 
 SECONDS = 0.4  # of one measurement
 READING_S = 4.0  # of the reader
@@ -30,7 +29,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 COPIED = {"cpu": 64 << 20, "cuda": 1 << 30}  # bytes
 STORED = 32 << 20  # bytes
 SMALL = 16  # elements, whose operation is all overhead
-SMALL_MODEL = {"vocab": 16, "width": 16, "layers": 2, "heads": 2}
 ROWS = 1024  # rows and columns of what elementwise operations are measured on
 MOST_SETS = 256  # operands that are kept
 ATTENTION = (8, 4, 128, 64)  # rows, heads, tokens, width of a head
@@ -87,22 +85,25 @@ def rotating(device: torch.device, size: int) -> int:
     return max(2, min(MOST_SETS, COPIED["cpu"] // size)) if device.type == "cpu" else 1
 
 
-def attention_rate(device: torch.device) -> Rate:
-    """Operations per second of fused causal attention, forward and backward, as the planner counts them."""
+def attention_rate(device: torch.device, backward: float) -> Rate:
+    """Operations per second of fused causal attention. `backward`: its work, in times of forward's."""
     batch, heads, tokens, width = ATTENTION
     q, k, v = (torch.randn(batch, heads, tokens, width, device=device, requires_grad=True) for _ in range(3))
 
     def run() -> None:
-        functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()  # type: ignore[no-untyped-call]
+        functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
         finish(device)
 
-    return rate(run, (1 + BACKWARD_ATTENTION) * 2.0 * batch * heads * tokens * tokens * width)
+    return rate(run, (1 + backward) * 2.0 * batch * heads * tokens * tokens * width)
 
 
-def memory_rate(device: torch.device) -> Rate:
-    """Bytes per second that a copy reads and writes; on a CPU elementwise operations, which compute as well."""
+def memory_rate(device: torch.device, backward: float) -> Rate:
+    """Bytes per second that a copy reads and writes; on a CPU elementwise operations, which compute as well.
+
+    `backward`: bytes of their backward, in times of forward's.
+    """
     if device.type == "cpu":
-        return elementwise_rate()
+        return elementwise_rate(backward)
     source = torch.zeros(COPIED[device.type] // 4, device=device)
     target = torch.empty_like(source)
 
@@ -113,22 +114,26 @@ def memory_rate(device: torch.device) -> Rate:
     return rate(run, 2.0 * COPIED[device.type])
 
 
-def elementwise_rate() -> Rate:
-    """Bytes per second of a sum, an activation and a softmax, whose outputs are new tensors."""
-    sets = rotating(torch.device("cpu"), 2 * ROWS * ROWS * 4)
-    following = cycle([(torch.randn(ROWS, ROWS), torch.randn(ROWS, ROWS)) for _ in range(sets)])
+def elementwise_rate(backward: float) -> Rate:
+    """Bytes per second of sums, activations and softmaxes, forward and backward.
+
+    A pass keeps their outputs, so that these are new pages of memory, which the system clears first.
+    """
+    inputs = [torch.randn(ROWS, ROWS) for _ in range(rotating(torch.device("cpu"), 4 * ROWS * ROWS))]
+    bias = torch.zeros(ROWS, requires_grad=True)
 
     def run() -> None:
-        a, b = next(following)
-        torch.add(a, b)
-        functional.silu(a)
-        functional.log_softmax(b, -1)
+        kept = [functional.log_softmax(functional.silu(x + bias), -1) for x in inputs]
+        torch.autograd.backward([each.sum() for each in kept])
 
-    return rate(run, (3 + 2 + 2) * 4.0 * ROWS * ROWS)
+    return rate(run, (1 + backward) * (2 + 2 + 2) * 4.0 * ROWS * ROWS * len(inputs))
 
 
-def operator_seconds(device: torch.device) -> float:
-    """Seconds from one small operation to the next; on a CPU of a model's, with what autograd adds."""
+def operator_seconds(device: torch.device, model_starts: float) -> float:
+    """Seconds from one small operation to the next; on a CPU of a model's, with what autograd adds.
+
+    `model_starts`: operations of `small_model`, forward and backward.
+    """
     x = torch.zeros(SMALL, device=device)
 
     def run() -> None:
@@ -136,15 +141,15 @@ def operator_seconds(device: torch.device) -> float:
             x.add_(1.0)
         finish(device)
 
-    return small_model_seconds() if device.type == "cpu" else 1 / rate(run, 100).per_s
+    if device.type == "cpu":
+        model, inputs = small_model()
+        return 1 / rate(lambda: model(*inputs).sum().backward(), model_starts).per_s
+    return 1 / rate(run, 100).per_s
 
 
-def small_model_seconds() -> float:
-    """Seconds per operation of a model that is all overhead, forward and backward, as the planner counts them."""
-    model, x = GPT(**SMALL_MODEL), torch.zeros(1, SMALL, dtype=torch.int64)
-    work = trace_operations(model, (x,), [], {})
-    table = OperationTable(op for operations in work.layers.values() for op in operations)
-    return 1 / rate(lambda: model(x).sum().backward(), table.starts).per_s
+def small_model() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    """A model that is all overhead, and its input."""
+    return GPT(vocab=16, width=16, layers=2, heads=2), (torch.zeros(1, SMALL, dtype=torch.int64),)
 
 
 def storage_rates(folder: Storage) -> tuple[float, float]:
@@ -194,11 +199,10 @@ def device_facts(device: torch.device, local_size: int) -> dict[str, str | float
     """Name, memory in bytes, and processors of one rank's device, and the cores of its machine."""
     if device.type == "cuda":
         seen = torch.cuda.get_device_properties(device)
-        facts = {"name": seen.name, "memory_bytes": float(seen.total_memory), "processors": seen.multi_processor_count}
+        name, memory, processors = seen.name, float(seen.total_memory), seen.multi_processor_count
     else:
-        memory, threads = usable_memory() / local_size, torch.get_num_threads()
-        facts = {"name": processor_name(), "memory_bytes": memory, "processors": threads}
-    return facts | {"cores": usable_cores()}
+        name, memory, processors = processor_name(), usable_memory() / local_size, torch.get_num_threads()
+    return {"name": name, "memory_bytes": memory, "processors": processors, "cores": usable_cores()}
 
 
 def processor_name(path: Path = Path("/proc/cpuinfo")) -> str:

@@ -66,3 +66,18 @@ def shared_pipeline_s(critical_s: float, busy_s: Sequence[float], per_core: floa
     work_s = sum(busy_s) / cores
     most_s = work_s + max(0.0, 1 - 1 / cores) * critical_s
     return (max(work_s, critical_s) + most_s) / 2
+
+
+def message_waits_s(busy_s: Sequence[float], send_s: float, passes: int) -> float:
+    """Seconds that 1F1B waits for messages that travel while ranks compute.
+
+    As many passes as ranks are under way, so one of them is done at best in the time of a way forward and back over
+    the number of ranks; the first one goes the whole way.
+
+    Args:
+        busy_s: each rank's own seconds in a pass.
+        send_s: seconds of a message to the next rank.
+        passes: of a step.
+    """
+    way_s = 2 * (len(busy_s) - 1) * send_s
+    return way_s + (passes - 1) * max(0.0, (sum(busy_s) + way_s) / len(busy_s) - max(busy_s))

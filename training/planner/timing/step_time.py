@@ -30,6 +30,7 @@ from sparkring.training.planner.timing.shared_cores import (
     ZERO_COPIES,
     ZERO_STARTS,
     is_cpu,
+    message_waits_s,
     own_work_s,
     ranks_per_core,
     shared_pipeline_s,
@@ -218,16 +219,18 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
     works = [_slower(work_of(stage.operations), alone) for stage in counts.stages]
     again = [_slower(work_of(stage.recomputed), alone) for stage in counts.stages]
     tensor, context, send = _pass_exchanges(counts, topology)
-    inside = (tensor + context) / 2 + send  # of forward, and of backward
+    is_beside = is_cpu(cluster)  # messages to the next rank travel while this one computes
+    inside = (tensor + context) / 2 + (0.0 if is_beside else send)  # of forward, and of backward
     launch = cluster.reached.launch_us * MICRO
     stages = [
         _stage_seconds(work, more, inside, launch, counts.layer_calls) for work, more in zip(works, again, strict=True)
     ]
     slowest = max(range(mesh.pp), key=lambda rank: stages[rank].both)
     exchange, hidden = _batch_exchange(counts, topology, stages[slowest])
-    passes = pipeline_seconds(counts, stages)
+    passes, busy = pipeline_seconds(counts, stages), [stage.both for stage in stages]
+    waits = message_waits_s(busy, send, micro) if is_beside else 0.0
     if mesh.pp > 1:
-        passes = shared_pipeline_s(passes, [micro * stage.both for stage in stages], per_core)
+        passes = shared_pipeline_s(passes, [micro * each for each in busy], per_core)
     owned = max(stage.owned for stage in counts.stages)
     return StepTime(
         compute=micro * (works[slowest].forward + works[slowest].backward),
@@ -235,7 +238,7 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
         host=micro * stages[slowest].host,
         tensor=micro * tensor,
         context=micro * context,
-        pipeline=micro * 2 * send,
+        pipeline=waits if is_beside else micro * 2 * send,
         bubble=passes - micro * stages[slowest].both,
         exchange=exchange,
         optimizer=per_core * owned * counts.state_bytes / (cluster.device.memory_bytes_per_s * cluster.reached.memory),
@@ -314,7 +317,10 @@ def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds)
     beside = counts.micro * stage.both if counts.every_pass else stage.backward
     if counts.zero and is_cpu(topology.cluster):
         return seconds + _zero_own_s(counts, topology, sent), 0.0
-    hidden = min(seconds, beside) * topology.cluster.reached.overlap
+    first = seconds
+    if is_cpu(topology.cluster):  # the last bucket is complete when backward ends
+        first -= seconds / counts.batch_calls
+    hidden = min(first, beside) * topology.cluster.reached.overlap
     return seconds - hidden, hidden
 
 
