@@ -4,6 +4,8 @@ Units are those of data sheets; properties that end in `_s`, `_bytes` or `per_s`
 are of one direction.
 """
 
+from __future__ import annotations
+
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -140,6 +142,9 @@ class Cluster(Strict):
     network: Network
     storage: StorageSpeed = StorageSpeed()
     reached: Reached = Reached()
+    reached_by_megatron: Reached | None = Field(
+        None, description="the same of Megatron-LM, for measured steps of it; None: as `reached`"
+    )
     fitted_on: str = Field("", description="what `reached` was fitted on; empty: estimates")
     measured: Measurement | None = Field(None, description="None: from data sheets")
 
@@ -147,6 +152,12 @@ class Cluster(Strict):
     def machines(self) -> str:
         """What steps measured on one cluster and predicted on another must have in common."""
         return f"{self.device.name}, {self.network.kind}"
+
+    def as_trained_by(self, framework: str) -> Cluster:
+        """The cluster with what that framework reaches of it."""
+        if framework != "megatron" or self.reached_by_megatron is None:
+            return self
+        return self.model_copy(update={"reached": self.reached_by_megatron})
 
     def nodes(self, devices: int) -> int:
         """Machines of so many devices. ValueError where the last one would be used in part."""

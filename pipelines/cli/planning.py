@@ -168,8 +168,9 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         found = fitted(cluster, counts, steps, Path(arguments.file).name)
     except ValueError as error:
         raise ConfigError(arguments.file, [str(error)]) from None
-    for name, value in found.reached.model_dump().items():
-        print(f"{name:<10} {getattr(cluster.reached, name):>10.4g} -> {value:.4g}")
+    before, after = (each.as_trained_by(steps[0].framework).reached for each in (cluster, found))
+    for name, value in after.model_dump().items():
+        print(f"{name:<10} {getattr(before, name):>10.4g} -> {value:.4g}")
     print(f"{len(steps)} steps: {fit_errors(predicted(counts, cluster), steps)} before")
     print(f"{len(steps)} steps: {fit_errors(predicted(counts, found), steps)} fitted")
     write_file(arguments.out, cluster_text(found))

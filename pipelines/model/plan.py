@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,8 +19,9 @@ from sparkring.conf.rules.rule import find_notes
 from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.context.footers import mean_lengths
 from sparkring.pipelines.run.installed import has_spark
-from sparkring.training.data.batch import SAMPLE, Columns
+from sparkring.training.data.batch import SAMPLE, Columns, Ragged
 from sparkring.training.data.decoding.columns import is_fixed
 from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task
 from sparkring.training.models.dropout import draws_masks
@@ -164,7 +166,12 @@ def one_row(config: RunConfig, manifest: DatasetManifest | None, samples: bool =
         return Row({"tokens": tokens}, task, task.inputs({"tokens": tokens}))
     picked = pick_columns(manifest, config.model, samples)
     rows: Columns = {SAMPLE: torch.zeros(1, dtype=torch.int64, device="meta")}
+    lengths = list_lengths(config, manifest)
     for column in (manifest.tensor(name) for name in picked.read if name != SAMPLE):
+        if column.name in lengths:
+            values = torch.zeros(lengths[column.name], dtype=getattr(torch, column.dtype), device="meta")
+            rows[column.name] = Ragged(values, (torch.tensor([0, len(values)]),))
+            continue
         is_image = column.layout == "binary" and column.shape  # decoded
         if not is_image and not is_fixed(column):
             return Untraceable(
@@ -180,6 +187,14 @@ def one_row(config: RunConfig, manifest: DatasetManifest | None, samples: bool =
     except Exception as error:  # a user's task may need values
         reason = f"{type(error).__name__}: {first_line(error)}"
         return Untraceable(f"model.task = {config.model.task!r} cannot make inputs of shapes: {reason}")
+
+
+def list_lengths(config: RunConfig, manifest: DatasetManifest) -> dict[str, int]:
+    """Values in a row's list of numbers, the mean over the dataset rounded up; {} where it is not built."""
+    lists = {c.name for c in manifest.tensors if c.layout == "ragged" and not c.shape and hasattr(torch, c.dtype)}
+    dataset = etl_step.find(config, manifest.fingerprint) if lists else None
+    found = {} if dataset is None else mean_lengths(dataset.folder, manifest)
+    return {name: math.ceil(length) for name, length in found.items() if name in lists}
 
 
 def sequence_length(config: RunConfig) -> int:

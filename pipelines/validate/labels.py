@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.rules.dataset import label_range_problem
 from sparkring.conf.storage import Storage
-from sparkring.etl.sources.files.listing import LOOKED_AT, spread
+from sparkring.pipelines.context.footers import read_footers
 
 
 def label_range_problems(config: RunConfig, manifest: DatasetManifest, dataset: Storage) -> list[str]:
@@ -34,18 +31,12 @@ def _is_number(label: Column) -> bool:
 
 
 def value_range(folder: Storage, files: Iterable[str], column: str) -> tuple[float, float] | None:
-    """The least and the largest value of a column in the footers of Parquet files; None where no footer has them.
-
-    A file that cannot be read says nothing here: the readers name it, and what is wrong with it.
-    """
+    """The least and the largest value of a column in the footers of Parquet files; None where no footer has them."""
     low, high = [], []
-    for path in spread(tuple(files), LOOKED_AT):
-        try:
-            with folder.fs.open_input_file(folder.path(path)) as file:
-                footer = pq.ParquetFile(file).metadata
-            place = footer.schema.names.index(column)
-        except (OSError, ValueError, pa.ArrowException):
+    for footer in read_footers(folder, tuple(files)):
+        if column not in footer.schema.names:
             continue
+        place = footer.schema.names.index(column)
         for group in range(footer.num_row_groups):
             statistics = footer.row_group(group).column(place).statistics
             if statistics is not None and statistics.has_min_max:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from sparkring.conf.errors import first_line
+from sparkring.training.data.batch import Ragged
 from sparkring.training.models.torch_private import flash_attention_on_meta, storage_key
 
 
@@ -80,9 +81,12 @@ def fused_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: fl
 
 
 def repeated(given: Any, rows: int) -> Any:
-    """An input of one row as one of `rows` rows, on the meta device: a tensor, or a dict of them."""
+    """An input of one row as one of `rows` rows, on the meta device: a tensor, a ragged column, or a dict of them."""
     if isinstance(given, Mapping):
         return {name: repeated(value, rows) for name, value in given.items()}
+    if isinstance(given, Ragged):
+        values = given.values.new_empty(len(given.values) * rows, *given.values.shape[1:], device="meta")
+        return Ragged(values, tuple(torch.arange(rows + 1) * int(level[-1]) for level in given.offsets))
     if not isinstance(given, torch.Tensor):
         return given
     one = given.to("meta")

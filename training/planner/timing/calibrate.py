@@ -30,6 +30,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "launch_us": (1.0, 150.0),
     "depth": (0.0, 1000.0),
 }
+REACHED_BY = {"torch": "reached", "megatron": "reached_by_megatron"}
 OUTLIER = 0.05  # |log(predicted / measured)| from which the loss grows linearly
 PULL = 0.1  # to the values before, against the rows' errors
 MOST_ROWS, MOST_ROUNDS = 400, 25  # rows of a fit, drawn evenly
@@ -49,7 +50,7 @@ class FitErrors:
 
 
 def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[MeasuredStep], data: str) -> Cluster:
-    """Return the cluster with the parameters that the rows determine. ValueError if these are too few.
+    """Return the cluster with the parameters that the rows determine. ValueError: too few, or of two frameworks.
 
     Args:
         cluster: whose parameters to start from.
@@ -59,21 +60,25 @@ def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[Measu
     """
     from scipy.optimize import least_squares  # takes a second, which other commands do not spend
 
-    names = determined(cluster, steps)
+    frameworks = sorted({step.framework for step in steps})
+    if len(frameworks) > 1:
+        raise ValueError(f"steps of {' and of '.join(frameworks)}, which reach different shares: make a file of each")
+    framework = frameworks[0] if frameworks else "torch"
+    names, reached = determined(cluster, steps), cluster.as_trained_by(framework).reached
     if len(steps) < 2 * len(names):
         raise ValueError(
             f"{len(steps)} measured steps cannot determine {len(names)} parameters ({', '.join(names)}): measure at "
             f"least {2 * len(names)}, of different models, batches and layouts"
         )
     low, high = (np.array([BOUNDS[name][end] for name in names]) for end in (0, 1))
-    before = np.clip([(getattr(cluster.reached, name)) for name in names], low, high)
+    before = np.clip([(getattr(reached, name)) for name in names], low, high)
     start = np.clip((before - low) / (high - low), 0.01, 0.99)
     every = max(1, len(steps) // MOST_ROWS)
     some, seconds = list(counts)[::every], np.array([step.step_s for step in steps])[::every]
 
     def with_values(values: Array) -> Cluster:
         found = dict(zip(names, (low + values * (high - low)).round(4).tolist(), strict=True))
-        return cluster.model_copy(update={"reached": cluster.reached.model_copy(update=found)})
+        return cluster.model_copy(update={REACHED_BY[framework]: reached.model_copy(update=found)})
 
     def residuals(values: Array) -> Array:
         errors = np.log(predicted(some, with_values(values)) / seconds)

@@ -55,6 +55,8 @@ class MeasuredStep(Strict):
     recompute: bool
     gradient_bytes: Literal[2, 4]
     step_s: PositiveFloat
+    sequence_parallel: bool = False
+    stages_per_rank: PositiveInt = 1
 
     @property
     def devices(self) -> int:
@@ -102,6 +104,9 @@ def counts_of(step: MeasuredStep) -> StepCounts:
         zero=step.zero,
         precision=step.precision,
         activation_checkpointing=step.recompute,
+        sequence_parallel=step.sequence_parallel,
+        schedule="interleaved" if step.stages_per_rank > 1 else "1f1b",
+        stages_per_rank=step.stages_per_rank,
         engine="torch",
         **passes,
     )
@@ -125,7 +130,8 @@ def _as_megatron(counts: StepCounts, step: MeasuredStep) -> StepCounts:
         sent["pp"] /= step.tp
     if "tp" in sent and step.recompute:
         sent["tp"] *= 6 / 5
-    return replace(counts, sent=sent, layer_calls=(6 if step.recompute else 4) * step.layers // step.pp)
+    calls = (6 if step.recompute else 4) * step.layers // step.pp
+    return replace(counts, framework=step.framework, sent=sent, layer_calls=calls)
 
 
 class EvenWorkload(Workload):
@@ -135,8 +141,8 @@ class EvenWorkload(Workload):
     def stages(self) -> list[list[str]]:
         if self.mesh.pp == 1:
             return [[""]]
-        blocks = self.block_names
-        ends = [round(index * len(blocks) / self.mesh.pp) for index in range(self.mesh.pp + 1)]
+        blocks, stages = self.block_names, self.mesh.pp * self.config.stages_per_rank
+        ends = [round(index * len(blocks) / stages) for index in range(stages + 1)]
         cut = [blocks[start:end] for start, end in pairwise(ends)]
         return [["embed", *cut[0]], *cut[1:-1], [*cut[-1], "norm", "head"]]
 

@@ -57,6 +57,8 @@ class StepCounts:
     every_pass: bool  # whether these are in every pass (ZeRO-3), not after the last
     state_bytes: int  # that the optimizer reads and writes per owned parameter
     flops: float  # of the model in a step, on all ranks, without what is computed again
+    in_rings: bool = False  # whether the batch axes gather and scatter (ZeRO), rather than reduce to all
+    framework: str = "torch"  # that takes the step
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def counts_of_stages(
         every_pass=in_every_pass,
         state_bytes=(2 * workload.states + 7) * 4,
         flops=3 * flops * workload.global_batch,
+        in_rings=ranks[0].zero > 0,
     )
 
 
@@ -168,6 +171,7 @@ class StageSeconds(NamedTuple):
 
 def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None = None) -> StepTime:
     """Seconds of a step on a cluster. `kept`: of passes through the same tables, of other calls for this cluster."""
+    cluster = cluster.as_trained_by(counts.framework)
     mesh, micro = counts.mesh, counts.micro
     roofline, topology = Roofline(cluster, counts.precision), Topology(cluster, mesh.world)
     known = {} if kept is None else kept
@@ -236,8 +240,8 @@ def _pass_exchanges(counts: StepCounts, topology: Topology) -> tuple[float, floa
 def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds) -> tuple[float, float]:
     """(seconds waited for, seconds hidden) of what is exchanged over the batch axes."""
     mesh = counts.mesh
-    sent = max(each.exchanged for each in counts.stages)
-    seconds = topology.sent_s(sent, RankGroup(mesh.dp * mesh.cp, mesh.tp), counts.batch_calls)
+    sent, group = max(each.exchanged for each in counts.stages), RankGroup(mesh.dp * mesh.cp, mesh.tp)
+    seconds = topology.sent_s(sent, group, counts.batch_calls, counts.in_rings)
     beside = counts.micro * stage.both if counts.every_pass else stage.backward
     hidden = min(seconds, beside) * topology.cluster.reached.overlap
     return seconds - hidden, hidden

@@ -36,9 +36,9 @@ def _typed(row: str) -> list[str | int]:
 
 def test_parameters_are_found_again_from_what_they_predict() -> None:
     known = load_cluster("a100-80gb-infiniband")
-    true = known.model_copy(
-        update={"reached": known.reached.model_copy(update={"matmul": 0.6, "memory": 0.6, "launch_us": 20.0})}
-    )
+    changed = {"matmul": 0.6, "memory": 0.6, "launch_us": 20.0}
+    megatron = known.as_trained_by("megatron").reached
+    true = known.model_copy(update={"reached_by_megatron": megatron.model_copy(update=changed)})
     measured = steps()
     counts = [counts_of(step) for step in measured]
     seconds = predicted(counts, true)
@@ -47,8 +47,15 @@ def test_parameters_are_found_again_from_what_they_predict() -> None:
     assert (
         fit_errors(predicted(counts, found), measured).mean < 0.05 < fit_errors(predicted(counts, known), measured).mean
     )
-    assert found.reached.launch_us == pytest.approx(20, rel=0.3)
+    assert found.reached == known.reached, "of torch: these steps say nothing about it"
+    assert found.as_trained_by("megatron").reached.launch_us == pytest.approx(20, rel=0.3)
     assert "36 steps of made up" in found.fitted_on
+
+
+def test_steps_of_two_frameworks_are_two_fits() -> None:
+    both = [step.model_copy(update={"framework": name}) for step in steps() for name in ("torch", "megatron")]
+    with pytest.raises(ValueError, match="steps of megatron and of torch.*a file of each"):
+        fitted(load_cluster("a100-80gb-efa"), [], both, "x")
 
 
 def test_two_rows_are_too_few(tmp_path: Path) -> None:

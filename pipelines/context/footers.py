@@ -1,0 +1,44 @@
+"""Read the footers of a dataset's Parquet files, for what can be known of the rows without reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import Storage
+from sparkring.etl.sources.files.listing import LOOKED_AT, spread
+
+
+def read_footers(folder: Storage, files: Sequence[str]) -> Iterator[pq.FileMetaData]:
+    """Yield the footers of files; of many, of some that are spread over them.
+
+    A file that cannot be read says nothing here: the readers name it, and what is wrong with it.
+    """
+    for path in spread(tuple(files), LOOKED_AT):
+        try:
+            with folder.fs.open_input_file(folder.path(path)) as file:
+                footer = pq.ParquetFile(file).metadata
+        except (OSError, ValueError, pa.ArrowException):
+            continue
+        yield footer
+
+
+def mean_lengths(dataset: Storage, manifest: DatasetManifest) -> dict[str, float]:
+    """Values that a row of each ragged column has on average. An empty list counts as one value.
+
+    Args:
+        dataset: its folder.
+        manifest: its manifest.
+    """
+    wanted = {column.name for column in manifest.columns if column.layout == "ragged"}
+    values, rows = dict.fromkeys(wanted, 0), 0
+    for footer in read_footers(manifest.files_folder(dataset), [file.path for file in manifest.files]):
+        rows += footer.num_rows
+        for group in (footer.row_group(number) for number in range(footer.num_row_groups)):
+            for column in (group.column(place) for place in range(group.num_columns)):
+                if (name := column.path_in_schema.split(".")[0]) in wanted:
+                    values[name] += column.num_values
+    return {name: count / rows for name, count in values.items()} if rows else {}
