@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparkring.conf.errors import ConfigError
 from sparkring.pipelines.cli.arguments import (
@@ -18,6 +20,11 @@ from sparkring.pipelines.cli.arguments import (
     show_examples,
 )
 from sparkring.pipelines.run.exit_codes import Exit
+
+if TYPE_CHECKING:
+    from sparkring.conf.clusters.cluster import Cluster
+    from sparkring.training.planner.timing.calibrate import TimedStep
+    from sparkring.training.planner.timing.step_time import StepCounts
 
 
 def add_commands(commands: Commands) -> None:
@@ -57,11 +64,20 @@ def add_commands(commands: Commands) -> None:
         "--out", metavar="FILE", type=new_file, help="the cluster's file to write; default: it is printed"
     )
     text = "fit what a cluster reaches of its hardware to measured steps, and write its file"
-    examples = ["sparkring plan calibrate steps.csv --cluster a100-80gb-efa --out mine.yaml"]
+    examples = [
+        "sparkring plan calibrate steps.csv --cluster a100-80gb-efa --out mine.yaml",
+        "sparkring plan calibrate --from-mlflow --experiment gpt --cluster a100-80gb-efa --out mine.yaml",
+    ]
     calibrate = add_command(what, "calibrate", _calibrate, text, examples)
-    calibrate.add_argument("file", metavar="FILE", help="CSV of measured steps (docs/explanation/planner.md)")
-    calibrate.add_argument("--cluster", metavar="NAME", required=True, help="the hardware of the rows")
+    text = "CSV of measured steps (docs/explanation/planner.md)"
+    calibrate.add_argument("file", metavar="FILE", nargs="?", help=text)
+    text = "the steps of finished jobs that MLflow has, with their run folders"
+    calibrate.add_argument("--from-mlflow", action="store_true", help=text)
+    calibrate.add_argument("--experiment", metavar="NAME", help="of --from-mlflow: only this one's jobs")
+    calibrate.add_argument("--cluster", metavar="NAME", required=True, help="the hardware of the steps")
     calibrate.add_argument("--out", metavar="FILE", type=new_file, required=True, help="the cluster's file to write")
+    text = "of --from-mlflow: where the store is"
+    calibrate.add_argument("overrides", nargs="*", metavar="tracking.key=value", help=text)
     text = "what slow ranks cost a run, and whether bounds, backups, averaging or a lag would be faster"
     slow = add_command(what, "stragglers", _stragglers, text, ["sparkring plan stragglers data/runs/flights/RUN"])
     slow.add_argument("run_folder", help="of a run of several ranks")
@@ -160,14 +176,17 @@ def _measure(arguments: argparse.Namespace) -> int:
 def _calibrate(arguments: argparse.Namespace) -> int:
     from sparkring.conf.clusters.catalog import cluster_text, load_cluster
     from sparkring.training.planner.timing.calibrate import fit_errors, fitted, predicted
-    from sparkring.training.planner.timing.measurements import counts_of, read_measurements
 
-    steps, cluster = read_measurements(arguments.file), load_cluster(arguments.cluster)
-    counts = [counts_of(step) for step in steps]
+    words = [] if arguments.file is None else [arguments.file, *arguments.overrides]
+    if arguments.from_mlflow != all("=" in word for word in words):
+        raise ConfigError("plan calibrate", ["give the FILE of measured steps, or --from-mlflow, and not both"])
+    cluster = load_cluster(arguments.cluster)
+    measured = _job_steps(words, arguments.experiment, cluster) if arguments.from_mlflow else _file_steps(*words)
+    steps, counts = measured.steps, measured.counts
     try:
-        found = fitted(cluster, counts, steps, Path(arguments.file).name)
+        found = fitted(cluster, counts, steps, measured.name)
     except ValueError as error:
-        raise ConfigError(arguments.file, [str(error)]) from None
+        raise ConfigError(measured.name, [str(error)]) from None
     before, after = (each.as_trained_by(steps[0].framework).reached for each in (cluster, found))
     for name, value in after.model_dump().items():
         print(f"{name:<10} {getattr(before, name):>10.4g} -> {value:.4g}")
@@ -176,6 +195,32 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     write_file(arguments.out, cluster_text(found))
     print(f"wrote {arguments.out}")
     return Exit.OK
+
+
+class CalibrationSteps(NamedTuple):
+    """What a cluster is fitted to: steps, what each does, and where they are from."""
+
+    steps: Sequence[TimedStep]
+    counts: list[StepCounts]
+    name: str
+
+
+def _file_steps(file: str) -> CalibrationSteps:
+    from sparkring.training.planner.timing.measurements import counts_of, read_measurements
+
+    steps = read_measurements(file)
+    return CalibrationSteps(steps, [counts_of(step) for step in steps], Path(file).name)
+
+
+def _job_steps(overrides: Sequence[str], experiment: str | None, cluster: Cluster) -> CalibrationSteps:
+    from sparkring.conf.load import load_config
+    from sparkring.pipelines.cli.measured_runs import job_steps
+
+    tracking = load_config("flights", overrides).config.tracking  # of a command without a recipe
+    found = job_steps(tracking, experiment, cluster)
+    print(found.describe())
+    name = "MLflow" if experiment is None else f"MLflow's experiment {experiment}"
+    return CalibrationSteps(found.steps, [step.counts for step in found.steps], name)
 
 
 def write_file(path: Path, text: str) -> None:
