@@ -148,16 +148,16 @@ class Cluster(Strict):
     fitted_on: str = Field("", description="what `reached` was fitted on; empty: estimates")
     measured: Measurement | None = Field(None, description="None: from data sheets")
 
-    @property
-    def machines(self) -> str:
-        """What steps measured on one cluster and predicted on another must have in common."""
-        return f"{self.device.name}, {self.network.kind}"
-
     def as_trained_by(self, framework: str) -> Cluster:
         """The cluster with what that framework reaches of it."""
         if framework != "megatron" or self.reached_by_megatron is None:
             return self
         return self.model_copy(update={"reached": self.reached_by_megatron})
+
+    @property
+    def machines(self) -> str:
+        """What steps measured on one cluster and predicted on another must have in common."""
+        return f"{self.device.name}, {self.network.kind}"
 
     def nodes(self, devices: int) -> int:
         """Machines of so many devices. ValueError where the last one would be used in part."""

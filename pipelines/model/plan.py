@@ -192,7 +192,10 @@ def one_row(config: RunConfig, manifest: DatasetManifest | None, samples: bool =
 def list_lengths(config: RunConfig, manifest: DatasetManifest) -> dict[str, int]:
     """Values in a row's list of numbers, the mean over the dataset rounded up; {} where it is not built."""
     lists = {c.name for c in manifest.tensors if c.layout == "ragged" and not c.shape and hasattr(torch, c.dtype)}
-    dataset = etl_step.find(config, manifest.fingerprint) if lists else None
+    try:
+        dataset = etl_step.find(config, manifest.fingerprint) if lists else None
+    except ManifestError:  # `dataset` names a folder that is gone: the rest is planned
+        dataset = None
     found = {} if dataset is None else mean_lengths(dataset.folder, manifest)
     return {name: math.ceil(length) for name, length in found.items() if name in lists}
 

@@ -1,0 +1,90 @@
+"""What a plan learns of a dataset's rows: lengths of lists by footers, distinct ids of some rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import Column, DatasetManifest
+from sparkring.conf.storage import open_storage
+from sparkring.pipelines.context.footers import mean_lengths
+from sparkring.pipelines.model.plan import cost_plan
+from sparkring.pipelines.model.table_work import distinct_ids
+from tests.helpers.datasets import listed, manifest_of, write_manifest
+
+COLUMNS = (
+    Column(name="user", dtype="int64"),
+    Column(name="seen", dtype="int64", layout="ragged"),
+    Column(name="liked", dtype="int32", role="label"),
+)
+ROWS = 600
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 users, two rows each; the lists of even rows are empty, those of odd ones have 9 of 100 ids."""
+    made: Path = tmp_path_factory.mktemp("dataset")
+    lists = [[(row + step) % 100 for step in range(9)] if row % 2 else [] for row in range(ROWS)]
+    table = pa.table(
+        {"user": [row // 2 for row in range(ROWS)], "seen": lists, "liked": pa.array([0, 1] * 300, pa.int32())}
+    )
+    pq.write_table(table, made / "a.parquet", row_group_size=100)
+    write_manifest(made, manifest_of(COLUMNS, [listed(made, made / "a.parquet", "train")], name="films"))
+    return made
+
+
+@pytest.fixture
+def manifest(folder: Path) -> DatasetManifest:
+    return manifest_of(COLUMNS, [listed(folder, folder / "a.parquet", "train")], name="films")
+
+
+def test_the_mean_length_of_lists_is_read_from_footers(folder: Path, manifest: DatasetManifest) -> None:
+    assert mean_lengths(open_storage(str(folder)), manifest) == {"seen": 5.0}, "an empty list counts as one value"
+
+
+def test_a_dataset_without_files_has_no_lengths(folder: Path) -> None:
+    assert mean_lengths(open_storage(str(folder)), manifest_of(COLUMNS, name="films")) == {}
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "expected"),
+    [
+        (["user"], 100, 50),
+        (["user"], 250, 125),  # from three row groups
+        (["user"], 5_000, 300),  # all there are
+        (["seen"], 20, 27),
+        (["user", "seen"], ROWS, 300),  # one table, whose ids are the same numbers
+    ],
+)
+def test_distinct_ids_are_those_of_so_many_rows(
+    columns: list[str], rows: int, expected: int, folder: Path, manifest: DatasetManifest
+) -> None:
+    assert distinct_ids(open_storage(str(folder)), manifest, "train", columns, rows) == expected
+
+
+def test_distinct_ids_beyond_the_rows_read_are_scaled(
+    folder: Path, manifest: DatasetManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkring.pipelines.model.table_work.MOST_ROWS", 100)
+    assert distinct_ids(open_storage(str(folder)), manifest, "train", ["user"], 400) == 200
+
+
+def test_a_model_of_lists_is_planned_with_their_mean_length(folder: Path, manifest: DatasetManifest) -> None:
+    def kept(rows: int) -> int:
+        config = RunConfig.model_validate(
+            {
+                "name": "films",
+                "dataset": str(folder),
+                "model": {"factory": "sparkring.training.models.factors:FactorizationMachine", "task": "binary"},
+                "train": {"global_batch": rows},
+            }
+        )
+        plan = cost_plan(config, manifest)
+        assert not plan.untraced
+        return plan.stages[0].activations or 0
+
+    assert 0 < kept(64) < kept(128) == pytest.approx(2 * kept(64), rel=0.05)
