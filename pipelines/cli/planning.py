@@ -23,6 +23,8 @@ from sparkring.pipelines.run.exit_codes import Exit
 
 if TYPE_CHECKING:
     from sparkring.conf.clusters.cluster import Cluster
+    from sparkring.conf.config import RunConfig
+    from sparkring.conf.load import Resolved
     from sparkring.training.planner.timing.calibrate import TimedStep
     from sparkring.training.planner.timing.step_time import StepCounts
 
@@ -37,7 +39,8 @@ def add_commands(commands: Commands) -> None:
         "sparkring plan show gpt-7b --cluster a100-80gb-efa",
     ]
     show = add_recipe_command(what, "show", _show, text, examples)
-    show.add_argument("--cluster", metavar="NAME", help="a built-in cluster, or the YAML file of one")
+    text = "a built-in cluster, or the YAML file of one (default: launch.cluster)"
+    show.add_argument("--cluster", metavar="NAME", help=text)
     text = "the best layouts of a recipe on so many devices, with seconds, memory, price, and why others lose"
     examples = [
         "sparkring plan search gpt-70b --cluster a100-80gb-efa --devices 512",
@@ -45,7 +48,8 @@ def add_commands(commands: Commands) -> None:
         "sparkring plan search gpt-7b --cluster h100-80gb-efa --devices 256 --within 3d",
     ]
     search = add_recipe_command(what, "search", _search, text, examples)
-    search.add_argument("--cluster", metavar="NAME", required=True, help="a built-in cluster, or the YAML file of one")
+    text = "a built-in cluster, or the YAML file of one (default: launch.cluster)"
+    search.add_argument("--cluster", metavar="NAME", help=text)
     search.add_argument("--devices", metavar="N", type=int, required=True, help="devices there are; whole machines")
     text = "what is best: seconds of a step, seconds of machines, or memory (default: time; with --within: cost)"
     search.add_argument("--objective", choices=("time", "cost", "memory"), help=text)
@@ -88,10 +92,13 @@ def _show(arguments: argparse.Namespace) -> int:
     from sparkring.conf.clusters.catalog import load_cluster
     from sparkring.pipelines.model.plan import layout_problems_of, show_plan
 
-    config = load(arguments).config
-    cluster = load_cluster(arguments.cluster) if arguments.cluster else None
+    resolved = load(arguments)
+    config, name = resolved.config, arguments.cluster or resolved.config.launch.cluster
+    cluster = load_cluster(name) if name else None
     if problems := layout_problems_of(config):
         raise ConfigError(arguments.recipe, problems)
+    if config.parallel.layout == "auto":
+        config = _as_launched(resolved, name)
     print(show_plan(config, cluster))
     if cluster is not None:
         from sparkring.pipelines.model.layouts import show_on_cluster
@@ -102,6 +109,21 @@ def _show(arguments: argparse.Namespace) -> int:
         except Untraceable as error:
             print(f"\nseconds are not planned: {error}")
     return Exit.OK
+
+
+def _as_launched(resolved: Resolved, cluster: str | None) -> RunConfig:
+    """The configuration with the layout that a launch would choose, which is shown first."""
+    from sparkring.pipelines.model.launch_plan import LaunchPlan
+    from sparkring.pipelines.model.machine import cluster_of_recipe
+    from sparkring.pipelines.model.plan import known_manifest
+    from sparkring.pipelines.validate.recipe import block_problems
+
+    config, world = resolved.config, resolved.config.launch.world
+    named = config.model_copy(update={"launch": config.launch.model_copy(update={"cluster": cluster})})
+    plan = LaunchPlan(config, known_manifest(config), block_problems, cluster_of_recipe(named))
+    for line in plan.lines_at(world):
+        print(f"{line}\n")
+    return plan.resolved_at(resolved, world).config
 
 
 def _search(arguments: argparse.Namespace) -> int:
@@ -122,7 +144,11 @@ def _search(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.model.plan import known_manifest
     from sparkring.training.planner.search import Objective, distinct, worlds
 
-    config, cluster, devices = load(arguments).config, load_cluster(arguments.cluster), arguments.devices
+    config, devices = load(arguments).config, arguments.devices
+    name = arguments.cluster or config.launch.cluster
+    if name is None:
+        raise ConfigError(arguments.recipe, ["name the cluster to search on: --cluster NAME, or launch.cluster"])
+    cluster = load_cluster(name)
     objective: Objective = arguments.objective or ("time" if arguments.within is None else "cost")
     try:
         tried = worlds(cluster, devices)
@@ -142,7 +168,7 @@ def _search(arguments: argparse.Namespace) -> int:
     if arguments.html:
         from sparkring.pipelines.report.report import plan_page  # with matplotlib
 
-        record = plan_record(arguments.cluster, cluster, result.best[0], result.best)
+        record = plan_record(name, cluster, result.best[0], result.best)
         shown = text or search_report(plan, result, devices, order_words)
         write_file(arguments.html, plan_page(f"{config.name} on {devices} devices", record, shown))
     if arguments.json:
