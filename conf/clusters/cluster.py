@@ -49,6 +49,9 @@ class Node(Strict):
     devices: PositiveInt = Field(description="devices of a machine")
     link_gb_per_s: PositiveFloat = Field(description="what a device sends to the others, 10^9 bytes per second")
     link_latency_us: NonNegativeFloat = Field(5.0, description="of a message between two of its devices, microseconds")
+    turn_us: NonNegativeFloat = Field(
+        0.0, description="of a message where ranks on CPUs take turns on too few cores, microseconds"
+    )
     cores: PositiveInt = Field(96, description="CPU cores of a machine, which read and decode rows")
     price_per_hour: NonNegativeFloat = Field(0.0, description="of a machine, US dollars; 0: not known")
     days_between_failures: PositiveFloat = Field(
@@ -62,6 +65,10 @@ class Node(Strict):
     @property
     def link_latency_s(self) -> float:
         return self.link_latency_us * MICRO
+
+    @property
+    def turn_s(self) -> float:
+        return self.turn_us * MICRO
 
     @property
     def failures_per_s(self) -> float:

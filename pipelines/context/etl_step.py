@@ -128,6 +128,14 @@ def find(config: RunConfig, fingerprint: str) -> Dataset | None:
     return None if manifest is None else Dataset(manifest, folder)
 
 
+def found(config: RunConfig, manifest: DatasetManifest) -> Dataset | None:
+    """The dataset of a manifest; None if its files are not there (any more)."""
+    try:
+        return find(config, manifest.fingerprint)
+    except ManifestError:
+        return None
+
+
 def given(config: RunConfig) -> Dataset:
     """The dataset that `dataset` names; ManifestError where it names no dataset. Needs no Spark."""
     assert config.dataset is not None

@@ -6,10 +6,10 @@ its share of cores and of the memory's bandwidth. Links are measured as by netch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -27,12 +27,17 @@ from sparkring.conf.clusters.cluster import (
 )
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.rank_info import RankInfo
 from sparkring.pipelines.launch.barrier import launch_options, run_barrier
 from sparkring.pipelines.launch.netcheck import NetReport, join_ranks, measure_links, measuring_job, summarize
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.model.recipe_model import pick_columns
 
+if TYPE_CHECKING:
+    from sparkring.training.worker.exchange_rate import ExchangeCost
+
 MOST_SHARE = 1.0
+MOST_RANKS = 1 << 20
 
 
 def measure_machines(spark: SparkSession, config: RunConfig, dataset: tuple[str, DatasetManifest] | None) -> Cluster:
@@ -73,14 +78,18 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
 
     device, info = join_ranks(ctx), ctx.rank_info
     found: dict[str, Any] = {"links": measure_links(ctx, device) | {"codecs": []}, "type": device.type}
+    facts = hardware.device_facts(device, info.local_size)
+    at_once = ranks_at_once(facts, device.type == "cuda")
+    for turn in range(-(-info.local_size // at_once)):  # more ranks than cores would measure each other
+        dist.barrier()
+        if info.local_rank // at_once == turn:
+            found |= measure_device(ctx, device)
     dist.barrier()
-    ctx.heartbeat(0, "matrix products")
-    rates = hardware.product_rates(device)
-    found["products"] = {dtype: {size: asdict(each) for size, each in of.items()} for dtype, of in rates.items()}
-    dist.barrier()
-    ctx.heartbeat(0, "memory")
-    found["memory"] = asdict(hardware.memory_rate(device))
-    found["operator_s"] = hardware.operator_seconds(device)
+    if device.type == "cpu":
+        ctx.heartbeat(0, "exchanges")
+        found["exchanges"] = {
+            name: asdict(cost) for name, cost in exchange_costs(info, at_once).items() if cost is not None
+        }
     dist.barrier()
     ctx.heartbeat(0, "storage")
     found["storage"] = hardware.storage_rates(open_storage(ctx.payload["storage"])) if info.local_rank == 0 else None
@@ -92,7 +101,58 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
         found["rows_per_s"] = hardware.reader_rows_per_s(**settings, rank=DataRank(ctx.rank, ctx.world_size))
         found["reader_threads"] = settings["config"].threads or 1
     dist.destroy_process_group()
-    return found | hardware.device_facts(device, info.local_size)
+    return found | facts
+
+
+def ranks_at_once(facts: Mapping[str, Any], is_gpu: bool) -> int:
+    """Ranks of a machine that can measure at the same time: all on GPUs, else as many as have cores."""
+    return MOST_RANKS if is_gpu else max(1, int(facts["cores"] // facts["processors"]))
+
+
+def measure_device(ctx: WorkerContext, device: Any) -> dict[str, Any]:
+    """Measure products, memory and operators on this rank."""
+    from dataclasses import asdict
+
+    from sparkring.training.worker import hardware
+
+    ctx.heartbeat(0, "matrix products")
+    rates = hardware.product_rates(device)
+    found: dict[str, Any] = {
+        "products": {dtype: {size: asdict(each) for size, each in of.items()} for dtype, of in rates.items()}
+    }
+    ctx.heartbeat(0, "memory")
+    found["attention"] = asdict(hardware.attention_rate(device))
+    found["memory"] = asdict(hardware.memory_rate(device))
+    found["operator_s"] = hardware.operator_seconds(device)
+    return found
+
+
+def exchange_costs(info: RankInfo, at_once: int) -> dict[str, ExchangeCost | None]:
+    """Measure exchanges of ranks on CPUs: within a host with a core for each, with all its ranks, and between hosts.
+
+    None for those that this rank is not in. Collective.
+    """
+    import torch.distributed as dist
+
+    from sparkring.training.worker.exchange_rate import exchange_cost
+
+    everyone: list[Any] = [None] * info.world_size
+    dist.all_gather_object(everyone, (info.node_rank, info.local_rank))
+    hosts = range(info.node_count)
+    together: dict[str, list[list[int]]] = {
+        "link": [[r for r, (n, local) in enumerate(everyone) if n == host and local < at_once] for host in hosts],
+        "turns": [[r for r, (n, _) in enumerate(everyone) if n == host] for host in hosts],
+        "network": [[r for r, (_, local) in enumerate(everyone) if local == 0]],
+    }
+    if all(local < at_once for _, local in everyone):
+        del together["turns"]
+    found: dict[str, ExchangeCost | None] = {}
+    for name, groups in together.items():
+        made = [dist.new_group(ranks) for ranks in groups if len(ranks) > 1]
+        mine = next((group for group in made if dist.get_rank(group) >= 0), None)
+        dist.barrier()
+        found[name] = exchange_cost(mine) if mine is not None else None
+    return found
 
 
 def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str = "") -> Cluster:
@@ -106,14 +166,13 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
     rates = [r for each in results for of in each["products"].values() for r in of.values()]
     spread = max(rate["spread"] for rate in [*rates, *(each["memory"] for each in results)])
     memory = median(each["memory"]["per_s"] for each in results)
-    inside, between = (links_of(net, within) for within in (True, False))
-    link_s, link_rate = inside or between or (0.0, memory)
-    net_s, net_rate = between or inside or (0.0, memory)
     read, written = (median(each["storage"][i] for each in results if each["storage"]) for i in (0, 1))
-    launch_us = median(each["operator_s"] for each in results) / MICRO
-    ring = min(MOST_SHARE, net.ring_bytes_per_s / net.predicted_bytes_per_s) if net.pairs else MOST_SHARE
-    shares = dict.fromkeys(("link", "network"), rounded(ring)) | dict.fromkeys(("matmul", "memory"), 1.0)
-    reached = Reached(**shares, kernel_us=0.0, launch_us=rounded(launch_us))
+    is_cpu = first["type"] == "cpu"
+    links = exchanged_links(results, memory) if is_cpu else paired_links(net, memory)
+    starts = {"kernel_us" if is_cpu else "launch_us": median(each["operator_s"] for each in results) / MICRO}
+    reached = {"matmul": MOST_SHARE, "memory": MOST_SHARE, "kernel_us": 0.0, "launch_us": 0.0, **starts}
+    reached |= {"attention": median(each["attention"]["per_s"] for each in results) / peaks["fp32"], **links.reached}
+    reached |= {"depth": median(depth_of(each["products"]["fp32"]) for each in results)} if is_cpu else {}
     when = datetime.now(UTC).date()
     return Cluster(
         description=f"measured by sparkring plan measure on {when}: {len(results)} ranks on {', '.join(hosts)}",
@@ -127,13 +186,18 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
         ),
         node=Node(
             devices=-(-len(results) // len(hosts)),
-            link_gb_per_s=rounded(link_rate / GIGA),
-            link_latency_us=rounded(link_s / MICRO),
-            cores=int(first["processors"]) * -(-len(results) // len(hosts)) if first["type"] == "cpu" else 1,
+            link_gb_per_s=rounded(links.link.bytes_per_s / GIGA),
+            link_latency_us=rounded(links.link.latency_s / MICRO),
+            turn_us=rounded(links.turn_s / MICRO),
+            cores=int(first["cores"]),
         ),
-        network=Network(kind="ethernet", gbit_per_s=rounded(net_rate * 8 / GIGA), latency_us=rounded(net_s / MICRO)),
+        network=Network(
+            kind="ethernet",
+            gbit_per_s=rounded(links.network.bytes_per_s * 8 / GIGA),
+            latency_us=rounded(links.network.latency_s / MICRO),
+        ),
         storage=StorageSpeed(read_gb_per_s=rounded(read / GIGA), write_gb_per_s=rounded(written / GIGA)),
-        reached=reached,
+        reached=Reached(**{name: rounded(min(value, most(name))) for name, value in reached.items()}),
         measured=Measurement(
             hosts=hosts,
             ranks=len(results),
@@ -145,12 +209,76 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
     )
 
 
-def links_of(net: NetReport, within: bool) -> tuple[float, float] | None:
-    """(latency in s, bytes per s) of the slowest pair within a host, or between hosts; None without one."""
+class Link(NamedTuple):
+    latency_s: float
+    bytes_per_s: float
+
+
+class Links(NamedTuple):
+    """Within a machine and between machines. turn_s: latency where ranks take turns on too few cores."""
+
+    link: Link
+    network: Link
+    turn_s: float
+    reached: dict[str, float]
+
+
+def paired_links(net: NetReport, memory: float) -> Links:
+    """Links of GPUs: of the slowest pairs, and the share of their rate that the ring of all ranks reaches.
+
+    `memory`: bytes per second, of one rank alone.
+    """
+    inside, between = (links_of(net, within) for within in (True, False))
+    alone = Link(0.0, memory)
+    ring = min(MOST_SHARE, net.ring_bytes_per_s / net.predicted_bytes_per_s) if net.pairs else MOST_SHARE
+    return Links(inside or between or alone, between or inside or alone, 0.0, {"link": ring, "network": ring})
+
+
+def exchanged_links(results: Sequence[dict[str, Any]], memory: float) -> Links:
+    """Links of CPUs, as exchanges between products found them: of the slowest rank.
+
+    `memory`: bytes per second, of one rank alone.
+    """
+    found: dict[str, Any] = {}
+    for name in ("link", "turns", "network"):
+        costs = [each["exchanges"][name] for each in results if name in each["exchanges"]]
+        found[name] = max(costs, key=lambda cost: cost["latency_s"], default=None)
+    shared, per_host = found["turns"], len(results) / len({each["links"]["host"] for each in results})
+    near, far = (as_link(found[name]) for name in ("link", "network"))
+    if near is None and shared is not None:
+        per_core = per_host * results[0]["processors"] / results[0]["cores"]
+        near = Link(shared["latency_s"], shared["bytes_per_s"] * per_core)
+    farthest = found["network"] or found["link"] or shared
+    return Links(
+        link=near or far or Link(0.0, memory),
+        network=far or near or Link(0.0, memory),
+        turn_s=shared["latency_s"] / (per_host - 1) if shared else 0.0,
+        reached={"link": MOST_SHARE, "network": MOST_SHARE, "overlap": 1 - farthest["busy"] if farthest else 0.0},
+    )
+
+
+def as_link(cost: Mapping[str, float] | None) -> Link | None:
+    return Link(cost["latency_s"], cost["bytes_per_s"]) if cost else None
+
+
+def depth_of(rates: Mapping[Any, Mapping[str, float]]) -> float:
+    """Depth of a product at which it reaches half of the peak, from the smallest one that was measured."""
+    smallest = min(rates, key=int)
+    peak = max(rate["per_s"] for rate in rates.values())
+    return int(smallest) * (peak / rates[smallest]["per_s"] - 1)
+
+
+def most(name: str) -> float:
+    """Shares are at most 1."""
+    return MOST_SHARE if name in ("matmul", "memory", "attention", "link", "network", "overlap") else float("inf")
+
+
+def links_of(net: NetReport, within: bool) -> Link | None:
+    """The slowest pair within a host, or between hosts; None without one."""
     pairs = [pair for pair in net.pairs if (net.hosts[pair.first] == net.hosts[pair.second]) == within]
     if not pairs:
         return None
-    return max(pair.latency_s for pair in pairs), min(pair.bytes_per_s for pair in pairs)
+    return Link(max(pair.latency_s for pair in pairs), min(pair.bytes_per_s for pair in pairs))
 
 
 def rounded(value: float) -> float:

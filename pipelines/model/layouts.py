@@ -84,6 +84,7 @@ def layout_text(layout: PlannedLayout) -> str:
     """A layout in the words of a recipe."""
     config, words = layout.config, [describe(layout.mesh)]
     words += [f"zero {config.zero}"] if config.zero else []
+    words += [f"shards on {config.shard} ranks"] if config.shard else []
     words += [config.schedule] if layout.mesh.pp > 1 else []
     words += ["recompute"] if config.activation_checkpointing else []
     words += ["sequence parallel"] if config.sequence_parallel else []
@@ -351,7 +352,7 @@ def why(plan: Planned, result: SearchResult, mesh: Mesh, objective: Objective) -
 def _forced(plan: Planned, mesh: Mesh) -> Iterable[PlannedLayout]:
     """Layouts of a mesh whose passes and schedule can be predicted, whether the rules allow them or not."""
     batch = plan.config.train.global_batch
-    for config in mesh_layouts(plan.config.parallel, mesh, batch):
+    for config in mesh_layouts(plan.config.parallel, mesh, batch, plan.cluster.node.devices):
         parts = mesh.dp * config.micro_batches * config.accumulate
         if config.stages_per_rank == 1 and config.schedule == "1f1b" and batch % parts == 0:
             try:

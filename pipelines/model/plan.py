@@ -20,13 +20,13 @@ from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.footers import mean_lengths
+from sparkring.pipelines.model.table_work import planned_tables, table_notes
 from sparkring.pipelines.run.installed import has_spark
 from sparkring.training.data.batch import SAMPLE, Columns, Ragged
 from sparkring.training.data.decoding.columns import is_fixed
 from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.gpt import LanguageModelTask
-from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.models.task import Task
 from sparkring.training.models.torch_private import meta_device
 from sparkring.training.optim.own import states_per_parameter
@@ -35,8 +35,6 @@ from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.mesh import Mesh, layout_of, resolve_mesh
 from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
 from sparkring.training.planner.workload import OPTIMIZER_STATES
-from sparkring.training.tables.sharded import sent_bytes
-from sparkring.training.tables.update_rules import UpdateRule
 from sparkring.training.tasks import model_class
 from sparkring.training.worker.device import expected_device_type
 
@@ -133,6 +131,7 @@ def plan_workload(config: RunConfig, manifest: DatasetManifest | None, mesh: Mes
         element_bytes=8 if config.train.dtype == "float64" else 4,
         task=None if isinstance(row, Untraceable) else row.task,
         columns={} if isinstance(row, Untraceable) else row.columns,
+        tables=planned_tables(config, manifest, model),
     )
 
 
@@ -192,10 +191,7 @@ def one_row(config: RunConfig, manifest: DatasetManifest | None, samples: bool =
 def list_lengths(config: RunConfig, manifest: DatasetManifest) -> dict[str, int]:
     """Values in a row's list of numbers, the mean over the dataset rounded up; {} where it is not built."""
     lists = {c.name for c in manifest.tensors if c.layout == "ragged" and not c.shape and hasattr(torch, c.dtype)}
-    try:
-        dataset = etl_step.find(config, manifest.fingerprint) if lists else None
-    except ManifestError:  # `dataset` names a folder that is gone: the rest is planned
-        dataset = None
+    dataset = etl_step.found(config, manifest) if lists else None
     found = {} if dataset is None else mean_lengths(dataset.folder, manifest)
     return {name: math.ceil(length) for name, length in found.items() if name in lists}
 
@@ -222,7 +218,7 @@ def show_plan(config: RunConfig, cluster: Cluster | None = None) -> str:
     fits = fits_text(config, manifest, plan, rank_room(config, cluster))
     notes = find_notes(LAYOUT, layout_of(config.parallel, plan.mesh, device_of(config)))
     untraced = [f"{UNPLANNED}: {plan.untraced}"] if plan.untraced else []
-    tables = table_notes(config, workload.model, plan.mesh.dp)
+    tables = table_notes(config, workload)
     trees = [f"this is the network's; trees use nothing of `parallel`: {UNPLANNED_TREES}"]
     notes = [*notes, *(trees if config.model.family == "both" else [])]
     if cluster is not None:
@@ -234,32 +230,6 @@ def on_world(config: RunConfig, world: int, block: ParallelConfig | None = None)
     """The configuration with another launch.world, and another parallel block if one is given."""
     launch = config.launch.model_copy(update={"world": world})
     return config.model_copy(update={"launch": launch} | ({"parallel": block} if block is not None else {}))
-
-
-def table_notes(config: RunConfig, model: nn.Module, ranks: int) -> list[str]:
-    """One line per sparse table: what a row takes, and what a step sends where it is sharded and replicated."""
-    element = 8 if config.train.dtype == "float64" else 4
-    rule, lines = UpdateRule(config.tables.optimizer), []
-    for name, module in sparse_embeddings(model).items():
-        ids = -(-config.train.global_batch // ranks) * len(module.columns)
-        wire = module.dim * (2 if config.tables.wire == "bf16" else element)
-        shard, replicate = (sent_bytes(replicated, ids, wire, ranks) for replicated in (False, True))
-        row = (module.dim + rule.state_width(module.dim)) * element
-        lines.append(
-            f"sparse table {name}: {row} bytes a row and 20 to 60 in its map, on one rank (place: shard) or on all "
-            f"{ranks} (replicate). A rank and step with an id of its own in each row sends {shard:,.0f} bytes "
-            f"sharded, {replicate:,.0f} replicated; bags more; tables.place = {config.tables.place}"
-            f"{_lag_note(config)}"
-        )
-    return lines
-
-
-def _lag_note(config: RunConfig) -> str:
-    """What is sent while ranks compute."""
-    if not config.tables.lag:
-        return ""
-    hidden = "rows" if config.optim.clip_norm is not None else "rows and gradients"
-    return f"; {hidden} are sent while ranks compute (tables.lag = {config.tables.lag})"
 
 
 def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: dict[str, float]) -> list[dict[str, Any]]:

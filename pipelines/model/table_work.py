@@ -1,17 +1,80 @@
-"""How many rows of its sparse tables a rank pulls in a step: the distinct ids in as many rows of the dataset."""
+"""What a step does with a model's sparse tables: the rows that a rank pulls are the distinct ids of its batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from torch import nn
 
+from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage
+from sparkring.pipelines.context import etl_step
+from sparkring.training.models.sparse_embedding import SparseEmbedding, sparse_embeddings
+from sparkring.training.planner.workload import SparseTable, Workload
+from sparkring.training.tables.sharded import sent_bytes
+from sparkring.training.tables.update_rules import UpdateRule
 
 MOST_ROWS = 1 << 18  # that are read; of more, the distinct ids of these are scaled
+
+
+def planned_tables(config: RunConfig, manifest: DatasetManifest | None, model: nn.Module) -> tuple[SparseTable, ...]:
+    """The model's sparse tables. Without a dataset each row is taken to have an id of its own."""
+    dataset = etl_step.found(config, manifest) if manifest is not None else None
+
+    def distinct(module: SparseEmbedding) -> Callable[[int], int]:
+        def of_rows(rows: int) -> int:
+            try:
+                if dataset is not None:
+                    return distinct_ids(dataset.folder, dataset.manifest, "train", module.columns, rows)
+            except (OSError, ValueError, KeyError):  # a column that a feature makes, or a file that is gone
+                pass
+            return rows * len(module.columns)
+
+        return cache(of_rows)
+
+    return tuple(
+        SparseTable(
+            name,
+            distinct(module),
+            module.dim * (2 if config.tables.wire == "bf16" else _element(config)),
+            (module.dim + UpdateRule(config.tables.optimizer).state_width(module.dim)) * _element(config),
+            config.tables.place == "replicate",
+            config.tables.lag > 0,
+        )
+        for name, module in sparse_embeddings(model).items()
+    )
+
+
+def _element(config: RunConfig) -> int:
+    return 8 if config.train.dtype == "float64" else 4
+
+
+def table_notes(config: RunConfig, workload: Workload) -> list[str]:
+    """One line per sparse table: what a row takes, and what a step sends where it is sharded and replicated."""
+    ranks, lines = workload.mesh.dp, []
+    for table in workload.tables:
+        ids = table.distinct(workload.rows_per_rank)
+        shard, replicate = (sent_bytes(replicated, ids, table.sent_bytes, ranks) for replicated in (False, True))
+        lines.append(
+            f"sparse table {table.name}: {table.row_bytes} bytes a row and 20 to 60 in its map, on one rank (place: "
+            f"shard) or on all {ranks} (replicate). A rank's {workload.rows_per_rank:,} rows of a step have {ids:,} "
+            f"ids: it sends {shard:,.0f} bytes sharded, {replicate:,.0f} replicated; tables.place = "
+            f"{config.tables.place}{_lag_note(config)}"
+        )
+    return lines
+
+
+def _lag_note(config: RunConfig) -> str:
+    """What is sent while ranks compute."""
+    if not config.tables.lag:
+        return ""
+    hidden = "rows" if config.optim.clip_norm is not None else "rows and gradients"
+    return f"; {hidden} are sent while ranks compute (tables.lag = {config.tables.lag})"
 
 
 def distinct_ids(dataset: Storage, manifest: DatasetManifest, split: str, columns: Sequence[str], rows: int) -> int:

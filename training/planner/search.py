@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -62,17 +62,24 @@ def traced_model(workload: Workload) -> TracedModel:
 
 @dataclass(frozen=True)
 class PlannedLayout:
-    """One way to train: seconds and memory. memory: bytes of the fullest rank. machines: whose price is paid."""
+    """One way to train. memory: bytes of the fullest rank. machines: whose price is paid.
+
+    Its seconds are computed when they are asked for: most layouts do not fit.
+    """
 
     config: ParallelConfig
-    counts: StepCounts
-    time: StepTime
+    mesh: Mesh
     memory: int
     machines: int
+    costs: LayoutCosts = field(repr=False, compare=False)
 
-    @property
-    def mesh(self) -> Mesh:
-        return self.counts.mesh
+    @cached_property
+    def counts(self) -> StepCounts:
+        return self.costs.counts(self.config, self.mesh)
+
+    @cached_property
+    def time(self) -> StepTime:
+        return self.costs.time(self.counts)
 
     @property
     def machine_seconds(self) -> float:
@@ -111,19 +118,29 @@ class LayoutCosts:
         return found
 
     def layout(self, config: ParallelConfig, mesh: Mesh) -> PlannedLayout:
-        """The seconds and memory of a layout."""
+        """A layout with its memory, and its seconds when they are asked for."""
+        workload = self._workload(config, mesh)
+        alive = zip(self._ranks(workload), self._alive(workload), strict=True)
+        memory = max(self._memory(rank, most) for rank, most in alive)
+        return PlannedLayout(config, mesh, memory, -(-mesh.world // self.cluster.node.devices), self)
+
+    def counts(self, config: ParallelConfig, mesh: Mesh) -> StepCounts:
+        """What a step in a layout does."""
+        workload = self._workload(config, mesh)
+        ranks = self._ranks(workload)
+        stages = tuple(stage_counts(rank, self._tables(rank)) for rank in ranks)
+        flops = self._once("flops", self.traced.work.flops)
+        return counts_of_stages(workload, ranks, stages, flops, self._sent(workload))
+
+    def time(self, counts: StepCounts) -> StepTime:
+        return step_time(counts, self.cluster, self._kept)
+
+    def _workload(self, config: ParallelConfig, mesh: Mesh) -> Workload:
         engine = self._once(
             ("engine", mesh, config.zero, config.engine),
             lambda: decide_engine(config, mesh, self.cluster.device.type)[0],
         )
-        workload = self.traced.workload.with_layout(config, mesh, engine)
-        ranks = self._ranks(workload)
-        memory = max(self._memory(rank, alive) for rank, alive in zip(ranks, self._alive(workload), strict=True))
-        stages = tuple(stage_counts(rank, self._tables(rank)) for rank in ranks)
-        flops = self._once("flops", self.traced.work.flops)
-        counts = counts_of_stages(workload, ranks, stages, flops, self._sent(workload))
-        machines = -(-mesh.world // self.cluster.node.devices)
-        return PlannedLayout(config, counts, step_time(counts, self.cluster, self._kept), memory, machines)
+        return self.traced.workload.with_layout(config, mesh, engine)
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._kept:
@@ -215,8 +232,15 @@ def _divisors(number: int) -> list[int]:
     return [each for each in range(1, number + 1) if number % each == 0]
 
 
-def mesh_layouts(base: ParallelConfig, mesh: Mesh, global_batch: int) -> Iterator[ParallelConfig]:
-    """The configurations of a mesh, whether they can run or not. `base`: what is not searched."""
+def mesh_layouts(base: ParallelConfig, mesh: Mesh, global_batch: int, per_machine: int) -> Iterator[ParallelConfig]:
+    """The configurations of a mesh, whether they can run or not.
+
+    Args:
+        base: what is not searched.
+        mesh: the axes.
+        global_batch: rows of a step.
+        per_machine: devices.
+    """
     rows = global_batch // mesh.dp
     parts = [1 << power for power in range(MOST_PARTS.bit_length()) if 1 << power <= max(1, rows)]
     axes = {"dp": mesh.dp, "cp": mesh.cp, "pp": mesh.pp, "tp": mesh.tp}
@@ -225,10 +249,20 @@ def mesh_layouts(base: ParallelConfig, mesh: Mesh, global_batch: int) -> Iterato
         for recompute in (False, True):
             for sequence in (False, True) if mesh.tp > 1 and mesh.cp == 1 else (False,):
                 cut = {"zero": zero, "activation_checkpointing": recompute, "sequence_parallel": sequence}
-                for count in parts:
-                    for schedule in _schedules(mesh.pp):
-                        passes = {"micro_batches": count, **schedule} if mesh.pp > 1 else {"accumulate": count}
-                        yield base.model_copy(update={**plain, "offload": False, **cut, **passes})
+                for shard in shard_sizes(mesh, per_machine) if zero == 3 else (0,):
+                    for count in parts:
+                        for schedule in _schedules(mesh.pp):
+                            passes = {"micro_batches": count, **schedule} if mesh.pp > 1 else {"accumulate": count}
+                            changed = {**plain, "offload": False, **cut, "shard": shard, **passes}
+                            yield base.model_copy(update=changed)
+
+
+def shard_sizes(mesh: Mesh, per_machine: int) -> list[int]:
+    """Values of `parallel.shard` that are worth it for gathered weights: all ranks, or those of 1, 2, 4... machines."""
+    if mesh.cp > 1 or per_machine % mesh.tp:
+        return [0]
+    sizes = [per_machine // mesh.tp << power for power in range(mesh.dp.bit_length())]
+    return [0, *(size for size in sizes if 1 < size < mesh.dp and mesh.dp % size == 0)]
 
 
 def _schedules(pp: int) -> list[dict[str, Any]]:
@@ -284,7 +318,7 @@ def possible_layouts(costs: LayoutCosts, base: ParallelConfig, world: int) -> It
     for mesh in meshes(world):
         if costs.mesh_problems(base, mesh):
             continue
-        for config in mesh_layouts(base, mesh, costs.traced.workload.global_batch):
+        for config in mesh_layouts(base, mesh, costs.traced.workload.global_batch, costs.cluster.node.devices):
             if not costs.problems(config, mesh):
                 yield costs.layout(config, mesh)
 
@@ -306,6 +340,7 @@ def order(objective: Objective) -> Callable[[PlannedLayout], tuple[float, ...]]:
             mesh.cp,
             mesh.tp,
             config.zero,
+            config.shard,
             config.activation_checkpointing,
             layout.counts.micro,
         )
@@ -318,11 +353,17 @@ def order(objective: Objective) -> Callable[[PlannedLayout], tuple[float, ...]]:
 
 
 def distinct(layouts: tuple[PlannedLayout, ...], count: int) -> list[PlannedLayout]:
-    """The best layouts whose mesh, ZeRO or schedule differ: variants of the number of passes are one."""
+    """The best layouts whose mesh, ZeRO, shards or schedule differ: variants of the passes are one."""
     best: dict[Any, PlannedLayout] = {}
+    seen: set[Any] = set()
     for layout in layouts:
+        if (same := (layout.mesh, layout.config.schedule, layout.time.total)) in seen:
+            continue  # ZeRO 1 and 2 are one where a step has one pass
+        seen.add(same)
         config = layout.config
-        best.setdefault((layout.mesh, config.zero, config.schedule, config.activation_checkpointing), layout)
+        best.setdefault(
+            (layout.mesh, config.zero, config.shard, config.schedule, config.activation_checkpointing), layout
+        )
         if len(best) == count:
             break
     return list(best.values())

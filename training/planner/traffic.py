@@ -44,16 +44,28 @@ def batch_axes_bytes(rank: RankParameters, dense: bool = False) -> int:
         return sum(p.numel() for p in rank.parameters.values() if p.requires_grad) * element
     if not rank.zero:
         return int(2 * ring_share(batch_ranks) * (rank.whole + flags) * element)
-    reductions = 1 if mesh.pp > 1 or rank.zero <= 1 else micro
-    gathers, scatters = float(rank.whole), float(rank.whole * reductions)
+    gathers, scatters = float(rank.whole), float(rank.whole * reductions_of(rank))
     if rank.zero == 3:  # gathered again in backward, except for the last layer, whose backward comes next
         twice = [name for name in rank.units if [name] != rank.layers[-1:] or name in workload.block_names]
         gathers = micro * (float(rank.whole) + sum(rank.numels_of(twice)))
     # weights are gathered in the precision of compute, gradients reduced in that of the weights
     sent = ring_share(rank.shard) * (gathers * rank.gather_bytes + scatters * element)
-    sent += 2 * ring_share(rank.replicas) * reductions * rank.whole / rank.shard * element
+    sent += replica_bytes(rank)
     sent += (batch_ranks - 1) * flags * element if rank.on_horovod else 2 * ring_share(batch_ranks) * flags
     return int(sent)
+
+
+def replica_bytes(rank: RankParameters) -> int:
+    """Bytes of them that go between groups of shards: gradients, to the ranks with the same shard."""
+    if not rank.zero:
+        return 0
+    whole = rank.whole * reductions_of(rank) * rank.workload.element_bytes
+    return int(2 * ring_share(rank.replicas) * whole / rank.shard)
+
+
+def reductions_of(rank: RankParameters) -> int:
+    """Times that ZeRO reduces the gradients in a step."""
+    return 1 if rank.workload.mesh.pp > 1 or rank.zero <= 1 else rank.workload.micro_batches
 
 
 def coded_bytes(rank: RankParameters) -> int:

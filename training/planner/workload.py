@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,22 @@ OPTIMIZER_STATES = {"adamw": 2, "lamb": 2, "sgd": 1, "lars": 1}  # tensors as la
 
 
 @dataclass(frozen=True)
+class SparseTable:
+    """A table of the model's, whose rows all data ranks hold together.
+
+    distinct: rows of a batch -> distinct ids in them. sent_bytes: of a row's weights on the wire. row_bytes: of a row
+    with its optimizer's state. replicated: every rank holds every row. lagged: rows travel while ranks compute.
+    """
+
+    name: str
+    distinct: Callable[[int], int]
+    sent_bytes: int
+    row_bytes: int
+    replicated: bool = False
+    lagged: bool = False
+
+
+@dataclass(frozen=True)
 class Workload:
     """The step to plan.
 
@@ -43,6 +59,7 @@ class Workload:
         element_bytes: of a parameter.
         task: makes inputs of the batch's columns, and the loss; None: `inputs` are the batch, and no loss is planned.
         columns: one row of the batch, on the meta device.
+        tables: sparse ones.
     """
 
     model: nn.Module
@@ -55,6 +72,7 @@ class Workload:
     element_bytes: int = 4
     task: Task | None = None
     columns: Columns = field(default_factory=dict)
+    tables: tuple[SparseTable, ...] = ()
 
     @cached_property
     def sharding(self) -> ShardingPlan:

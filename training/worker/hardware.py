@@ -7,9 +7,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import torch
+from torch.nn import functional
 
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import read_manifest
@@ -17,6 +19,9 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.launch.host.processes import usable_cores, usable_memory
+from sparkring.training.models.gpt import GPT
+from sparkring.training.planner.timing.operations import trace_operations
+from sparkring.training.planner.timing.roofline import BACKWARD_ATTENTION, OperationTable
 
 SECONDS = 0.4  # of one measurement
 READING_S = 4.0  # of the reader
@@ -25,6 +30,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 COPIED = {"cpu": 64 << 20, "cuda": 1 << 30}  # bytes
 STORED = 32 << 20  # bytes
 SMALL = 16  # elements, whose operation is all overhead
+SMALL_MODEL = {"vocab": 16, "width": 16, "layers": 2, "heads": 2}
+ROWS = 1024  # rows and columns of what elementwise operations are measured on
+MOST_SETS = 256  # operands that are kept
+ATTENTION = (8, 4, 128, 64)  # rows, heads, tokens, width of a head
 
 
 @dataclass(frozen=True)
@@ -56,13 +65,16 @@ def finish(device: torch.device) -> None:
 
 
 def product_rates(device: torch.device) -> dict[str, dict[int, Rate]]:
-    """Operations per second by dtype and width of square matrices."""
+    """Operations per second by dtype and width of square matrices, which come from memory as in training."""
 
     def measured(dtype: torch.dtype, size: int) -> Rate:
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        sets = rotating(device, 3 * size * size * 4)
+        operands = [[torch.randn(size, size, device=device).to(dtype) for _ in range(3)] for _ in range(sets)]
+        following = cycle(operands)
 
         def run() -> None:
-            torch.mm(a, b)
+            a, b, out = next(following)
+            torch.mm(a, b, out=out)
             finish(device)
 
         return rate(run, 2.0 * size**3)
@@ -70,8 +82,27 @@ def product_rates(device: torch.device) -> dict[str, dict[int, Rate]]:
     return {name: {size: measured(dtype, size) for size in SIZES[device.type]} for name, dtype in DTYPES.items()}
 
 
+def rotating(device: torch.device, size: int) -> int:
+    """Sets of operands of `size` bytes that are more than a CPU's caches hold; 1 on a GPU."""
+    return max(2, min(MOST_SETS, COPIED["cpu"] // size)) if device.type == "cpu" else 1
+
+
+def attention_rate(device: torch.device) -> Rate:
+    """Operations per second of fused causal attention, forward and backward, as the planner counts them."""
+    batch, heads, tokens, width = ATTENTION
+    q, k, v = (torch.randn(batch, heads, tokens, width, device=device, requires_grad=True) for _ in range(3))
+
+    def run() -> None:
+        functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()  # type: ignore[no-untyped-call]
+        finish(device)
+
+    return rate(run, (1 + BACKWARD_ATTENTION) * 2.0 * batch * heads * tokens * tokens * width)
+
+
 def memory_rate(device: torch.device) -> Rate:
-    """Bytes per second that a copy reads and writes."""
+    """Bytes per second that a copy reads and writes; on a CPU elementwise operations, which compute as well."""
+    if device.type == "cpu":
+        return elementwise_rate()
     source = torch.zeros(COPIED[device.type] // 4, device=device)
     target = torch.empty_like(source)
 
@@ -82,8 +113,22 @@ def memory_rate(device: torch.device) -> Rate:
     return rate(run, 2.0 * COPIED[device.type])
 
 
+def elementwise_rate() -> Rate:
+    """Bytes per second of a sum, an activation and a softmax, whose outputs are new tensors."""
+    sets = rotating(torch.device("cpu"), 2 * ROWS * ROWS * 4)
+    following = cycle([(torch.randn(ROWS, ROWS), torch.randn(ROWS, ROWS)) for _ in range(sets)])
+
+    def run() -> None:
+        a, b = next(following)
+        torch.add(a, b)
+        functional.silu(a)
+        functional.log_softmax(b, -1)
+
+    return rate(run, (3 + 2 + 2) * 4.0 * ROWS * ROWS)
+
+
 def operator_seconds(device: torch.device) -> float:
-    """Seconds from one small operation to the next."""
+    """Seconds from one small operation to the next; on a CPU of a model's, with what autograd adds."""
     x = torch.zeros(SMALL, device=device)
 
     def run() -> None:
@@ -91,7 +136,15 @@ def operator_seconds(device: torch.device) -> float:
             x.add_(1.0)
         finish(device)
 
-    return 1 / rate(run, 100).per_s
+    return small_model_seconds() if device.type == "cpu" else 1 / rate(run, 100).per_s
+
+
+def small_model_seconds() -> float:
+    """Seconds per operation of a model that is all overhead, forward and backward, as the planner counts them."""
+    model, x = GPT(**SMALL_MODEL), torch.zeros(1, SMALL, dtype=torch.int64)
+    work = trace_operations(model, (x,), [], {})
+    table = OperationTable(op for operations in work.layers.values() for op in operations)
+    return 1 / rate(lambda: model(x).sum().backward(), table.starts).per_s
 
 
 def storage_rates(folder: Storage) -> tuple[float, float]:
@@ -138,12 +191,14 @@ def reader_rows_per_s(
 
 
 def device_facts(device: torch.device, local_size: int) -> dict[str, str | float]:
-    """Name, memory in bytes, and processors of one rank's device."""
+    """Name, memory in bytes, and processors of one rank's device, and the cores of its machine."""
     if device.type == "cuda":
         seen = torch.cuda.get_device_properties(device)
-        return {"name": seen.name, "memory_bytes": float(seen.total_memory), "processors": seen.multi_processor_count}
-    processors = max(1, usable_cores() // local_size)
-    return {"name": processor_name(), "memory_bytes": usable_memory() / local_size, "processors": processors}
+        facts = {"name": seen.name, "memory_bytes": float(seen.total_memory), "processors": seen.multi_processor_count}
+    else:
+        memory, threads = usable_memory() / local_size, torch.get_num_threads()
+        facts = {"name": processor_name(), "memory_bytes": memory, "processors": threads}
+    return facts | {"cores": usable_cores()}
 
 
 def processor_name(path: Path = Path("/proc/cpuinfo")) -> str:

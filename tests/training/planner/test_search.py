@@ -55,7 +55,10 @@ def every_config(mesh: Mesh) -> list[ParallelConfig]:
     """Each value of each key with each other, without the search's shortcuts."""
     flags, counts = (False, True), (1, 2, 4, 8, 16)
     found = []
-    for zero, recompute, sequence, micro, accumulate in itertools.product((0, 1, 2, 3), flags, flags, counts, counts):
+    sharded = [(0, 0), *itertools.product((1, 2, 3), (0, 2) if mesh.dp > 2 else (0,))]
+    for (zero, shard), recompute, sequence, micro, accumulate in itertools.product(
+        sharded, flags, flags, counts, counts
+    ):
         for schedule, per_rank in (("1f1b", 1), ("zero-bubble", 1), ("interleaved", 2)):
             found.append(
                 BASE.model_copy(
@@ -65,6 +68,7 @@ def every_config(mesh: Mesh) -> list[ParallelConfig]:
                         "pp": mesh.pp,
                         "tp": mesh.tp,
                         "zero": zero,
+                        "shard": shard,
                         "activation_checkpointing": recompute,
                         "sequence_parallel": sequence,
                         "micro_batches": micro,

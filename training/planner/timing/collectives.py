@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 
 from sparkring.conf.clusters.cluster import Cluster
+from sparkring.training.planner.timing.shared_cores import ranks_per_core
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,16 @@ class Topology:
     cluster: Cluster
     world: int
 
+    @property
+    def per_core(self) -> float:
+        return ranks_per_core(self.cluster, self.world)
+
+    @property
+    def _hop_s(self) -> float:
+        """Latency of a message within a node."""
+        node = self.cluster.node
+        return max(node.link_latency_s, node.turn_s) if self.per_core > 1 else node.link_latency_s
+
     def per_node(self, group: RankGroup) -> int:
         """Ranks of a group on one node."""
         return max(1, min(group.size, self.cluster.node.devices // group.stride))
@@ -42,7 +53,7 @@ class Topology:
     def bytes_per_s(self, group: RankGroup) -> float:
         """What one rank of a group sends per second in a ring."""
         node, reached = self.cluster.node, self.cluster.reached
-        link = node.link_bytes_per_s * reached.link
+        link = node.link_bytes_per_s * reached.link / self.per_core  # on a CPU cores copy and add
         if not self.crosses(group):
             return link
         inside = self.per_node(group)
@@ -50,13 +61,12 @@ class Topology:
         return min(link, self.cluster.network.bytes_per_s * reached.network / groups)
 
     def latency_s(self, group: RankGroup, is_ring: bool = False) -> float:
-        """Of one collective. A ring passes every rank once; an all-reduce goes there and back, over nodes by a tree."""
+        """Of one collective: a ring passes all ranks; an all-reduce those of a node, and nodes by a tree."""
         inside = self.per_node(group)
         nodes = math.ceil(group.size / inside)
-        hops, network = (inside - 1) * self.cluster.node.link_latency_s, self.cluster.network.latency_s
         if is_ring:
-            return nodes * hops + (nodes * network if nodes > 1 else 0.0)
-        return 2 * (hops + math.ceil(math.log2(nodes)) * network)
+            return (group.size - nodes) * self._hop_s + (nodes - 1) * self.cluster.network.latency_s
+        return (inside - 1) * self._hop_s + math.ceil(math.log2(nodes)) * self.cluster.network.latency_s
 
     def sent_s(self, sent: float, group: RankGroup, calls: float = 1.0, is_ring: bool = False) -> float:
         """Seconds in which one rank of a group sends so many bytes, in so many collectives (rings: see latency_s)."""
@@ -64,10 +74,24 @@ class Topology:
             return 0.0
         return sent / self.bytes_per_s(group) + calls * self.latency_s(group, is_ring)
 
+    def all_to_all_s(self, sent: float, group: RankGroup, most: float = math.inf) -> float:
+        """Seconds in which all ranks of a group send so many bytes, the same share to each of the others.
+
+        Args:
+            sent: bytes of a rank to all others.
+            group: the ranks; others of their kind send at the same time.
+            most: bytes per second that a rank can send.
+        """
+        node, reached, inside = self.cluster.node, self.cluster.reached, self.per_node(group)
+        away = sent * (group.size - inside) / max(1, group.size - 1)
+        per_rank = self.cluster.network.bytes_per_s * reached.network / min(node.devices, self.world)
+        link = node.link_bytes_per_s * reached.link / self.per_core
+        return (sent - away) / min(link, most) + away / min(per_rank, most)
+
     def send_s(self, size: float, stride: int) -> float:
         """Seconds to send `size` bytes to the rank `stride` further, at the boundary where it takes longest."""
         node, network, reached = self.cluster.node, self.cluster.network, self.cluster.reached
         if self.world <= node.devices:
-            return size / (node.link_bytes_per_s * reached.link) + node.link_latency_s
+            return size / (node.link_bytes_per_s * reached.link) + self._hop_s
         senders = min(stride, node.devices)  # the devices of a node whose next stage is on another one
         return size / (network.bytes_per_s * reached.network / senders) + network.latency_s

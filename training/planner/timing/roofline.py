@@ -28,6 +28,7 @@ TILES = (
     (128, 64, 0.82),
     (64, 64, 0.68),
 )  # outputs, and share of the best tile's rate
+CPU_TILES = ((16, 16, 1.0),)  # a core's kernels lose little to shapes
 BACKWARD_MEMORY, BACKWARD_ATTENTION = 1.5, 2.5  # times forward's; operations.py says why
 
 
@@ -80,6 +81,12 @@ class Roofline:
             float(table.count @ starts),
         )
 
+    def moved_between(self, table: OperationTable, cut: RankShare) -> float:
+        """Bytes of a pass that norms, sums and the loss move, which tensor ranks do not cut by heads."""
+        elements = table.shapes(cut)[-1]
+        counted = ~(table.is_product | table.is_attention | table.is_inner)
+        return float(table.count @ (elements * counted)) * (1 + BACKWARD_MEMORY) * self.element
+
     def memory_s(self, elements: Any) -> Any:
         """Seconds to move elements of the dtype of compute."""
         return elements * self.element / (self.cluster.device.memory_bytes_per_s * self.cluster.reached.memory)
@@ -95,7 +102,7 @@ class Roofline:
         device, reached = self.cluster.device, self.cluster.reached
         rate = device.peak_flops(self.precision) * reached.matmul / device.processors  # of one processor
         times = []
-        for rows, columns, share in TILES:
+        for rows, columns, share in CPU_TILES if device.type == "cpu" else TILES:
             tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
             waves = np.ceil(tiles / device.processors)
             times.append(waves * 2.0 * rows * columns * (k + reached.depth) / (rate * share))
@@ -119,6 +126,11 @@ class OperationTable:
         self.is_product = self.is_matmul | _are(kinds, "product")
         self.is_column, self.is_row, self.is_inner = (_are(places, each) for each in ("column", "row", "inner"))
         self.sizes = np.array([op[2:] for op in self.operations], dtype=float).reshape(-1, 5)
+
+    @property
+    def starts(self) -> float:
+        """Operations of forward and backward."""
+        return float(self.count @ np.where(self.is_product, 3.0, 2.0))
 
     def shapes(self, cut: RankShare) -> tuple[Array, Array, Array, Array, Array]:
         """(batch, m, k, n, elements) of each operation on one rank."""

@@ -22,9 +22,24 @@ from sparkring.training.parallel.model_parallel.schedules import schedule_table,
 from sparkring.training.planner.timing.collectives import RankGroup, Topology
 from sparkring.training.planner.timing.operations import ModelWork, Operation
 from sparkring.training.planner.timing.roofline import OperationTable, PassWork, RankShare, Roofline
+from sparkring.training.planner.timing.shared_cores import (
+    CONTEXT_COPIES,
+    TENSOR_ENDS,
+    TENSOR_PASSES,
+    TENSOR_STARTS,
+    ZERO_COPIES,
+    ZERO_STARTS,
+    is_cpu,
+    own_work_s,
+    ranks_per_core,
+    shared_pipeline_s,
+    whole_bytes,
+)
+from sparkring.training.planner.timing.sparse_tables import TableWork, tables_s
 from sparkring.training.planner.trace import Trace
-from sparkring.training.planner.traffic import activation_bytes, batch_axes_bytes
-from sparkring.training.planner.workload import RankParameters, Workload
+from sparkring.training.planner.traffic import activation_bytes, batch_axes_bytes, replica_bytes
+from sparkring.training.planner.workload import RankParameters, SparseTable, Workload
+from sparkring.training.tables.sharded import sent_bytes
 
 # The loss reads and writes each output a few times: in forward twice and, by backward's factor, three times
 LOSS_ELEMENTS = 4.0
@@ -38,6 +53,7 @@ class StageCounts:
     recomputed: OperationTable
     owned: int  # parameters that it updates
     exchanged: int  # bytes that it sends over the batch axes in a step
+    between_groups: int = 0  # of them, to the ranks with the same shard in other groups of shards
 
 
 @dataclass(frozen=True)
@@ -57,8 +73,11 @@ class StepCounts:
     every_pass: bool  # whether these are in every pass (ZeRO-3), not after the last
     state_bytes: int  # that the optimizer reads and writes per owned parameter
     flops: float  # of the model in a step, on all ranks, without what is computed again
-    in_rings: bool = False  # whether the batch axes gather and scatter (ZeRO), rather than reduce to all
+    context_calls: int = 0  # exchanges of tokens for heads in one pass
+    zero: int = 0  # ZeRO's level: what it exchanges blocks on a CPU
     framework: str = "torch"  # that takes the step
+    shard: int = 0  # ranks of the batch axes that hold the shards of a weight together; 0: no ZeRO
+    tables: tuple[TableWork, ...] = ()  # of one rank in a step
 
 
 @dataclass(frozen=True)
@@ -68,6 +87,7 @@ class StepTime:
     compute: forward and backward of the slowest pipeline rank. recompute: what activation checkpointing does again.
     host: the device waits for operations to be started. tensor, context, pipeline: exchanges inside passes. bubble: a
     pipeline rank waits for others. exchange: over the batch axes, as far as it is waited for. optimizer: its step.
+    tables: rows of sparse tables are fetched and updated.
     hidden: of exchanges beside compute; no part of the total.
     """
 
@@ -80,6 +100,7 @@ class StepTime:
     bubble: float = 0.0
     exchange: float = 0.0
     optimizer: float = 0.0
+    tables: float = 0.0
     hidden: float = 0.0
 
     @property
@@ -129,12 +150,21 @@ def counts_of_stages(
         every_pass=in_every_pass,
         state_bytes=(2 * workload.states + 7) * 4,
         flops=3 * flops * workload.global_batch,
-        in_rings=ranks[0].zero > 0,
+        context_calls=(3 if config.activation_checkpointing else 2) * 4 * len(workload.attention_cores) // mesh.pp,
+        zero=ranks[0].zero,
+        shard=ranks[0].shard if ranks[0].zero else 0,
+        tables=tuple(table_work(table, workload) for table in workload.tables),
     )
 
 
+def table_work(table: SparseTable, workload: Workload) -> TableWork:
+    ids = table.distinct(workload.rows_per_rank)
+    sent = sent_bytes(table.replicated, ids, table.sent_bytes, workload.mesh.dp)
+    return TableWork(ids, sent, table.replicated, table.lagged)
+
+
 def stage_counts(rank: RankParameters, tables: tuple[OperationTable, OperationTable]) -> StageCounts:
-    return StageCounts(*tables, rank.owned, batch_axes_bytes(rank))
+    return StageCounts(*tables, rank.owned, batch_axes_bytes(rank), replica_bytes(rank))
 
 
 def stage_tables(rank: RankParameters, work: ModelWork) -> tuple[OperationTable, OperationTable]:
@@ -183,8 +213,10 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
         found: PassWork = known[key]
         return found
 
-    works = [work_of(stage.operations) for stage in counts.stages]
-    again = [work_of(stage.recomputed) for stage in counts.stages]
+    per_core = ranks_per_core(cluster, mesh.world)
+    alone = per_core if mesh.pp == 1 else 1.0  # a pipeline's ranks use each other's idle time
+    works = [_slower(work_of(stage.operations), alone) for stage in counts.stages]
+    again = [_slower(work_of(stage.recomputed), alone) for stage in counts.stages]
     tensor, context, send = _pass_exchanges(counts, topology)
     inside = (tensor + context) / 2 + send  # of forward, and of backward
     launch = cluster.reached.launch_us * MICRO
@@ -193,6 +225,9 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
     ]
     slowest = max(range(mesh.pp), key=lambda rank: stages[rank].both)
     exchange, hidden = _batch_exchange(counts, topology, stages[slowest])
+    passes = pipeline_seconds(counts, stages)
+    if mesh.pp > 1:
+        passes = shared_pipeline_s(passes, [micro * stage.both for stage in stages], per_core)
     owned = max(stage.owned for stage in counts.stages)
     return StepTime(
         compute=micro * (works[slowest].forward + works[slowest].backward),
@@ -201,11 +236,17 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
         tensor=micro * tensor,
         context=micro * context,
         pipeline=micro * 2 * send,
-        bubble=pipeline_seconds(counts, stages) - micro * stages[slowest].both,
+        bubble=passes - micro * stages[slowest].both,
         exchange=exchange,
-        optimizer=owned * counts.state_bytes / (cluster.device.memory_bytes_per_s * cluster.reached.memory),
+        optimizer=per_core * owned * counts.state_bytes / (cluster.device.memory_bytes_per_s * cluster.reached.memory),
+        tables=tables_s(counts.tables, topology, RankGroup(mesh.dp, mesh.tp)),
         hidden=hidden,
     )
+
+
+def _slower(work: PassWork, times: float) -> PassWork:
+    """The same work of ranks that take turns."""
+    return work._replace(forward=work.forward * times, backward=work.backward * times)
 
 
 def _stage_seconds(work: PassWork, again: PassWork, inside: float, launch: float, calls: int) -> StageSeconds:
@@ -228,8 +269,13 @@ def _stage_seconds(work: PassWork, again: PassWork, inside: float, launch: float
 def _pass_exchanges(counts: StepCounts, topology: Topology) -> tuple[float, float, float]:
     """Seconds per pass of tensor ranks, of context ranks, and of one send to the next stage."""
     mesh, micro, sent = counts.mesh, counts.micro, counts.sent
-    tensor = topology.sent_s(sent.get("tp", 0.0) / micro, RankGroup(mesh.tp, 1), counts.layer_calls)
-    context = topology.sent_s(sent.get("cp", 0.0) / micro, RankGroup(mesh.cp, mesh.tp), counts.layer_calls)
+    cluster, exchanged = topology.cluster, sent.get("cp", 0.0) / micro
+    ends = TENSOR_ENDS if is_cpu(cluster) else 0
+    tensor = topology.sent_s(sent.get("tp", 0.0) / micro, RankGroup(mesh.tp, 1), counts.layer_calls + ends)
+    context = topology.sent_s(exchanged, RankGroup(mesh.cp, mesh.tp), counts.context_calls)
+    copied = own_work_s(cluster, 0, CONTEXT_COPIES * whole_bytes(exchanged, mesh.cp))
+    tensor += topology.per_core * _tensor_own_s(counts, cluster)
+    context += topology.per_core * copied
     send = 0.0
     if mesh.pp > 1:  # sent bytes are means: all ranks but the last send forward, all but the first backward
         size = sent.get("pp", 0.0) / micro / 2 * mesh.pp / (mesh.pp - 1)
@@ -237,12 +283,37 @@ def _pass_exchanges(counts: StepCounts, topology: Topology) -> tuple[float, floa
     return tensor, context, send
 
 
+def _tensor_own_s(counts: StepCounts, cluster: Cluster) -> float:
+    """Seconds per pass that DTensor adds on a CPU."""
+    if counts.mesh.tp == 1:
+        return 0.0
+    roofline = Roofline(cluster, counts.precision)
+    tables = [stage.operations for stage in counts.stages]
+    starts = max(table.starts for table in tables)
+    moved = max(roofline.moved_between(table, counts.cut) for table in tables)
+    return own_work_s(cluster, TENSOR_STARTS * starts, TENSOR_PASSES * moved)
+
+
+def _zero_own_s(counts: StepCounts, topology: Topology, sent: float) -> float:
+    """Seconds per step that fully_shard adds on a CPU. `sent`: bytes of one rank."""
+    group = RankGroup(counts.mesh.dp * counts.mesh.cp, counts.mesh.tp)
+    units = counts.batch_calls / 3 if counts.every_pass else counts.batch_calls
+    gathers = 0 if counts.every_pass else units  # batch_calls has the reductions alone
+    own = own_work_s(topology.cluster, ZERO_STARTS * units, ZERO_COPIES * whole_bytes(sent, group.size))
+    return topology.per_core * own + gathers * topology.latency_s(group)
+
+
 def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds) -> tuple[float, float]:
     """(seconds waited for, seconds hidden) of what is exchanged over the batch axes."""
     mesh = counts.mesh
-    sent, group = max(each.exchanged for each in counts.stages), RankGroup(mesh.dp * mesh.cp, mesh.tp)
-    seconds = topology.sent_s(sent, group, counts.batch_calls, counts.in_rings)
+    fullest = max(counts.stages, key=lambda each: each.exchanged)
+    sent, between = fullest.exchanged, fullest.between_groups
+    shard = counts.shard or mesh.dp * mesh.cp
+    seconds = topology.sent_s(sent - between, RankGroup(shard, mesh.tp), counts.batch_calls, is_ring=counts.zero > 0)
+    seconds += topology.sent_s(between, RankGroup(mesh.dp * mesh.cp // shard, mesh.tp * shard), counts.batch_calls)
     beside = counts.micro * stage.both if counts.every_pass else stage.backward
+    if counts.zero and is_cpu(topology.cluster):
+        return seconds + _zero_own_s(counts, topology, sent), 0.0
     hidden = min(seconds, beside) * topology.cluster.reached.overlap
     return seconds - hidden, hidden
 

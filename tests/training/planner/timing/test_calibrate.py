@@ -54,7 +54,7 @@ def test_parameters_are_found_again_from_what_they_predict() -> None:
 
 def test_steps_of_two_frameworks_are_two_fits() -> None:
     both = [step.model_copy(update={"framework": name}) for step in steps() for name in ("torch", "megatron")]
-    with pytest.raises(ValueError, match="steps of megatron and of torch.*a file of each"):
+    with pytest.raises(ValueError, match=r"steps of megatron and of torch.*a file of each"):
         fitted(load_cluster("a100-80gb-efa"), [], both, "x")
 
 

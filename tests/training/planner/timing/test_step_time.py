@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,6 +16,13 @@ from sparkring.training.planner.search import traced_model
 from sparkring.training.planner.timing.collectives import RankGroup, Topology
 from sparkring.training.planner.timing.operations import Operation
 from sparkring.training.planner.timing.roofline import OperationTable, RankShare, Roofline
+from sparkring.training.planner.timing.sparse_tables import (
+    HOST_BYTES_PER_S,
+    LOOKUPS_PER_S,
+    UPDATES_PER_S,
+    TableWork,
+    tables_s,
+)
 from sparkring.training.planner.timing.step_time import (
     StageSeconds,
     StepCounts,
@@ -109,3 +118,51 @@ def test_a_faster_network_never_makes_a_step_slower() -> None:
 def test_causes_add_up_to_the_step() -> None:
     times = step_time(counts(Mesh(dp=2, tp=2), zero=1), A100)
     assert sum(times.causes.values()) == times.total and "hidden" not in times.causes
+
+
+def test_hybrid_sharding_sends_weights_within_machines_and_gradients_between_them() -> None:
+    slow = A100.model_copy(update={"network": load_cluster("a100-80gb-ethernet").network})
+    alone = with_reached(slow, overlap=0.0)
+    over_all, hybrid = (counts(Mesh(dp=16), zero=3, shard=shard, accumulate=1) for shard in (0, 8))
+    (stage,) = hybrid.stages
+    gradients = sum(p.numel() for p in GPT(vocab=VOCAB, width=WIDTH, layers=4, heads=4).parameters()) * 4
+    assert stage.between_groups == int(2 * 1 / 2 * gradients / 8), "an all-reduce of a shard between two machines"
+    network_s = stage.between_groups / (slow.network.bytes_per_s * alone.reached.network / 8)
+    inside_s = (stage.exchanged - stage.between_groups) / (slow.node.link_bytes_per_s * alone.reached.link)
+    calls_s = hybrid.batch_calls * (7 * slow.node.link_latency_s + slow.network.latency_s)
+    assert step_time(hybrid, alone).exchange == pytest.approx(network_s + inside_s + calls_s)
+    assert step_time(hybrid, alone).exchange < step_time(over_all, alone).exchange
+
+
+def test_a_ring_of_gathers_passes_every_rank_and_an_all_reduce_a_tree_of_nodes() -> None:
+    topology, everyone = Topology(A100, 64), RankGroup(64, 1)
+    link, network = A100.node.link_latency_s, A100.network.latency_s
+    assert topology.latency_s(everyone, is_ring=True) == pytest.approx(56 * link + 7 * network)
+    assert topology.latency_s(everyone) == pytest.approx(7 * link + 3 * network)
+
+
+@pytest.mark.parametrize(("sharded", "lagged"), [(True, False), (False, False), (True, True)])
+def test_sparse_tables_take_lookups_updates_and_what_travels(sharded: bool, lagged: bool) -> None:
+    ids, sent = 1_000_000, 128e6
+    tables = (TableWork(ids, sent, replicated=not sharded, lagged=lagged),)
+    slow = load_cluster("a100-80gb-ethernet")
+    topology, group = Topology(slow, 16), RankGroup(16, 1)
+    work = ids / LOOKUPS_PER_S + ids * (1 if sharded else 16) / UPDATES_PER_S
+    # 8 of the 15 others are on the other machine, whose network 8 ranks share
+    away = sent * 8 / 15 / (slow.network.bytes_per_s * slow.reached.network / 8)
+    near = sent * 7 / 15 / HOST_BYTES_PER_S
+    travels = 0.0 if lagged else away + near + 4 * topology.latency_s(group)
+    assert tables_s(tables, topology, group) == pytest.approx(work + travels)
+
+
+def test_tables_of_one_rank_send_nothing() -> None:
+    assert tables_s((TableWork(9_000_000, 1e9),), Topology(A100, 1), RankGroup(1, 1)) == pytest.approx(
+        9_000_000 / LOOKUPS_PER_S + 1.0
+    )
+
+
+def test_a_step_waits_for_its_tables() -> None:
+    known = counts(Mesh(dp=2))
+    tables = (TableWork(100_000, 0.0),)
+    without, time = (step_time(replace(known, tables=each), A100) for each in ((), tables))
+    assert time.total - without.total == pytest.approx(time.tables) and time.tables > 0
