@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparkring.conf.errors import ConfigError
 from sparkring.pipelines.cli.arguments import (
@@ -19,6 +21,13 @@ from sparkring.pipelines.cli.arguments import (
 )
 from sparkring.pipelines.run.exit_codes import Exit
 
+if TYPE_CHECKING:
+    from sparkring.conf.clusters.cluster import Cluster
+    from sparkring.conf.config import RunConfig
+    from sparkring.conf.load import Resolved
+    from sparkring.training.planner.timing.calibrate import TimedStep
+    from sparkring.training.planner.timing.step_time import StepCounts
+
 
 def add_commands(commands: Commands) -> None:
     plan, what = add_group(commands, "plan", "what a parallel block costs, and which one to take", "WHAT")
@@ -30,7 +39,8 @@ def add_commands(commands: Commands) -> None:
         "sparkring plan show gpt-7b --cluster a100-80gb-efa",
     ]
     show = add_recipe_command(what, "show", _show, text, examples)
-    show.add_argument("--cluster", metavar="NAME", help="a built-in cluster, or the YAML file of one")
+    text = "a built-in cluster, or the YAML file of one (default: launch.cluster)"
+    show.add_argument("--cluster", metavar="NAME", help=text)
     text = "the best layouts of a recipe on so many devices, with seconds, memory, price, and why others lose"
     examples = [
         "sparkring plan search gpt-70b --cluster a100-80gb-efa --devices 512",
@@ -38,7 +48,8 @@ def add_commands(commands: Commands) -> None:
         "sparkring plan search gpt-7b --cluster h100-80gb-efa --devices 256 --within 3d",
     ]
     search = add_recipe_command(what, "search", _search, text, examples)
-    search.add_argument("--cluster", metavar="NAME", required=True, help="a built-in cluster, or the YAML file of one")
+    text = "a built-in cluster, or the YAML file of one (default: launch.cluster)"
+    search.add_argument("--cluster", metavar="NAME", help=text)
     search.add_argument("--devices", metavar="N", type=int, required=True, help="devices there are; whole machines")
     text = "what is best: seconds of a step, seconds of machines, or memory (default: time; with --within: cost)"
     search.add_argument("--objective", choices=("time", "cost", "memory"), help=text)
@@ -57,11 +68,20 @@ def add_commands(commands: Commands) -> None:
         "--out", metavar="FILE", type=new_file, help="the cluster's file to write; default: it is printed"
     )
     text = "fit what a cluster reaches of its hardware to measured steps, and write its file"
-    examples = ["sparkring plan calibrate steps.csv --cluster a100-80gb-efa --out mine.yaml"]
+    examples = [
+        "sparkring plan calibrate steps.csv --cluster a100-80gb-efa --out mine.yaml",
+        "sparkring plan calibrate --from-mlflow --experiment gpt --cluster a100-80gb-efa --out mine.yaml",
+    ]
     calibrate = add_command(what, "calibrate", _calibrate, text, examples)
-    calibrate.add_argument("file", metavar="FILE", help="CSV of measured steps (docs/explanation/planner.md)")
-    calibrate.add_argument("--cluster", metavar="NAME", required=True, help="the hardware of the rows")
+    text = "CSV of measured steps (docs/explanation/planner.md)"
+    calibrate.add_argument("file", metavar="FILE", nargs="?", help=text)
+    text = "the steps of finished jobs that MLflow has, with their run folders"
+    calibrate.add_argument("--from-mlflow", action="store_true", help=text)
+    calibrate.add_argument("--experiment", metavar="NAME", help="of --from-mlflow: only this one's jobs")
+    calibrate.add_argument("--cluster", metavar="NAME", required=True, help="the hardware of the steps")
     calibrate.add_argument("--out", metavar="FILE", type=new_file, required=True, help="the cluster's file to write")
+    text = "of --from-mlflow: where the store is"
+    calibrate.add_argument("overrides", nargs="*", metavar="tracking.key=value", help=text)
     text = "what slow ranks cost a run, and whether bounds, backups, averaging or a lag would be faster"
     slow = add_command(what, "stragglers", _stragglers, text, ["sparkring plan stragglers data/runs/flights/RUN"])
     slow.add_argument("run_folder", help="of a run of several ranks")
@@ -72,10 +92,13 @@ def _show(arguments: argparse.Namespace) -> int:
     from sparkring.conf.clusters.catalog import load_cluster
     from sparkring.pipelines.model.plan import layout_problems_of, show_plan
 
-    config = load(arguments).config
-    cluster = load_cluster(arguments.cluster) if arguments.cluster else None
+    resolved = load(arguments)
+    config, name = resolved.config, arguments.cluster or resolved.config.launch.cluster
+    cluster = load_cluster(name) if name else None
     if problems := layout_problems_of(config):
         raise ConfigError(arguments.recipe, problems)
+    if config.parallel.layout == "auto":
+        config = _as_launched(resolved, name)
     print(show_plan(config, cluster))
     if cluster is not None:
         from sparkring.pipelines.model.layouts import show_on_cluster
@@ -86,6 +109,21 @@ def _show(arguments: argparse.Namespace) -> int:
         except Untraceable as error:
             print(f"\nseconds are not planned: {error}")
     return Exit.OK
+
+
+def _as_launched(resolved: Resolved, cluster: str | None) -> RunConfig:
+    """The configuration with the layout that a launch would choose, which is shown first."""
+    from sparkring.pipelines.model.launch_plan import LaunchPlan
+    from sparkring.pipelines.model.machine import cluster_of_recipe
+    from sparkring.pipelines.model.plan import known_manifest
+    from sparkring.pipelines.validate.recipe import block_problems
+
+    config, world = resolved.config, resolved.config.launch.world
+    named = config.model_copy(update={"launch": config.launch.model_copy(update={"cluster": cluster})})
+    plan = LaunchPlan(config, known_manifest(config), block_problems, cluster_of_recipe(named))
+    for line in plan.lines_at(world):
+        print(f"{line}\n")
+    return plan.resolved_at(resolved, world).config
 
 
 def _search(arguments: argparse.Namespace) -> int:
@@ -106,7 +144,11 @@ def _search(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.model.plan import known_manifest
     from sparkring.training.planner.search import Objective, distinct, worlds
 
-    config, cluster, devices = load(arguments).config, load_cluster(arguments.cluster), arguments.devices
+    config, devices = load(arguments).config, arguments.devices
+    name = arguments.cluster or config.launch.cluster
+    if name is None:
+        raise ConfigError(arguments.recipe, ["name the cluster to search on: --cluster NAME, or launch.cluster"])
+    cluster = load_cluster(name)
     objective: Objective = arguments.objective or ("time" if arguments.within is None else "cost")
     try:
         tried = worlds(cluster, devices)
@@ -126,7 +168,7 @@ def _search(arguments: argparse.Namespace) -> int:
     if arguments.html:
         from sparkring.pipelines.report.report import plan_page  # with matplotlib
 
-        record = plan_record(arguments.cluster, cluster, result.best[0], result.best)
+        record = plan_record(name, cluster, result.best[0], result.best)
         shown = text or search_report(plan, result, devices, order_words)
         write_file(arguments.html, plan_page(f"{config.name} on {devices} devices", record, shown))
     if arguments.json:
@@ -160,14 +202,17 @@ def _measure(arguments: argparse.Namespace) -> int:
 def _calibrate(arguments: argparse.Namespace) -> int:
     from sparkring.conf.clusters.catalog import cluster_text, load_cluster
     from sparkring.training.planner.timing.calibrate import fit_errors, fitted, predicted
-    from sparkring.training.planner.timing.measurements import counts_of, read_measurements
 
-    steps, cluster = read_measurements(arguments.file), load_cluster(arguments.cluster)
-    counts = [counts_of(step) for step in steps]
+    words = [] if arguments.file is None else [arguments.file, *arguments.overrides]
+    if arguments.from_mlflow != all("=" in word for word in words):
+        raise ConfigError("plan calibrate", ["give the FILE of measured steps, or --from-mlflow, and not both"])
+    cluster = load_cluster(arguments.cluster)
+    measured = _job_steps(words, arguments.experiment, cluster) if arguments.from_mlflow else _file_steps(*words)
+    steps, counts = measured.steps, measured.counts
     try:
-        found = fitted(cluster, counts, steps, Path(arguments.file).name)
+        found = fitted(cluster, counts, steps, measured.name)
     except ValueError as error:
-        raise ConfigError(arguments.file, [str(error)]) from None
+        raise ConfigError(measured.name, [str(error)]) from None
     before, after = (each.as_trained_by(steps[0].framework).reached for each in (cluster, found))
     for name, value in after.model_dump().items():
         print(f"{name:<10} {getattr(before, name):>10.4g} -> {value:.4g}")
@@ -176,6 +221,32 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     write_file(arguments.out, cluster_text(found))
     print(f"wrote {arguments.out}")
     return Exit.OK
+
+
+class CalibrationSteps(NamedTuple):
+    """What a cluster is fitted to: steps, what each does, and where they are from."""
+
+    steps: Sequence[TimedStep]
+    counts: list[StepCounts]
+    name: str
+
+
+def _file_steps(file: str) -> CalibrationSteps:
+    from sparkring.training.planner.timing.measurements import counts_of, read_measurements
+
+    steps = read_measurements(file)
+    return CalibrationSteps(steps, [counts_of(step) for step in steps], Path(file).name)
+
+
+def _job_steps(overrides: Sequence[str], experiment: str | None, cluster: Cluster) -> CalibrationSteps:
+    from sparkring.conf.load import load_config
+    from sparkring.pipelines.cli.measured_runs import job_steps
+
+    tracking = load_config("flights", overrides).config.tracking  # of a command without a recipe
+    found = job_steps(tracking, experiment, cluster)
+    print(found.describe())
+    name = "MLflow" if experiment is None else f"MLflow's experiment {experiment}"
+    return CalibrationSteps(found.steps, [step.counts for step in found.steps], name)
 
 
 def write_file(path: Path, text: str) -> None:

@@ -84,6 +84,21 @@ def test_what_cannot_be_searched_says_why(words: list[str], expected: str, capsy
     assert expected in problem(capsys, "search", *SMALL, *words)
 
 
+def test_the_recipes_cluster_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "launch.cluster=a100-80gb-efa"]
+    assert "on A100-SXM4-80GB: dp(8)" in output(capsys, "show", *words)
+    assert "on 8 x A100-SXM4-80GB" in output(capsys, "search", *words, "--devices", "8")
+    assert "name the cluster to search on" in problem(capsys, "search", *SMALL, "--devices", "8")
+
+
+def test_a_planned_layout_is_shown_as_a_launch_would_choose_it(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "show", *SMALL, *EFA, "parallel=auto")
+    first = text.splitlines()[0]
+    assert first.startswith("layout on 8 ranks: dp(") and "planned for a100-80gb-efa" in first
+    chosen = first.removeprefix("layout on 8 ranks: ").partition(": ")[0]
+    assert f"on A100-SXM4-80GB: {chosen}" in text, "what follows is of that layout"
+
+
 def test_the_cheapest_layout_in_time_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["search", *SMALL, *EFA, "--devices", "16", "--json"]
     (quickest, *_), cheapest = json.loads(output(capsys, *words)), json.loads(output(capsys, *words, "--within", "3d"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,23 @@ PULL = 0.1  # to the values before, against the rows' errors
 MOST_ROWS, MOST_ROUNDS = 400, 25  # rows of a fit, drawn evenly
 
 
+class TimedStep(Protocol):
+    """What a fit looks at of a measured step, whatever model it trains."""
+
+    @property
+    def framework(self) -> Literal["megatron", "torch"]: ...
+    @property
+    def dp(self) -> int: ...
+    @property
+    def devices(self) -> int: ...
+    @property
+    def step_s(self) -> float: ...
+    @property
+    def global_batch(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class FitErrors:
     """How far predictions are from measurements."""
@@ -49,7 +66,7 @@ class FitErrors:
         return f"mean error {self.mean:.1%}, worst {self.worst:.0%}, rank correlation {self.rank:.2f}"
 
 
-def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[MeasuredStep], data: str) -> Cluster:
+def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[TimedStep], data: str) -> Cluster:
     """Return the cluster with the parameters that the rows determine. ValueError: too few, or of two frameworks.
 
     Args:
@@ -90,7 +107,7 @@ def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[Measu
     return with_values(found.x).model_copy(update={"fitted_on": f"{len(steps)} steps of {data}"})
 
 
-def determined(cluster: Cluster, steps: Sequence[MeasuredStep]) -> list[str]:
+def determined(cluster: Cluster, steps: Sequence[TimedStep]) -> list[str]:
     """The parameters that rows like these say something about."""
     names = ["matmul", "memory", "kernel_us", "launch_us", "depth"]
     if any(step.framework == "torch" for step in steps):
@@ -109,7 +126,7 @@ def predicted(counts: Sequence[StepCounts], cluster: Cluster) -> Array:
     return np.array([step_time(each, cluster).total for each in counts])
 
 
-def fit_errors(seconds: Array, steps: Sequence[MeasuredStep]) -> FitErrors:
+def fit_errors(seconds: Array, steps: Sequence[TimedStep]) -> FitErrors:
     measured = np.array([step.step_s for step in steps])
     work = np.array([step.global_batch * step.tokens / step.devices for step in steps])
     errors = np.abs(seconds / measured - 1)
