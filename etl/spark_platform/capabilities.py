@@ -21,10 +21,13 @@ class Capability:
 
 PLAN_INSPECTION = Capability(
     "plan inspection",
-    "rows are kept on disk between two passes, and a view that is random or reads the clock is found only where "
-    "its rows differ between the passes",
+    "rows are kept on disk between two passes, and of what is random or reads the clock only Spark's own functions "
+    "are known, by their names",
 )
-QUERY_FILES = Capability("listing of a query's files", "a table of the catalog cannot be pinned")
+QUERY_FILES = Capability(
+    "listing of a query's files",
+    "SQL statements name them, one for each partition of a table; Hive's own file formats cannot be pinned",
+)
 JDBC_TYPES = Capability(
     "JDBC types and snapshots", "columns whose values Spark would not keep are not looked for in a database"
 )
