@@ -257,6 +257,33 @@ def table(found: dict[Case, Found], like: Found) -> str:
     return "\n".join(lines)
 
 
+def closest(found: dict[Case, Found]) -> Case:
+    """The case that the others are compared with: of the newest version, classic, over this environment."""
+    good = [case for case in found if not found[case].error] or [*found][:1]
+    return max(good, key=lambda case: (case.version, case.packages == LOCKED, case.mode == "classic"))
+
+
+def report(found: dict[Case, Found], rows: int) -> str:
+    """The result file."""
+    head = (
+        "# The job of flights on every Spark\n\n"
+        f"{measured_with('pandas', 'pyarrow', 'torch', 'mlflow')}. A trial of {rows} rows on local[2], and a "
+        "scoring by its model, each version laid over the same environment. `rows`: values of every file in order; "
+        "`files`: the bytes; `statistics`: fitted features, checks, accounting; `weights`: sha256. Equal: as those of "
+        "the newest version. `night`: weights of a date of examples/nights; `after kill -9`: of the same, killed at "
+        "its first checkpoint and started again, against those without. Packages `lowest`: the lower end of each range "
+        "in pyproject.toml "
+        f"({', '.join(lowest_versions())}), and the same torch."
+        + (
+            f" Packages `newest`: the newest that pip finds ({', '.join(newest_versions())})."
+            if any(case.packages == NEWEST for case in found)
+            else ""
+        )
+        + "\n\n"
+    )
+    return head + table(found, found[closest(found)]) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--versions", nargs="*", default=CLASSIC)
@@ -268,8 +295,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     cases = [Case(v, "classic") for v in arguments.versions] + [Case(v, "connect") for v in arguments.connect]
-    cases += [Case(v, "classic", LOWEST) for v in arguments.lowest]
     cases += [Case(v, "classic", NEWEST) for v in arguments.newest]
+    cases += [Case(v, "classic", LOWEST) for v in arguments.lowest]
     found: dict[Case, Found] = {}
     with tempfile.TemporaryDirectory(prefix="matrix") as scratch:
         for words in (["-m", "sparkring.etl.raw", "flights"], [str(ROOT / "examples/nights/make_days.py"), *DAYS]):
@@ -277,25 +304,8 @@ def main() -> int:
         for case in cases:
             found[case] = run(case, Path(scratch), arguments.rows, arguments.limit_s)
             print(case, found[case], file=sys.stderr, flush=True)
-    good = [case for case in cases if not found[case].error] or cases[:1]
-    like = found[max(good, key=lambda case: (case.version, case.packages == LOCKED, case.mode == "classic"))]
-    head = (
-        "# The job of flights on every Spark\n\n"
-        f"{measured_with('pandas', 'pyarrow', 'torch', 'mlflow')}. A trial of {arguments.rows} rows on local[2], and a "
-        "scoring by its model, each version laid over the same environment. `rows`: values of every file in order; "
-        "`files`: the bytes; `statistics`: fitted features, checks, accounting; `weights`: sha256. Equal: as those of "
-        "the newest version. `night`: weights of a date of examples/nights; `after kill -9`: of the same, killed at "
-        "its first checkpoint and started again, against those without. Packages `lowest`: the lower end of each range "
-        "in pyproject.toml "
-        f"({', '.join(lowest_versions())}), and the same torch."
-        + (
-            f" Packages `newest`: the newest that pip finds ({', '.join(newest_versions())})."
-            if arguments.newest
-            else ""
-        )
-        + "\n\n"
-    )
-    publish(head + table(found, like) + "\n", arguments.out)
+            publish(report(found, arguments.rows), arguments.out)  # now: a long run may be cut
+    like = found[closest(found)]
     wrong = [one for one in found.values() if one.error or kept(one) != kept(like) or one.killed != one.night]
     return 1 if wrong else 0
 
