@@ -6,6 +6,10 @@ torch and Horovod from nothing, while Spark's own Python workers stay from call 
 session is slower, as modules and archives are loaded for the first time; it is shown beside the median of all calls,
 and compared with the others' first. Ours is timed warm too: a further launch of the same group.
 
+With --connect only ours is timed, in a classic session of local[2] and in one of Spark Connect whose server is in the
+same process, each in a process of its own.
+
+    python benchmarks/launch.py --connect [--rounds 5] [--write FILE]
     python benchmarks/launch.py [--rounds 5] [--masters local[2] local-cluster[2,1,1024]] [--write FILE]
 """
 
@@ -27,6 +31,8 @@ from machine import measured_with, publish
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 TARGETS = {"horovod.spark.run": 0.4, "TorchDistributor": 0.3}
+CONNECT_TARGET = 1.2
+CLASSIC, CONNECT = "classic", "Spark Connect"
 
 
 def horovod_ring(ctx: Any = None) -> float:
@@ -94,6 +100,46 @@ def measure(master: str, rounds: int) -> dict[str, list[float]]:
     return found
 
 
+def measure_ours(session: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of our launches per round, in a session of this kind on local[2]."""
+    import cloudpickle
+    from pyspark.sql import SparkSession
+
+    from sparkring.pipelines.launch.barrier import LaunchOptions, barrier_group, run_barrier
+    from sparkring.training.launch.job import JobSpec
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    builder = SparkSession.builder
+    builder = builder.remote("local[2]") if session == CONNECT else builder.master("local[2]")
+    spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+    spark.range(2, numPartitions=2).mapInArrow(lambda batches: batches, "id long", barrier=True).collect()
+    job, found = JobSpec(torch_ring, preload=("torch",)), dict[str, list[float]]()
+    for _ in range(rounds):
+        began = time.time()
+        formed = run_barrier(spark, job, 2, lambda event: None).result
+        found.setdefault("cold", []).append(formed - began)
+        with barrier_group(spark, 2, ("torch",), LaunchOptions()) as group:
+            group.run(job, 2, lambda event: None)
+            began = time.time()
+            found.setdefault("warm", []).append(group.run(job, 2, lambda event: None).result - began)
+    return found
+
+
+def connect_table(found: dict[str, dict[str, list[float]]]) -> str:
+    lines = [
+        "| launch | session | median s | min s | max s | first s | Connect / classic |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, classic in found[CLASSIC].items():
+        ratio = statistics.median(found[CONNECT][name]) / statistics.median(classic)
+        for session in (CLASSIC, CONNECT):
+            values = found[session][name]
+            seconds = (statistics.median(values), min(values), max(values), values[0])
+            shown = f"{ratio:.2f}" + f" (target {CONNECT_TARGET})" * (name == "cold") if session == CONNECT else ""
+            lines.append(f"| {name} | {session} | {' | '.join(f'{s:.2f}' for s in seconds)} | {shown} |")
+    return "\n".join(lines)
+
+
 def table(found: dict[str, dict[str, list[float]]]) -> str:
     lines = [
         "| master | launcher | median s | min s | max s | first call s | ours / it: medians | first calls |",
@@ -117,20 +163,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--masters", nargs="+", default=["local[2]", "local-cluster[2,1,1024]"])
     parser.add_argument("--write", type=Path, help="result file")
+    parser.add_argument("--connect", action="store_true", help="compare a session of Spark Connect with a classic one")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if args.one:
-        print("RESULT " + json.dumps(measure(args.one, args.rounds)), flush=True)
+        timed = measure_ours if args.one in (CLASSIC, CONNECT) else measure
+        print("RESULT " + json.dumps(timed(args.one, args.rounds)), flush=True)
         os._exit(0)  # what TorchDistributor and horovod leave behind must not keep us
     found = {}
-    for master in args.masters:
+    for master in [CLASSIC, CONNECT] if args.connect else args.masters:
         command = [sys.executable, __file__, "--one", master, "--rounds", str(args.rounds)]
         out = subprocess.run(command, capture_output=True, text=True)
         line = next((x for x in out.stdout.splitlines() if x.startswith("RESULT ")), None)
         if line is None:
             sys.exit(f"{master}: rc {out.returncode}\n{out.stdout[-3000:]}\n{out.stderr[-6000:]}")
         found[master] = json.loads(line.removeprefix("RESULT "))
+    if args.connect:
+        text = (
+            f"# Launch through Spark Connect: from the call to a formed ring of two ranks\n\n"
+            f"{measured_with('pyspark', 'torch')}. Cold: new processes import torch; warm: another launch of a group. "
+            f"Both kinds of session in one run, one after the other.\n\n{connect_table(found)}\n"
+        )
+        return publish(text, args.write)
     text = (
         f"# Launch: from the call to a formed ring of two ranks\n\n"
         f"{measured_with('pyspark', 'horovod', 'torch')}. Cold: every call starts new "

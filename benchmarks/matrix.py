@@ -1,14 +1,15 @@
 """The job of flights on every Spark that is supported: the same dataset, statistics and weights, byte by byte?
 
 Each version is laid over this environment in a folder of its own (build/matrix, made with pip), classic and, where
-asked, as a server of Spark Connect in the same process; the oldest one also over the lowest version of every other
-package that pyproject.toml allows (torch apart). On `local[2]`, a trial of flights is run and its model scores the
-timetable; then a night of examples/nights, once to its end, and once killed by SIGKILL at its first checkpoint and
-started again. What is compared with the newest version: the rows of every file, their bytes, the fitted statistics, the
-sha256 of the weights, the predictions, and the night's weights; those after the kill with those without. One version at
-a time; each command may take --limit-s.
+asked, as a server of Spark Connect in the same process; the oldest one also over the lowest, and the newest one over
+the newest, version of every other package that pyproject.toml allows (torch apart). On `local[2]`, a trial of flights
+is run and its model scores the timetable; then a night of examples/nights, once to its end, and once killed by SIGKILL
+at its first checkpoint and started again. What is compared with the newest version: the rows of every file, their
+bytes, the fitted statistics, the sha256 of the weights, the predictions, and the night's weights; those after the kill
+with those without. One version at a time; each command may take --limit-s.
 
-    python benchmarks/matrix.py [--versions 3.5.9 ...] [--connect 4.3.0 ...] [--lowest 3.5.9] [--rows 1000] [--out FILE]
+    python benchmarks/matrix.py [--versions 3.5.9 ...] [--connect 4.3.0 ...] [--lowest 3.5.9] [--newest 4.3.0]
+        [--rows 1000] [--out FILE]
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +27,7 @@ import tempfile
 import time
 import tomllib
 from dataclasses import dataclass, replace
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +40,14 @@ OVERLAYS = ROOT / "build/matrix"
 PY4J = {"3.5": "0.10.9.7", "4.0": "0.10.9.9", "4.1": "0.10.9.9", "4.2": "0.10.9.9", "4.3": "0.10.9.9"}
 CLASSIC = ["3.5.9", "4.0.5", "4.1.4", "4.2.1", "4.3.0"]
 CONNECT_NEEDS = ["grpcio", "grpcio-status", "googleapis-common-protos", "zstandard"]
-LOCKED, LOWEST = "locked", "lowest"
+LOCKED, LOWEST, NEWEST = "locked", "lowest", "newest"
 NIGHT, DAYS = "2026-06-05", ["2026-06-01", "2026-06-06"]
 TIMES = ("scored_at",)  # columns of a prediction that no two runs have in common
 
 
 @dataclass(frozen=True)
 class Case:
-    """A version of Spark, classic or as Spark Connect, over this environment or the lowest versions of packages."""
+    """A version of Spark, classic or as Spark Connect, and the packages that it is laid over."""
 
     version: str
     mode: str
@@ -96,10 +98,31 @@ def lowest_python() -> str:
     return str(python)
 
 
+def newest_overlay() -> Path:
+    """Install the newest version of each range that pip finds apart from this environment's; the folder is kept."""
+    folder = OVERLAYS / NEWEST
+    if not (folder / ".ready").exists():
+        pip("--upgrade", "--target", folder, *ranges())
+        (folder / ".ready").touch()
+    return folder
+
+
+def newest_versions() -> list[str]:
+    """What the overlay has of the dependencies of pyproject.toml."""
+    names = {re.split("[<>=]", need)[0] for need in ranges()}
+    found = {each.name.lower(): each.version for each in distributions(path=[str(newest_overlay())])}
+    return [f"{name}=={found[name]}" for name in sorted(names & found.keys())]
+
+
+def ranges() -> list[str]:
+    """The dependencies of pyproject.toml, but for torch."""
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    return [need for need in needs if not need.startswith("torch")]
+
+
 def lowest_versions() -> list[str]:
     """Each dependency of pyproject.toml at the lower end of its range, but for torch."""
-    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    return [need.partition(",")[0].replace(">=", "==") for need in needs if not need.startswith("torch")]
+    return [need.partition(",")[0].replace(">=", "==") for need in ranges()]
 
 
 def pip(*words: str | Path, python: str = sys.executable) -> None:
@@ -109,7 +132,8 @@ def pip(*words: str | Path, python: str = sys.executable) -> None:
 
 def environment(case: Case) -> dict[str, str]:
     """The variables of a case's commands."""
-    folders = [str(overlay(case.version)), str(ROOT)]
+    newest = [str(newest_overlay())] if case.packages == NEWEST else []
+    folders = [str(overlay(case.version)), *newest, str(ROOT)]
     remote = {}
     if case.mode == "connect":
         folders.insert(0, str(connect_overlay()))
@@ -233,16 +257,45 @@ def table(found: dict[Case, Found], like: Found) -> str:
     return "\n".join(lines)
 
 
+def closest(found: dict[Case, Found]) -> Case:
+    """The case that the others are compared with: of the newest version, classic, over this environment."""
+    good = [case for case in found if not found[case].error] or [*found][:1]
+    return max(good, key=lambda case: (case.version, case.packages == LOCKED, case.mode == "classic"))
+
+
+def report(found: dict[Case, Found], rows: int) -> str:
+    """The result file."""
+    head = (
+        "# The job of flights on every Spark\n\n"
+        f"{measured_with('pandas', 'pyarrow', 'torch', 'mlflow')}. A trial of {rows} rows on local[2], and a "
+        "scoring by its model, each version laid over the same environment. `rows`: values of every file in order; "
+        "`files`: the bytes; `statistics`: fitted features, checks, accounting; `weights`: sha256. Equal: as those of "
+        "the newest version. `night`: weights of a date of examples/nights; `after kill -9`: of the same, killed at "
+        "its first checkpoint and started again, against those without. Packages `lowest`: the lower end of each range "
+        "in pyproject.toml "
+        f"({', '.join(lowest_versions())}), and the same torch."
+        + (
+            f" Packages `newest`: the newest that pip finds ({', '.join(newest_versions())})."
+            if any(case.packages == NEWEST for case in found)
+            else ""
+        )
+        + "\n\n"
+    )
+    return head + table(found, found[closest(found)]) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--versions", nargs="*", default=CLASSIC)
     parser.add_argument("--connect", nargs="*", default=CLASSIC[1:])
     parser.add_argument("--lowest", nargs="*", default=CLASSIC[:1])
+    parser.add_argument("--newest", nargs="*", default=CLASSIC[-1:])
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--limit-s", type=float, default=600)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     cases = [Case(v, "classic") for v in arguments.versions] + [Case(v, "connect") for v in arguments.connect]
+    cases += [Case(v, "classic", NEWEST) for v in arguments.newest]
     cases += [Case(v, "classic", LOWEST) for v in arguments.lowest]
     found: dict[Case, Found] = {}
     with tempfile.TemporaryDirectory(prefix="matrix") as scratch:
@@ -251,20 +304,8 @@ def main() -> int:
         for case in cases:
             found[case] = run(case, Path(scratch), arguments.rows, arguments.limit_s)
             print(case, found[case], file=sys.stderr, flush=True)
-    like = found[
-        max((case for case in cases if not found[case].error), key=lambda case: case.version, default=cases[0])
-    ]
-    head = (
-        "# The job of flights on every Spark\n\n"
-        f"{measured_with('pandas', 'pyarrow', 'torch', 'mlflow')}. A trial of {arguments.rows} rows on local[2], and a "
-        "scoring by its model, each version laid over the same environment. `rows`: values of every file in order; "
-        "`files`: the bytes; `statistics`: fitted features, checks, accounting; `weights`: sha256. Equal: as those of "
-        "the newest version. `night`: weights of a date of examples/nights; `after kill -9`: of the same, killed at "
-        "its first checkpoint and started again, against those without. Packages `lowest`: the lower end of each range "
-        "in pyproject.toml "
-        f"({', '.join(lowest_versions())}), and the same torch.\n\n"
-    )
-    publish(head + table(found, like) + "\n", arguments.out)
+            publish(report(found, arguments.rows), arguments.out)  # now: a long run may be cut
+    like = found[closest(found)]
     wrong = [one for one in found.values() if one.error or kept(one) != kept(like) or one.killed != one.night]
     return 1 if wrong else 0
 

@@ -38,6 +38,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "house": ("training", "pipelines", "etl", "conf"),
     "lag_quality": ("training/tables",),
     "launch": ("training/launch", "pipelines/launch"),
+    "launch_connect": ("training/launch", "pipelines/launch", "etl/spark_platform"),
     "loop": ("training/loop/fit.py", "training/worker/train.py", "training/parallel"),
     "matrix": ("etl/spark_platform", "pipelines/launch", "pipelines/run/spark.py"),
     "new_user": ("pipelines/init",),

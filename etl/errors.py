@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from sparkring.conf.errors import first_line
@@ -32,7 +33,8 @@ def innermost(error: JavaThrew | PySparkException) -> str:
     """The first line of the innermost cause of an error in the JVM: what a driver or a file system answered."""
     cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)  # py4j's name and pyspark's
     if cause is None:
-        return first_line(error)
+        causes = re.findall(r"^Caused by: [\w.$]+: (.+)$", str(error), re.MULTILINE)  # of Spark Connect's server
+        return causes[-1] if causes else first_line(error)
     while cause.getCause() is not None:
         cause = cause.getCause()
     return first_line(cause.getMessage() or cause.toString())

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import floor
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import DateType, NumericType, StructField, TimestampNTZType, TimestampType
+from pyspark.sql.types import DateType, NumericType, StructField, StructType, TimestampNTZType, TimestampType
 
 from sparkring.conf.secrets import hide_values, url_secrets
 from sparkring.conf.sources import JdbcSource
@@ -26,7 +26,7 @@ from sparkring.etl.sources.declared import select_declared
 from sparkring.etl.sources.landing import Landing, land
 from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
 from sparkring.etl.spark_platform.application import default_parallelism
-from sparkring.etl.spark_platform.capabilities import JDBC_TYPES, can
+from sparkring.etl.spark_platform.capabilities import JDBC_SNAPSHOTS, can
 from sparkring.etl.spark_platform.jvm import JavaThrew, jvm_of
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,9 @@ LOCK_LIMIT_S = 60
 IMPORT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'"
 IN_UTC = "SET TIME ZONE 'UTC'"  # the driver sets that of its machine, by which a query may cast
 READ_COMMITTED = 2  # java.sql.Connection
-NUMERIC, DECIMAL, TIMES = 2, 3, {92: "time", 2013: "time with time zone"}  # java.sql.Types
-MOST_DIGITS = 38  # of a decimal of Spark
+BACKQUOTED = ("mysql", "databricks", "hive2")
+# Zones of Java in which no hour was ever left out. UTC+01:00, Etc/GMT-1 and +01:00 are.
+FIXED_ZONE = re.compile(r"(?:(?:Etc/)?(?:UTC|UCT|UT|GMT|Zulu|Universal|Greenwich)|Z)?0?(?:[+-]\d{1,2}(?::?\d\d){0,2})?")
 LONGEST = 2**63
 RANGED = (NumericType, DateType, TimestampType, TimestampNTZType)
 
@@ -119,22 +120,18 @@ class OpenJdbc(OpenSource[JdbcSource]):
         is_snapshot = config.consistency == "snapshot"
         if not is_snapshot:
             log.warning("%s: consistency: none: rows written while it is read may come twice, in part or never", key)
-        is_typed = can(spark, JDBC_TYPES)
-        if not is_typed:
-            check_without_types(key, config)
-        with database_errors(key, database), connected(spark, key, database, is_typed) as connection:
-            if is_snapshot:
-                begin(connection)
-            if is_typed:
-                check_types(key, connection, config)
+        is_exported = is_snapshot and can(spark, JDBC_SNAPSHOTS)
+        if is_snapshot and not is_exported:
+            check_one_statement(key, config)
+        with database_errors(key, database), ExitStack() as held:
+            first = [held.enter_context(exported_snapshot(spark, database, config))] if is_exported else []
             options = {**database.options, "fetchsize": str(config.fetchsize), "preferTimestampNTZ": "true"}
-            first = [IMPORT.format(snapshot=export_snapshot(connection))] if is_snapshot else []
-            if database.kind == "postgresql":
-                first.append(IN_UTC)
-            options |= {"sessionInitStatement": "; ".join(first)} if first else {}
-            rows = select_declared(key, read_rows(spark, key, config, options), config.columns)
-            if is_typed:
-                check_zones(key, rows)
+            statements = [*first, *[IN_UTC] * (database.kind == "postgresql")]
+            options |= {"sessionInitStatement": "; ".join(statements)} if statements else {}
+            read = read_rows(spark, key, config, options)
+            check_types(key, read.schema)
+            rows = select_declared(key, read, config.columns)
+            check_zones(key, rows)
             landing = land(rows, self.context.datasets_uri)
         return JdbcSnapshot(self.name, config, landing.fingerprint, landing)
 
@@ -174,40 +171,39 @@ def database_errors(key: str, database: Database) -> Iterator[None]:
         yield
     except (JavaThrew, PySparkException) as error:
         # Without `from`: the original has the secrets that were taken out.
+        if "ClassNotFoundException" in str(error):
+            package = DRIVERS.get(database.kind, ("", ""))[1] or "group:artifact:version"
+            raise EtlError(
+                f"{key}: no jar of Spark's has the driver {database.driver}; add to spark.conf "
+                f"`spark.jars.packages: {package}`, or `spark.jars: /path/to/its.jar`, by Connect to the server's"
+            ) from None
         raise EtlError(f"{key}: its database cannot be read: {database.hide(innermost(error))}") from None
 
 
-def check_without_types(key: str, config: JdbcSource) -> None:
-    """Raise EtlError for what needs a connection of the driver's JVM, which Spark Connect hides."""
-    if config.consistency == "snapshot":
+def check_one_statement(key: str, config: JdbcSource) -> None:
+    """Raise EtlError where more than one statement would read the rows: without a JVM none share a snapshot."""
+    if config.partitionColumn is not None:
         raise EtlError(
-            f"{key}.consistency = 'snapshot': Spark Connect has no connection of the driver's that could hold "
-            "it; write `consistency: none`, or run with a classic session"
+            f"{key}.partitionColumn = {config.partitionColumn!r}: with Spark Connect, several partitions cannot "
+            "read one snapshot; leave it and numPartitions out (one statement sees one moment), write `consistency: "
+            "none`, or run with a classic session"
         )
-    if config.partitionColumn is not None and config.lowerBound is None:
-        raise EtlError(f"{key}.partitionColumn: with Spark Connect, give lowerBound and upperBound too")
 
 
 @contextmanager
-def connected(spark: SparkSession, key: str, database: Database, is_wanted: bool = True) -> Iterator[Any]:
-    """A java.sql.Connection of the driver's, closed at the end; None where none `is_wanted`.
+def exported_snapshot(spark: SparkSession, database: Database, config: JdbcSource) -> Iterator[str]:
+    """Hold a snapshot for the block; gives the statement by which connections read it."""
+    with connected(spark, database) as connection:
+        begin(connection)
+        lock(connection, config)
+        yield IMPORT.format(snapshot=export_snapshot(connection))
 
-    EtlError names the package of a missing jar.
-    """
-    if not is_wanted:
-        yield None
-        return
+
+@contextmanager
+def connected(spark: SparkSession, database: Database) -> Iterator[Any]:
+    """A java.sql.Connection of the driver's, closed at the end."""
     jvm = jvm_of(spark)
-    try:
-        jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry.register(database.driver)
-    except JavaThrew as error:
-        if "ClassNotFoundException" not in error.java_exception.toString():
-            raise
-        package = DRIVERS.get(database.kind, ("", ""))[1] or "group:artifact:version"
-        raise EtlError(
-            f"{key}: no jar of Spark's has the driver {database.driver}; add to spark.conf "
-            f"`spark.jars.packages: {package}`, or `spark.jars: /path/to/its.jar`"
-        ) from None
+    jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry.register(database.driver)
     properties = jvm.java.util.Properties()
     for option in database.options.keys() & {"user", "password", "options"}:
         properties.setProperty(option, database.options[option])
@@ -226,30 +222,35 @@ def begin(connection: Any) -> None:
     connection.createStatement().execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 
 
+def lock(connection: Any, config: JdbcSource) -> None:
+    """Lock the tables against TRUNCATE and ALTER TABLE, before a snapshot is taken: they are not undone for an older
+    one, which would see an empty table."""
+    asked = config.dbtable or f"({config.query}) asked"
+    connection.createStatement().executeQuery(f"SELECT * FROM {asked} WHERE 1 = 0")
+
+
 def export_snapshot(connection: Any) -> str:
-    """Export a snapshot of now. The tables are locked already, by the query for their types: TRUNCATE and ALTER
-    TABLE are not undone for an older snapshot, which would see an empty table."""
+    """Export a snapshot of now."""
     rows = connection.createStatement().executeQuery("SELECT pg_export_snapshot()")
     rows.next()
     return str(rows.getString(1))
 
 
-def check_types(key: str, connection: Any, config: JdbcSource) -> None:
-    """Ask the database for the columns' types; EtlError for those whose values Spark would not keep."""
-    asked = config.dbtable or f"({config.query}) asked"
-    found = connection.createStatement().executeQuery(f"SELECT * FROM {asked} WHERE 1 = 0").getMetaData()
+def check_types(key: str, schema: StructType) -> None:
+    """Raise EtlError for columns whose values Spark would not keep, by what its reader says of the database's types."""
     problems = []
-    for i in range(1, found.getColumnCount() + 1):
-        name, kind = found.getColumnLabel(i), found.getColumnType(i)
-        is_number = kind in (NUMERIC, DECIMAL) or found.getColumnTypeName(i) == "_numeric"
-        if is_number and not 0 < found.getPrecision(i) <= MOST_DIGITS:
+    for column in schema:
+        name, kind = column.name, column.dataType.simpleString()
+        if found := re.search(r"decimal\(\d+,(\d+)\)", kind):
+            digits, kept = column.metadata.get("scale", int(found[1])), int(found[1])
+            if digits > kept or digits <= 0 < kept:  # as of a numeric without precision and scale
+                problems.append(
+                    f"column {name!r} is a numeric that a {found[0]} need not hold; cast it in a query: "
+                    f"CAST({name} AS numeric(18,2)) AS {name}, say"
+                )
+        if column.metadata.get("logical_time_type"):
             problems.append(
-                f"column {name!r} is a {found.getColumnTypeName(i)} that a decimal(38,18) need not hold; cast it in "
-                f"a query: CAST({name} AS numeric(18,2)) AS {name}, say"
-            )
-        if kind in TIMES:
-            problems.append(
-                f"column {name!r} is a {TIMES[kind]}, which Spark reads as a timestamp of 1970; cast it in a query: "
+                f"column {name!r} is a time, which Spark reads as a timestamp of 1970; cast it in a query: "
                 f"CAST({name} AS varchar) AS {name}, say"
             )
     if problems:
@@ -262,11 +263,10 @@ def check_zones(key: str, rows: DataFrame) -> None:
     if not walls:
         return
     spark = rows.sparkSession
-    ids, count = jvm_of(spark).java.time.ZoneId, default_parallelism(spark)
+    count = default_parallelism(spark)
     tasks = spark.range(0, count, 1, count)
     of_executors = tasks.selectExpr("java_method('java.time.ZoneId', 'systemDefault') AS zone").distinct().collect()
-    zones = sorted({ids.systemDefault().getId(), *(row.zone for row in of_executors)})
-    if moving := [zone for zone in zones if not ids.of(zone).getRules().isFixedOffset()]:
+    if moving := [zone for zone in sorted({row.zone for row in of_executors}) if not FIXED_ZONE.fullmatch(zone)]:
         raise EtlError(
             f"{key}: column {walls[0]!r} is a timestamp without time zone, which Java reads in its machine's zone "
             f"({moving[0]}), where some hours do not exist; add `-Duser.timezone=UTC` to "
@@ -303,14 +303,19 @@ def column_bounds(
     spark: SparkSession, dbtable: str, column: StructField, options: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """The least and the greatest value, as Spark takes them for bounds; None without values."""
-    dialect = jvm_of(spark).org.apache.spark.sql.jdbc.JdbcDialects.get(options["url"])
-    name = dialect.quoteIdentifier(column.name)
+    name = quoted_name(options["url"], column.name)
     query = f"SELECT min({name}) AS low, max({name}) AS high FROM {dbtable}"
     found = spark.read.format("jdbc").options(**options).option("query", query).load()
     low, high = found.select(*[found[name].cast("string") for name in found.columns]).collect()[0]
     if low is None:
         return None
     return (whole_number(low), whole_number(high)) if isinstance(column.dataType, NumericType) else (low, high)
+
+
+def quoted_name(url: str, name: str) -> str:
+    """Quote the name of a column as Spark does for this database."""
+    quote = "`" if url.split(":")[1] in BACKQUOTED else '"'
+    return f"{quote}{name}{quote}"
 
 
 def whole_number(text: str) -> str:

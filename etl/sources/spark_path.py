@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from sparkring.etl.errors import EtlError
-
-HOST = re.compile(r"^[A-Za-z][\w+.-]*:(//[^/]*)?")  # scheme and host
-GLOB = re.compile(r"[]\[{}*?\\]")  # what makes Spark take a path for a pattern
+from sparkring.etl.spark_platform.paths import GLOB, HOST, escaped
 
 
 def as_glob(path: str) -> str:
@@ -20,4 +16,4 @@ def as_glob(path: str) -> str:
         )
     # TRICK: not by the option `__globPaths__`: without globbing Spark reads, for each path with one of these, all paths
     # once more (tests: folders called `a[x]`).
-    return GLOB.sub(r"\\\g<0>", path)
+    return escaped(path)

@@ -21,12 +21,15 @@ class Capability:
 
 PLAN_INSPECTION = Capability(
     "plan inspection",
-    "rows are kept on disk between two passes, and a view that is random or reads the clock is found only where "
-    "its rows differ between the passes",
+    "rows are kept on disk between two passes, and of what is random or reads the clock only Spark's own functions "
+    "are known, by their names",
 )
-QUERY_FILES = Capability("listing of a query's files", "a table of the catalog cannot be pinned")
-JDBC_TYPES = Capability(
-    "JDBC types and snapshots", "columns whose values Spark would not keep are not looked for in a database"
+QUERY_FILES = Capability(
+    "listing of a query's files",
+    "SQL statements name them, one for each partition of a table; Hive's own file formats cannot be pinned",
+)
+JDBC_SNAPSHOTS = Capability(
+    "snapshot of a database for several connections", "a table of a `consistency: snapshot` is read by one statement"
 )
 DECOMMISSION_NOTICES = Capability(
     "decommission notices", "an executor that is about to leave is noticed when it has left"
@@ -39,7 +42,7 @@ JOB_PROGRESS = Capability("job progress by stage", "only the tasks of a query ar
 EVERY = (
     PLAN_INSPECTION,
     QUERY_FILES,
-    JDBC_TYPES,
+    JDBC_SNAPSHOTS,
     DECOMMISSION_NOTICES,
     EXECUTOR_REPLACEMENT,
     TASK_SLOTS,

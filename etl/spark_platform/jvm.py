@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from sparkring.etl.spark_platform.capabilities import is_classic
+
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import DataFrame, SparkSession
@@ -54,8 +56,19 @@ def plans_of(query: DataFrame) -> Any:
 
 
 def is_loadable(spark: SparkSession, name: str) -> bool:
-    """Whether the driver's JVM has the Java class."""
+    """Whether the driver's JVM has the Java class; by Connect, that of a task."""
+    if not is_classic(spark):
+        return is_loadable_in_task(spark, name)
     return bool(jvm_of(spark).org.apache.spark.util.Utils.classIsLoadable(name))
+
+
+def is_loadable_in_task(spark: SparkSession, name: str) -> bool:
+    """As `is_loadable`, by a statement. False where the server forbids it."""
+    from pyspark.errors import PySparkException
+
+    with suppress(PySparkException):
+        return bool(spark.sql(f"SELECT java_method('java.lang.Class', 'forName', '{name}')").collect())
+    return False
 
 
 def active_context() -> SparkContext | None:

@@ -6,79 +6,52 @@ sees the tables of subqueries, and the files of Hive tables that Spark reads by 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sparkring.etl.spark_platform.capabilities import PLAN_INSPECTION, can
+from pyspark.sql.types import StructType
+
+from sparkring.etl.spark_platform import query_text
+from sparkring.etl.spark_platform.capabilities import PLAN_INSPECTION, QUERY_FILES, can, is_classic
 from sparkring.etl.spark_platform.jvm import JavaThrew, java_session, jvm_of, plans_of
+from sparkring.etl.spark_platform.reads import (
+    HIDDEN,
+    NO_FILES,
+    OtherTable,
+    QueryReads,
+    ReadFile,
+    ReadTable,
+    ViewText,
+    below,
+    by_name,
+    parsing_of,
+    sorted_files,
+    view_text,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SPARKS_OWN = ("org.apache.spark.sql.execution.", "org.apache.spark.sql.hive.", "org.apache.spark.sql.avro.")
-NO_FILES = ("LocalRelation", "OneRowRelation", "Range")  # leaves that hold their rows
 STATUS = re.compile(r".*?\{path=(.*); isDirectory=false; length=(\d+); .*?modification_time=(\d+);.*", re.DOTALL)
-HIDDEN = ("_", ".")
 
 
-@dataclass(frozen=True)
-class ReadFile:
-    """`path` is relative to the table's folder where it is below it; `partition` has the text of each value."""
+def query_reads(query: DataFrame, where: str | None = None) -> QueryReads:
+    """Look up what the query reads, as it is now. Of a partitioned table these are the partitions left by `where`.
 
-    path: str
-    bytes: int
-    mtime_ms: int
-    partition: tuple[str | None, ...]
-
-
-@dataclass(frozen=True)
-class ReadTable:
-    """A table of files: `parsing` is all that decides how they become rows."""
-
-    name: str
-    location: str
-    partition_columns: tuple[str, ...]
-    parsing: tuple[str, ...]
-    files: tuple[ReadFile, ...]
-
-
-@dataclass(frozen=True)
-class OtherTable:
-    """What a plan reads that is no table of files: its Java class, and what the catalog says of it, if anything."""
-
-    kind: str
-    provider: str = ""
-    name: str = ""
-    location: str = ""
-
-
-@dataclass(frozen=True)
-class ViewText:
-    """A view of the plan; `text` is "" where only the session that made it knows what it is."""
-
-    name: str
-    text: str
-    settings: str
-
-
-@dataclass(frozen=True)
-class QueryReads:
-    """All that decides the rows of a query: its views from the top down, and the tables in the order of the plan."""
-
-    views: tuple[ViewText, ...]
-    tables: tuple[ReadTable | OtherTable, ...]
-
-
-def query_reads(query: DataFrame) -> QueryReads:
-    """Look up what the query reads, as it is now. Of a partitioned table these are the partitions left by `where`."""
-    return QueryReads(tuple(_views(query)), tuple(_tables(query)))
+    `where`: the condition that is in the query already.
+    """
+    if not can(query.sparkSession, QUERY_FILES):
+        return query_text.query_reads(query, where)
+    return QueryReads(tuple(_views(query)), by_name(_tables(query)))
 
 
 def forget_listings(spark: SparkSession) -> None:
-    """Make the session list the files of its tables anew when they are next asked for."""
-    java_session(spark).sessionState().catalog().invalidateAllCachedTables()
+    """Make the session list the files of its tables anew when they are next asked for; by Connect it always does."""
+    if is_classic(spark):
+        java_session(spark).sessionState().catalog().invalidateAllCachedTables()
 
 
 def _views(query: DataFrame) -> list[ViewText]:
@@ -87,19 +60,19 @@ def _views(query: DataFrame) -> list[ViewText]:
         if _class(node) == "View":
             view = node.desc()
             text = "" if node.isTempView() else _option(view.viewText()) or ""
-            properties = _text(view.properties().toSeq(), "\0").split("\0")
-            settings = "\n".join(sorted(p for p in properties if p.startswith("(view.")))
-            found.append(ViewText(view.identifier().unquotedString(), text, settings))
+            namespace = _text(view.viewCatalogAndNamespace(), ".").replace("`", "")
+            columns, settings = [*_items(view.viewQueryColumnNames())], _mapping(view.viewSQLConfigs())
+            found.append(view_text(view.identifier().unquotedString(), text, namespace, columns, settings))
     return found
 
 
 def is_fixed(query: DataFrame) -> bool:
     """Whether the same tables give the same rows tomorrow: no `rand()`, no `current_date()`, no day 'yesterday'.
 
-    True where the plan cannot be looked at.
+    By Connect functions are known by their names alone.
     """
     if not can(query.sparkSession, PLAN_INSPECTION):
-        return True
+        return query_text.is_fixed(query)
     catalyst, plan = jvm_of(query.sparkSession).org.apache.spark.sql.catalyst, plans_of(query).analyzed()
     if plan.containsPattern(catalyst.trees.TreePattern.CURRENT_LIKE()):
         return False
@@ -109,6 +82,8 @@ def is_fixed(query: DataFrame) -> bool:
 
 def condition_columns(filtered: DataFrame) -> list[str] | None:
     """The columns in the condition of `table.where(...)`, as the table has them; None where it has a subquery."""
+    if not is_classic(filtered.sparkSession):
+        return query_text.condition_columns(filtered)
     node = plans_of(filtered).analyzed()
     if node.subqueries().size():
         return None
@@ -116,8 +91,17 @@ def condition_columns(filtered: DataFrame) -> list[str] | None:
     return [name for name in filtered.columns if name.lower() in used]
 
 
-def folder_names(spark: SparkSession, uri: str) -> list[str]:
-    """Names of what is in a folder of any storage; [] if it is not there, or closed to us."""
+def folder_names(spark: SparkSession, folders: list[str], is_there: str) -> Mapping[str, list[str]]:
+    """Names of what is in each of these folders of a storage that is there, and open to us.
+
+    `is_there`: a file of that storage, without which Connect could not ask.
+    """
+    if not is_classic(spark):
+        return query_text.folder_names(spark, folders, is_there)
+    return {folder: names for folder in folders if (names := _names(spark, folder))}
+
+
+def _names(spark: SparkSession, uri: str) -> list[str]:
     path = jvm_of(spark).org.apache.hadoop.fs.Path(uri)
     try:
         fs = path.getFileSystem(java_session(spark).sessionState().newHadoopConf())
@@ -147,9 +131,7 @@ def _table(query: DataFrame, leaf: Any) -> ReadTable | OtherTable:
         parts = [relation.fileFormat(), relation.location()]
         if all(_full_class(part).startswith(SPARKS_OWN) for part in parts):
             folders = relation.location().listFiles(_seq(query, []), _seq(query, []))
-            options = _text(relation.options().toSeq(), "\0").split("\0")
-            parsing = (_full_class(parts[0]), *sorted(o for o in options if not o.startswith("(path,")))
-            return _read_table(query.sparkSession, table, relation.partitionSchema(), folders, parsing)
+            return _read_table(query.sparkSession, table, relation.partitionSchema(), folders, relation.toString())
     location = _option(table.storage().locationUri())
     return OtherTable(_full_class(parts[-1]), _option(table.provider()) or "", _name(table), str(location or ""))
 
@@ -171,15 +153,11 @@ def _serde_table(query: DataFrame, leaf: Any) -> ReadTable:
         path = jvm.org.apache.hadoop.fs.Path(location)
         statuses = path.getFileSystem(state.newHadoopConf()).listStatus(path)
         directories.add(jvm.org.apache.spark.sql.execution.datasources.PartitionDirectory.apply(values, statuses))
-    storage = table.storage()
-    options = _text(storage.properties().toSeq(), "\0").split("\0")
-    parsing = (str(storage.inputFormat()), str(storage.serde()), *sorted(options))
-    return _read_table(spark, table, schema, _seq(query, directories), parsing)
+    format_name = f"{table.storage().inputFormat()} {table.storage().serde()}"
+    return _read_table(spark, table, schema, _seq(query, directories), format_name)
 
 
-def _read_table(
-    spark: SparkSession, table: Any, partition_schema: Any, folders: Any, parsing: tuple[str, ...]
-) -> ReadTable:
+def _read_table(spark: SparkSession, table: Any, partition_schema: Any, folders: Any, format_name: str) -> ReadTable:
     """Make a ReadTable of Spark's objects.
 
     Args:
@@ -187,16 +165,17 @@ def _read_table(
         table: its CatalogTable.
         partition_schema: StructType of the values of `folders`.
         folders: a Seq of PartitionDirectory.
-        parsing: what decides how files become rows, beside the schema.
+        format_name: of its files.
     """
     location = jvm_of(spark).org.apache.hadoop.fs.Path(table.location()).toString()
     files = []
     for folder in _items(folders):
         values = tuple(None if v is None else str(v) for v in _items(folder.values().toSeq(partition_schema)))
-        files += [ReadFile(_below(location, path), size, at, values) for path, size, at in _statuses(folder.files())]
+        files += [ReadFile(below(location, path), size, at, values) for path, size, at in _statuses(folder.files())]
     columns = tuple(_items(table.partitionColumnNames()))
-    schema = table.schema().json()
-    return ReadTable(_name(table), location, columns, (*parsing, schema), tuple(sorted(files, key=lambda f: f.path)))
+    schema = StructType.fromJson(json.loads(table.schema().json())).json()  # as Python writes it, by Connect too
+    parsing = parsing_of(format_name, _mapping(table.storage().properties()), schema)
+    return ReadTable(_name(table), location, columns, parsing, sorted_files(files))
 
 
 def _statuses(files: Any) -> Iterator[tuple[str, int, int]]:
@@ -208,10 +187,6 @@ def _statuses(files: Any) -> Iterator[tuple[str, int, int]]:
             continue
         if not status[1].rpartition("/")[2].startswith(HIDDEN):
             yield status[1], int(status[2]), int(status[3])
-
-
-def _below(location: str, path: str) -> str:
-    return path.removeprefix(location.rstrip("/") + "/")
 
 
 # --- Scala through py4j
@@ -235,6 +210,10 @@ def _items(seq: Any) -> Iterator[Any]:
 
 def _text(seq: Any, between: str) -> str:
     return str(seq.mkString(between))
+
+
+def _mapping(items: Any) -> dict[str, str]:
+    return {str(pair._1()): str(pair._2()) for pair in _items(items.toSeq())}
 
 
 def _option(option: Any) -> Any:

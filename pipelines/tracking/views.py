@@ -23,6 +23,7 @@ TRAINING = "workflowType=machine_learning"  # of a link: the pages of training, 
 FIRST = ("auc", "abs_error", "perplexity", "accuracy")  # the score that a list begins with: the first a task has
 PX, REASON_PX, NAME_PX = 8, 300, 420  # of a letter, of the column of reasons, of names with what differs
 LONGEST_TEXT = 1000  # characters; MLflow takes 5,000
+LONGEST_TAG = 5000  # characters of an experiment's tag: MLflow 2.19 to 3.0 take no more, later ones 20,000
 
 
 def view_tags(recipe: str, values: Iterable[str], begun_ms: int) -> dict[str, str]:
@@ -36,13 +37,15 @@ def view_tags(recipe: str, values: Iterable[str], begun_ms: int) -> dict[str, st
     scores = scores_of(values)
     states = {
         f"{recipe} nights": (nights_key(recipe), nights_state(recipe, scores)),
-        f"{recipe} history": (history_key(recipe), history_state(recipe, scores)),
+        f"{recipe} history": (history_key(recipe), fitting_history(recipe, scores, begun_ms)),
     }
     return {VIEW + key: _saved(name, state, begun_ms) for name, (key, state) in states.items()}
 
 
 def _saved(name: str, state: Mapping[str, Any], begun_ms: int) -> str:
-    return json.dumps({"name": name, "createdAt": begun_ms, "updatedAt": begun_ms, "state": json.dumps(state)})
+    inner = json.dumps(state, separators=(",", ":"))
+    view = {"name": name, "createdAt": begun_ms, "updatedAt": begun_ms, "state": inner}
+    return json.dumps(view, separators=(",", ":"))
 
 
 def nights_key(recipe: str) -> str:
@@ -123,6 +126,12 @@ def history_state(recipe: str, scores: list[str]) -> dict[str, Any]:
     }
 
 
+def fitting_history(recipe: str, scores: list[str], begun_ms: int) -> dict[str, Any]:
+    """The charts of as many scores, from the first on, as a tag takes."""
+    states = (history_state(recipe, scores[:count]) for count in range(len(scores), -1, -1))
+    return next(state for state in states if len(_saved(f"{recipe} history", state, begun_ms)) <= LONGEST_TAG)
+
+
 def chart(score: str) -> dict[str, Any]:
     """One chart of MLflow's page: the score, and the champion's on the same rows."""
     return {
@@ -184,6 +193,8 @@ def history_note(recipe: str, experiment: str) -> str:
 def noted(note: str, recipe: str, found: Mapping[str, str]) -> str:
     """The experiment's description with the line of a recipe's links; other lines stay as they are.
 
+    A description that would become longer than MLflow takes stays without them.
+
     Args:
         note: the description so far.
         recipe: its name.
@@ -193,8 +204,10 @@ def noted(note: str, recipe: str, found: Mapping[str, str]) -> str:
     line = start + " · ".join(f"[{name}]({path})" for name, path in found.items())
     lines = note.splitlines()
     if any(each.startswith(start) for each in lines):
-        return "\n".join(line if each.startswith(start) else each for each in lines)
-    return "\n\n".join(filter(None, [note, line]))
+        with_links = "\n".join(line if each.startswith(start) else each for each in lines)
+    else:
+        with_links = "\n\n".join(filter(None, [note, line]))
+    return with_links if len(with_links) <= LONGEST_TAG else note
 
 
 def has_links(note: str, recipe: str) -> bool:

@@ -20,20 +20,19 @@ from sparkring.etl.sources.declared import select_declared
 from sparkring.etl.sources.files.listing import LAKE_MARKS
 from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
 from sparkring.etl.sources.spark_path import HOST
-from sparkring.etl.spark_platform.capabilities import QUERY_FILES, can
+from sparkring.etl.spark_platform.capabilities import is_classic
 from sparkring.etl.spark_platform.jvm import JavaThrew
 from sparkring.etl.spark_platform.query_files import (
-    OtherTable,
-    QueryReads,
-    ReadFile,
-    ReadTable,
     condition_columns,
     folder_names,
     forget_listings,
     is_fixed,
     query_reads,
 )
+from sparkring.etl.spark_platform.reads import OtherTable, QueryReads, ReadFile, ReadTable
+from sparkring.etl.spark_platform.versions import version_of
 
+SAYS_TABLES = (4, 0)  # version of Spark
 SHOWN = 5  # names in a message
 EXPORT = "export its rows as Parquet with the engine that keeps it, and declare that folder"
 # What the class or provider of a table that is not one of files has in its name -> what to write.
@@ -108,21 +107,22 @@ class OpenCatalog(OpenSource[CatalogSource]):
 
 def look_up(spark: SparkSession, key: str, config: CatalogSource) -> tuple[DataFrame, QueryReads]:
     """Find the table's selected columns and what is read for them now; EtlError for what cannot be read exactly."""
-    if not can(spark, QUERY_FILES):
+    if not is_classic(spark) and version_of(spark.version) < SAYS_TABLES:
         raise EtlError(
-            f"{key}.table = {config.table!r}: Spark Connect does not say which files a table has, by which it is "
-            "pinned; declare its folder, or run with a classic session"
+            f"{key}.table = {config.table!r}: by Spark Connect, Spark {spark.version} does not say which files a table "
+            "has, as 4.0 does; declare its folder, or run with a classic session"
         )
     forget_listings(spark)
     named, where = f"{key}.table = {config.table!r}", f"{key}.where = {config.where!r}"
     try:
         table = spark.table(config.table)
+        _ = table.schema  # by Connect the table is looked for only now
     except (PySparkException, JavaThrew) as error:
         raise EtlError(f"{named}: {_why_no_table(spark, config.table, error)}") from error
     try:
         filtered = table if config.where is None else table.where(config.where)
         selected = select_declared(key, filtered, config.columns)
-        found = query_reads(selected)
+        found = query_reads(selected, config.where)
     except (PySparkException, JavaThrew) as error:
         raise EtlError(f"{where if config.where else named}: {innermost(error)}") from error
     if problem := _problem(spark, config.table, found):
@@ -162,7 +162,7 @@ def _problem(spark: SparkSession, asked: str, found: QueryReads) -> str:
     for table in found.tables:
         if isinstance(table, OtherTable):
             return _not_files(table, asked)
-        if lake := _lake_above(spark, table.location):
+        if lake := _lake_above(spark, table):
             kind, folder = lake
             words = INSTEAD.get(kind.lower(), EXPORT).format(location=folder, name=table.name)
             return f"its folder is a table of {kind}, which holds files of rows that were deleted or replaced; {words}"
@@ -177,15 +177,20 @@ def _not_files(table: OtherTable, asked: str) -> str:
     return f"{table.name or 'what it reads'} is no table of files ({kind}); {words}"
 
 
-def _lake_above(spark: SparkSession, location: str) -> tuple[str, str] | None:
+def _lake_above(spark: SparkSession, table: ReadTable) -> tuple[str, str] | None:
     """The table format whose log is in the table's folder or one above it, and that folder."""
-    host = found[0] if (found := HOST.match(location)) else ""
-    path = PurePosixPath(location.removeprefix(host))
-    for folder in (path, *path.parents):
-        uri = f"{host}{folder}".rstrip("/")
+    if not table.files:
+        return None
+    host = found[0] if (found := HOST.match(table.location)) else ""
+    path = PurePosixPath(table.location.removeprefix(host))
+    folders = [f"{host}{folder}".rstrip("/") for folder in (path, *path.parents)]
+    root = table.location.rstrip("/")
+    first = table.files[0].path if HOST.match(table.files[0].path) else f"{root}/{table.files[0].path}"
+    names = folder_names(spark, [f"{folder}/{mark}" for folder in folders for mark in LAKE_MARKS], first)
+    for folder in folders:
         for mark, (kind, sign) in LAKE_MARKS.items():
-            if any(re.match(sign, name) for name in folder_names(spark, f"{uri}/{mark}")):
-                return kind, uri
+            if any(re.match(sign, name) for name in names.get(f"{folder}/{mark}", [])):
+                return kind, folder
     return None
 
 

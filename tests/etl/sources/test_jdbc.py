@@ -26,11 +26,12 @@ from sparkring.conf.secrets import redact
 from sparkring.conf.sources import JdbcSource
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources import jdbc
-from sparkring.etl.sources.jdbc import DRIVERS, JdbcSnapshot, find_database, whole_number
+from sparkring.etl.sources.jdbc import DRIVERS, FIXED_ZONE, JdbcSnapshot, find_database, quoted_name, whole_number
 from sparkring.etl.sources.pin import pin
 from sparkring.etl.sources.snapshot import PinContext
 from sparkring.etl.spark_platform.session import build_session
 from tests.etl.sources.postgres import PASSWORD, USER, PostgresServer, running
+from tests.spark_connect import connect_session
 
 pytestmark = pytest.mark.spark
 UTC = ZoneInfo("UTC")
@@ -48,7 +49,7 @@ class Lake:
     """Pins sources of one server, with their credentials in the environment."""
 
     def __init__(self, spark: Any, folder: Path) -> None:
-        self.session = build_session(spark, {})
+        self.spark, self.session = spark, build_session(spark, {})
         self.datasets = folder / "datasets"
 
     def pin(self, **keys: Any) -> JdbcSnapshot:
@@ -68,6 +69,17 @@ def lake(spark: Any, postgres: PostgresServer, tmp_path: Path, monkeypatch: pyte
     for name, value in {**ENVIRONMENT, "LAKE_URL": postgres.url}.items():
         monkeypatch.setenv(name, value)
     return Lake(spark, tmp_path)
+
+
+@pytest.fixture(params=["classic", "connect"])
+def either(request: pytest.FixtureRequest, lake: Lake) -> Iterator[Lake]:
+    """The database read by either kind of session."""
+    if request.param == "classic":
+        yield lake
+        return
+    with connect_session(lake.spark) as session:
+        lake.session = build_session(session, {})
+        yield lake
 
 
 def source(**keys: Any) -> JdbcSource:
@@ -139,16 +151,19 @@ def test_rows_beyond_the_bounds_and_nulls_are_read(lake: Lake, postgres: Postgre
     ],
 )
 def test_bounds_that_are_not_given_are_looked_up(
-    lake: Lake, postgres: PostgresServer, kind: str, low: str, high: str
+    either: Lake, postgres: PostgresServer, kind: str, low: str, high: str
 ) -> None:
     postgres.table("ends", f"SELECT v::{kind} AS id FROM (VALUES ('{low}'), ('{high}')) ends (v)")
-    rows = lake.rows(dbtable="ends", partitionColumn="ID", numPartitions=3)
-    assert rows == lake.rows(dbtable="ends") and len(rows) == 2
+    asked = {"dbtable": "ends", "partitionColumn": "ID", "numPartitions": 3, "consistency": "none"}
+    rows = either.rows(**asked)
+    assert rows == either.rows(dbtable="ends") and len(rows) == 2
 
 
-def test_a_table_without_rows_has_its_columns(lake: Lake, postgres: PostgresServer) -> None:
+def test_a_table_without_rows_has_its_columns(either: Lake, postgres: PostgresServer) -> None:
     postgres.sql("DROP TABLE IF EXISTS nothing; CREATE TABLE nothing (id int, day date)")
-    found = lake.pin(dbtable="nothing", partitionColumn="id", numPartitions=2).read(lake.session)
+    found = either.pin(dbtable="nothing", partitionColumn="id", numPartitions=2, consistency="none").read(
+        either.session
+    )
     assert found.count() == 0 and found.dtypes == [("id", "int"), ("day", "date")]
 
 
@@ -166,32 +181,32 @@ def test_equal_rows_have_one_fingerprint_wherever_they_are_and_however_they_are_
     assert lake.pin(query="SELECT id::bigint, zero, t FROM up").fingerprint != first.fingerprint
 
 
-def test_declared_columns_are_read_and_others_are_refused(lake: Lake, postgres: PostgresServer) -> None:
+def test_declared_columns_are_read_and_others_are_refused(either: Lake, postgres: PostgresServer) -> None:
     postgres.table("item", "SELECT 1 AS id, 'a'::text AS name, 2.5::numeric(6,2) AS price")
-    assert lake.pin(dbtable="item", columns={"price": "decimal(6,2)", "id": "int"}).read(lake.session).columns == [
+    assert either.pin(dbtable="item", columns={"price": "decimal(6,2)", "id": "int"}).read(either.session).columns == [
         "price",
         "id",
     ]
     with pytest.raises(EtlError) as caught:
-        lake.pin(dbtable="item", columns={"id": "bigint", "nam": "string"})
+        either.pin(dbtable="item", columns={"id": "bigint", "nam": "string"})
     assert str(caught.value) == (
         "etl.sources.t: the table does not match the declared columns:\n  - column 'id' is int, declared bigint\n"
         "  - has no column 'nam'; it has ['id', 'name', 'price']"
     )
-    assert len(lake.landings()) == 1
+    assert len(either.landings()) == 1
 
 
-def test_types_that_spark_would_not_keep_are_refused_with_the_cast(lake: Lake, postgres: PostgresServer) -> None:
+def test_types_that_spark_would_not_keep_are_refused_with_the_cast(either: Lake, postgres: PostgresServer) -> None:
     columns = "a numeric, b numeric(50,2), c time, d numeric[], e numeric(38,18)"
     postgres.sql(f"DROP TABLE IF EXISTS odd; CREATE TABLE odd ({columns})")
     with pytest.raises(EtlError) as caught:
-        lake.pin(dbtable="odd")
+        either.pin(dbtable="odd")
     message = str(caught.value)
     assert message.count("column '") == 4 and "CAST(a AS numeric(18,2)) AS a" in message
     assert "column 'c' is a time" in message and "'e'" not in message
     postgres.sql("INSERT INTO odd (a, c) VALUES (1.005, '12:30')")
     cast = "SELECT CAST(a AS numeric(18,2)) AS a, CAST(c AS varchar) AS c FROM odd"
-    assert lake.rows(query=cast) == [(Decimal("1.01"), "12:30:00")]
+    assert either.rows(query=cast) == [(Decimal("1.01"), "12:30:00")]
 
 
 def test_truncate_waits_for_the_snapshot(lake: Lake, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +243,49 @@ def test_a_table_that_is_to_be_truncated_ends_the_read_in_time(
     with pytest.raises(EtlError, match=r"etl\.sources\.t: its database cannot be read: .*lock timeout"):
         lake.pin(dbtable="kept")
     assert waiting[0].wait(30) == 0 and lake.landings() == []
+
+
+def test_connect_lands_what_a_classic_session_lands_and_a_snapshot_by_one_statement(
+    lake: Lake, postgres: PostgresServer
+) -> None:
+    postgres.table(
+        "pairs",
+        "SELECT id, (id * 0.5)::numeric(9,3) AS half, now() AS at, 'x' || id AS t FROM generate_series(1, 99) id",
+    )
+    parted = {"dbtable": "pairs", "partitionColumn": "id", "numPartitions": 3}
+    expected = lake.pin(**parted)
+    with connect_session(lake.spark) as session:
+        lake.session = build_session(session, {})
+        assert lake.pin(dbtable="pairs").fingerprint == expected.fingerprint
+        assert lake.pin(**parted, consistency="none").fingerprint == expected.fingerprint
+        with pytest.raises(
+            EtlError, match=r"partitionColumn = 'id': with Spark Connect, several partitions cannot read"
+        ):
+            lake.pin(**parted)
+
+
+def test_connect_reads_one_moment_of_a_bank_at_work(lake: Lake, postgres: PostgresServer) -> None:
+    with transfers(postgres), connect_session(lake.spark) as session:
+        lake.session = build_session(session, {})
+        found = lake.pin(dbtable="account").read(lake.session).selectExpr("sum(balance)").collect()
+        assert found[0][0] == 10_000_000
+
+
+@pytest.mark.parametrize("kind", sorted(DRIVERS))
+def test_names_are_quoted_as_by_spark(spark: Any, kind: str) -> None:
+    url = f"jdbc:{kind}:x"
+    dialect = spark._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(url)
+    assert quoted_name(url, "A b") == dialect.quoteIdentifier("A b")
+
+
+def test_zones_without_gaps_are_those_of_java(spark: Any) -> None:
+    ids = spark._jvm.java.time.ZoneId
+    names = [str(name) for name in ids.getAvailableZoneIds().toArray()]
+    names += ["Z", "+05:30", "-01", "UTC+3", "GMT-01:00", "UT+18:00"]
+    fixed = {name for name in names if ids.of(name).getRules().isFixedOffset()}
+    assert {name for name in names if FIXED_ZONE.fullmatch(name)} == fixed - {"EST", "HST", "MST"} - {
+        n for n in fixed if n.startswith("SystemV/")
+    }
 
 
 # --- values
@@ -308,11 +366,11 @@ def test_random_tables_come_back_as_they_are(
 
 
 def test_a_wrong_password_is_one_error_without_it(
-    lake: Lake, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    either: Lake, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LAKE_PASSWORD", "wr0ng-secret")
     with pytest.raises(EtlError) as caught:
-        lake.pin(dbtable="account")
+        either.pin(dbtable="account")
     message = str(caught.value)
     assert message.startswith("etl.sources.t: its database cannot be read: FATAL: password authentication failed")
     assert '"$LAKE_USER"' in message and caught.value.__cause__ is None and caught.value.__suppress_context__
@@ -351,11 +409,11 @@ def test_a_server_that_dies_is_one_error_and_leaves_no_landing(lake: Lake, monke
         assert str(server.port) not in str(caught.value) and lake.landings() == []
 
 
-def test_a_table_that_is_not_there_is_named(lake: Lake, postgres: PostgresServer) -> None:
+def test_a_table_that_is_not_there_is_named(either: Lake, postgres: PostgresServer) -> None:
     with pytest.raises(
         EtlError, match=r'etl\.sources\.t: its database cannot be read: .*relation "acount" does not exist'
     ):
-        lake.pin(dbtable="acount")
+        either.pin(dbtable="acount")
 
 
 def test_a_landing_that_was_deleted_is_noticed(lake: Lake, postgres: PostgresServer) -> None:

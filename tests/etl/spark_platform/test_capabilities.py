@@ -12,7 +12,6 @@ from sparkring.etl.spark_platform import capabilities
 from sparkring.etl.spark_platform.capabilities import EVERY, can, is_classic
 from sparkring.etl.spark_platform.executors import decommissioning, executors
 from sparkring.etl.spark_platform.plans import is_cheap
-from sparkring.etl.spark_platform.query_files import is_fixed
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def test_what_cannot_be_done_is_said_once(connect: Any, caplog: pytest.LogCaptur
 
 def test_without_a_jvm_the_next_best_is_done(connect: Any) -> None:
     query: Any = SimpleNamespace(sparkSession=connect)
-    assert not is_cheap(query) and is_fixed(query)
+    assert not is_cheap(query)
     assert decommissioning(connect) == frozenset() and executors(connect) == {}
 
 

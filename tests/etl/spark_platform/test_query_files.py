@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkring.etl.spark_platform.query_files import (
-    OtherTable,
-    ReadTable,
-    condition_columns,
-    folder_names,
-    is_fixed,
-    query_reads,
-)
+from sparkring.etl.spark_platform.query_files import condition_columns, folder_names, is_fixed, query_reads
+from sparkring.etl.spark_platform.reads import OtherTable, ReadTable
 
 pytestmark = pytest.mark.spark
 
@@ -47,9 +41,9 @@ def test_files_have_their_size_time_and_partition(table: Any, tmp_path: Path) ->
 
 
 def test_a_folder_of_any_name_is_listed(table: Any, tmp_path: Path) -> None:
-    assert len(folder_names(table.sparkSession, f"file:{tmp_path}/x y%")) == 4  # three partitions and _SUCCESS
-    assert folder_names(table.sparkSession, f"file:{tmp_path}/nothing") == []
-    assert folder_names(table.sparkSession, "s3a://no-such-bucket/x") == []  # no jar of S3 here
+    folder = f"file:{tmp_path}/x y%"
+    found = folder_names(table.sparkSession, [folder, f"file:{tmp_path}/nothing", "s3a://no-such-bucket/x"], folder)
+    assert [*found] == [folder] and len(found[folder]) == 4  # three partitions and _SUCCESS; no jar of S3 here
 
 
 def test_what_is_no_table_of_files_is_named(spark: Any) -> None:

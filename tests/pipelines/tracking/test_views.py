@@ -36,6 +36,18 @@ def states(recipe: str = "flights") -> dict[str, dict[str, Any]]:
     return found
 
 
+def test_no_tag_is_longer_than_older_servers_take() -> None:
+    """MLflow 3.0 refused the page of a recipe with eight scores: 5,000 characters are its limit."""
+    scores = [f"score_of_rank_{n:02d}" for n in range(30)]
+    tags = view_tags("delays-of-all-carriers", [f"test/{score}" for score in scores], 1_700_000_000_000)
+    assert all(len(value) <= 5000 for value in tags.values())
+    charts = json.loads(json.loads(tags[f"{VIEW}delays-of-all-carriers-history"])["state"])["compareRunCharts"]
+    assert [each["uuid"] for each in charts] == scores[: len(charts)] and len(charts) >= 7
+    note = "x" * 4900
+    assert noted(note, "flights", {"nights": "#/" + "y" * 100}) == note
+    assert len(noted(note, "flights", {"nights": "#/"})) > len(note)
+
+
 @pytest.mark.parametrize(
     ("values", "scores"),
     [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sparkring.training.launch.channel.connection import Connection
 from sparkring.training.launch.channel.frames import ProtocolError, encode
-from sparkring.training.launch.channel.tls import trusting
+from sparkring.training.launch.channel.tls import OTHER_SECRET, trusting, trusting_all
 from sparkring.training.launch.messages import (
     Heartbeat,
     Hello,
@@ -74,7 +74,7 @@ class ControlClient:
         """Connect, and stay connected. Raises DriverUnreachable.
 
         `wait_s`: seconds for a driver to come that all find by a shared secret, where another certificate means another
-        secret; None: it is there.
+        secret, and the driver learns whose it is; None: it is there.
         """
         await self._connect(wait_s)
         self._reconnecting = self._loop.create_task(self._reconnect())
@@ -200,6 +200,7 @@ class ControlClient:
                         connection.abort()
                     problems[address] = f"{type(error).__name__}: {error}"
                     if wait_s is not None and isinstance(error, ssl.SSLCertVerificationError):
+                        await self._report_other_secret(address)
                         raise DriverUnreachable(
                             f"{address}:{endpoint.port}: a driver with another SPARKRING_SECRET listens there; give "
                             "every host of a job the same secret, and every job a MASTER_PORT of its own"
@@ -210,3 +211,13 @@ class ControlClient:
                     f"agent {self._agent} cannot reach the driver ({tried}); set launch.interface, or open the port"
                 )
             await asyncio.sleep(0.2)
+
+    async def _report_other_secret(self, address: str) -> None:
+        """Report to that driver, in the TLS hello of a second connection, that this agent will not come."""
+        name = f"{self._agent}{OTHER_SECRET}"
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                transport, _ = await self._loop.create_connection(
+                    asyncio.Protocol, address, self._endpoint.port, ssl=trusting_all(), server_hostname=name
+                )
+            transport.close()

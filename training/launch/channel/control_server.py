@@ -9,14 +9,16 @@ import logging
 import math
 import queue
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
 from typing import Any
 
 from sparkring.training.launch.channel.connection import Connection, LoopThread, listen
 from sparkring.training.launch.channel.frames import ProtocolError, encode, new_secret
-from sparkring.training.launch.channel.tls import new_certificate, shared_certificate
+from sparkring.training.launch.channel.tls import OTHER_SECRET, new_certificate, shared_certificate
 from sparkring.training.launch.messages import (
     Heartbeat,
     Hello,
@@ -36,7 +38,15 @@ ACKNOWLEDGE_S = 0.05
 LARGE_BYTES = 1 << 16  # a frame above this is waited for, so that a thousand of them are not held at a time
 SEND_TIMEOUT_S = 20.0
 
+# Names that the client of this task's connection asks for in its TLS hello; the handshake's callbacks share the list.
+CLAIM: ContextVar[list[str]] = ContextVar("CLAIM")
 Answer = Callable[[StoreRequest], Awaitable[StoreReply]]
+
+
+def note_claim(tls: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+    """Note the name of a server that a client asks for."""
+    if name:
+        CLAIM.get([]).append(name)
 
 
 class _Agent:
@@ -82,7 +92,9 @@ class ControlServer:
         self._taken: deque[tuple[str, int]] = deque()
         self._heartbeats: dict[str, Heartbeat] = {}
         self._heartbeats_lock = threading.Lock()
+        self._tls.sni_callback = note_claim
         self.refused = 0  # connections that did not prove themselves
+        self.other_secret: dict[str, str] = {}  # agent that says it has another -> its address; neither is proved
         self._socket = listen(host, 4096, port)
         self._socket.setblocking(False)
         self.host, self.port = self._socket.getsockname()[:2]
@@ -203,7 +215,8 @@ class ControlServer:
 
     async def _serve(self, sock: socket.socket, address: object) -> None:
         """One connection, from its handshake to its end."""
-        connection = Connection(self._on_message, ToDriver)
+        connection, claim = Connection(self._on_message, ToDriver), list[str]()
+        CLAIM.set(claim)
         try:
             async with asyncio.timeout(HELLO_S):
                 await self._loop.connect_accepted_socket(lambda: connection, sock, ssl=self._tls)
@@ -211,7 +224,7 @@ class ControlServer:
         except OSError as error:  # ProtocolError and TimeoutError are OSErrors
             connection.abort()
             if connection not in self._authenticated:
-                return self._log_refused(address, error)
+                return self._log_refused(address, error, claim)
         finally:
             self._unauthenticated.release()
         reason = await connection.ended
@@ -222,8 +235,11 @@ class ControlServer:
             known.connection, known.last_bytes_at, known.left_at = None, connection.last_bytes_at, self._loop.time()
             self._inbox.put((known.name, None, 0))
 
-    def _log_refused(self, address: object, error: OSError) -> None:
+    def _log_refused(self, address: object, error: OSError, claim: list[str]) -> None:
         self.refused += 1
+        names = [name.removesuffix(OTHER_SECRET) for name in claim if name.endswith(OTHER_SECRET)]
+        if len(self.other_secret) < MAX_UNAUTHENTICATED:
+            self.other_secret |= dict.fromkeys(names, str(address[0] if isinstance(address, tuple) else address))
         if self.refused <= 3 or self.refused & (self.refused - 1) == 0:  # powers of two: a flood must not fill the log
             why = (
                 f"no hello within {HELLO_S:g} s"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import CertificateBuilder
 
 SHARED_SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+OTHER_SECRET = ".other-secret"  # behind the name of an agent: it does not accept the driver's certificate
 LIFE = datetime.timedelta(days=3650)  # it ends with the launch; a clock that is wrong must not end it sooner
 
 
@@ -84,4 +85,11 @@ def trusting(certificate: str) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=certificate)
+    return context
+
+
+def trusting_all() -> ssl.SSLContext:
+    """Make the context of a connection that carries nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context

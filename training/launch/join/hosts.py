@@ -11,6 +11,7 @@ import errno
 import ipaddress
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -89,7 +90,7 @@ class HostAgents:
     def _run(self, options: JoinOptions, slot: int, gpus: tuple[str, ...]) -> None:
         index = options.placement.rank * options.ranks + slot
         try:
-            agent = Agent(self._options, index, f"host{options.placement.rank}-{slot}-{options.process[:8]}", gpus)
+            agent = Agent(self._options, index, agent_name(options, slot), gpus)
             self._agents.append(agent)
             if self._left:
                 agent.leave()
@@ -122,6 +123,17 @@ class HostAgents:
         return next((bye for bye in self._byes if bye.code), Bye())
 
 
+def agent_name(options: JoinOptions, slot: int) -> str:
+    """Name an agent of this host; TLS takes it for the name of a server."""
+    return f"host{options.placement.rank}-{slot}-{options.process[:8]}"
+
+
+def rank_of(agent: str) -> int | None:
+    """Read the rank of a host from the name of one of its agents."""
+    found = re.match(r"host(\d+)-", agent)
+    return int(found[1]) if found else None
+
+
 def join_driver(options: JoinOptions) -> HostAgents:
     """Start the agents of a host that is not host 0."""
     place = options.placement
@@ -150,11 +162,9 @@ class JoinedHosts:
         for fewer.
         """
         options = self._options
-        if not self._group.wait(self._have_all_come, options.wait_s):
-            missing = ", ".join(map(options.placement.name_of, self.missing()))
-            late = f"{missing}: not here within launch.hosts_wait_s = {options.wait_s:g} s"
-            if refused := self._group.server.refused:
-                late += f"; {refused} connections were refused, as of a host with another SPARKRING_SECRET"
+        self._group.wait(lambda: self._have_all_come() or self._no_more_will_come(), options.wait_s)
+        if self.missing():
+            late = self._why_missing()
             if options.placement.rank in self.missing():
                 late += (
                     f"; host 0 does not reach itself at {options.placement.address}: set MASTER_ADDR to its own address"
@@ -173,6 +183,24 @@ class JoinedHosts:
         if found := [*doubles(ready, self._options.placement), *self.differences(ready)]:
             raise PreflightError("the hosts do not fit together\n" + "\n".join(f"  - {line}" for line in found))
         return not self.missing()
+
+    def _no_more_will_come(self) -> bool:
+        """Whether all that are missing have another secret, and so have ended."""
+        return set(self.missing()) <= self._strangers().keys()
+
+    def _strangers(self) -> dict[int, str]:
+        """Addresses, by rank, from which hosts called that have another secret."""
+        found = ((rank_of(name), address) for name, address in [*self._group.server.other_secret.items()])
+        return {rank: address for rank, address in found if rank is not None}
+
+    def _why_missing(self) -> str:
+        """Say which hosts are not here, and why as far as it is known."""
+        strangers, name_of = self._strangers(), self._options.placement.name_of
+        refused = [f"{name_of(rank)} at {strangers[rank]}" for rank in self.missing() if rank in strangers]
+        late = [name_of(rank) for rank in self.missing() if rank not in strangers]
+        secret = f"{', '.join(refused)}: another SPARKRING_SECRET than host 0; give every host of a job the same"
+        waited = f"{', '.join(late)}: not here within launch.hosts_wait_s = {self._options.wait_s:g} s"
+        return "; ".join([secret] * bool(refused) + [waited] * bool(late))
 
     def missing(self) -> list[int]:
         """Ranks of the hosts that are not here with all their agents."""

@@ -18,7 +18,9 @@ from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.catalog.source import CatalogSnapshot
 from sparkring.etl.sources.pin import pin
 from sparkring.etl.sources.snapshot import PinContext
+from sparkring.etl.spark_platform.jvm import is_loadable
 from sparkring.etl.spark_platform.session import build_session
+from tests.spark_connect import connect_session
 
 pytestmark = pytest.mark.spark
 
@@ -29,6 +31,7 @@ class Catalog:
     def __init__(self, spark: Any, folder: Path) -> None:
         self.name, self.folder = f"db_{folder.name}".lower(), folder / "warehouse"
         self.writer, self.session = spark.newSession(), build_session(spark, {})
+        self.spark = spark
         self.sql(f"CREATE DATABASE {self.name} LOCATION '{self.folder}'")
         self.sql(f"USE {self.name}")
 
@@ -57,11 +60,22 @@ class Catalog:
 
 
 @pytest.fixture
-def catalog(spark: Any, tmp_path: Path) -> Iterator[Catalog]:
+def classic(spark: Any, tmp_path: Path) -> Iterator[Catalog]:
     made = Catalog(spark, tmp_path)
     yield made
     made.sql("USE default")
     made.sql(f"DROP DATABASE {made.name} CASCADE")
+
+
+@pytest.fixture(params=["classic", "connect"])
+def catalog(request: pytest.FixtureRequest, classic: Catalog) -> Iterator[Catalog]:
+    """The catalog read by either kind of session."""
+    if request.param == "classic":
+        yield classic
+        return
+    with connect_session(classic.spark) as session:
+        classic.session = build_session(session, {})
+        yield classic
 
 
 @pytest.mark.parametrize("using", ["parquet", "orc", "csv", "json"])
@@ -123,6 +137,58 @@ def test_the_lineage_says_what_was_read(catalog: Catalog) -> None:
     assert lineage["table"] == f"{catalog.name}.events" and lineage["where"] == "day = '2024-01-01'"
     assert lineage["files"] == len(found.files) and lineage["bytes"] == sum(file.bytes for file in found.files) > 0
     assert lineage["read"] == [f"spark_catalog.{catalog.name}.events"] and lineage["fingerprint"] == found.fingerprint
+
+
+def pinned(catalog: Catalog, table: str, where: str | None) -> tuple[Any, ...]:
+    found = catalog.pin(table, where)
+    return found.found, found.paths, found.lineage()
+
+
+@pytest.mark.parametrize(
+    ("table", "where"),
+    [
+        ("kinds", None),
+        ("kinds", "n > 1 AND s <> 'x'"),
+        ("kinds", "s IS NULL OR f < 0"),
+        ("moved", None),
+        ("flat", None),
+        ("above", None),
+        ("above", "d = '2024-02-29'"),
+    ],
+)
+def test_connect_finds_what_a_classic_session_has_pinned(classic: Catalog, table: str, where: str | None) -> None:
+    kinds = "d DATE, at TIMESTAMP, wall TIMESTAMP_NTZ, n INT, m DECIMAL(6, 2), f FLOAT, ok BOOLEAN, s STRING"
+    parts = "d, at, wall, n, m, f, ok, s"
+    first = (
+        "DATE '2024-02-29', TIMESTAMP '2024-03-10 02:30:00.5', TIMESTAMP_NTZ '2024-03-10 02:30:00', 7, 1.50, 0.1, true"
+    )
+    classic.sql(f"CREATE TABLE kinds (v DOUBLE, b CHAR(3), {kinds}) USING parquet PARTITIONED BY ({parts})")
+    classic.sql(f"INSERT INTO kinds VALUES (1, 'a', {first}, 'é:% /=\\'')")
+    classic.sql("INSERT INTO kinds VALUES (2, NULL, NULL, NULL, NULL, 2, NULL, -0.1, false, NULL)")
+    folder = classic.folder
+    classic.days("moved", range(1, 4))
+    classic.sql(f"ALTER TABLE moved PARTITION (day = '2024-01-02') SET LOCATION '{folder}/moved/day=2024-01-03'")
+    classic.sql(f"CREATE TABLE flat (a STRING COMMENT 'x') USING csv OPTIONS (sep ';') LOCATION '{folder}/x y%'")
+    classic.sql("INSERT INTO flat VALUES ('1')")
+    classic.sql("CREATE VIEW under AS SELECT k.d, n, v, a FROM kinds k JOIN flat ON a < n")
+    classic.sql("CREATE VIEW above AS SELECT v + 1 AS v, d, a FROM under WHERE n > (SELECT min(id) - 100 FROM moved)")
+    expected = pinned(classic, table, where)
+    with connect_session(classic.spark) as session:
+        classic.session = build_session(session, {})
+        assert pinned(classic, table, where) == expected
+
+
+def test_connect_knows_which_connectors_the_server_has(classic: Catalog) -> None:
+    with connect_session(classic.spark) as session:
+        assert is_loadable(session, "java.lang.String") and not is_loadable(session, "io.delta.sql.NotHere")
+
+
+def test_a_server_too_old_to_say_what_a_table_is_made_of_is_named() -> None:
+    session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session", "version": "3.5.9"})()
+    with pytest.raises(
+        EtlError, match=r"etl\.sources\.t\.table = 'd\.t': by Spark Connect, Spark 3\.5\.9 does not say"
+    ):
+        pin("t", CatalogSource(table="d.t"), PinContext(lambda: session, ""))
 
 
 # --- what changes after the pin
@@ -289,7 +355,7 @@ def test_the_folder_of_a_lake_table_is_refused_whatever_the_catalog_calls_it(cat
         catalog.sql(f"CREATE TABLE inside USING parquet LOCATION '{catalog.folder}/lake/inside' AS SELECT 1 AS a")
         sign = catalog.folder / "lake" / mark
         sign.parent.mkdir(parents=True)
-        sign.write_text("")
+        sign.write_text("{}")
         assert re.search(line, catalog.refusal("inside"))
         catalog.sql("DROP TABLE inside")
         shutil.rmtree(catalog.folder / "lake")
@@ -297,7 +363,7 @@ def test_the_folder_of_a_lake_table_is_refused_whatever_the_catalog_calls_it(cat
 
 def test_a_table_whose_connector_is_missing_is_refused_with_the_line_to_write(catalog: Catalog) -> None:
     """As another engine has left it in a metastore that it shares with Spark."""
-    jvm, session = catalog.session.sparkContext._jvm, catalog.session._jsparkSession
+    jvm, session = catalog.spark._jvm, catalog.spark._jsparkSession
     catalog.sql("CREATE TABLE lake USING parquet AS SELECT 1 AS a")
     store = session.sharedState().externalCatalog()
     table = store.getTable(catalog.name, "lake")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -134,13 +135,37 @@ def test_training_begins_without_a_host_that_does_not_come_where_the_rest_is_eno
     assert job.hosts.missing() == [1] and job.hosts.slots() == 1
 
 
-def test_a_host_with_another_secret_says_so_and_the_driver_has_refused_it(start: Callable[..., Job]) -> None:
-    job = start()
+def test_a_host_with_another_secret_ends_the_wait_with_its_name_on_either_side(start: Callable[..., Job]) -> None:
+    job = start(replace(FIRST, wait_s=3600.0))
     stranger = job.join(other(), secret="another secret of enough letters")
+    with pytest.raises(LaunchError, match=r"NODE_RANK=1 \(h1\) at 127.0.0.1: another SPARKRING_SECRET than host 0"):
+        job.hosts.gather(2)
     assert stranger.wait(60.0)
     with pytest.raises(LaunchError, match="a driver with another SPARKRING_SECRET listens there"):
         stranger.result()
-    wait_for(lambda: job.group.server.refused == 1)
+
+
+def test_training_begins_without_a_host_that_has_another_secret_where_the_rest_is_enough(
+    start: Callable[..., Job],
+) -> None:
+    job = start(replace(FIRST, wait_s=3600.0))
+    job.join(other(), secret="another secret of enough letters")
+    job.hosts.gather(1)
+    assert job.hosts.missing() == [1] and job.hosts.slots() == 1
+    job.join(other())  # started again with the right one
+    wait_for(lambda: job.hosts.slots() == 2)
+
+
+def test_a_client_that_is_no_host_ends_no_wait(start: Callable[..., Job]) -> None:
+    """As the health check of a load balancer: it speaks TLS, and does not trust the driver's certificate either."""
+    job = start(replace(FIRST, wait_s=3600.0))
+    for name in ("balancer.example.org", "host1-0-0", "host7-0-0.other-secret"):  # of this job there is no host 7
+        with pytest.raises(ssl.SSLError), socket.create_connection(("127.0.0.1", job.group.server.port)) as plain:
+            ssl.create_default_context().wrap_socket(plain, server_hostname=name)
+    wait_for(lambda: job.group.server.refused == 3)
+    assert not job.hosts._no_more_will_come()
+    job.join(other())
+    job.hosts.gather(2)
 
 
 def test_a_host_that_comes_late_takes_a_lost_ones_place_unless_it_has_another_recipe(
