@@ -105,7 +105,7 @@ def test_a_pipeline_takes_what_its_schedule_says(schedule: str) -> None:
 
 def test_recomputing_costs_a_forward_of_the_blocks() -> None:
     plain, again = (step_time(counts(Mesh(), activation_checkpointing=c), WHOLE) for c in (False, True))
-    assert plain.recompute == 0 and 0.2 < again.recompute / plain.compute < 0.34
+    assert plain.recompute == 0 and 0.2 < again.recompute / plain.compute < 0.4
 
 
 def test_a_faster_network_never_makes_a_step_slower() -> None:
