@@ -13,8 +13,9 @@ import time
 import numpy as np
 
 from sparkring.conf.clusters.catalog import load_cluster
+from sparkring.training.planner.search import USABLE, LayoutCosts
 from sparkring.training.planner.timing.calibrate import FitErrors, fit_errors, fitted, pick_regret, predicted
-from sparkring.training.planner.timing.measurements import counts_of, read_measurements
+from sparkring.training.planner.timing.measurements import counts_of, read_measurements, traced_step
 
 # file -> the cluster whose parameters the fit starts from
 TABLES = {
@@ -75,6 +76,17 @@ def unseen(name: str, cluster_name: str) -> str:
     return line(name, f"**unseen, as shipped, {cluster_name}**", errors)
 
 
+def fitting(name: str, cluster_name: str) -> str:
+    """How many steps that have run are predicted to fit."""
+    cluster = load_cluster(cluster_name)
+    steps = read_measurements(f"benchmarks/published/{name}.csv")
+    limit, fit = cluster.device.memory_bytes * USABLE, 0
+    for step in steps:
+        traced = traced_step(step)
+        fit += LayoutCosts(traced, cluster).layout(traced.workload.config, traced.workload.mesh).memory <= limit
+    return f"| {name} | {len(steps)} | {fit} |"
+
+
 def main() -> None:
     started = time.time()
     print(HEAD)
@@ -82,6 +94,8 @@ def main() -> None:
     for name, cluster in TABLES.items():
         print("\n".join(cross_validate(name, cluster)), flush=True)
     print("\n".join(unseen(name, cluster) for name, cluster in UNSEEN.items()))
+    print("\n| table | steps that ran | predicted to fit |\n|---|---|---|")
+    print("\n".join(fitting(name, cluster) for name, cluster in (TABLES | UNSEEN).items()))
     print(f"\nMade in {time.time() - started:.0f} s on two cores.")
 
 

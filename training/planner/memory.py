@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sparkring.training.planner.trace import Trace
 from sparkring.training.planner.workload import RankParameters, Workload
@@ -72,10 +73,24 @@ def _after_first_unit(rank: RankParameters) -> int:
     return sum(rank.local[name] for name in names[first:] if not name.startswith(inside))
 
 
-def activation_numel(workload: Workload, trace: Trace, names: list[str]) -> float:
-    """Elements that one row's pass keeps in the named modules on one tensor rank.
+class KeptElements(NamedTuple):
+    """Elements that one row's pass keeps for backward.
 
-    With activation checkpointing: the blocks' inputs, and all of one block.
+    alive: from its forward to its backward. once: by a block that is computed again, in the one pass that is in it.
+    """
+
+    alive: float
+    once: float = 0.0
+
+    def of_passes(self, alive: float) -> float:
+        """Elements of a row with so many passes alive."""
+        return self.alive * alive + self.once
+
+
+def kept_elements(workload: Workload, trace: Trace, names: list[str]) -> KeptElements:
+    """What one row's pass keeps in the named modules on one tensor rank.
+
+    With activation checkpointing: the blocks' inputs while the pass is alive, and all of one block at a time.
     """
     config, tp = workload.config, workload.mesh.tp
     between = 1 / tp if config.sequence_parallel else 1.0
@@ -88,7 +103,8 @@ def activation_numel(workload: Workload, trace: Trace, names: list[str]) -> floa
         return twice / tp + sum(share[place] * numel for place, numel in trace.kept.get(name, {}).items())
 
     if not config.activation_checkpointing:
-        return sum(kept(name) for name in names)
+        return KeptElements(sum(kept(name) for name in names))
     blocks = [b for b in workload.block_names if any(n in ("", b) or b.startswith(f"{n}.") for n in names)]
     rest = sum(kept(n) for n in names) - sum(kept(b) for b in blocks)
-    return rest + between * sum(trace.taken.get(b, 0) for b in blocks) + max(map(kept, blocks), default=0.0)
+    inputs = between * sum(trace.taken.get(b, 0) for b in blocks)
+    return KeptElements(rest + inputs, max(map(kept, blocks), default=0.0))

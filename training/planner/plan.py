@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS
 from sparkring.training.parallel.mesh import Mesh
-from sparkring.training.planner.memory import StageMemory, activation_numel, stage_memory
+from sparkring.training.planner.memory import StageMemory, kept_elements, stage_memory
 from sparkring.training.planner.peak_memory.play import with_peaks
 from sparkring.training.planner.trace import Trace, Untraceable, trace_model
 from sparkring.training.planner.traffic import (
@@ -91,8 +91,8 @@ def _activations(workload: Workload, trace: Trace | None, names: list[str], aliv
     if trace is None:
         return None
     per_pass = workload.rows_per_pass * workload.compute_bytes
-    kept = activation_numel(workload, trace, names) * per_pass / workload.mesh.cp
-    return int(kept * (alive / workload.config.stages_per_rank))
+    kept = kept_elements(workload, trace, names).of_passes(alive / workload.config.stages_per_rank)
+    return int(kept * per_pass / workload.mesh.cp)
 
 
 def _try_trace(workload: Workload) -> tuple[Trace | None, str]:

@@ -20,7 +20,7 @@ from sparkring.conf.clusters.cluster import Cluster
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.mesh import Mesh
-from sparkring.training.planner.memory import StageMemory, activation_numel, stage_memory
+from sparkring.training.planner.memory import KeptElements, StageMemory, kept_elements, stage_memory
 from sparkring.training.planner.timing.operations import ModelWork, trace_operations
 from sparkring.training.planner.timing.step_time import (
     StepCounts,
@@ -175,15 +175,15 @@ class LayoutCosts:
         key = (mesh, config.zero, config.shard, config.stages_per_rank, workload.micro_batches > 1, tuple(rank.names))
         state: StageMemory = self._once(("state", key), lambda: stage_memory(rank, None))
         kept_key = (tuple(rank.names), mesh.tp, mesh.cp, config.sequence_parallel, config.activation_checkpointing)
-        kept = self._once(
-            ("kept", kept_key), lambda: activation_numel(workload, self.traced.trace, rank.names)
-        )  # elements of one row
-        passes = workload.rows_per_pass * alive / config.stages_per_rank / mesh.cp
+        kept: KeptElements = self._once(
+            ("kept", kept_key), lambda: kept_elements(workload, self.traced.trace, rank.names)
+        )
+        elements = kept.of_passes(alive / config.stages_per_rank) * workload.rows_per_pass / mesh.cp
         outputs = self._once("outputs", lambda: output_elements(self.traced.work))
         loss = workload.rows_per_pass * outputs * (LOSS_BYTES + workload.compute_bytes) / (mesh.tp * mesh.cp)
         if not config.zero:  # a ring's buckets, and weights as autocast casts them
             loss += state.gradients * (mesh.dp * mesh.cp > 1) + rank.whole * 2 * (config.precision != "fp32")
-        return device_bytes(state) + int(kept * passes * workload.compute_bytes + loss)
+        return device_bytes(state) + int(elements * workload.compute_bytes + loss)
 
     def _sent(self, workload: Workload) -> dict[str, int]:
         """Bytes over tp, cp and pp, which grow with the rows of a rank."""

@@ -146,6 +146,20 @@ def test_the_plan_shows_the_schedules_bubble_and_fewer_activations_with_checkpoi
     assert {row["quantity"] for row in rows} >= {"mesh", "sent_bytes pp", "sent_bytes dp x cp", "bubble_share"}
 
 
+def test_a_block_that_is_computed_again_is_held_once_however_many_passes_are_alive() -> None:
+    model, tokens = GPT(vocab=64, width=64, layers=2, heads=4), torch.zeros(1, 32, dtype=torch.int64)
+
+    def activations(alive: int, checkpointing: bool) -> int:
+        config = ParallelConfig(pp=2, micro_batches=alive, activation_checkpointing=checkpointing)
+        plan = make_plan(Workload(model, config, Mesh(pp=2), "torch-gloo", (tokens,), 4 * alive))
+        return plan.stages[0].activations or 0
+
+    assert activations(2, checkpointing=False) == 2 * activations(1, checkpointing=False)
+    inputs = 4 * 32 * 64 * 4  # rows x tokens x width, in fp32
+    assert activations(2, checkpointing=True) - activations(1, checkpointing=True) < 3 * inputs
+    assert activations(1, checkpointing=True) > 6 * inputs, "all of a block"
+
+
 def test_activations_of_many_classes_are_as_measured() -> None:
     """The tabular model keeps a copy of its curves' heights, by class and not by row, for backward."""
     model, rows = Tabular({}, ["price", "size"], width=8, outputs=1000), 64

@@ -15,7 +15,7 @@ from sparkring.training.models.gpt import GPT
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import choose_engine
 from sparkring.training.parallel.mesh import Mesh
-from sparkring.training.planner.memory import activation_numel
+from sparkring.training.planner.memory import kept_elements
 from sparkring.training.planner.search import (
     USABLE,
     LayoutCosts,
@@ -113,7 +113,7 @@ def test_a_layout_costs_the_same_with_and_without_what_was_kept() -> None:
         alone = step_counts(workload, model.work, model.trace)
         assert step_time(alone, costs.cluster).total == pytest.approx(layout.time.total, rel=1e-6)
         ranks = [RankParameters(workload, rank) for rank in range(layout.mesh.pp)]
-        kept = [activation_numel(workload, model.trace, rank.names) for rank in ranks]
+        kept = [kept_elements(workload, model.trace, rank.names).of_passes(1) for rank in ranks]
         assert layout.memory > max(kept) * workload.rows_per_pass * 2 / layout.mesh.cp / layout.config.stages_per_rank
         assert len(schedule_cost(workload).peak_alive) == layout.mesh.pp
 

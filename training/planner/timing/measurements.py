@@ -27,6 +27,7 @@ from sparkring.conf.schema import Strict
 from sparkring.training.models.sharding_plan import plan_of
 from sparkring.training.models.torch_private import meta_device
 from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.planner.search import TracedModel
 from sparkring.training.planner.timing.operations import ModelWork, trace_operations
 from sparkring.training.planner.timing.reference import ReferenceGPT
 from sparkring.training.planner.timing.step_time import StepCounts, step_counts
@@ -91,8 +92,8 @@ def _number(text: str | None) -> int | str | None:
     return int(text) if text and text.isdecimal() else text
 
 
-def counts_of(step: MeasuredStep) -> StepCounts:
-    """What the measured step does."""
+def traced_step(step: MeasuredStep) -> TracedModel:
+    """The measured step as a workload, and what its model computes and keeps."""
     model, work, trace = _traced(
         step.width, step.layers, step.heads, step.tokens, step.vocab, fused=step.framework == "torch"
     )
@@ -120,8 +121,14 @@ def counts_of(step: MeasuredStep) -> StepCounts:
         global_batch=step.global_batch,
         element_bytes=step.gradient_bytes,
     )
-    counts = step_counts(workload, work, trace)
-    return _as_megatron(counts, step) if is_megatron else counts
+    return TracedModel(workload, work, trace)
+
+
+def counts_of(step: MeasuredStep) -> StepCounts:
+    """What the measured step does."""
+    traced = traced_step(step)
+    counts = step_counts(traced.workload, traced.work, traced.trace)
+    return _as_megatron(counts, step) if step.framework == "megatron" else counts
 
 
 def _as_megatron(counts: StepCounts, step: MeasuredStep) -> StepCounts:
