@@ -329,7 +329,7 @@ class LocalStep:
             return
         if self.meter is None:
             self.meter = RankMemoryMeter(self.data_parallel.gathered_tensors)
-            self.meter.count_rows(tensors_of(batch and batch.columns), batches_ahead())
+            self.meter.count_rows([] if batch is None else tensors_of(batch.columns), batches_ahead())
             self.meter.count_existing(all_tensors())
         with self.meter, self.prepared.comms, self.data_parallel.measuring_gathered():
             yield

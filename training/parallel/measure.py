@@ -5,8 +5,9 @@ all-reduce 2 (w-1)/w n, all-to-all and reduce-scatter (w-1)/w n (twice that on G
 n of its own part, send n. Rings, fully_shard, DTensor and the pipelines all end in these calls; Horovod's do not pass
 through torch, so HorovodCollectives counts them itself. Memory is that of the storages at the optimizer's step; of
 those that the model's forward passes keep for backward, at their peak; of the weights and gradients a ZeRO pass holds
-whole (not the buffers its collectives send from and receive into); and of all storages together, at the fullest moment
-of a step, of the batches this step's rows alone. The bubble is the time a pipeline takes beyond its busiest rank's work, over that work.
+whole (not the buffers its collectives send from and receive into); and of all storages together, of batches this step's
+rows alone, at the fullest moment of a step. The bubble is the time a pipeline takes beyond its busiest rank's work,
+over that work.
 """
 
 from __future__ import annotations
@@ -259,7 +260,12 @@ def all_tensors() -> list[torch.Tensor]:
 def tensors_of(columns: Columns | None) -> list[torch.Tensor]:
     """The tensors of a batch's columns."""
     found: list[torch.Tensor] = []
-    map_tensors(columns, found.append)
+
+    def find(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(columns, find)
     return found
 
 

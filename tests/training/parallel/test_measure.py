@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparkring.training.models.torch_private import fake_tensors
 from sparkring.training.data.batch import Batch
+from sparkring.training.models.torch_private import fake_tensors
 from sparkring.training.parallel.measure import (
     ActivationMeter,
     RankMemoryMeter,
