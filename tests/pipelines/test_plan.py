@@ -23,8 +23,10 @@ from sparkring.pipelines.model.plan import (
     show_plan,
     table_notes,
 )
+from sparkring.pipelines.model.table_work import planned_tables
 from sparkring.training.models.sparse_embedding import SparseEmbedding
-from sparkring.training.planner import format_rows, table_rows
+from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.planner import Workload, format_rows, table_rows
 from tests.helpers.datasets import manifest_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -95,15 +97,25 @@ def test_settings_without_effect_are_said_below_the_table() -> None:
 def test_sparse_tables_are_below_the_table_with_what_each_placement_sends() -> None:
     model = nn.ModuleDict({"users": SparseEmbedding(["user", "friend"], 16)})
     words = ["train.global_batch=1000", "tables.wire=bf16", "tables.optimizer=adam"]
-    (line,) = table_notes(load_config("flights", words).config, model, 4)
+
+    def note(words: list[str], ranks: int) -> str:
+        config = load_config("flights", words).config
+        tables = planned_tables(config, None, model)
+        batch = config.train.global_batch
+        (line,) = table_notes(
+            config, Workload(model, config.parallel, Mesh(dp=ranks), "torch", (), batch, tables=tables)
+        )
+        return line
+
+    line = note(words, 4)
     assert "sparse table users: 196 bytes a row" in line  # 16 weights, 32 averages and a count, of 4 bytes
     shard, replicate = 0.75 * 500 * (8 + 2 * 32) + 24, 3 * (500 * (8 + 32) + 8)
     assert f"sends {shard:,.0f} bytes sharded, {replicate:,.0f} replicated" in line
     assert "while ranks compute" not in line
     for clip, what in (("1.0", "rows are sent"), ("null", "rows and gradients are sent")):
-        lagged = load_config("flights", [*words, "tables.lag=2", f"optim.clip_norm={clip}"]).config
-        assert f"; {what} while ranks compute (tables.lag = 2)" in table_notes(lagged, model, 4)[0]
-    assert "sends 0 bytes sharded, 0 replicated" in table_notes(load_config("flights", words).config, model, 1)[0]
+        lagged = note([*words, "tables.lag=2", f"optim.clip_norm={clip}"], 4)
+        assert f"; {what} while ranks compute (tables.lag = 2)" in lagged
+    assert "sends 0 bytes sharded, 0 replicated" in note(words, 1)
 
 
 def test_a_model_of_unknown_size_has_no_plan() -> None:
