@@ -24,7 +24,7 @@ def reader_bytes(config: RunConfig, manifest: DatasetManifest | None, data_ranks
         columns = [*read, *([weight["column"]] if weight is not None else [])]
         request = ReadRequest(dataset.folder, dataset.manifest, "train", columns, config.train.global_batch)
         reader = ParquetReader(request, DataRank(0, data_ranks), config.data)
-    except ValueError:  # whoever opens it for training says why
+    except ValueError:  # training raises it with its reason
         return None
     try:
         return reader.most_held().total
