@@ -26,42 +26,61 @@ class Room:
 
     size: float  # bytes
     what: str
+    is_host: bool = False  # the host's too: a rank on CPUs reads and keeps its tables there
 
 
 def rank_room(config: RunConfig, cluster: Cluster | None) -> Room | None:
     """Memory of a rank: of the cluster's device, else of this machine's if all ranks are here; None: not known."""
     if cluster is not None:
-        return Room(cluster.device.memory_bytes, f"one {cluster.device.name}")
+        return Room(cluster.device.memory_bytes, f"one {cluster.device.name}", cluster.device.type == "cpu")
     on_gpus = device_of(config) == "cuda"
     if not runs_here(config) or (on_gpus and not torch.cuda.is_available()):
         return None
     if on_gpus:
         return Room(torch.cuda.get_device_properties(0).total_memory, torch.cuda.get_device_name(0))
-    return Room(usable_memory() / config.launch.world, f"this machine's memory over {config.launch.world} ranks")
+    return Room(usable_memory() / config.launch.world, f"this machine's memory over {config.launch.world} ranks", True)
 
 
-def held_bytes(plan: CostPlan) -> int | None:
-    """The most that a rank holds: at the start, or in a step. None: not traced."""
+def held_bytes(plan: CostPlan, is_host: bool = False) -> int | None:
+    """The most that a rank holds: at the start, or in a step. None: not traced.
+
+    `is_host`: what its reader and its sparse tables hold is in the same memory.
+    """
     peak = fullest(plan).peak
-    return None if peak is None else max(peak, *(stage.start for stage in plan.stages))
+    host = host_bytes(plan) if is_host else 0
+    return None if peak is None else host + max(peak, *(stage.start for stage in plan.stages))
+
+
+def host_bytes(plan: CostPlan) -> int:
+    """What a rank's reader and its share of sparse tables hold, as far as they are known."""
+    return (plan.reader or 0) + plan.tables
 
 
 def fits_text(config: RunConfig, manifest: DatasetManifest | None, plan: CostPlan, room: Room | None) -> str:
     """Say whether the plan fits, or what would make it fit; empty where the memory is not known."""
-    needed = held_bytes(plan)
+    needed = held_bytes(plan, room is not None and room.is_host)
     if room is None or needed is None:
         return ""
-    text = f"{gib(needed)} a rank of {gib(room.size)} ({room.what})"
+    text = f"{gib(needed)} a rank of {gib(room.size)} ({room.what}){host_text(plan, room)}"
     if needed <= room.size:
         return f"fits: {text}"
     tried: list[tuple[int, str]] = []
     for words, changed in smaller(config):
-        size = held_bytes(cost_plan(changed, manifest)) or needed
+        size = held_bytes(cost_plan(changed, manifest), room.is_host) or needed
         if size <= room.size:
             return f"does not fit: {text}; with {words} it needs {gib(size)}"
         tried.append((size, words))
     least = min(tried, default=(needed, "no change"))
     return f"does not fit: {text}; nor does the smallest of what was tried, {least[1]}, which needs {gib(least[0])}"
+
+
+def host_text(plan: CostPlan, room: Room) -> str:
+    """What rows and sparse tables take of the room, or of the host beside it."""
+    held = [("the reader", plan.reader or 0), ("sparse tables", plan.tables)]
+    parts = " and ".join(f"{gib(size)} of {what}" for what, size in held if size)
+    if not parts:
+        return ""
+    return f", with {parts}" if room.is_host else f"; the host holds {parts} a rank beside it"
 
 
 def gib(size: float) -> str:

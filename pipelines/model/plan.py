@@ -20,6 +20,7 @@ from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.footers import mean_lengths
+from sparkring.pipelines.model.reading import reader_bytes
 from sparkring.pipelines.model.table_work import planned_tables, table_notes
 from sparkring.pipelines.run.installed import has_spark
 from sparkring.training.data.batch import SAMPLE, Columns, Ragged
@@ -132,6 +133,7 @@ def plan_workload(config: RunConfig, manifest: DatasetManifest | None, mesh: Mes
         task=None if isinstance(row, Untraceable) else row.task,
         columns={} if isinstance(row, Untraceable) else row.columns,
         tables=planned_tables(config, manifest, model),
+        reader_bytes=reader_bytes(config, manifest, mesh.dp),
     )
 
 

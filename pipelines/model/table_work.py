@@ -16,6 +16,7 @@ from sparkring.conf.storage import Storage
 from sparkring.pipelines.context import etl_step
 from sparkring.training.models.sparse_embedding import SparseEmbedding, sparse_embeddings
 from sparkring.training.planner.workload import SparseTable, Workload
+from sparkring.training.tables.hashing import BUCKETS
 from sparkring.training.tables.sharded import sent_bytes
 from sparkring.training.tables.update_rules import UpdateRule
 
@@ -37,17 +38,21 @@ def planned_tables(config: RunConfig, manifest: DatasetManifest | None, model: n
 
         return cache(of_rows)
 
-    return tuple(
-        SparseTable(
+    def planned(name: str, module: SparseEmbedding) -> SparseTable:
+        distinct_of = distinct(module)
+        rows = 0 if dataset is None else distinct_of(dataset.manifest.splits["train"].rows)
+        return SparseTable(
             name,
-            distinct(module),
+            distinct_of,
             module.dim * (2 if config.tables.wire == "bf16" else _element(config)),
             (module.dim + UpdateRule(config.tables.optimizer).state_width(module.dim)) * _element(config),
-            config.tables.place == "replicate",
-            config.tables.lag > 0,
+            most_rows=min(rows, config.tables.max_rows or rows),
+            bucket_rows=config.tables.max_rows and config.tables.max_rows // BUCKETS,
+            replicated=config.tables.place == "replicate",
+            lagged=config.tables.lag > 0,
         )
-        for name, module in sparse_embeddings(model).items()
-    )
+
+    return tuple(planned(name, module) for name, module in sparse_embeddings(model).items())
 
 
 def _element(config: RunConfig) -> int:

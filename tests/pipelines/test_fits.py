@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,12 @@ from sparkring.conf.clusters.cluster import GIB, Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
 from sparkring.pipelines.model.fits import Room, fits_text, held_bytes, rank_room
-from sparkring.pipelines.model.plan import cost_plan, show_plan
+from sparkring.pipelines.model.plan import cost_plan, own_workload, show_plan
 from sparkring.training.launch.host.processes import usable_memory
+from sparkring.training.planner import table_rows
+from sparkring.training.planner.memory import tables_bytes
+from sparkring.training.planner.workload import SparseTable
+from sparkring.training.tables.size import table_bytes
 
 SMALL = ["model.args={vocab: 64, width: 32, layers: 4, heads: 2}", "parallel.precision=fp32"]
 
@@ -62,3 +67,29 @@ def test_a_limit_of_the_cgroup_is_the_machines_memory(tmp_path: Path) -> None:
     (tmp_path / "jobs" / "one" / "memory.max").write_text("max\n")
     assert usable_memory("0::/jobs/one\n", tmp_path) == GIB
     assert usable_memory("0::/\n", tmp_path) > GIB
+
+
+def test_on_cpus_the_readers_rows_and_sparse_tables_are_in_the_ranks_memory_and_on_gpus_beside_it() -> None:
+    config = small()
+    plan = replace(cost_plan(config, None), reader=2 * GIB, tables=3 * GIB)
+    alone, whole = held_bytes(plan), held_bytes(plan, is_host=True)
+    assert alone is not None and whole == alone + 5 * GIB
+    room = Room(4 * GIB, "a device")
+    text = fits_text(config, None, plan, room)
+    assert text.startswith("fits: ") and text.endswith(
+        "the host holds 2.00 GiB of the reader and 3.00 GiB of sparse tables a rank beside it"
+    )
+    host = fits_text(config, None, plan, replace(room, is_host=True))
+    assert host.startswith("does not fit: ") and "with 2.00 GiB of the reader and 3.00 GiB of sparse tables" in host
+    quantities = {row["quantity"]: row["predicted"] for row in table_rows(plan)}
+    assert quantities["reader_bytes"] == 2 * GIB and quantities["tables_bytes"] == 3 * GIB
+
+
+def test_sparse_tables_are_spread_over_the_data_ranks_unless_each_has_them_all() -> None:
+    workload = own_workload(small("launch.world=4", "parallel.dp=4", "train.global_batch=64"), None)
+    table = SparseTable("t", lambda rows: rows, 64, 192, most_rows=1_000_000)
+    spread, everywhere = (
+        tables_bytes(replace(workload, tables=(replace(table, replicated=replicated),))) for replicated in (False, True)
+    )
+    assert everywhere == table_bytes(1_000_000, 192) and spread == table_bytes(250_000, 192)
+    assert tables_bytes(replace(workload, tables=(replace(table, most_rows=0),))) == 0, "not known"

@@ -7,13 +7,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from torch import nn
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context.footers import mean_lengths
 from sparkring.pipelines.model.plan import cost_plan
-from sparkring.pipelines.model.table_work import distinct_ids
+from sparkring.pipelines.model.reading import reader_bytes
+from sparkring.pipelines.model.table_work import distinct_ids, planned_tables
+from sparkring.training.models.sparse_embedding import SparseEmbedding
 from tests.helpers.datasets import listed, manifest_of, write_manifest
 
 COLUMNS = (
@@ -88,3 +91,27 @@ def test_a_model_of_lists_is_planned_with_their_mean_length(folder: Path, manife
         return plan.stages[0].activations or 0
 
     assert 0 < kept(64) < kept(128) == pytest.approx(2 * kept(64), rel=0.05)
+
+
+def test_of_a_dataset_it_is_known_what_the_reader_holds(folder: Path, manifest: DatasetManifest) -> None:
+    """Nothing is known without one, or of settings that the reader refuses: training says why."""
+
+    def held(manifest: DatasetManifest | None, ranks: int, **data: int) -> int | None:
+        words = {"name": "films", "dataset": str(folder), "train": {"global_batch": 64}, "data": data}
+        return reader_bytes(RunConfig.model_validate(words), manifest, ranks)
+
+    one, two = held(manifest, 1), held(manifest, 2)
+    assert one is not None and two is not None and ROWS * 20 < two < one
+    assert held(None, 1) is None and held(manifest, 1, max_bytes=1000) is None
+
+
+def test_a_sparse_table_has_a_row_for_each_id_of_the_training_split_as_far_as_it_may(
+    folder: Path, manifest: DatasetManifest
+) -> None:
+    def most(**tables: int) -> int:
+        words = {"name": "films", "dataset": str(folder), "tables": tables}
+        model = nn.ModuleDict({"users": SparseEmbedding(["user"], 16)})
+        (table,) = planned_tables(RunConfig.model_validate(words), manifest, model)
+        return table.most_rows
+
+    assert most() == 300 and most(max_rows=1024) == 300

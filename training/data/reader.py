@@ -28,6 +28,7 @@ from sparkring.training.data.engine import Engine, PlacedPiece
 from sparkring.training.data.epochs import EpochSpan
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.files import FileOpener, unlisted_files
+from sparkring.training.data.held import HeldRows, chunk_bytes, page_count
 from sparkring.training.data.order import ORDER_VERSION, RankOrder, make_plan
 from sparkring.training.data.prefetch import Prefetcher
 from sparkring.training.data.request import DataRank, ReadRequest
@@ -146,6 +147,22 @@ class ParquetReader:
         self._verified = True
         self.meter.add("verify", time.perf_counter() - began)
 
+    def most_held(self) -> HeldRows:
+        """Predict what it holds at most, over all epochs; rows of unequal length by what they take as stored."""
+        order, plan = self._order, self.plan
+        lane_rows = np.diff(plan.lane_start)[order.lanes.start : order.lanes.stop].tolist()
+        step_bytes = self._chunk_row_bytes * plan.global_batch * len(order.lanes) / plan.lanes
+        most_steps = max(1, int(self._config.chunk_bytes / max(1, step_bytes)))
+        ahead_rows = self._ahead * plan.window * int(np.diff(plan.group_start).max())
+        pages = min(self._pages, page_count(lane_rows, self._page_rows, ahead_rows))
+        return HeldRows(
+            chunk_bytes(self.steps_per_epoch, most_steps, step_bytes), pages * self._page_rows * self._row_bytes
+        )
+
+    def held(self) -> HeldRows:
+        """Measure what it holds now, memory that will be used again included."""
+        return HeldRows(self._buffers.bytes, 0 if self._pool is None else self._pool.used_rows * self._row_bytes)
+
     def close(self) -> None:
         """End the threads, and with them an epoch that is being read."""
         self._end_epoch()
@@ -240,9 +257,12 @@ class ParquetReader:
 
     def _most_steps(self, span: EpochSpan) -> int:
         """How many steps of this span make a chunk of `chunk_bytes`."""
-        row_bytes = self._row_bytes + self._collator.decoded_row_bytes
         step_rows = (span.edges[-1] - span.edges[0]) / (len(span.edges) - 1) * len(self._order.lanes) / self.plan.lanes
-        return max(1, int(self._config.chunk_bytes / max(1, row_bytes * step_rows)))
+        return max(1, int(self._config.chunk_bytes / max(1, self._chunk_row_bytes * step_rows)))
+
+    @property
+    def _chunk_row_bytes(self) -> int:
+        return self._row_bytes + self._collator.decoded_row_bytes
 
     def _engine(self, span: EpochSpan) -> Engine:
         if self._pool is None:

@@ -39,8 +39,10 @@ from sparkring.training.parallel.measure import (
     CommsMeter,
     RankMemoryMeter,
     all_tensors,
+    batches_ahead,
     memory_bytes,
     storage_bytes,
+    tensors_of,
 )
 from sparkring.training.parallel.model_parallel.blocks import compile_blocks
 from sparkring.training.parallel.model_parallel.pipeline import PassFunctions, Pipeline
@@ -241,7 +243,7 @@ class LocalStep:
         """Accumulate the gradients of a batch; returns the sum of its weighted losses (Strategy.forward_backward)."""
         self.data_parallel.set_loss_scale(self.scaler.scale)
         self.prepared.runnable.train()
-        with self.measuring():
+        with self.measuring(batch):
             self.tables.pull(batch.on_host, training=True)
             self.loss_sum = self._pipelined(self.pipeline, batch) if self.pipeline else self._accumulated(batch)
         return self.loss_sum
@@ -317,8 +319,8 @@ class LocalStep:
         return self.scaler.scale * self.averaged_ranks / (self.mesh.cp * global_rows)
 
     @contextmanager
-    def measuring(self) -> Iterator[None]:
-        """Count the second step's collectives and gathered bytes: the first sets up.
+    def measuring(self, batch: Batch | None = None) -> Iterator[None]:
+        """Count the second step's collectives and memory, `batch` at its beginning: the first step sets up.
 
         Compiled code can only be measured by running it differently, so under torch.compile nothing is counted.
         """
@@ -327,6 +329,7 @@ class LocalStep:
             return
         if self.meter is None:
             self.meter = RankMemoryMeter(self.data_parallel.gathered_tensors)
+            self.meter.count_rows([] if batch is None else tensors_of(batch.columns), batches_ahead())
             self.meter.count_existing(all_tensors())
         with self.meter, self.prepared.comms, self.data_parallel.measuring_gathered():
             yield

@@ -5,8 +5,9 @@ all-reduce 2 (w-1)/w n, all-to-all and reduce-scatter (w-1)/w n (twice that on G
 n of its own part, send n. Rings, fully_shard, DTensor and the pipelines all end in these calls; Horovod's do not pass
 through torch, so HorovodCollectives counts them itself. Memory is that of the storages at the optimizer's step; of
 those that the model's forward passes keep for backward, at their peak; of the weights and gradients a ZeRO pass holds
-whole (not the buffers its collectives send from and receive into); and of all storages together, at the fullest moment
-of a step. The bubble is the time a pipeline takes beyond its busiest rank's work, over that work.
+whole (not the buffers its collectives send from and receive into); and of all storages together, of batches this step's
+rows alone, at the fullest moment of a step. The bubble is the time a pipeline takes beyond its busiest rank's work,
+over that work.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from sparkring.training.data.batch import Batch, Columns
+from sparkring.training.data.transfer import map_tensors
 from sparkring.training.models.torch_private import (
     TorchDispatchMode,
     call_name,
@@ -119,6 +122,14 @@ class MemoryMeter(TorchDispatchMode):
         for tensor in tensors:
             self._add(storage_of(tensor))
 
+    def count_rows(self, own: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
+        """Count of these storages the rows of this step: `own` are they, `others` are ahead in the same chunks."""
+        own = [*own]
+        for tensor in (*own, *others):
+            self._follow(storage_of(tensor))
+        for tensor in own:
+            self._grow(int(storage_of(tensor)._cdata), tensor.numel() * tensor.element_size())
+
     def mark(self) -> int:
         """Look for a peak from here on; returns the bytes that are held now."""
         self.peak = self.live
@@ -145,18 +156,26 @@ class MemoryMeter(TorchDispatchMode):
                 self._resize(storage_of(tensor))
 
     def _add(self, storage: torch.UntypedStorage) -> None:
+        if self._follow(storage):
+            self._resize(storage)
+
+    def _follow(self, storage: torch.UntypedStorage) -> bool:
+        """See when a storage is freed, of which nothing is counted yet; False: it is followed."""
         key = int(storage._cdata)
         if key in self.sizes:
-            return
+            return False
         self.sizes[key] = 0
         self.references[key] = weakref.ref(storage, lambda _: self._free(key))
-        self._resize(storage)
+        return True
 
     def _resize(self, storage: torch.UntypedStorage) -> None:
         key = int(storage._cdata)
         if key in self.sizes and (size := storage.nbytes() - self.sizes[key]):
-            self.sizes[key] += size
-            self._change(key, size)
+            self._grow(key, size)
+
+    def _grow(self, key: int, size: int) -> None:
+        self.sizes[key] += size
+        self._change(key, size)
 
     def _free(self, key: int) -> None:
         del self.references[key]
@@ -236,6 +255,26 @@ def all_tensors() -> list[torch.Tensor]:
     plain = {kind for kind in kinds if not issubclass(kind, dtensor_types())}
     found = [each for each in objects if type(each) in plain]
     return [each for each in found if each.layout == torch.strided and has_memory(each)]
+
+
+def tensors_of(columns: Columns | None) -> list[torch.Tensor]:
+    """The tensors of a batch's columns."""
+    found: list[torch.Tensor] = []
+
+    def find(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(columns, find)
+    return found
+
+
+def batches_ahead() -> list[torch.Tensor]:
+    """Tensors of all batches of this process: a reader has some ready, views of chunks that are larger."""
+    batches = [each for each in gc.get_objects() if type(each) is Batch]
+    columns = [each for batch in batches for each in (batch.columns, batch.host_columns)]
+    numbers = [batch.ids for batch in batches if batch.ids is not None]
+    return numbers + [tensor for each in columns for tensor in tensors_of(each)]
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sparkring.training.planner.trace import Trace
 from sparkring.training.planner.workload import RankParameters, Workload
+from sparkring.training.tables.size import table_bytes
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ def stage_memory(rank: RankParameters, activations: int | None) -> StageMemory:
         gathered=gathered_bytes(rank) if rank.zero else 0,
         activations=activations,
         residuals=2 * rank.owned * element if rank.workload.is_coded else 0,
+    )
+
+
+def tables_bytes(workload: Workload) -> int:
+    """The most that a rank holds of sparse tables, on the host; ids are spread evenly over the data ranks."""
+    ranks = workload.mesh.dp
+    return sum(
+        table_bytes(each.most_rows, each.row_bytes, 1 if each.replicated else ranks, each.bucket_rows)
+        for each in workload.tables
+        if each.most_rows
     )
 
 

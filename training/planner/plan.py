@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS
 from sparkring.training.parallel.mesh import Mesh
-from sparkring.training.planner.memory import StageMemory, kept_elements, stage_memory
+from sparkring.training.planner.memory import StageMemory, kept_elements, stage_memory, tables_bytes
 from sparkring.training.planner.peak_memory.play import with_peaks
 from sparkring.training.planner.trace import Trace, Untraceable, trace_model
 from sparkring.training.planner.traffic import (
@@ -36,6 +36,8 @@ class CostPlan:
     measured_cut: bool = False  # training will cut the stages by measured costs, here they are cut by estimated ones
     fewer_bytes_by: str = ""  # what makes dp x cp send less than whole gradients in every step: codec, averaging
     dense_bytes: int = 0  # what it would send without
+    reader: int | None = None  # the most that a rank's reader holds, on the host; None: not known
+    tables: int = 0  # the same of its share of sparse tables
     untraced: str = ""  # why activations, and the bytes sent because of them, are not planned
 
 
@@ -74,6 +76,8 @@ def make_plan(workload: Workload, peaks: bool = True) -> CostPlan:
         measured_cut=workload.config.balance == "measured",
         fewer_bytes_by=workload.fewer_bytes_by,
         dense_bytes=sum(batch_axes_bytes(rank, dense=True) for rank in ranks) // mesh.pp,
+        reader=workload.reader_bytes,
+        tables=tables_bytes(workload),
         untraced=untraced,
     )
 

@@ -29,6 +29,10 @@ def table_rows(plan: CostPlan, measured: dict[str, float] | None = None) -> list
             continue
         rows.append((f"{kind}_bytes", "per rank, largest", None if None in sizes else max(sizes)))
     rows.append(("peak_bytes", peak_unit(plan), fullest(plan).peak))
+    if plan.reader is not None:
+        rows.append(("reader_bytes", "host memory per rank, at most", plan.reader))
+    if plan.tables:
+        rows.append(("tables_bytes", "host memory per rank, at most", plan.tables))
     rows += [(f"sent_bytes {axis}", sent_unit(plan, axis), size) for axis, size in plan.sent_bytes.items()]
     rows.append(("export_bytes", "rank 0, beside its part", plan.export))
     rows.append(("bubble_share", "idle over ideal time", round(plan.bubble, 4)))

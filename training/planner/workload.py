@@ -32,13 +32,16 @@ class SparseTable:
     """A table of the model's, whose rows all data ranks hold together.
 
     distinct: rows of a batch -> distinct ids in them. sent_bytes: of a row's weights on the wire. row_bytes: of a row
-    with its optimizer's state. replicated: every rank holds every row. lagged: rows travel while ranks compute.
+    with its optimizer's state. most_rows: that it will have; 0: not known. bucket_rows: of a bucket at most.
+    replicated: every rank holds every row. lagged: rows travel while ranks compute.
     """
 
     name: str
     distinct: Callable[[int], int]
     sent_bytes: int
     row_bytes: int
+    most_rows: int = 0
+    bucket_rows: int | None = None
     replicated: bool = False
     lagged: bool = False
 
@@ -60,6 +63,7 @@ class Workload:
         task: makes inputs of the batch's columns, and the loss; None: `inputs` are the batch, and no loss is planned.
         columns: one row of the batch, on the meta device.
         tables: sparse ones.
+        reader_bytes: the most that a rank's reader holds on the host; None: not known.
     """
 
     model: nn.Module
@@ -73,6 +77,7 @@ class Workload:
     task: Task | None = None
     columns: Columns = field(default_factory=dict)
     tables: tuple[SparseTable, ...] = ()
+    reader_bytes: int | None = None
 
     @cached_property
     def sharding(self) -> ShardingPlan:
@@ -156,6 +161,7 @@ class Workload:
             global_batch: rows per step; None: as many.
         """
         other = replace(self, config=config, mesh=mesh, engine=engine, global_batch=global_batch or self.global_batch)
+        other = replace(other, reader_bytes=None)  # of this layout's share
         for name in ("sharding", "kinds", "block_names", "attention_cores"):
             other.__dict__[name] = getattr(self, name)
         return other

@@ -9,6 +9,8 @@ from sparkring.training.tables.hashing import Ids, hash_of
 
 Slots = NDArray[np.int32]
 FULLEST = 0.6
+PLACES = 1024  # of an empty map
+PLACE_BYTES = 12
 EMPTY, REMOVED = -1, -2  # in place of a slot
 _AT_ONCE = 1 << 20  # ids that a rehash moves at once
 
@@ -16,7 +18,7 @@ _AT_ONCE = 1 << 20  # ids that a rehash moves at once
 class IdMap:
     """Linear probing, all ids of a call at once. Any id is allowed: slots tell free places, not ids."""
 
-    def __init__(self, places: int = 1024) -> None:
+    def __init__(self, places: int = PLACES) -> None:
         """`places`: to begin with, a power of two."""
         self._keys = np.zeros(places, np.int64)
         self._slots = np.full(places, EMPTY, np.int32)

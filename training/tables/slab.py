@@ -10,6 +10,17 @@ from numpy.typing import DTypeLike, NDArray
 CHUNK_BYTES = 16 << 20
 
 
+def chunk_shift(row_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
+    """A chunk has two to the power of this many rows."""
+    return max(1, chunk_bytes // row_bytes).bit_length() - 1
+
+
+def slab_bytes(rows: int, row_bytes: int) -> int:
+    """Bytes of the chunks that so many rows need."""
+    shift = chunk_shift(row_bytes)
+    return (-(-rows >> shift) << shift) * row_bytes
+
+
 class Slab:
     """A growing array (rows, width), read and written by row numbers. Rows that were never written hold anything."""
 
@@ -22,8 +33,7 @@ class Slab:
             chunk_bytes: size of a chunk, about.
         """
         self.width, self.dtype = width, np.dtype(dtype)
-        rows = max(1, chunk_bytes // (max(width, 1) * self.dtype.itemsize))
-        self._shift = rows.bit_length() - 1
+        self._shift = chunk_shift(max(width, 1) * self.dtype.itemsize, chunk_bytes)
         self._chunks: list[NDArray[Any]] = []
 
     @property

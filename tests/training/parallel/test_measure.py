@@ -6,8 +6,17 @@ import pytest
 import torch
 from torch import nn
 
+from sparkring.training.data.batch import Batch
 from sparkring.training.models.torch_private import fake_tensors
-from sparkring.training.parallel.measure import ActivationMeter, RankMemoryMeter, all_tensors, combined, memory_bytes
+from sparkring.training.parallel.measure import (
+    ActivationMeter,
+    RankMemoryMeter,
+    all_tensors,
+    batches_ahead,
+    combined,
+    memory_bytes,
+    tensors_of,
+)
 
 
 def test_memory_is_the_fullest_ranks_bytes_the_mean_and_the_bubble_the_slowest_pass_over_the_most_work() -> None:
@@ -82,3 +91,16 @@ def test_a_ranks_meter_counts_what_is_made_and_freed_but_for_traces_and_sparse_t
             torch.zeros(10**9)
         torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.ones(2), (4,)).coalesce()
     assert meter.live == kept.nbytes and 6000 <= meter.peak < 7000
+
+
+def test_of_batches_a_peak_has_the_rows_of_its_step_and_not_the_chunks_that_a_reader_cut_them_from() -> None:
+    chunk = torch.zeros(8, 100)
+    ahead = [Batch({"x": rows}, 2, 2, 2) for rows in chunk.split(2)]
+    meter = RankMemoryMeter()
+    meter.count_rows(tensors_of(ahead[0].columns), batches_ahead())
+    meter.count_existing([chunk, *(batch.columns["x"] for batch in ahead)])
+    with meter:
+        seen = ahead[0].columns["x"][:, 1:]
+    assert meter.peak == 2 * 100 * 4 and len(seen) == 2
+    del chunk, ahead, seen
+    assert meter.live == 0

@@ -17,6 +17,11 @@ KEPT = 4  # arrays per name: one consumed, one waiting, one being made, one that
 UNUSED = 3  # references to a kept array that nobody uses: the list, the local variable, the argument of getrefcount
 
 
+def with_spare(size: int) -> int:
+    """What is taken for an array of a size, so that one that is little larger finds room in it."""
+    return size + size // 8
+
+
 class BufferPool:
     """Arrays by name, whose memory is used again.
 
@@ -25,6 +30,10 @@ class BufferPool:
 
     def __init__(self) -> None:
         self._kept: dict[str, list[NDArray[Any]]] = {}
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for kept in self._kept.values() for array in kept)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an array with any content, kept until no view or tensor of it is left."""
@@ -35,9 +44,9 @@ class BufferPool:
             # (test_buffers.py::test_no_view_and_no_tensor_ever_loses_its_memory).
             if sys.getrefcount(array) == UNUSED:
                 if len(array) < size:
-                    array = kept[number] = np.empty(size + size // 8, dtype)
+                    array = kept[number] = np.empty(with_spare(size), dtype)
                 return array[:size].reshape(shape)
-        array = np.empty(size + size // 8, dtype)
+        array = np.empty(with_spare(size), dtype)
         if len(kept) < KEPT:
             kept.append(array)
         return array[:size].reshape(shape)

@@ -91,6 +91,11 @@ class PagePool:
         """Spare pages that were in use before: filling them takes no new memory."""
         return min(self.spare_pages, self._most_used - (self._pages - len(self._free)))
 
+    @property
+    def used_rows(self) -> int:
+        """Rows of the pages that were in use: the others are address space."""
+        return self._most_used * self.page_rows
+
     def take_page(self) -> int:
         page = self._free.pop()
         self._most_used = max(self._most_used, self._pages - len(self._free))
