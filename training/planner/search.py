@@ -1,7 +1,7 @@
 """Find the layouts of a model on a cluster: every one that can run, pruned by memory, by time, cost or memory.
 
-What can run is decided by the rules (training/parallel/check.py). A layout of fewer devices is tried too, by powers of
-two, so that more devices never make the best plan slower. Everything is found out about the model once; what layouts
+What can run is decided by the rules (training/parallel/check.py). Layouts of fewer devices are tried too (`worlds`), so
+that more devices do not make the best plan slower. Everything is found out about the model once; what layouts
 have in common is computed once.
 """
 
@@ -39,6 +39,8 @@ Objective = Literal["time", "cost", "memory"]
 LOSS_BYTES = 8  # of an output beyond its own: the loss's copy in fp32, and its gradient
 USABLE = 0.94  # share of a device's memory: the rest is the context's, the collectives' and the allocator's
 MOST_PARTS = 64  # passes of a step
+MOST_DEVICES = 1 << 17  # beyond any cluster: a mistyped number is named, not searched
+EVERY_WORLD = 16  # devices up to which all numbers of them are tried, and not powers of two only
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ def mesh_layouts(base: ParallelConfig, mesh: Mesh, global_batch: int, per_machin
         for recompute in (False, True):
             for sequence in (False, True) if mesh.tp > 1 and mesh.cp == 1 else (False,):
                 cut = {"zero": zero, "activation_checkpointing": recompute, "sequence_parallel": sequence}
-                for shard in shard_sizes(mesh, per_machine) if zero == 3 else (0,):
+                for shard in shard_sizes(mesh, per_machine) if zero else (0,):
                     for count in parts:
                         for schedule in _schedules(mesh.pp):
                             passes = {"micro_batches": count, **schedule} if mesh.pp > 1 else {"accumulate": count}
@@ -258,7 +260,7 @@ def mesh_layouts(base: ParallelConfig, mesh: Mesh, global_batch: int, per_machin
 
 
 def shard_sizes(mesh: Mesh, per_machine: int) -> list[int]:
-    """Values of `parallel.shard` that are worth it for gathered weights: all ranks, or those of 1, 2, 4... machines."""
+    """Values of `parallel.shard` that are worth it: all ranks, or those of 1, 2, 4... machines."""
     if mesh.cp > 1 or per_machine % mesh.tp:
         return [0]
     sizes = [per_machine // mesh.tp << power for power in range(mesh.dp.bit_length())]
@@ -276,14 +278,14 @@ def _schedules(pp: int) -> list[dict[str, Any]]:
 
 
 def worlds(cluster: Cluster, devices: int) -> list[int]:
-    """Numbers of devices to try: all, and powers of two below."""
+    """Numbers of devices to try: all, 1 to EVERY_WORLD, machines by powers of two. ValueError if none is possible."""
+    if devices > MOST_DEVICES:
+        raise ValueError(f"{devices} devices are more than the {MOST_DEVICES} that a search takes")
     cluster.nodes(devices)  # whole machines
-    smaller = [1 << power for power in range(devices.bit_length()) if 1 << power < devices]
-    return [devices, *(each for each in reversed(smaller) if each <= cluster.node.devices or _is_whole(cluster, each))]
-
-
-def _is_whole(cluster: Cluster, devices: int) -> bool:
-    return devices % cluster.node.devices == 0
+    per_machine = cluster.node.devices
+    machines = [per_machine << power for power in range(devices.bit_length())]
+    whole = [each for each in range(1, EVERY_WORLD + 1) if each <= per_machine or each % per_machine == 0]
+    return sorted({devices, *(each for each in [*machines, *whole] if each < devices)}, reverse=True)
 
 
 @dataclass(frozen=True)

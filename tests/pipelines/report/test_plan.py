@@ -74,3 +74,7 @@ def test_a_search_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "gpt-124m on 8 devices" in shown and shown.count("<svg") == 3 and "<script" not in shown
     assert text.splitlines()[0] in shown, "the text is in the page too"
     assert "&lt;b&gt;" in plan_page("<b>", RECORD, "")
+
+
+def test_of_layouts_with_as_much_memory_only_the_fastest_is_on_the_front() -> None:
+    assert pareto([(2.0, 8), (1.0, 8), (1.0, 9), (3.0, 4)]) == [(1.0, 8), (3.0, 4)]

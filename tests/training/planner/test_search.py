@@ -24,6 +24,7 @@ from sparkring.training.planner.search import (
     meshes,
     search,
     traced_model,
+    worlds,
 )
 from sparkring.training.planner.timing.step_time import step_counts, step_time
 from sparkring.training.planner.traffic import schedule_cost
@@ -102,7 +103,7 @@ def brute_force(on: Cluster, world: int) -> float:
 def test_the_search_finds_what_brute_force_finds(kind: str, world: int) -> None:
     on = cluster(kind, devices=1)
     found = search(LayoutCosts(traced(), on), BASE, world).best
-    expected = min(brute_force(on, each) for each in (1, 2, 4) if each <= world)
+    expected = min(brute_force(on, each) for each in range(1, world + 1))
     assert found[0].time.total == pytest.approx(expected, rel=1e-9)
 
 
@@ -123,6 +124,23 @@ def test_more_devices_never_make_the_best_plan_slower(kind: str) -> None:
     costs = LayoutCosts(traced(), cluster(kind))
     seconds = [search(costs, BASE, devices).best[0].time.total for devices in (1, 2, 4, 8, 16)]
     assert seconds == sorted(seconds, reverse=True)
+
+
+@pytest.mark.parametrize("per_machine", [1, 3])
+def test_more_odd_machines_never_make_the_best_plan_slower(per_machine: int) -> None:
+    costs = LayoutCosts(traced(), cluster("a100-80gb-ethernet", devices=per_machine))
+    seconds = [search(costs, BASE, machines * per_machine).best[0].time.total for machines in (1, 2, 3, 4)]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_all_small_numbers_of_whole_machines_are_tried_and_powers_of_two_beyond() -> None:
+    assert worlds(cluster(devices=8), 80) == [80, 64, 32, 16, *range(8, 0, -1)]
+    assert worlds(cluster(devices=3), 60) == [60, 48, 24, 15, 12, 9, 6, 3, 2, 1]
+
+
+def test_a_mistyped_number_of_devices_is_refused() -> None:
+    with pytest.raises(ValueError, match="3000000000 devices are more than the 131072 that a search takes"):
+        worlds(cluster(devices=8), 3_000_000_000)
 
 
 def test_more_memory_never_makes_the_best_plan_slower() -> None:
