@@ -4,8 +4,6 @@ Units are those of data sheets; properties that end in `_s`, `_bytes` or `per_s`
 are of one direction.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -155,7 +153,7 @@ class Cluster(Strict):
     fitted_on: str = Field("", description="what `reached` was fitted on; empty: estimates")
     measured: Measurement | None = Field(None, description="None: from data sheets")
 
-    def as_trained_by(self, framework: str) -> Cluster:
+    def as_trained_by(self, framework: str) -> "Cluster":
         """The cluster with what that framework reaches of it."""
         if framework != "megatron" or self.reached_by_megatron is None:
             return self

@@ -163,13 +163,13 @@ def searched(plan: Planned, devices: int, objective: Objective) -> SearchResult:
     limit = plan.cluster.device.memory_bytes * USABLE
     smallest = result.smallest
     if smallest is None:
-        state = least_bytes(plan.costs.traced.workload, devices) / GIB
-        need = f"weights, gradients and optimizer state alone, spread over all devices, are {state:.1f} GiB of each"
+        state = gib_text(least_bytes(plan.costs.traced.workload, devices))
+        need = f"weights, gradients and optimizer state alone, spread over all devices, are {state} GiB of each"
     else:
-        need = f"the smallest layout, {layout_text(smallest)}, needs {smallest.memory / GIB:.1f} GiB"
+        need = f"the smallest layout, {layout_text(smallest)}, needs {gib_text(smallest.memory)} GiB"
     raise ConfigError(
         f"{plan.config.name} on {devices} x {plan.cluster.device.name}",
-        [f"no layout fits in {limit / GIB:.1f} GiB per device: {need}; take more devices, or ones with more memory"],
+        [f"no layout fits in {gib_text(limit)} GiB per device: {need}; take more devices, or ones with more memory"],
     )
 
 
@@ -197,6 +197,15 @@ def duration_text(seconds: float) -> str:
     units = {"days": 86_400.0, "hours": 3600.0, "minutes": 60.0}
     name, size = next(((name, size) for name, size in units.items() if seconds >= 2 * size), ("seconds", 1.0))
     return f"{seconds / size:,.3g} {name}"
+
+
+def price_text(dollars: float) -> str:
+    return f"{dollars:,.0f} US dollars" if dollars >= 10 else f"{dollars:.2f} US dollars"
+
+
+def gib_text(size: float) -> str:
+    """Bytes in GiB, of small ones two digits that say something."""
+    return f"{size / GIB:,.1f}" if size >= GIB else f"{size / GIB:.2g}"
 
 
 def search_report(plan: Planned, result: SearchResult, devices: int, order_words: str) -> str:
@@ -228,8 +237,10 @@ def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -
         f"{hidden}, {facts['rows_per_s']:,.4g} rows/s",
     ]
     if facts["hours"] is not None:
-        price = f", {facts['price']:,.0f} US dollars" if plan.cluster.node.price_per_hour else ""
-        lines.append(f"{facts['hours']:,.1f} hours for {plan.steps:,} steps{price}")
+        price = f", {price_text(facts['price'])}" if plan.cluster.node.price_per_hour else ""
+        hours = facts["hours"]
+        lasts = f"{hours:,.1f} hours" if hours >= 2 else duration_text(3600 * hours)
+        lines.append(f"{lasts} for {plan.steps:,} steps{price}")
     return lines
 
 
@@ -239,7 +250,9 @@ def seconds_text(value: float) -> str:
 
 
 def why_behind(layout: PlannedLayout, best: PlannedLayout) -> str:
-    """Why a layout is not the best one."""
+    """Why a layout is not the best one, if it is not."""
+    if layout is best:
+        return "the best"
     behind, other = layout.time.causes, best.time.causes
     cause = max(behind, key=lambda name: behind[name] - other[name])
     slower = layout.time.total / best.time.total - 1

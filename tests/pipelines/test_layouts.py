@@ -10,7 +10,7 @@ import pytest
 from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.load import load_config
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.model.layouts import duration_text
+from sparkring.pipelines.model.layouts import duration_text, gib_text, price_text
 from sparkring.pipelines.run.exit_codes import Exit
 
 SMALL = ["gpt-124m", "model.args.layers=2", "model.args.vocab=1024", "etl.text.seq_len=129"]
@@ -30,7 +30,7 @@ def problem(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_the_best_layouts_are_shown_with_seconds_memory_and_price(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "search", *SMALL, *EFA, "--devices", "8")
     assert "1. dp(" in text and "GiB per device" in text and "US dollars" in text and "checkpoint.every_s" in text
-    assert "hours for 50,000 steps" in text
+    assert " for 50,000 steps, " in text
 
 
 def test_the_layouts_as_json_are_those_of_the_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +77,10 @@ def test_a_small_model_is_not_worth_a_ring(capsys: pytest.CaptureFixture[str]) -
         (["--cluster", "a100-80gb-efs", "--devices", "8"], "did you mean 'a100-80gb-efa'"),
         ([*EFA, "--devices", "12"], "12 devices are not whole machines of 8"),
         ([*EFA, "--devices", "8", "--why", "dd=8"], "'dd=8' is not an axis and its size"),
-        ([*EFA, "--devices", "8", "--why", "dp=3"], "--why dp=3: is of 3 devices, and layouts of 1, 2, 4, 8 are tried"),
+        (
+            [*EFA, "--devices", "8", "--why", "dp=9"],
+            "--why dp=9: is of 9 devices, and layouts of 1, 2, 3, 4, 5, 6, 7, 8 are",
+        ),
     ],
 )
 def test_what_cannot_be_searched_says_why(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +147,7 @@ def test_nothing_fits_and_it_says_what_is_missing(tmp_path: Path, capsys: pytest
     path = tmp_path / "tiny.yaml"
     path.write_text("extends: a100-80gb-efa\ndevice: {memory_gib: 0.02}\n")
     text = problem(capsys, "search", *SMALL, "--cluster", str(path), "--devices", "8")
-    assert "no layout fits in 0.0 GiB per device" in text and "take more devices" in text
+    assert "no layout fits in 0.019 GiB per device" in text and "take more devices" in text
 
 
 def test_a_calibrated_cluster_is_written_and_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,3 +166,21 @@ def test_a_calibrated_cluster_is_written_and_read_again(tmp_path: Path, capsys: 
 def test_a_plan_for_512_devices_beats_the_usual_answers(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "search", "gpt-70b", *EFA, "--devices", "512", "--why", asked)
     assert "% slower than the best: bubble takes" in text
+
+
+def test_small_prices_and_sizes_keep_digits_that_say_something() -> None:
+    assert [price_text(each) for each in (0.13, 9.99, 1234.4)] == [
+        "0.13 US dollars",
+        "9.99 US dollars",
+        "1,234 US dollars",
+    ]
+    assert [gib_text(each) for each in (5e7, 2**30, 7.44e10)] == ["0.047", "1.0", "69.3"]
+
+
+def test_why_of_the_winner_says_that_it_is_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["plan", "search", *SMALL, "--cluster", "a100-80gb-efa", "--devices", "2", "--json"]) == Exit.OK
+    best = json.loads(capsys.readouterr().out)[0]["layout"]
+    mesh = ",".join(f"{axis}={best[axis]}" for axis in ("dp", "cp", "pp", "tp"))
+    assert main(["plan", "search", *SMALL, "--cluster", "a100-80gb-efa", "--devices", "2", "--why", mesh]) == Exit.OK
+    assert capsys.readouterr().out.rstrip().endswith("the best")

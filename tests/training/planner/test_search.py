@@ -56,7 +56,7 @@ def every_config(mesh: Mesh) -> list[ParallelConfig]:
     """Each value of each key with each other, without the search's shortcuts."""
     flags, counts = (False, True), (1, 2, 4, 8, 16)
     found = []
-    sharded = [(0, 0), (1, 0), (2, 0), (3, 0), *([(3, 2)] if mesh.dp > 2 else [])]
+    sharded = [(0, 0), *itertools.product((1, 2, 3), (0, 2) if mesh.dp > 2 else (0,))]
     for (zero, shard), recompute, sequence, micro, accumulate in itertools.product(
         sharded, flags, flags, counts, counts
     ):

@@ -77,10 +77,12 @@ def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[Timed
     """
     from scipy.optimize import least_squares  # takes a second, which other commands do not spend
 
+    if not steps:
+        raise ValueError("no measured steps: the file needs a header and a row per step")
     frameworks = sorted({step.framework for step in steps})
     if len(frameworks) > 1:
         raise ValueError(f"steps of {' and of '.join(frameworks)}, which reach different shares: make a file of each")
-    framework = frameworks[0] if frameworks else "torch"
+    framework = frameworks[0]
     names, reached = determined(cluster, steps), cluster.as_trained_by(framework).reached
     if len(steps) < 2 * len(names):
         raise ValueError(

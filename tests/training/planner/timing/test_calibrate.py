@@ -95,3 +95,8 @@ def test_regret_and_ranks() -> None:
     assert pick_regret(np.array([2.0, 1.0]), same) == pytest.approx(0.5)
     assert pick_regret(np.array([1.0, 2.0]), same) == 0
     assert rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0])) == pytest.approx(0.5)
+
+
+def test_a_file_without_rows_says_so() -> None:
+    with pytest.raises(ValueError, match="no measured steps: the file needs a header and a row per step"):
+        fitted(load_cluster("a100-80gb-efa"), [], [], "x")
