@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import sys
 import warnings
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.helpers.ports import unused_port
 
 OVERLAY = Path(__file__).resolve().parents[1] / "build/matrix/connect"  # of `make matrix`
 PORT = "spark.connect.grpc.binding.port"
@@ -27,9 +28,7 @@ def server_port(spark: Any) -> int:
     context = spark.sparkContext._jsc.sc()
     found = context.conf().get(PORT, "")
     if not found:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            found = str(free.getsockname()[1])
+        found = str(unused_port())
         context.conf().set(PORT, found)
         spark._jvm.org.apache.spark.sql.connect.service.SparkConnectService.start(context)
     return int(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from mlflow import MlflowClient
 from sparkring.etl.raw import unpack_flights
 from sparkring.pipelines.run.jvm_options import found_archive, options_of
 from tests.e2e.commands import run_here
+from tests.helpers.ports import unused_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "own_table"
@@ -96,9 +96,7 @@ def wait_until(log: Path, words: str, times: int) -> None:
 @contextlib.contextmanager
 def standalone(folder: Path) -> Iterator[str]:
     """A real master and two real workers of one core each."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = unused_port()
     url, log = f"spark://127.0.0.1:{port}", folder / "standalone.log"
     spark_class, deploy = str(SPARK_HOME / "bin/spark-class"), "org.apache.spark.deploy"
     environment = variables() | {"SPARK_LOCAL_IP": "127.0.0.1"}

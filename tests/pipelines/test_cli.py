@@ -23,6 +23,7 @@ import pytest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli import main, parse, parser, recipes
 from sparkring.pipelines.run.exit_codes import Exit
+from tests.helpers.ports import unused_port
 
 
 @pytest.mark.parametrize("content", [None, b"no audit at all\n"])
@@ -144,9 +145,7 @@ def test_a_broken_connection_is_not_taken_for_a_broken_pipe(
 def test_the_ui_takes_its_servers_with_it(tmp_path: Path) -> None:
     """MLflow starts servers below it; a SIGTERM to the command alone left them, and the port, behind."""
     (tmp_path / "mine.yaml").write_text("name: mine\ndataset: somewhere\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = unused_port()
     command = [sys.executable, "-m", "sparkring.pipelines.cli", "ui", "mine.yaml", "--port", str(port)]
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "MLFLOW_DISABLE_TELEMETRY": "true"}
     with (tmp_path / "log").open("w") as log:

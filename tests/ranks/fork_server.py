@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -22,12 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sparkring.conf.references import load_reference
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.helpers.ports import unused_port
 
 
 def horovod_environment(rank: int, world: int, port: int) -> dict[str, str]:
@@ -63,7 +57,7 @@ def launch(world: int, function: str, payload: dict, out: Path, engine: str) -> 
         from horovod.runner.http.http_server import RendezvousServer
 
         port = RendezvousServer(verbose=0).start()
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(unused_port()), GLOO_SOCKET_IFNAME="lo")
     children = {}
     for rank in range(world):
         pid = os.fork()

@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.ports import unused_port
 
 USER, PASSWORD = "lake_reader", "t0p-secret/word"
 JARS = (
@@ -45,9 +46,7 @@ class PostgresServer:
         names = {user.pw_name for user in pwd.getpwall()}
         self.user = None if os.getuid() else ("postgres" if "postgres" in names else "nobody")
         self.process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = unused_port()
         if self.user is not None:
             shutil.chown(folder, self.user)
         secret = folder / "password"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ from sparkring.pipelines.serving import (
 )
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
+from tests.helpers.ports import unused_port
 from tests.pipelines.served import CONFIG, manifest, model_folder
 
 SAMPLE = pa.table(
@@ -129,9 +129,7 @@ def test_spark_rows_give_the_same_bits(spark: Any, predictor: Predictor, folder:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = unused_port()
     words = ["models", "serve", "-m", str(folder), "--env-manager", "local", "--port", str(port), "--workers", "1"]
     names = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     names["PATH"] = f"{Path(sys.executable).parent}:{names['PATH']}"  # MLflow starts uvicorn by its name

@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -38,6 +37,7 @@ from sparkring.pipelines.tracking.store.sink import MOST_FAILURES, MlflowSink, r
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.tracking.ui import pages
 from sparkring.pipelines.tracking.views import NOTE, VIEW
+from tests.helpers.ports import unused_port
 from tests.helpers.servers import answering
 from tests.pipelines.tracking import kill_program
 from tests.waits import wait_for
@@ -701,9 +701,7 @@ def mlflow_server(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_server_that_comes_and_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = unused_port()
     settings = quick(tmp_path / "local", uri=f"http://user:secret@127.0.0.1:{port}")
     tracker = Tracker(settings, job="s1", name="remote")
     for step in range(1, 101):

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ from sparkring.pipelines.tracking.openlineage.events import run_id
 from sparkring.pipelines.tracking.ops import LineageDataset, LineageJob, ModelInfo, StartRun
 from sparkring.pipelines.tracking.store.sink import replay
 from sparkring.pipelines.tracking.tracker import Tracker
+from tests.helpers.ports import unused_port
 from tests.pipelines.tracking.openlineage.collector import Collector, collecting
 
 ROOT = Path(__file__).parents[4]
@@ -70,12 +70,6 @@ def use(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TYPE": "http", "URL": f"http://127.0.0.1:{port}", "TIMEOUT": "1"}.items():
         monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__{name}", value)
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", json.dumps({"total": 1, "connect": 1, "read": 0}))
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def settings_of(root: Path, **changes: Any) -> TrackingConfig:
@@ -171,7 +165,7 @@ def test_a_failure_says_why_without_its_secrets(store: Path, collector: Collecto
 def test_a_collector_that_is_away_gets_the_same_events_later(
     store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    port = free_port()
+    port = unused_port()
     use(port, monkeypatch)
     settings = settings_of(store)
     run = tracked(settings)
@@ -191,7 +185,7 @@ def test_a_collector_that_is_away_gets_the_same_events_later(
 def test_replay_goes_on_behind_the_last_event_that_was_taken(
     store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    port = free_port()
+    port = unused_port()
     use(port, monkeypatch)
     with collecting(port) as first:
         tracker = Tracker(settings_of(store), "flights/2", "flights")
@@ -212,7 +206,7 @@ def test_replay_goes_on_behind_the_last_event_that_was_taken(
 
 
 def test_the_next_job_sends_what_was_left_before_its_own(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = free_port()
+    port = unused_port()
     use(port, monkeypatch)
     first = tracked(settings_of(store))
     with collecting(port) as late:
@@ -293,7 +287,7 @@ def test_a_stopped_job_is_aborted_and_goes_on_under_the_same_run_id(
 def test_a_killed_jobs_run_is_closed_once_though_its_events_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = free_port()
+    port = unused_port()
     use(port, monkeypatch)
     settings = settings_of(tmp_path)
     journal = Journal.create(tmp_path, "killed")
@@ -405,7 +399,7 @@ def test_a_recipe_that_asks_where_the_package_is_missing_is_refused_before_any_w
 
 
 def test_events_that_wait_where_the_package_is_missing_are_named(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = free_port()
+    port = unused_port()
     use(port, monkeypatch)
     tracked(settings_of(store))
     with monkeypatch.context() as without:
@@ -419,7 +413,7 @@ def test_events_that_wait_where_the_package_is_missing_are_named(store: Path, mo
 def test_a_journal_whose_count_is_damaged_is_set_aside(
     store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    port = free_port()
+    port = unused_port()
     use(port, monkeypatch)
     tracked(settings_of(store))
     (left,) = buffered(store)
@@ -434,7 +428,7 @@ def test_a_journal_whose_count_is_damaged_is_set_aside(
 
 
 def test_what_is_not_in_mlflow_is_not_yet_in_the_collector(tmp_path: Path, collector: Collector) -> None:
-    away = settings_of(tmp_path, uri=f"http://127.0.0.1:{free_port()}", request_timeout_s=1)
+    away = settings_of(tmp_path, uri=f"http://127.0.0.1:{unused_port()}", request_timeout_s=1)
     tracker = Tracker(away, "flights/5", "flights")
     tracker.begin_lineage("flights", None, [])
     tracker.close(timeout_s=30)
