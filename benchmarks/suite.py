@@ -25,7 +25,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITTEN = "SUITE_TIMES"  # environment variable: the file that the plugin writes to
-TIMES = os.environ.get(WRITTEN, "")  # read once: tests change the environment
+# Read once: tests change the environment
+TIMES, IS_WORKER = os.environ.get(WRITTEN, ""), "PYTEST_XDIST_WORKER" in os.environ
 
 
 # --- the plugin
@@ -60,7 +61,7 @@ BEGAN = pytest.StashKey[float]()
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Write a line for each phase of each test, in the process that `pytest` was started as."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if IS_WORKER:
         return
     line = {"test": report.nodeid, "phase": report.when, "s": report.duration, "outcome": report.outcome}
     with open(TIMES, "a") as file:
