@@ -34,11 +34,16 @@ def server_port(spark: Any) -> int:
     return int(found)
 
 
+def needs_connect() -> None:
+    """Skip the test where what a client of Connect needs is not there."""
+    if importlib.util.find_spec("grpc") is None:
+        pytest.skip("a client of Spark Connect needs grpcio (pip install 'pyspark[connect]', or make matrix)")
+
+
 @contextmanager
 def connect_session(spark: Any) -> Iterator[Any]:
     """A session for the block; skips the test where what a client of Connect needs is not there."""
-    if importlib.util.find_spec("grpc") is None:
-        pytest.skip("a client of Spark Connect needs grpcio (pip install 'pyspark[connect]', or make matrix)")
+    needs_connect()
     port = server_port(spark)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pandas' version

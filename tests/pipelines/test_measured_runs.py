@@ -68,7 +68,7 @@ def test_jobs_of_other_machines_are_counted_and_the_rest_is_fitted(
     """Steps as a slower machine would have taken them are learned from, whatever the model."""
     (found,) = store.measured_jobs(load_config("text", [f"tracking.root={folder}/mlflow"]).config.tracking, None)
     cluster = load_cluster(str(folder / "mine.yaml"))
-    reached = {"launch_us": 60.0, "memory": 0.42, "matmul": 0.3}
+    reached = {"kernel_us": 60.0, "memory": 0.42, "matmul": 0.3}
     slow = cluster.model_copy(update={"reached": cluster.reached.model_copy(update=reached)})
     step = measured_runs.step_of(measured_runs.run_of(found.job).uri, 1.0, cluster)  # type: ignore[union-attr]
     same = replace(found, step_s=step_time(step.counts, slow).total)

@@ -31,7 +31,7 @@ from sparkring.etl.sources.pin import pin
 from sparkring.etl.sources.snapshot import PinContext
 from sparkring.etl.spark_platform.session import build_session
 from tests.etl.sources.postgres import PASSWORD, USER, PostgresServer, running
-from tests.spark_connect import connect_session
+from tests.spark_connect import connect_session, needs_connect
 
 pytestmark = pytest.mark.spark
 UTC = ZoneInfo("UTC")
@@ -265,6 +265,7 @@ def test_connect_lands_what_a_classic_session_lands_and_a_snapshot_by_one_statem
 
 
 def test_connect_reads_one_moment_of_a_bank_at_work(lake: Lake, postgres: PostgresServer) -> None:
+    needs_connect()  # before the transfers, which a skipped block would leave behind
     with transfers(postgres), connect_session(lake.spark) as session:
         lake.session = build_session(session, {})
         found = lake.pin(dbtable="account").read(lake.session).selectExpr("sum(balance)").collect()

@@ -30,8 +30,10 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "launch_us": (1.0, 150.0),
     "depth": (0.0, 1000.0),
 }
+CPU_BOUNDS = {"kernel_us": (0.0, 200.0)}  # with what autograd and Python add to an operation
 REACHED_BY = {"torch": "reached", "megatron": "reached_by_megatron"}
 OUTLIER = 0.03  # |log(predicted / measured)| from which the loss grows linearly
+FAR = 0.3  # median |log(predicted / measured)| before, from which a fit without that loss comes first
 PULL = 0.1  # to the values before, against the rows' errors
 MOST_ROWS, MOST_ROUNDS = 400, 25  # rows of a fit, drawn evenly
 
@@ -89,7 +91,8 @@ def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[Timed
             f"{len(steps)} measured steps cannot determine {len(names)} parameters ({', '.join(names)}): measure at "
             f"least {2 * len(names)}, of different models, batches and layouts"
         )
-    low, high = (np.array([BOUNDS[name][end] for name in names]) for end in (0, 1))
+    bounds = BOUNDS | (CPU_BOUNDS if cluster.device.type == "cpu" else {})
+    low, high = (np.array([bounds[name][end] for name in names]) for end in (0, 1))
     before = np.clip([(getattr(reached, name)) for name in names], low, high)
     start = np.clip((before - low) / (high - low), 0.01, 0.99)
     every = max(1, len(steps) // MOST_ROWS)
@@ -103,8 +106,11 @@ def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[Timed
         errors = np.log(predicted(some, with_values(values)) / seconds)
         return np.concatenate([errors, PULL * np.sqrt(len(seconds)) * (values - start)])
 
+    near = start
+    if np.median(np.abs(residuals(start)[: len(seconds)])) > FAR:  # the loss of outliers is too flat to lead from there
+        near = least_squares(residuals, start, bounds=(0, 1), diff_step=1e-2, max_nfev=MOST_ROUNDS).x
     found = least_squares(
-        residuals, start, bounds=(0, 1), loss="soft_l1", f_scale=OUTLIER, diff_step=1e-2, max_nfev=MOST_ROUNDS
+        residuals, near, bounds=(0, 1), loss="soft_l1", f_scale=OUTLIER, diff_step=1e-2, max_nfev=MOST_ROUNDS
     )
     return with_values(found.x).model_copy(update={"fitted_on": f"{len(steps)} steps of {data}"})
 
