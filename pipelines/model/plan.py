@@ -98,7 +98,7 @@ def runs_here(config: RunConfig) -> bool:
     from sparkring.etl.spark_platform.jvm import active_context
     from sparkring.pipelines.run.spark import session_settings, submitted
 
-    if (context := active_context()) is not None:
+    if config.spark.master is None and (context := active_context()) is not None:
         return str(context.master).startswith("local")
     settings = session_settings(config.name, config.spark, config.launch.world, submitted())
     return bool(settings.get("spark.master", "").startswith("local"))
