@@ -11,7 +11,7 @@ from torch import nn
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.rank_info import RankInfo
-from sparkring.training.data.batch import Columns, Ragged
+from sparkring.training.data.batch import Batch, Columns, Ragged
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.sparse import SparseTables, TableSettings
 from sparkring.training.tables.exchange import Alone
@@ -121,9 +121,9 @@ def test_the_bytes_of_the_pull_are_measured_too(monkeypatch: pytest.MonkeyPatch)
     inside = False
 
     @contextmanager
-    def noted() -> Iterator[None]:
+    def noted(batch: Batch) -> Iterator[None]:
         nonlocal inside
-        with measuring():
+        with measuring(batch):
             inside = True
             yield
             inside = False
