@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from sparkring.conf.rules.rule import find_notes
 from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.context.footers import mean_lengths
 from sparkring.pipelines.model.reading import reader_bytes
 from sparkring.pipelines.model.table_work import planned_tables, table_notes
@@ -120,7 +122,8 @@ def plan_workload(config: RunConfig, manifest: DatasetManifest | None, mesh: Mes
     if manifest is None and not knows_its_size(config):
         raise ManifestError("the model's size comes from the dataset, which is not built; run `sparkring etl` first")
     model = meta_model(config, manifest)
-    row = one_row(config, manifest, draws_masks(model))
+    dataset = etl_step.found(config, manifest) if manifest is not None else None
+    row = one_row(config, manifest, list_lengths(dataset), draws_masks(model))
     return Workload(
         model=model,
         config=config.parallel,
@@ -132,8 +135,8 @@ def plan_workload(config: RunConfig, manifest: DatasetManifest | None, mesh: Mes
         element_bytes=8 if config.train.dtype == "float64" else 4,
         task=None if isinstance(row, Untraceable) else row.task,
         columns={} if isinstance(row, Untraceable) else row.columns,
-        tables=planned_tables(config, manifest, model),
-        reader_bytes=reader_bytes(config, manifest, mesh.dp),
+        tables=planned_tables(config, dataset, model),
+        reader_bytes=reader_bytes(config, dataset, mesh.dp),
     )
 
 
@@ -151,12 +154,15 @@ class Row(NamedTuple):
     inputs: tuple[Any, ...]
 
 
-def one_row(config: RunConfig, manifest: DatasetManifest | None, samples: bool = False) -> Row | Untraceable:
+def one_row(
+    config: RunConfig, manifest: DatasetManifest | None, lengths: Mapping[str, int], samples: bool = False
+) -> Row | Untraceable:
     """One row of the batch, or why it cannot be made.
 
     Args:
         config: the run.
         manifest: None: a language model's length comes from `etl.text`.
+        lengths: values in a row of columns that are lists.
         samples: the model needs the rows' numbers too.
     """
     if manifest is None:
@@ -167,7 +173,6 @@ def one_row(config: RunConfig, manifest: DatasetManifest | None, samples: bool =
         return Row({"tokens": tokens}, task, task.inputs({"tokens": tokens}))
     picked = pick_columns(manifest, config.model, samples)
     rows: Columns = {SAMPLE: torch.zeros(1, dtype=torch.int64, device="meta")}
-    lengths = list_lengths(config, manifest)
     for column in (manifest.tensor(name) for name in picked.read if name != SAMPLE):
         if column.name in lengths:
             values = torch.zeros(lengths[column.name], dtype=getattr(torch, column.dtype), device="meta")
@@ -190,11 +195,11 @@ def one_row(config: RunConfig, manifest: DatasetManifest | None, samples: bool =
         return Untraceable(f"model.task = {config.model.task!r} cannot make inputs of shapes: {reason}")
 
 
-def list_lengths(config: RunConfig, manifest: DatasetManifest) -> dict[str, int]:
+def list_lengths(dataset: Dataset | None) -> dict[str, int]:
     """Values in a row's list of numbers, the mean over the dataset rounded up; {} where it is not built."""
-    lists = {c.name for c in manifest.tensors if c.layout == "ragged" and not c.shape and hasattr(torch, c.dtype)}
-    dataset = etl_step.found(config, manifest) if lists else None
-    found = {} if dataset is None else mean_lengths(dataset.folder, manifest)
+    tensors = [] if dataset is None else dataset.manifest.tensors
+    lists = {c.name for c in tensors if c.layout == "ragged" and not c.shape and hasattr(torch, c.dtype)}
+    found = mean_lengths(dataset.folder, dataset.manifest) if dataset is not None and lists else {}
     return {name: math.ceil(length) for name, length in found.items() if name in lists}
 
 

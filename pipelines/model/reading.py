@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import DatasetManifest
-from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.model.recipe_model import pick_columns
 
 
-def reader_bytes(config: RunConfig, manifest: DatasetManifest | None, data_ranks: int) -> int | None:
+def reader_bytes(config: RunConfig, dataset: Dataset | None, data_ranks: int) -> int | None:
     """The most bytes of rank 0's reader of the training split, before any filter.
 
     None: not known, without a dataset, for a mix, for petastorm's reader, or settings that it refuses.
     """
-    dataset = etl_step.found(config, manifest) if manifest is not None else None
     if dataset is None or config.data.mix is not None or config.data.reader != "native":
         return None
     weight = dataset.manifest.weight

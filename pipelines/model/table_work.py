@@ -13,7 +13,7 @@ from torch import nn
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage
-from sparkring.pipelines.context import etl_step
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.training.models.sparse_embedding import SparseEmbedding, sparse_embeddings
 from sparkring.training.planner.workload import SparseTable, Workload
 from sparkring.training.tables.hashing import BUCKETS
@@ -23,9 +23,8 @@ from sparkring.training.tables.update_rules import UpdateRule
 MOST_ROWS = 1 << 18  # that are read; of more, the distinct ids of these are scaled
 
 
-def planned_tables(config: RunConfig, manifest: DatasetManifest | None, model: nn.Module) -> tuple[SparseTable, ...]:
+def planned_tables(config: RunConfig, dataset: Dataset | None, model: nn.Module) -> tuple[SparseTable, ...]:
     """The model's sparse tables. Without a dataset each row is taken to have an id of its own."""
-    dataset = etl_step.found(config, manifest) if manifest is not None else None
 
     def distinct(module: SparseEmbedding) -> Callable[[int], int]:
         def of_rows(rows: int) -> int:

@@ -12,6 +12,7 @@ from torch import nn
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.storage import open_storage
+from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.context.footers import mean_lengths
 from sparkring.pipelines.model.plan import cost_plan
 from sparkring.pipelines.model.reading import reader_bytes
@@ -96,13 +97,15 @@ def test_a_model_of_lists_is_planned_with_their_mean_length(folder: Path, manife
 def test_of_a_dataset_it_is_known_what_the_reader_holds(folder: Path, manifest: DatasetManifest) -> None:
     """Nothing is known without one, or of settings that the reader refuses: training says why."""
 
-    def held(manifest: DatasetManifest | None, ranks: int, **data: int) -> int | None:
-        words = {"name": "films", "dataset": str(folder), "train": {"global_batch": 64}, "data": data}
-        return reader_bytes(RunConfig.model_validate(words), manifest, ranks)
+    films = Dataset(manifest, open_storage(str(folder)))
 
-    one, two = held(manifest, 1), held(manifest, 2)
+    def held(dataset: Dataset | None, ranks: int, **data: int) -> int | None:
+        words = {"name": "films", "dataset": str(folder), "train": {"global_batch": 64}, "data": data}
+        return reader_bytes(RunConfig.model_validate(words), dataset, ranks)
+
+    one, two = held(films, 1), held(films, 2)
     assert one is not None and two is not None and ROWS * 20 < two < one
-    assert held(None, 1) is None and held(manifest, 1, max_bytes=1000) is None
+    assert held(None, 1) is None and held(films, 1, max_bytes=1000) is None
 
 
 def test_a_sparse_table_has_a_row_for_each_id_of_the_training_split_as_far_as_it_may(
@@ -111,7 +114,8 @@ def test_a_sparse_table_has_a_row_for_each_id_of_the_training_split_as_far_as_it
     def most(**tables: int) -> int:
         words = {"name": "films", "dataset": str(folder), "tables": tables}
         model = nn.ModuleDict({"users": SparseEmbedding(["user"], 16)})
-        (table,) = planned_tables(RunConfig.model_validate(words), manifest, model)
+        dataset = Dataset(manifest, open_storage(str(folder)))
+        (table,) = planned_tables(RunConfig.model_validate(words), dataset, model)
         return table.most_rows
 
     assert most() == 300 and most(max_rows=1024) == 300
