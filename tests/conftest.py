@@ -216,5 +216,16 @@ def pytest_collection_finish() -> None:
     if "mlflow" in sys.modules:
         quicken_stores()
     torch.set_num_threads(1)
+    keep_objects()
+
+
+def pytest_runtest_logfinish() -> None:
+    """A package that a test was the first to import is half a million objects."""
+    if len(gc.get_objects(generation=2)) > 100_000:
+        keep_objects()
+
+
+def keep_objects() -> None:
+    """Take what there is out of later collections, and of looks at all objects: each took up to half a second."""
     gc.collect()
-    gc.freeze()  # torch, MLflow and thousands of tests: half a second a collection
+    gc.freeze()

@@ -13,7 +13,7 @@ from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.training.data.batch import Batch
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.optim.build import build_optimizer
-from sparkring.training.parallel.measure import all_tensors, storage_bytes
+from sparkring.training.parallel.measure import existing_tensors, storage_bytes
 from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.planner import Workload, make_plan
 from sparkring.training.planner.memory import StageMemory
@@ -35,7 +35,7 @@ def peaks(rank: int, world: int, payload: dict[str, Any]) -> dict[str, tuple[flo
 def case_peak(rank: int, world: int, case: dict[str, Any]) -> tuple[float, int]:
     torch.manual_seed(0)
     gc.collect()
-    before = storage_bytes(all_tensors())
+    before = storage_bytes(existing_tensors()[0])
     settings = {"engine": "torch"} | {key: value for key, value in case.items() if key not in OF_THE_MODEL}
     optimizer = settings.pop("optimizer", "adamw")
     strategy = make_strategy(rank, world, settings)

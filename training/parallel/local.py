@@ -38,8 +38,7 @@ from sparkring.training.parallel.measure import (
     ActivationMeter,
     CommsMeter,
     RankMemoryMeter,
-    all_tensors,
-    batches_ahead,
+    existing_tensors,
     memory_bytes,
     storage_bytes,
     tensors_of,
@@ -329,8 +328,9 @@ class LocalStep:
             return
         if self.meter is None:
             self.meter = RankMemoryMeter(self.data_parallel.gathered_tensors)
-            self.meter.count_rows([] if batch is None else tensors_of(batch.columns), batches_ahead())
-            self.meter.count_existing(all_tensors())
+            tensors, of_batches = existing_tensors()
+            self.meter.count_rows([] if batch is None else tensors_of(batch.columns), of_batches)
+            self.meter.count_existing(tensors)
         with self.meter, self.prepared.comms, self.data_parallel.measuring_gathered():
             yield
 

@@ -248,15 +248,6 @@ class ActivationMeter:
             self.alive -= self.sizes.pop(storage)
 
 
-def all_tensors() -> list[torch.Tensor]:
-    """Every tensor of this process that Python knows of and that has memory of its own."""
-    objects = gc.get_objects()  # a million
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
-    plain = {kind for kind in kinds if not issubclass(kind, dtensor_types())}
-    found = [each for each in objects if type(each) in plain]
-    return [each for each in found if each.layout == torch.strided and has_memory(each)]
-
-
 def tensors_of(columns: Columns | None) -> list[torch.Tensor]:
     """The tensors of a batch's columns."""
     found: list[torch.Tensor] = []
@@ -269,12 +260,27 @@ def tensors_of(columns: Columns | None) -> list[torch.Tensor]:
     return found
 
 
-def batches_ahead() -> list[torch.Tensor]:
-    """Tensors of all batches of this process: a reader has some ready, views of chunks that are larger."""
-    batches = [each for each in gc.get_objects() if type(each) is Batch]
-    columns = [each for batch in batches for each in (batch.columns, batch.host_columns)]
-    numbers = [batch.ids for batch in batches if batch.ids is not None]
-    return numbers + [tensor for each in columns for tensor in tensors_of(each)]
+def existing_tensors() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Every tensor of this process that has memory of its own, and those of all its batches.
+
+    A reader has batches ready whose tensors are views of larger chunks. Tensors are those that Python knows of.
+    """
+    objects = gc.get_objects()  # hundreds of thousands: looked through once
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor | Batch)}
+    kinds = {kind for kind in kinds if not issubclass(kind, dtensor_types())}
+    found = [each for each in objects if type(each) in kinds]
+    batches = [each for each in found if isinstance(each, Batch)]
+    tensors = [each for each in found if isinstance(each, torch.Tensor)]
+    return (
+        [each for each in tensors if each.layout == torch.strided and has_memory(each)],
+        [tensor for batch in batches for tensor in batch_tensors(batch)],
+    )
+
+
+def batch_tensors(batch: Batch) -> list[torch.Tensor]:
+    """The tensors of a batch, on the device and on the host."""
+    ids = [] if batch.ids is None else [batch.ids]
+    return ids + tensors_of(batch.columns) + tensors_of(batch.host_columns)
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:

@@ -11,9 +11,8 @@ from sparkring.training.models.torch_private import fake_tensors
 from sparkring.training.parallel.measure import (
     ActivationMeter,
     RankMemoryMeter,
-    all_tensors,
-    batches_ahead,
     combined,
+    existing_tensors,
     memory_bytes,
     tensors_of,
 )
@@ -77,7 +76,7 @@ def test_tensors_of_a_trace_are_not_taken_for_memory() -> None:
     real = torch.zeros(1000)
     with fake_tensors():
         fake = torch.zeros(1000)
-    found = all_tensors()
+    found, _ = existing_tensors()
     assert any(each is real for each in found) and not any(each is fake for each in found)
 
 
@@ -97,7 +96,7 @@ def test_of_batches_a_peak_has_the_rows_of_its_step_and_not_the_chunks_that_a_re
     chunk = torch.zeros(8, 100)
     ahead = [Batch({"x": rows}, 2, 2, 2) for rows in chunk.split(2)]
     meter = RankMemoryMeter()
-    meter.count_rows(tensors_of(ahead[0].columns), batches_ahead())
+    meter.count_rows(tensors_of(ahead[0].columns), existing_tensors()[1])
     meter.count_existing([chunk, *(batch.columns["x"] for batch in ahead)])
     with meter:
         seen = ahead[0].columns["x"][:, 1:]
