@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import psutil
 import pytest
 from hypothesis import HealthCheck
 
+from sparkring.training.launch.host.processes import usable_cores
+from sparkring.training.launch.host.shared_imports import shared_imports
 from tests.descendants import Descendants
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -87,10 +90,17 @@ def _lives_on(pid: int) -> bool:
     try:
         process = psutil.Process(pid)
         spark_daemon = any(daemon in word for word in process.cmdline() for daemon in SPARK_DAEMONS)
-        ours = process.status() != psutil.STATUS_ZOMBIE and "java" not in process.name() and not spark_daemon
+        shared = imports_for_all(process) and not imports_for_all(process.parent())
+        known = "java" in process.name() or spark_daemon or shared
+        ours = process.status() != psutil.STATUS_ZOMBIE and not known
         return ours and os.getpid() in {each.pid for each in process.parents()}
     except psutil.NoSuchProcess:
         return False
+
+
+def imports_for_all(process: psutil.Process | None) -> bool:
+    """Whether it imports for the fork servers of many tests, or is one of these, which it has forked."""
+    return process is not None and any("fork_on_request" in word for word in process.cmdline())
 
 
 def _job_properties() -> set[str]:
@@ -106,6 +116,15 @@ def _job_properties() -> set[str]:
         return {name for name in names if not name.startswith("__") and properties.getProperty(name)}  # __: Spark's own
     except Py4JError:  # its JVM was killed by the test
         return set()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imports_once() -> Iterator[None]:
+    """Let the ranks of all tests come from processes that have imported torch for an earlier test."""
+    with ExitStack() as stack:
+        for threads in {1, usable_cores()}:  # of one rank on this machine, and of several
+            stack.enter_context(shared_imports({"OMP_NUM_THREADS": str(threads), **os.environ}))
+        yield
 
 
 @pytest.fixture(scope="session")

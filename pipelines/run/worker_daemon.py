@@ -2,7 +2,7 @@
 
 `spark.python.daemon.module` names it, in sessions on this machine. A worker that Spark's own daemon forks imports
 pyarrow, pandas and our modules itself, which takes it seconds, and a job of a minute has four of them. Its workers
-become the agents of the ranks too.
+become the agents of the ranks too, whose fork servers import torch once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from pyspark.daemon import manager
 
 from sparkring.training.launch.host.processes import import_before_forks
+from sparkring.training.launch.host.shared_imports import share_with_forks
 
 PRELOAD = (
     "pyarrow.parquet",
@@ -23,5 +24,6 @@ PRELOAD = (
 )
 
 if __name__ == "__main__":
+    share_with_forks()
     import_before_forks(PRELOAD)
     manager()

@@ -20,6 +20,7 @@ from sparkring.conf.manifest import (
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.local import local_group
 from tests.helpers.datasets import listed, manifest_of, write_manifest
+from tests.helpers.groups import warm
 
 MakeDataset = Callable[..., DatasetManifest]
 # What a rank would import by itself, for seconds: torch's first optimizer imports dynamo, pyarrow's first array pandas.
@@ -74,5 +75,4 @@ def make_dataset() -> MakeDataset:
 def group() -> Iterator[WorkerGroup]:
     """Three agents with warm fork servers, for the jobs of every file."""
     with local_group(3, PRELOAD) as group:
-        group.gather(3, 120.0)  # else a fork server would seem to be left by the test in which it starts
-        yield group
+        yield warm(group, 3)

@@ -10,13 +10,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.group import WorkerGroup, log_event
 from sparkring.training.launch.host.agent import Agent, AgentOptions
 from sparkring.training.launch.host.processes import usable_cores
+from sparkring.training.launch.host.shared_imports import shared_imports
 from sparkring.training.launch.job import JobResult, JobSpec
 from sparkring.training.launch.topology import check_world
 
@@ -69,7 +70,8 @@ def local_group(
     """
     check_world(world)
     environment = {"OMP_NUM_THREADS": str(max(1, usable_cores() // world)), **os.environ}
-    with WorkerGroup(host, run_id=run_id) as group:
+    sharing = shared_imports(environment) if world > 1 else nullcontext()
+    with sharing, WorkerGroup(host, run_id=run_id) as group:
         options = AgentOptions(group.endpoint, environment, preload, lines_per_s=lines_per_s)
         threads = [threading.Thread(target=_run_agent, args=(options, i), daemon=True) for i in range(world)]
         for thread in threads:

@@ -54,6 +54,12 @@ def ring_sum(ctx: Any) -> list[float]:
     return summed.tolist()
 
 
+def servers_of_rank(ctx: Any) -> list[int]:
+    """This rank's fork server, and the process that has imported for it."""
+    server = psutil.Process(os.getppid())
+    return [server.pid, server.ppid()]
+
+
 @pytest.mark.spark
 @pytest.mark.ranks
 @pytest.mark.horovod
@@ -61,11 +67,15 @@ def test_rings_of_both_engines_and_a_warm_second_launch(spark: Any) -> None:
     with barrier_group(spark, 2, ("torch", "horovod.torch"), LaunchOptions()) as group:
         first = group.run(JobSpec(ring_sum), 2, quiet, attempt=1)
         second = group.run(JobSpec(ring_sum), 2, quiet, attempt=2)
-        parents = [group.run(JobSpec(lambda ctx: os.getppid()), 2, quiet, attempt=n).results for n in (3, 4)]
+        parents = [group.run(JobSpec(servers_of_rank), 2, quiet, attempt=n).results for n in (3, 4)]
         assert len(group.agents) == 2
+    with barrier_group(spark, 2, ("torch",), LaunchOptions()) as group:
+        later = group.run(JobSpec(servers_of_rank), 2, quiet).results
     assert first.results == second.results == [[6.0], [6.0]]
     assert first.metrics[0].values == {"sum": 6.0}
     assert parents[0] == parents[1], "what was imported once is not imported again"
+    assert len({imports for _, imports in [*parents[0], *later]}) == 1, "nor by another rank or stage"
+    assert len({server for server, _ in [*parents[0], *later]}) == 4
 
 
 OF_A_NOTEBOOK = """

@@ -27,6 +27,7 @@ from sparkring.training.launch.messages import (
 from sparkring.training.launch.restart import ReplacementLimit
 from sparkring.training.launch.servers import Servers
 from sparkring.training.launch.topology import AgentInfo, Child
+from tests.helpers.groups import warm
 
 pytestmark = pytest.mark.ranks
 SERVE, WORK = "tests.training.launch.toy_servers:serve", "tests.training.launch.toy_servers:work"
@@ -35,8 +36,7 @@ SERVE, WORK = "tests.training.launch.toy_servers:serve", "tests.training.launch.
 @pytest.fixture(scope="module")
 def group() -> Iterator[WorkerGroup]:
     with local_group(3, ()) as group:
-        group.gather(3, 60.0)
-        yield group
+        yield warm(group, 3)
 
 
 class Seen:

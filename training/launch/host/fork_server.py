@@ -1,15 +1,16 @@
 """The process beside an agent that forks ranks.
 
-It has torch and Horovod imported, so a rank starts in a tenth of a second. It is started as its own program, keeps to
-one thread, never touches a GPU (a forked CUDA context is broken) and runs one rank at a time, and server processes
-beside it. Commands come over a socket pair from its agent; at end of file it kills everything below it and exits.
-Because it adopts orphans, nothing a rank has forked, daemonized or not, survives; what a server has daemonized ends
-with the next rank.
+It has torch and Horovod imported, so a rank starts in a tenth of a second. It is a program of its own, or forked from
+the process that imports for all agents of a host (shared_imports.py). It keeps to one thread, never touches a GPU (a
+forked CUDA context is broken) and runs one rank at a time, and server processes beside it. Commands come over a socket
+pair from its agent; at end of file it kills everything below it and exits. Because it adopts orphans, nothing a rank
+has forked, daemonized or not, survives; what a server has daemonized ends with the next rank.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping
+from typing import NoReturn
 
 from sparkring.training.launch.channel.frames import ProtocolError, SocketChannel
 from sparkring.training.launch.host.processes import (
@@ -25,6 +27,13 @@ from sparkring.training.launch.host.processes import (
     die_with_parent,
     end_descendants,
     import_before_forks,
+)
+from sparkring.training.launch.host.shared_imports import (
+    MOST_BYTES,
+    end_process,
+    find_shared,
+    rank_environment,
+    start_process,
 )
 from sparkring.training.launch.messages import (
     ChildExited,
@@ -36,45 +45,27 @@ from sparkring.training.launch.messages import (
 )
 from sparkring.training.launch.topology import Child, Role
 
-# Of no use to a rank; the first is a secret of Spark's, and only the driver talks to MLflow.
-PRIVATE_VARIABLES = (
-    "PYTHON_WORKER_FACTORY_SECRET",
-    "PYTHON_WORKER_FACTORY_PORT",
-    "PYTHON_WORKER_FACTORY_SOCK_DIR",
-    "MLFLOW_TRACKING_TOKEN",
-    "MLFLOW_TRACKING_USERNAME",
-    "MLFLOW_TRACKING_PASSWORD",
-    "SPARKRING_SECRET",
-    "SPARKRING_SECRET_FILE",
-)
-PRIVATE_PREFIX = "OPENLINEAGE_"  # settings of its client, keys among them
+OWN = ("sparkring.training.launch.host.rank", "sparkring.training.launch.host.server")  # imported before forks
 FDS_PER_RANK = 4  # output, channel to the agent, file for stacks, listening socket for torch's store: not of a server
 
 
 class ForkServer:
-    """The agent's end. The kernel ends it, and its rank, with the thread that has created it."""
+    """The agent's end. The fork server ends, and its rank, with the agent's process."""
 
     def __init__(self, preload: Iterable[str], environment: Mapping[str, str]):
         """`preload`: modules to import before the first rank is forked; absent ones are skipped."""
-        ours, theirs = socket.socketpair()
-        env = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES and not k.startswith(PRIVATE_PREFIX)}
-        env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(p or ".") for p in sys.path)
-        # A thread that waits for others spins 300,000 times by default. Where something else wants its core, that took
-        # nine tenths of the speed (benchmarks/results/busy_machine_2core_202611.md). Read when torch is imported.
-        if "OMP_WAIT_POLICY" not in env:
-            env.setdefault("GOMP_SPINCOUNT", "10000")
-        code = "from sparkring.training.launch.host.fork_server import main; main()"
-        command = [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid()), *preload]
+        self._socket, theirs = socket.socketpair()
+        self._process: subprocess.Popen[bytes] | None = None
+        shared = find_shared(environment)
         with theirs:
-            self._process = subprocess.Popen(
-                command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        self._socket = ours
-        self._channel = SocketChannel(ours, FromForkServer)
+            if shared is None or not shared.fork(preload, theirs):
+                arguments = [str(os.getpid()), *preload]
+                self._process = start_process("main", [theirs], arguments, rank_environment(environment))
+        self._channel = SocketChannel(self._socket, FromForkServer)
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return not self._is_closed(within_s=0)
 
     def start(self, start: StartChild, fds: list[int]) -> None:
         """Fork a rank or a server; `fds` as in FDS_PER_RANK. Its pid and its end arrive by `receive`."""
@@ -94,42 +85,75 @@ class ForkServer:
     def close(self) -> None:
         """End the fork server and everything below it, and wait until that is done."""
         with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        self._is_closed(within_s=10)
+        with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # close alone would wait for the thread that reads it
         self._socket.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._process is not None:
+            end_process(self._process)
+
+    def _is_closed(self, within_s: float) -> bool:
+        """Whether the other end is closed, as it is when the fork server has ended, or will be so soon."""
+        if self._socket.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        return bool(poll.poll(within_s * 1000))
 
 
 def main() -> None:
-    """Run the fork server: import, then fork on command until the agent has ended."""
+    """Run a fork server that was started as a program: import, then fork on command until the agent has ended."""
     fd, parent, preload = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     die_with_parent(parent)
+    import_before_forks((*preload, *OWN))
+    _run(socket.socket(fileno=fd), parent)
+
+
+def fork_on_request() -> None:
+    """Import what fork servers need, and fork them, until nobody is left who could ask for one (SharedImports)."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets those that have ended
+    while True:
+        data, fds, _, _ = socket.recv_fds(requests, MOST_BYTES, 1)
+        if not data:
+            return
+        request = json.loads(data)
+        sys.path[:] = ["", *request["path"]]  # as that of a program
+        import_before_forks((*request["preload"], *OWN))
+        if not os.fork():
+            requests.close()
+            os.setsid()
+            with contextlib.suppress(OSError):  # it was removed
+                os.chdir(request["folder"])
+            _run(socket.socket(fileno=fds[0]), None)
+        os.close(fds[0])
+
+
+def _run(sock: socket.socket, parent: int | None) -> NoReturn:
+    """Fork on command until the agent has ended; `parent`: its process, where that made this one."""
     adopt_orphans()
-    import_before_forks((*preload, "sparkring.training.launch.host.rank", "sparkring.training.launch.host.server"))
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     for noticed in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(noticed, lambda *_: None)
-    die_with_parent(parent, signal.SIGTERM)  # from here on: not before everything below us has been ended
-    sock = socket.socket(fileno=fd)
+    if parent is not None:
+        die_with_parent(parent, signal.SIGTERM)  # from here on: not before everything below us has been ended
     with contextlib.suppress(EOFError, OSError, ProtocolError):  # the agent has ended, or ended us
         _serve(SocketChannel(sock, ToForkServer), wake_read, parent)
     end_descendants()
     os._exit(0)
 
 
-def _serve(channel: SocketChannel, wake: int, parent: int) -> None:
+def _serve(channel: SocketChannel, wake: int, parent: int | None) -> None:
     sock = channel.sock
     children = _Children(channel)
     while True:
         ready, _, _ = select.select([sock.fileno(), wake], [], [])
         if wake in ready:
             os.read(wake, 512)
-            if os.getppid() != parent:
+            if parent is not None and os.getppid() != parent:
                 raise EOFError("the agent's process has ended")
             children.reap()
         if sock.fileno() not in ready:

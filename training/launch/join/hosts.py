@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from sparkring.training.launch.group import SharedPort, WorkerGroup
 from sparkring.training.launch.host.agent import Agent, AgentOptions
 from sparkring.training.launch.host.info import collect_host_info, problems
 from sparkring.training.launch.host.processes import usable_cores
+from sparkring.training.launch.host.shared_imports import shared_imports
 from sparkring.training.launch.join.placement import ALONE, Placement
 from sparkring.training.launch.messages import AgentReady, Bye, Joined
 from sparkring.training.launch.topology import AgentInfo
@@ -89,12 +90,14 @@ class HostAgents:
 
     def _run(self, options: JoinOptions, slot: int, gpus: tuple[str, ...]) -> None:
         index = options.placement.rank * options.ranks + slot
+        sharing = shared_imports(self._options.environment) if options.ranks > 1 else nullcontext()
         try:
-            agent = Agent(self._options, index, agent_name(options, slot), gpus)
-            self._agents.append(agent)
-            if self._left:
-                agent.leave()
-            self._byes.append(agent.run())
+            with sharing:
+                agent = Agent(self._options, index, agent_name(options, slot), gpus)
+                self._agents.append(agent)
+                if self._left:
+                    agent.leave()
+                self._byes.append(agent.run())
         except (OSError, ValueError) as error:  # ConnectionErrors above all
             self.error = self.error or error
         finally:
