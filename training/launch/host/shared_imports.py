@@ -52,7 +52,7 @@ class SharedImports:
         return _read_at_import(rank_environment(environment)) == _read_at_import(self._environment)
 
     def fork(self, preload: Iterable[str], server: socket.socket) -> bool:
-        """Ask for a fork server that has `preload` imported and talks over `server`; False: there is none to be had."""
+        """Request a fork server with `preload` imported, connected to `server`; False if the request cannot be sent."""
         with self._lock:
             if self._process is None and self._theirs.fileno() >= 0:
                 self._process = start_process("fork_on_request", [self._theirs], [], self._environment)
@@ -161,7 +161,7 @@ def start_process(
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """Wait ten seconds for the end of a process that was told to end, then kill it."""
+    """Wait for a process to exit; kill it after ten seconds."""
     try:
         process.wait(timeout=10)
     except subprocess.TimeoutExpired:

@@ -81,9 +81,10 @@ def test_fork_servers_of_a_host_are_forked_from_one_process_which_ends_with_the_
         assert len({rank["server"] for rank in ranks}) == 4
         assert all(rank["session"] == rank["server"] and rank["imported"] for rank in ranks)
         assert {rank["folder"] for rank in ranks} == {str(tmp_path)}
-        assert not any(psutil.pid_exists(rank["server"]) for rank in ranks[2:])
+        wait_for(lambda: not any(psutil.pid_exists(rank["server"]) for rank in ranks[2:]))
+        assert psutil.pid_exists(imports) and all(psutil.pid_exists(rank["server"]) for rank in ranks[:2])
     assert not psutil.pid_exists(imports)
-    assert not any(psutil.pid_exists(rank["server"]) for rank in ranks)
+    wait_for(lambda: not any(psutil.pid_exists(rank["server"]) for rank in ranks))
 
 
 @pytest.mark.ranks
