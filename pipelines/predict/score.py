@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-from pyspark import SparkFiles, TaskContext
+from pyspark import TaskContext
 
 from sparkring.conf.blocks.predict import CONTRIBUTIONS
 from sparkring.conf.storage import open_storage
@@ -104,6 +104,8 @@ def score_partition(task: ScoreTask, batches: Iterator[pa.RecordBatch]) -> Itera
 
 
 def _write(task: ScoreTask, path: str, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+    from pyspark import SparkFiles  # of a worker: a client of Spark Connect alone has none
+
     predictor, counts = loaded(SparkFiles.get(task.archive)), Counts()
     with open_storage(task.root_uri).create(path) as sink:
         writer: pq.ParquetWriter | None = None

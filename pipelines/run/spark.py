@@ -24,7 +24,6 @@ from pathlib import Path
 import pyspark
 from pyspark import SparkConf
 from pyspark.errors import PySparkException
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.launch import LaunchConfig
@@ -32,7 +31,14 @@ from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import first_line
 from sparkring.etl.spark_platform.application import named_python, settings_of, start_python, this_python
 from sparkring.etl.spark_platform.capabilities import is_classic
-from sparkring.etl.spark_platform.jvm import activate, active_context, adopt_jvm, end_jvm, jvm_held
+from sparkring.etl.spark_platform.jvm import (
+    activate,
+    active_context,
+    adopt_jvm,
+    end_jvm,
+    jvm_held,
+    launch_gateway,
+)
 from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, is_one_jvm, is_refused, options_of
 from sparkring.pipelines.run.package import ship_code
 from sparkring.pipelines.run.spark_remote import check_versions, open_remote, remote_of
