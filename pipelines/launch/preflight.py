@@ -134,6 +134,11 @@ def elastic(settings: Mapping[str, str]) -> str:
 
 
 def too_few_slots(ranks: int, count: int, master: str, key: str = "launch.world") -> str:
+    if count == 0:
+        return (
+            f"{key} = {ranks}: {master} has no task slot, and each rank needs one; see whether its workers are there, "
+            "and have what spark.executor.cores, spark.executor.memory and spark.task.cpus ask for"
+        )
     return (
         f"{key} = {ranks}: {master} has {count} task slot{'' if count == 1 else 's'}, and each rank needs one; "
         f"set {key} to {count} or less, or give Spark more cores (or GPUs) for as many tasks"
