@@ -1,15 +1,17 @@
 """The job of flights on every Spark that is supported: the same dataset, statistics and weights, byte by byte?
 
 Each version is laid over this environment in a folder of its own (build/matrix, made with pip), classic and, where
-asked, as a server of Spark Connect in the same process; the oldest one also over the lowest, and the newest one over
-the newest, version of every other package that pyproject.toml allows (torch apart). On `local[2]`, a trial of flights
-is run and its model scores the timetable; then a night of examples/nights, once to its end, and once killed by SIGKILL
-at its first checkpoint and started again. What is compared with the newest version: the rows of every file, their
-bytes, the fitted statistics, the sha256 of the weights, the predictions, and the night's weights; those after the kill
-with those without. One version at a time; each command may take --limit-s.
+asked, as a server of Spark Connect in the same process, or on a standalone cluster of two workers; the oldest one also
+over the lowest, and the newest one over the newest, version of every other package that pyproject.toml allows (torch
+apart), and over other versions of torch. On `local[2]`, or two workers of a core each, a trial of flights is run and
+its model scores the timetable; then a night of examples/nights, once to its end, and once killed by SIGKILL at its
+first checkpoint and started again. What is compared with the newest version: the rows of every file, their bytes, the
+fitted statistics, the sha256 of the weights, the predictions, and the night's weights; those after the kill with those
+without. One version at a time; each command may take --limit-s. What a case gave is kept in --keep, and the same
+command goes on with the cases that are not there; --most: how many of them at a time.
 
-    python benchmarks/matrix.py [--versions 3.5.9 ...] [--connect 4.3.0 ...] [--lowest 3.5.9] [--newest 4.3.0]
-        [--rows 1000] [--out FILE]
+    python benchmarks/matrix.py [--versions 3.5.9 ...] [--connect 4.3.0 ...] [--cluster 3.5.9 ...] [--lowest 3.5.9]
+        [--newest 4.3.0] [--torch 2.12.0 ...] [--rows 1000] [--keep FOLDER] [--most 1] [--out FILE]
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ import sys
 import tempfile
 import time
 import tomllib
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
@@ -39,6 +43,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OVERLAYS = ROOT / "build/matrix"
 PY4J = {"3.5": "0.10.9.7", "4.0": "0.10.9.9", "4.1": "0.10.9.9", "4.2": "0.10.9.9", "4.3": "0.10.9.9"}
 CLASSIC = ["3.5.9", "4.0.5", "4.1.4", "4.2.1", "4.3.0"]
+TORCH = ["2.12.0", "2.14.1"]
 CONNECT_NEEDS = ["grpcio", "grpcio-status", "googleapis-common-protos", "zstandard"]
 LOCKED, LOWEST, NEWEST = "locked", "lowest", "newest"
 NIGHT, DAYS = "2026-06-05", ["2026-06-01", "2026-06-06"]
@@ -47,11 +52,15 @@ TIMES = ("scored_at",)  # columns of a prediction that no two runs have in commo
 
 @dataclass(frozen=True)
 class Case:
-    """A version of Spark, classic or as Spark Connect, and the packages that it is laid over."""
+    """A version of Spark, classic, as Spark Connect or on a cluster, and the packages that it is laid over."""
 
     version: str
     mode: str
-    packages: str = LOCKED
+    packages: str = LOCKED  # LOWEST, NEWEST, or `torch VERSION`
+
+    @property
+    def name(self) -> str:
+        return f"{self.version}-{self.mode}-{self.packages.replace(' ', '-')}"
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,14 @@ def newest_overlay() -> Path:
     return folder
 
 
+def torch_overlay(torch: str) -> Path:
+    """Install a version of torch apart from this environment's; the folder is kept."""
+    folder = OVERLAYS / f"torch-{torch}"
+    if not (folder / "torch").is_dir():
+        pip("--target", folder, f"torch=={torch}")
+    return folder
+
+
 def newest_versions() -> list[str]:
     """What the overlay has of the dependencies of pyproject.toml."""
     names = {re.split("[<>=]", need)[0] for need in ranges()}
@@ -132,9 +149,10 @@ def pip(*words: str | Path, python: str = sys.executable) -> None:
 
 def environment(case: Case) -> dict[str, str]:
     """The variables of a case's commands."""
-    newest = [str(newest_overlay())] if case.packages == NEWEST else []
-    folders = [str(overlay(case.version)), *newest, str(ROOT)]
-    remote = {}
+    others = [newest_overlay()] if case.packages == NEWEST else []
+    others += [torch_overlay(case.packages.split()[1])] if case.packages.startswith("torch") else []
+    folders = [str(folder) for folder in (overlay(case.version), *others, ROOT)]
+    remote = {"SPARK_LOCAL_IP": "127.0.0.1"} if case.mode == "cluster" else {}
     if case.mode == "connect":
         folders.insert(0, str(connect_overlay()))
         remote = {"SPARK_REMOTE": "local[2]"}
@@ -142,35 +160,106 @@ def environment(case: Case) -> dict[str, str]:
     return kept | remote | {"PYTHONPATH": os.pathsep.join(folders), "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
+@contextmanager
+def cluster(case: Case, folder: Path) -> Iterator[list[str]]:
+    """Start a master and two workers of the case's Spark; gives the overrides that run a job there."""
+    if case.mode != "cluster":
+        yield []
+        return
+    deploy, local = "org.apache.spark.deploy", ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    with contextlib.ExitStack() as started:
+        log = folder / "master.log"
+        started.enter_context(daemon(case, log, f"{deploy}.master.Master", *local))
+        master = awaited(log, r"Starting Spark master at (\S+)")
+        for number in (1, 2):
+            log, size = folder / f"worker{number}.log", ["--cores", "1", "--memory", "1g"]
+            work = ["--work-dir", str(folder / f"worker{number}"), master]
+            started.enter_context(daemon(case, log, f"{deploy}.worker.Worker", *local, *size, *work))
+            awaited(log, "(Successfully registered with master)")
+        yield [f"spark.master={master}", "spark.conf={spark.executor.memory: 700m}"]
+
+
+@contextmanager
+def daemon(case: Case, log: Path, *java: str) -> Iterator[None]:
+    """Run a process of the case's Spark for the block, with its output in a file."""
+    home = overlay(case.version) / "pyspark"
+    variables = environment(case) | {"SPARK_HOME": str(home), "PYSPARK_PYTHON": program_of(case)[0]}
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [home / "bin/spark-class", *java], env=variables, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+
+def awaited(log: Path, form: str, limit_s: float = 120.0) -> str:
+    """Wait until a log has a line; returns the group of its form."""
+    limit = time.monotonic() + limit_s
+    while (found := re.search(form, log.read_text(errors="replace"))) is None:
+        if time.monotonic() > limit:
+            raise TimeoutError(f"{log} has no line {form!r}")
+        time.sleep(0.1)
+    return found[1]
+
+
 def run(case: Case, folder: Path, rows: int, limit_s: float) -> Found:
-    """Run the job and a scoring in a folder that has the raw tables."""
-    out = folder / f"{case.version}-{case.mode}-{case.packages}"
+    """Run the case where it runs, in a folder that has the raw tables."""
+    out = folder / case.name
+    out.mkdir()
+    with cluster(case, out) as where:
+        return run_jobs(case, folder, rows, limit_s, where)
+
+
+def run_jobs(case: Case, folder: Path, rows: int, limit_s: float, where: list[str]) -> Found:
+    """Run the job, a scoring and the nights.
+
+    Args:
+        case: what is run.
+        folder: that has the raw tables.
+        rows: of the trial.
+        limit_s: for each command.
+        where: overrides that say where Spark runs.
+    """
+    out = folder / case.name
+    # Horovod was built for one version of torch.
+    where = [*where, *(["parallel.engine=torch"] if case.packages.startswith("torch") else [])]
     places = [f"storage.datasets={out}/datasets", f"storage.runs={out}/runs", f"tracking.uri=sqlite:///{out}/mlflow.db"]
-    trial = ["run", "flights", "--limit-rows", str(rows), *places]
+    trial = ["run", "flights", "--limit-rows", str(rows), *places, *where]
     began = time.monotonic()
     if error := command(trial, case, folder, limit_s):
         return Found(time.monotonic() - began, error=f"run: {error}")
     seconds = time.monotonic() - began
     (model,) = out.glob("runs/*/*/model")
     wanted = ["predict.rows=scheduled", f"predict.to={out}/predictions"]
-    wanted += ["predict.keep=[time_hour, carrier, flight, origin]", f"model={model}", *places]
+    wanted += ["predict.keep=[time_hour, carrier, flight, origin]", f"model={model}", *places, *where]
     if error := command(["predict", "flights", *wanted], case, folder, limit_s):
         return Found(seconds, error=f"predict: {error}")
     found, nights = found_in(out, model, seconds), dict[str, str]()
     for name in ("night", "killed"):
-        weights, error = night(case, folder, out / name, name == "killed", limit_s)
+        weights, error = night(case, folder, out / name, where, limit_s)
         if error:
             return replace(found, error=f"{name}: {error}")
         nights[name] = weights
     return replace(found, **nights)
 
 
-def night(case: Case, folder: Path, out: Path, is_killed: bool, limit_s: float) -> tuple[str, str]:
-    """Run a date of examples/nights, and kill it at its first checkpoint if asked; (sha256 of its weights, error)."""
-    words = ["run", str(ROOT / "examples/nights/clicks.yaml"), "--date", NIGHT, "train.epochs=200"]
-    words += ["checkpoint.every_steps=20", f"storage.datasets={out}/datasets", f"storage.runs={out}/runs"]
-    words += [f"tracking.uri=sqlite:///{out}/mlflow.db"]
-    if is_killed and not killed_at_checkpoint(case, folder, out, words, limit_s):
+def night(case: Case, folder: Path, out: Path, where: list[str], limit_s: float) -> tuple[str, str]:
+    """Run a date of examples/nights; returns the sha256 of its weights, and an error.
+
+    Args:
+        case: what is run.
+        folder: that has the raw tables.
+        out: of this night; where its name is `killed`, it is, at its first checkpoint, and started again.
+        where: overrides that say where Spark runs.
+        limit_s: for each command.
+    """
+    words = ["run", str(ROOT / "examples/nights/clicks.yaml"), "--date", NIGHT, "train.epochs=30"]
+    words += ["checkpoint.every_steps=20", f"storage.datasets={out.parent}/night-datasets", f"storage.runs={out}/runs"]
+    words += [f"tracking.uri=sqlite:///{out}/mlflow.db", *where]
+    if out.name == "killed" and not killed_at_checkpoint(case, folder, out, words, limit_s):
         return "", "no checkpoint to be killed at"
     if error := command(words, case, folder, limit_s):
         return "", error
@@ -233,9 +322,9 @@ def found_in(out: Path, model: Path, seconds: float) -> Found:
     )
 
 
-def kept(found: Found) -> tuple[str, ...]:
-    """What must be equal on every version."""
-    return found.rows, found.weights, found.night
+def must_equal(case: Case, found: Found) -> tuple[str, ...]:
+    """What is equal on every version; weights are those of one version of torch."""
+    return (found.rows,) if case.packages.startswith("torch") else (found.rows, found.weights, found.night)
 
 
 def digest(what: Any) -> str:
@@ -273,7 +362,9 @@ def report(found: dict[Case, Found], rows: int) -> str:
         "the newest version. `night`: weights of a date of examples/nights; `after kill -9`: of the same, killed at "
         "its first checkpoint and started again, against those without. Packages `lowest`: the lower end of each range "
         "in pyproject.toml "
-        f"({', '.join(lowest_versions())}), and the same torch."
+        f"({', '.join(lowest_versions())}), and the same torch: pandas 2 and MLflow 2, where the others have pandas 3 "
+        "and MLflow 3. Session `cluster`: standalone, a master and two workers of a core each. Packages `torch`: that "
+        "version, whose weights may be others, on torch's ring."
         + (
             f" Packages `newest`: the newest that pip finds ({', '.join(newest_versions())})."
             if any(case.packages == NEWEST for case in found)
@@ -284,30 +375,65 @@ def report(found: dict[Case, Found], rows: int) -> str:
     return head + table(found, found[closest(found)]) + "\n"
 
 
+def found_or_run(case: Case, folder: Path, kept: Path | None, words: argparse.Namespace) -> Found | None:
+    """Run a case, or read what was kept of it; None where no more are to be run.
+
+    Args:
+        case: what is run.
+        folder: that has the raw tables.
+        kept: file of what it gave; None: nothing is kept.
+        words: of the command line; `most` is counted down.
+    """
+    if kept is not None and kept.exists():
+        return Found(**json.loads(kept.read_text()))
+    if words.most <= 0:
+        return None
+    words.most -= 1
+    found = run(case, folder, words.rows, words.limit_s)
+    print(case, found, file=sys.stderr, flush=True)
+    if kept is not None:
+        kept.write_text(json.dumps(asdict(found)))
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--versions", nargs="*", default=CLASSIC)
     parser.add_argument("--connect", nargs="*", default=CLASSIC[1:])
+    parser.add_argument("--cluster", nargs="*", default=[CLASSIC[0], CLASSIC[-1]])
     parser.add_argument("--lowest", nargs="*", default=CLASSIC[:1])
     parser.add_argument("--newest", nargs="*", default=CLASSIC[-1:])
+    parser.add_argument("--torch", nargs="*", default=TORCH)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--limit-s", type=float, default=600)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--most", type=int, default=1000)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     cases = [Case(v, "classic") for v in arguments.versions] + [Case(v, "connect") for v in arguments.connect]
+    cases += [Case(v, "cluster") for v in arguments.cluster]
     cases += [Case(v, "classic", NEWEST) for v in arguments.newest]
     cases += [Case(v, "classic", LOWEST) for v in arguments.lowest]
+    cases += [Case(CLASSIC[-1], "classic", f"torch {v}") for v in arguments.torch]
     found: dict[Case, Found] = {}
+    if arguments.keep is not None:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="matrix") as scratch:
         for words in (["-m", "sparkring.etl.raw", "flights"], [str(ROOT / "examples/nights/make_days.py"), *DAYS]):
             subprocess.run([sys.executable, *words], cwd=scratch, check=True, capture_output=True)
         for case in cases:
-            found[case] = run(case, Path(scratch), arguments.rows, arguments.limit_s)
-            print(case, found[case], file=sys.stderr, flush=True)
-            publish(report(found, arguments.rows), arguments.out)  # now: a long run may be cut
+            kept = arguments.keep / f"{case.name}.json" if arguments.keep is not None else None
+            one = found_or_run(case, Path(scratch), kept, arguments)
+            if one is not None:
+                found[case] = one
+                publish(report(found, arguments.rows), arguments.out)  # now: a long run may be cut
     like = found[closest(found)]
-    wrong = [one for one in found.values() if one.error or kept(one) != kept(like) or one.killed != one.night]
-    return 1 if wrong else 0
+    wrong = [
+        case
+        for case, one in found.items()
+        if one.error or must_equal(case, one) != must_equal(case, like) or one.killed != one.night
+    ]
+    return 1 if wrong or len(found) < len(cases) else 0
 
 
 if __name__ == "__main__":

@@ -152,6 +152,7 @@ def run(
     from sparkring.pipelines.job.job import run_job
     from sparkring.pipelines.run.runs import RunRecord
 
+    _check_spark("sparkring.run")
     path = recipe.path if isinstance(recipe, Recipe) else str(recipe)
     if not isinstance(overrides, Mapping | None):
         raise TypeError(f"overrides = {overrides!r}: must be a dict, such as {{'train.steps': 500}}")
@@ -190,6 +191,7 @@ def launch(
         spark: session whose executors run them; None: the one that is open, or one on this machine.
         preload: modules to import before the processes are forked; those that are missing are skipped.
     """
+    _check_spark("sparkring.launch")
     from sparkring.pipelines.launch.barrier import run_barrier
     from sparkring.training.launch.job import JobSpec
 
@@ -197,6 +199,14 @@ def launch(
         raise TypeError(f"args = {args!r}: must be a list or tuple of arguments, such as ({args!r},)")
     job = JobSpec(function, args=tuple(args), kwargs=dict(kwargs or {}), preload=tuple(preload))
     return run_barrier(spark or _open_session(world), job, world)
+
+
+def _check_spark(name: str) -> None:
+    """Raise ModuleNotFoundError with the extra where Spark is not installed. `name`: of what needs it."""
+    from sparkring.pipelines.run.installed import has_spark
+
+    if not has_spark():
+        raise ModuleNotFoundError(f"{name} needs Spark: pip install 'sparkring[spark]'", name="pyspark")
 
 
 def _open_session(world: int) -> SparkSession:

@@ -72,10 +72,19 @@ def is_loadable_in_task(spark: SparkSession, name: str) -> bool:
 
 
 def active_context() -> SparkContext | None:
-    """The SparkContext of this process, if it has one."""
-    from pyspark import SparkContext
-
+    """The SparkContext of this process, if it has one; a client of Spark Connect alone has not even the class."""
+    try:
+        from pyspark import SparkContext
+    except ImportError:
+        return None
     return SparkContext._active_spark_context
+
+
+def launch_gateway(conf: SparkConf, popen: dict[str, Any]) -> Any:
+    """Start a JVM by spark-submit, with these arguments of Popen."""
+    from pyspark.java_gateway import launch_gateway as launch  # py4j, which a client of Spark Connect alone lacks
+
+    return launch(conf, popen)
 
 
 def adopt_jvm(gateway: Any, conf: SparkConf) -> None:

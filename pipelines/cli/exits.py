@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.stored import StoredError
@@ -38,13 +39,18 @@ def exit_code(error: BaseException) -> Exit:
     for kinds, code in EXITS:
         if isinstance(error, kinds):
             return code
-    return Exit.RESOURCES if _no_room(error) else Exit.BUG
+    return Exit.RESOURCES if _no_room(error) or _missing_in_workers(error) else Exit.BUG
 
 
 def message(error: BaseException) -> str:
     """The error's message; that of a full disk or of a package that is not installed with its remedy."""
     if _missing_spark(error):
         return f"{error}: this command needs Spark, which is not installed: pip install 'sparkring[spark]'"
+    if missing := _missing_in_workers(error):
+        return (
+            f"{missing}, in the Python of Spark's workers: install the packages of sparkring where PYSPARK_PYTHON of "
+            "each host, or of the server of Spark Connect, points to"
+        )
     if not (full := _no_room(error)):
         return str(error) or "interrupted"
     return (
@@ -56,6 +62,14 @@ def message(error: BaseException) -> str:
 def _missing_spark(error: BaseException) -> bool:
     """Whether Spark is not installed, and an import of it has failed."""
     return isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in ("pyspark", "py4j")
+
+
+def _missing_in_workers(error: BaseException) -> str:
+    """The line that names a module which a task of Spark's did not find; empty for other errors."""
+    if type(error).__module__.partition(".")[0] not in ("py4j", "pyspark"):
+        return ""
+    found = re.search(r"ModuleNotFoundError: (No module named '[\w.]+')", str(error))
+    return found[1] if found else ""
 
 
 def _no_room(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkring.pipelines.launch.recover import Platform
+    from sparkring.pipelines.run.spark import JobSession
 
 log = logging.getLogger("sparkring")
 
@@ -94,7 +95,8 @@ def run_parts(
 ) -> int:
     """As `run_job`, of a recipe whose layout was checked. `session` is first called when something needs Spark."""
     from sparkring.pipelines.launch.barrier import launch_options
-    from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
+    from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, fixed_settings
+    from sparkring.pipelines.run.spark import JobSession
 
     config, began = resolved.config, time.monotonic()
     if config.launch.is_without_spark:
@@ -119,7 +121,11 @@ def run_parts(
         timings = {"spark_s": time.monotonic() - began}
         describe_job(run.tracker, resolved, spark, fingerprint)
         profile = launch_options(config.launch).profile
-        check_slots(spark, SlotRequest(config.launch.world, config.launch.min_world, profile))
+        request = SlotRequest(config.launch.world, config.launch.min_world, profile)
+        is_replaceable = isinstance(session, JobSession) and session.is_replaceable
+        fixed = fixed_settings(spark, request) if is_replaceable else {}
+        if not fixed:
+            check_slots(spark, request)
         if found is None:
             building = time.monotonic()
             with imported_meanwhile():
@@ -129,9 +135,29 @@ def run_parts(
             timings["etl_s"] = time.monotonic() - building
             run.tracker.metrics(JOB, 0, etl_cost(spark, timings["etl_s"]))
         check_against(config, found)
+        if fixed:
+            assert isinstance(session, JobSession), "others are not replaced"
+            spark = second_application(run.tracker, session, fixed)
+            check_slots(spark, request)
         code, result = train_and_publish(run.job_on(found, spark), timings, began)
     log.info("%s", outcome(result, resolved, registered_as(config.tracking.named(config.name), run.tracker, result)))
     return code
+
+
+def second_application(tracker: Tracker, session: JobSession, settings: Mapping[str, str]) -> SparkSession:
+    """Go on in an application whose executors stay: Spark runs no barrier stage in an elastic one."""
+    from sparkring.etl.spark_platform.application import application_id
+
+    words = " ".join(f"--conf {key}={value}" for key, value in settings.items())
+    log.info(
+        "spark.dynamicAllocation.enabled = true: Spark runs no barrier stage in such an application; training runs in "
+        "a second one, with %s",
+        words,
+    )
+    first = application_id(session())
+    spark = session.replaced(settings)
+    tracker.tags(JOB, {"sparkring.application_id": f"{first}, {application_id(spark)}"})
+    return spark
 
 
 def check_without_spark(config: RunConfig) -> None:

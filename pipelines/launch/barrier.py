@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
-from pyspark import BarrierTaskContext, SparkFiles
+from pyspark import BarrierTaskContext
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession
 
@@ -195,6 +195,8 @@ def spark_reason(error: BaseException, python: str) -> str:
 
 def _run_agent(options: AgentOptions, stage: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Be an agent, as a Spark task, until the driver says bye; the batches hold its index."""
+    from pyspark import SparkFiles  # of a worker: a client of Spark Connect alone has none
+
     (index,) = (index for batch in batches for index in batch.column(0).to_pylist())
     resources = BarrierTaskContext.get().resources()
     gpus = tuple(resources["gpu"].addresses) if "gpu" in resources else ()

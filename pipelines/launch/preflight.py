@@ -73,8 +73,8 @@ def check_slots(spark: SparkSession, request: SlotRequest, control: Control | No
     if request.least is not None:
         key, least = "launch.min_world", request.least
     master, conf = master_of(spark), dict(settings_of(spark))
-    if conf.get("spark.dynamicAllocation.enabled", "false") == "true" and not is_local(master):
-        raise LaunchError(elastic(fixed_allocation(master, conf, request)))
+    if settings := wanted_settings(master, conf, request):
+        raise LaunchError(elastic(settings))
     if request.profile is not None:
         if not takes_profiles():
             raise LaunchError(
@@ -93,6 +93,18 @@ def check_slots(spark: SparkSession, request: SlotRequest, control: Control | No
         if control is not None:
             control.raise_if_ending("slots were waited for")
         time.sleep(0.1)
+
+
+def fixed_settings(spark: SparkSession, request: SlotRequest) -> dict[str, str]:
+    """Choose settings for an application that can train in place of this elastic one; {} where this one can."""
+    return wanted_settings(master_of(spark), settings_of(spark), request)
+
+
+def wanted_settings(master: str, conf: Mapping[str, str], request: SlotRequest) -> dict[str, str]:
+    """Choose as `fixed_settings` does, by an application's master and settings."""
+    if conf.get("spark.dynamicAllocation.enabled", "false") != "true" or is_local(master):
+        return {}
+    return fixed_allocation(master, conf, request)
 
 
 def is_local(master: str) -> bool:
@@ -122,6 +134,11 @@ def elastic(settings: Mapping[str, str]) -> str:
 
 
 def too_few_slots(ranks: int, count: int, master: str, key: str = "launch.world") -> str:
+    if count == 0:
+        return (
+            f"{key} = {ranks}: {master} has no task slot, and each rank needs one; see whether its workers are there, "
+            "and have what spark.executor.cores, spark.executor.memory and spark.task.cpus ask for"
+        )
     return (
         f"{key} = {ranks}: {master} has {count} task slot{'' if count == 1 else 's'}, and each rank needs one; "
         f"set {key} to {count} or less, or give Spark more cores (or GPUs) for as many tasks"

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-from pyspark import SparkFiles, TaskContext
+from pyspark import TaskContext
 
 from sparkring.conf.blocks.predict import CONTRIBUTIONS
 from sparkring.conf.storage import open_storage
@@ -24,6 +24,7 @@ from sparkring.training.model.contributions import Contributions
 
 ROW_GROUP = 1 << 17  # rows
 MOST_WAITING = 64 << 20  # bytes of rows that wait for their row group
+WHOLE_ROWS = 64  # torch's loops round the rows that fill no vector register otherwise
 EXPLAINED = 4096  # rows whose contributions are computed at once
 LONG = "_sparkring_long"  # column: whether the row has long texts, which were not sent
 NOT_FINITE = "no finite prediction"  # in `refused`, in the place of a column: of an infinite input, say
@@ -103,6 +104,8 @@ def score_partition(task: ScoreTask, batches: Iterator[pa.RecordBatch]) -> Itera
 
 
 def _write(task: ScoreTask, path: str, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+    from pyspark import SparkFiles  # of a worker: a client of Spark Connect alone has none
+
     predictor, counts = loaded(SparkFiles.get(task.archive)), Counts()
     with open_storage(task.root_uri).create(path) as sink:
         writer: pq.ParquetWriter | None = None
@@ -166,8 +169,8 @@ def score_batch(predictor: TablePredictor, task: ScoreTask, batch: pa.RecordBatc
         counts.refused[name] = counts.refused.get(name, 0) + rows
     raw: dict[str, Any] = {n: kept.column(n) for n in predictor.raw_columns if n in kept.schema.names}
     raw |= {name: pa.nulls(kept.num_rows) for name in task.absent}
-    scores = predictor.scores(raw, kept.num_rows)
-    finite = np.isfinite(scores).reshape(len(scores), -1).all(axis=1)
+    scores = predictor.scores(*filled(raw, kept.num_rows))[: kept.num_rows]
+    finite = np.isfinite(scores).all(axis=tuple(range(1, scores.ndim)))
     if not finite.all():
         counts.refused[NOT_FINITE] = counts.refused.get(NOT_FINITE, 0) + int(np.count_nonzero(~finite))
         kept, scores = kept.filter(pa.array(finite)), scores[finite]
@@ -180,6 +183,18 @@ def score_batch(predictor: TablePredictor, task: ScoreTask, batch: pa.RecordBatc
         counts.missed += int(np.count_nonzero(found.misses()))
         made |= contribution_columns(found, predictor.raw_columns, predictor.output_names(found))
     return pa.table({**columns, **made, **task.about.columns(kept.num_rows)})
+
+
+def filled(raw: Mapping[str, Any], rows: int) -> tuple[Mapping[str, Any], int]:
+    """Repeat the last row up to a multiple of WHOLE_ROWS, so that a score does not depend on the batch; the new count.
+
+    Not of images, each of which costs more than the others' last bits are worth.
+    """
+    more = -rows % WHOLE_ROWS if rows else 0
+    if not more or any(pa.types.is_binary(values.type) for values in raw.values()):
+        return raw, rows
+    wanted = pa.array(np.minimum(np.arange(rows + more), rows - 1))
+    return {name: values.take(wanted) for name, values in raw.items()}, rows + more
 
 
 def contribution_columns(found: Contributions, features: Sequence[str], outputs: Sequence[str]) -> dict[str, pa.Array]:

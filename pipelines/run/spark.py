@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import logging
 import os
@@ -17,22 +16,29 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyspark
 from pyspark import SparkConf
 from pyspark.errors import PySparkException
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import first_line
-from sparkring.etl.spark_platform.application import named_python, start_python, this_python
+from sparkring.etl.spark_platform.application import named_python, settings_of, start_python, this_python
 from sparkring.etl.spark_platform.capabilities import is_classic
-from sparkring.etl.spark_platform.jvm import activate, active_context, adopt_jvm, jvm_held
+from sparkring.etl.spark_platform.jvm import (
+    activate,
+    active_context,
+    adopt_jvm,
+    end_jvm,
+    jvm_held,
+    launch_gateway,
+)
 from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, is_one_jvm, is_refused, options_of
 from sparkring.pipelines.run.package import ship_code
 from sparkring.pipelines.run.spark_remote import check_versions, open_remote, remote_of
@@ -55,6 +61,7 @@ WORKER_DAEMON = "sparkring.pipelines.run.worker_daemon"
 DEAD_HOSTS = {"spark.network.timeout": "60s", "spark.executor.heartbeatInterval": "5s"}
 AFTER_GRACE_S = 30.0  # for killed ranks to end, and for MLflow's last operations
 LOG_PREFIX, LOG_AGE_S = "sparkring-spark-", 7 * 86400.0
+JVM_ENDS_S = 60.0  # its shutdown hooks, after its session was stopped
 POLL_S, DEAD_S, SILENT_S = 0.2, 5.0, 180.0  # of a JVM that starts: looked at; dead but there; silent
 JVM_REMEDIES = {  # what its log has -> what to do
     r"LoginException|invalid null input: name": "this user id has no entry in /etc/passwd: add one where the container "
@@ -336,22 +343,68 @@ def sweep_logs(now: float) -> None:
                 path.unlink()
 
 
+class JobSession:
+    """The session of a job, opened when it is first called for; `replaced` puts one of other settings in its place."""
+
+    def __init__(
+        self,
+        held: contextlib.ExitStack,
+        first: Callable[[], AbstractContextManager[SparkSession]],
+        another: Callable[[Mapping[str, str]], AbstractContextManager[SparkSession]],
+    ) -> None:
+        """`held`: closes what is open; `first`: opens the session; `another`: opens one with these settings too."""
+        self._held, self._first, self._another = held, first, another
+        self._is_own = active_context() is None
+        self._spark: SparkSession | None = None
+
+    def __call__(self) -> SparkSession:
+        if self._spark is None:
+            self._spark = self._held.enter_context(self._first())
+        return self._spark
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether this process may end the application and begin another; a manager ends with that of its driver."""
+        spark = self()
+        in_cluster = is_classic(spark) and settings_of(spark).get("spark.submit.deployMode") == "cluster"
+        return self._is_own and is_classic(spark) and not in_cluster
+
+    def replaced(self, settings: Mapping[str, str]) -> SparkSession:
+        """End the application, and open another with these settings too, in which the job goes on."""
+        self._held.close()
+        if not submitted():  # then the JVM is this process's own
+            end_jvm(JVM_ENDS_S)
+        self._spark = self._held.enter_context(self._another(settings))
+        return self._spark
+
+
 @contextmanager
 def session_on_demand(
     name: str, config: SparkConfig, launch: LaunchConfig, data_bytes: Callable[[], int | None] = lambda: None
-) -> Iterator[Callable[[], SparkSession]]:
+) -> Iterator[JobSession]:
     """Give a function that opens the job's session when it is first called, and returns it ever after.
 
     `data_bytes`: of all sources, where known; asked for then.
     """
-    with contextlib.ExitStack() as opened:
-        yield functools.cache(lambda: opened.enter_context(spark_session(name, config, launch, data_bytes())))
+
+    def first() -> AbstractContextManager[SparkSession]:
+        return spark_session(name, config, launch, data_bytes())
+
+    with contextlib.ExitStack() as held:
+        yield JobSession(held, first, partial(with_settings, name, config, launch))
+
+
+def with_settings(
+    name: str, config: SparkConfig, launch: LaunchConfig, settings: Mapping[str, str]
+) -> AbstractContextManager[SparkSession]:
+    """Open the job's session with further settings, which win over the recipe's."""
+    return spark_session(name, config.model_copy(update={"conf": {**config.conf, **settings}}), launch)
 
 
 @contextmanager
 def session_ahead(
     name: str, config: SparkConfig, launch: LaunchConfig, data_bytes: Callable[[], int | None] = lambda: None
-) -> Iterator[Callable[[], SparkSession]]:
+) -> Iterator[JobSession]:
     """As `session_on_demand`, but the session is opened at once by a thread, and closed where nobody has called for it.
 
     A session that is not this process's own, or whose JVM writes to the console, waits until it is called for.
@@ -362,16 +415,18 @@ def session_ahead(
         return
     unwanted = threading.Event()
     with ThreadPoolExecutor(1, "spark") as thread, contextlib.ExitStack() as held:
-        opening = thread.submit(open_session, name, config, launch, data_bytes(), unwanted)
         unused = held.enter_context(contextlib.ExitStack())
+
+        @contextmanager
+        def first() -> Iterator[SparkSession]:
+            with held_session(result_of(opening), launch) as spark:
+                unused.pop_all()
+                yield spark
+
+        session = JobSession(held, first, partial(with_settings, name, config, launch))
+        opening = thread.submit(open_session, name, config, launch, data_bytes(), unwanted)
         unused.callback(close_unused, opening, unwanted)
-
-        def take() -> SparkSession:
-            spark = held.enter_context(held_session(result_of(opening), launch))
-            unused.pop_all()
-            return spark
-
-        yield functools.cache(take)
+        yield session
 
 
 def result_of(opening: Future[Opened]) -> Opened:

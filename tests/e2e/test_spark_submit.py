@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -127,3 +128,37 @@ def test_standalone_master_and_two_workers(folder: Path) -> None:
     with standalone(folder) as url:
         memory = ("spark.executor.memory=700m", "spark.executor.cores=1")
         assert_finished(folder, submit(folder, url, "run", str(EXAMPLE / "weather.yaml"), *QUICK, conf=memory))
+
+
+ELASTIC = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.executor.memory": "700m",
+    "spark.executor.cores": "1",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_submitted", [True, False])
+def test_an_elastic_application_builds_and_a_second_one_trains_in_the_same_run(
+    folder: Path, is_submitted: bool
+) -> None:
+    with standalone(folder) as url:
+        words = ["run", str(EXAMPLE / "weather.yaml"), *QUICK, f"etl.shard.seed={1 + is_submitted}"]  # not built yet
+        if is_submitted:
+            done = submit(folder, url, *words, conf=tuple(f"{key}={value}" for key, value in ELASTIC.items()))
+        else:
+            here = {"spark.executorEnv.PYTHONPATH": str(EXAMPLE), "spark.driver.host": "127.0.0.1"}
+            words += [f"spark.master={url}", f"spark.conf={json.dumps(ELASTIC | here)}"]
+            command = [sys.executable, "-m", "sparkring.pipelines.cli", *words]
+            own = variables() | {"PYTHONPATH": str(EXAMPLE)}
+            done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=LIMIT_S)
+        said = done.stdout + done.stderr
+        assert done.returncode == 0, said[-4000:]
+        assert (folder / "standalone.log").read_text().count("Registering app sparkring-weather") == 2
+    assert "training runs in a second one, with --conf spark.dynamicAllocation.enabled=false" in said
+    client = MlflowClient(f"sqlite:///{folder}/data/mlflow/mlflow.db")
+    experiment = client.get_experiment_by_name("weather")
+    runs = client.search_runs([experiment.experiment_id], "tags.`sparkring.key` = 'job'", order_by=["start_time DESC"])
+    first, second = runs[0].data.tags["sparkring.application_id"].split(", ")
+    assert first != second and runs[0].info.status == "FINISHED"

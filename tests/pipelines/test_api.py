@@ -120,6 +120,13 @@ def test_a_session_of_the_users_runs_this_python_and_a_stopped_one_is_refused(tm
     assert done.stdout.splitlines() == ["True True python3", refused, refused], done.stderr[-3000:]
 
 
+def test_what_needs_spark_names_the_extra_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkring.pipelines.run.installed.has_spark", lambda: False)
+    for name, call in (("run", lambda: sparkring.run("flights")), ("launch", lambda: sparkring.launch(print, 2))):
+        with pytest.raises(ModuleNotFoundError, match=rf"sparkring\.{name} needs Spark: pip install .sparkring\[spark"):
+            call()
+
+
 def test_blocks_and_keys_are_overrides_of_the_recipe() -> None:
     given = {"train": {"steps": 5, "early_stopping": None}, "model.args": {"width": 8}, "dataset": "s3://b/d"}
     assert [*_overrides(given)] == [

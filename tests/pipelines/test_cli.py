@@ -22,6 +22,7 @@ import pytest
 
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli import main, parse, parser, recipes
+from sparkring.pipelines.cli.exits import exit_code, message
 from sparkring.pipelines.run.exit_codes import Exit
 from tests.helpers.ports import unused_port
 
@@ -105,6 +106,13 @@ def test_a_full_disk_is_named_with_the_file_and_what_to_do(
     told = capsys.readouterr().err
     assert "No space left on device" in told and str(tmp_path / "report.html") in told and "same command again" in told
     assert "Traceback" not in told
+
+
+def test_a_package_that_sparks_workers_lack_is_named_with_what_to_do() -> None:
+    text = "[FAILED] Traceback:\n  File 'a.py'\nModuleNotFoundError: No module named 'pydantic'\n SQLSTATE: 38000"
+    error = type("PythonException", (Exception,), {"__module__": "pyspark.errors"})(text)
+    assert exit_code(error) == Exit.RESOURCES
+    assert message(error).startswith("No module named 'pydantic', in the Python of Spark's workers: install")
 
 
 @pytest.mark.spark

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,39 @@ def test_a_session_is_opened_once_when_it_is_needed_and_closed_at_the_end(
     with session_on_demand("used", SparkConfig(), LaunchConfig()) as session:
         assert session() is session() and events == ["open used"]
     assert events == ["open used", "close"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "has_context", "is_replaceable"),
+    [("client", False, True), ("cluster", False, False), ("client", True, False)],
+)
+def test_an_application_is_replaced_only_where_this_process_may_end_it(
+    monkeypatch: pytest.MonkeyPatch, mode: str, has_context: bool, is_replaceable: bool
+) -> None:
+    monkeypatch.setattr(spark_module, "active_context", lambda: object() if has_context else None)
+    monkeypatch.setattr(spark_module, "settings_of", lambda _: {"spark.submit.deployMode": mode})
+    monkeypatch.setattr(spark_module, "spark_session", lambda *_: nullcontext(object()))
+    with session_on_demand("r", SparkConfig(), LaunchConfig()) as session:
+        assert session.is_replaceable == is_replaceable
+
+
+def test_another_application_has_the_settings_beside_the_recipes_and_takes_the_firsts_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[object] = []
+
+    @contextmanager
+    def recorded(name: str, config: SparkConfig, *_: Any) -> Iterator[object]:
+        events.append(config.settings())
+        yield object()
+        events.append("close")
+
+    monkeypatch.setattr(spark_module, "spark_session", recorded)
+    monkeypatch.setattr(spark_module, "submitted", lambda: True)  # then its JVM stays
+    with session_on_demand("r", SparkConfig(conf={"a": "1", "b": "1"}), LaunchConfig()) as session:
+        first = session()
+        assert session.replaced({"b": "2"}) is session() is not first
+    assert events == [{"a": "1", "b": "1"}, "close", {"a": "1", "b": "2"}, "close"]
 
 
 AHEAD = """

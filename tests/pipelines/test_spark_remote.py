@@ -68,6 +68,26 @@ def test_a_server_that_does_not_answer_is_one_error() -> None:
             check_reachable(f"sc://127.0.0.1:{port}/;user_id=me")
 
 
+CLIENT_ALONE = """
+import sys
+sys.modules["py4j"] = None  # not installed
+from pyspark.util import is_remote_only
+assert is_remote_only()
+import sparkring.etl.build
+import sparkring.pipelines.job.job
+import sparkring.pipelines.launch.barrier
+import sparkring.pipelines.predict.job
+from sparkring.pipelines.run.spark import submitted
+assert not submitted()
+"""
+
+
+def test_a_client_of_spark_connect_alone_has_all_that_a_job_imports() -> None:
+    environment = {**os.environ, "SPARK_SKIP_CONNECT_COMPAT_TESTS": "1"}  # PySpark's own: as where pyspark-client is
+    done = subprocess.run([sys.executable, "-c", CLIENT_ALONE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_two_places_for_spark_are_an_error_of_the_configuration(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('ran')\n")

@@ -59,6 +59,15 @@ def test_fewer_slots_than_ranks_are_enough_to_begin_where_the_world_may_shrink(
         check_slots(session, SlotRequest(4))
 
 
+def test_a_cluster_without_executors_is_not_told_to_train_on_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "slots", lambda *_: 0)
+    session: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(master="spark://h:1", getConf=lambda: SimpleNamespace(getAll=list))
+    )
+    with pytest.raises(LaunchError, match=r"spark://h:1 has no task slot.*see whether its workers.*memory"):
+        check_slots(session, SlotRequest(2, wait_s=0.0))
+
+
 def test_slots_are_counted_by_what_a_rank_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four cores are two ranks of two, whatever an ETL task has."""
     session: Any = SimpleNamespace(

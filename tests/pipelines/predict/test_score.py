@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
-from sparkring.pipelines.predict.score import About, ScoreTask, _flush, map_column, parts_of
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import Column
+from sparkring.pipelines.predict.score import About, Counts, ScoreTask, _flush, map_column, parts_of, score_batch
+from sparkring.pipelines.serving import Predictor
+from sparkring.training.model.recipe_model import build_model
+from tests.helpers.datasets import manifest_of
 
 
 def test_texts_alone_are_written_with_a_dictionary() -> None:
@@ -48,3 +55,26 @@ def test_rows_with_contributions_are_scored_some_at_a_time() -> None:
         pa.Table.from_batches([batch])
     )
     assert len(parts_of(batch.slice(0, 0), replace(task, contributions=True))) == 1
+
+
+def test_a_score_does_not_depend_on_the_batch_that_its_row_came_in() -> None:
+    columns = [Column(name=f"x{n}", dtype="float32") for n in range(5)]
+    manifest = manifest_of([*columns, Column(name="late", dtype="int8", role="label")], [], name="p")
+    config = RunConfig.model_validate({"name": "p", "dataset": "somewhere"})
+    torch.manual_seed(0)
+    predictor = Predictor(config, manifest, build_model(config, manifest).eval())
+    draw, threads = np.random.default_rng(0), torch.get_num_threads()
+    rows = pa.record_batch({column.name: draw.normal(size=2000).astype("f") for column in columns})
+    torch.set_num_threads(1)  # as a worker of Spark does
+    try:
+        for _ in range(20):
+            cuts = [0, *np.sort(draw.integers(0, 2000, 9)).tolist(), 2000, 2000]  # an empty one too
+            parts = [scores_of(predictor, rows.slice(a, b - a)) for a, b in pairwise(cuts)]
+            assert np.array_equal(np.concatenate(parts), scores_of(predictor, rows))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def scores_of(predictor: Predictor, rows: pa.RecordBatch) -> np.ndarray:
+    task = ScoreTask("", "", "v", (), About("m", "1", datetime(2026, 1, 1, tzinfo=UTC), None))
+    return score_batch(predictor, task, rows, Counts())["prediction"].to_numpy()
