@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from sparkring.conf.blocks.parallel import PLANNED
+from sparkring.conf.blocks.parallel import PLANNED, ParallelConfig
 from sparkring.conf.clusters.catalog import cluster_names, load_cluster
 from sparkring.conf.clusters.cluster import GIB, Cluster
 from sparkring.conf.config import RunConfig
@@ -82,13 +82,19 @@ def total_steps(config: RunConfig, manifest: DatasetManifest | None) -> int | No
 
 def layout_text(layout: PlannedLayout) -> str:
     """A layout in the words of a recipe."""
-    config, words = layout.config, [describe(layout.mesh)]
-    words += [f"zero {config.zero}"] if config.zero else []
-    words += [f"shards on {config.shard} ranks"] if config.shard else []
+    config, words = layout.config, [cut_words(layout.config, layout.mesh)]
     words += [config.schedule] if layout.mesh.pp > 1 else []
     words += ["recompute"] if config.activation_checkpointing else []
     words += ["sequence parallel"] if config.sequence_parallel else []
     words += [f"{layout.counts.micro} passes"] if layout.counts.micro > 1 else []
+    return ", ".join(words)
+
+
+def cut_words(config: ParallelConfig, mesh: Mesh) -> str:
+    """How ranks cut the model and its optimizer's state, in the words of a recipe."""
+    words = [describe(mesh)]
+    words += [f"zero {config.zero}"] if config.zero else []
+    words += [f"shards on {config.shard} ranks"] if config.shard else []
     return ", ".join(words)
 
 
@@ -175,17 +181,18 @@ def searched(plan: Planned, devices: int, objective: Objective) -> SearchResult:
 
 def ending_within(plan: Planned, result: SearchResult, limit_s: float) -> SearchResult:
     """Those of the layouts that end the recipe in time. ConfigError if none does, or its steps are not known."""
+    where = f"--within {duration_text(limit_s)}"
     if plan.steps is None:
         remedy = "build the dataset with `sparkring etl`, or set train.steps"
-        raise ConfigError(plan.config.name, [f"--within: only the dataset says how many steps an epoch has; {remedy}"])
+        raise ConfigError(where, [f"only the dataset says how many steps an epoch of {plan.config.name} has; {remedy}"])
     in_time = tuple(layout for layout in result.best if plan.steps * layout.time.total <= limit_s)
     if in_time:
         return replace(result, best=in_time)
     quickest = min(result.best, key=order("time"))
     raise ConfigError(
-        f"{plan.config.name} on {plan.cluster.device.name}",
+        where,
         [
-            f"--within: no layout makes {plan.steps:,} steps in {duration_text(limit_s)}; the quickest, "
+            f"no layout makes the {plan.steps:,} steps of {plan.config.name} in that time; the quickest, "
             f"{layout_text(quickest)} on {quickest.mesh.world} devices, takes "
             f"{duration_text(plan.steps * quickest.time.total)}; take more devices, faster ones, or more time"
         ],
@@ -374,26 +381,10 @@ def _forced(plan: Planned, mesh: Mesh) -> Iterable[PlannedLayout]:
                 return
 
 
-def asked_mesh(asked: str, tried: Sequence[int]) -> Mesh:
-    """The mesh of `dp=64,tp=1,pp=8`. ValueError if it is not one, or not of a number of devices in `tried`."""
-    sizes: dict[str, int] = {}
-    for word in asked.split(","):
-        name, _, value = word.partition("=")
-        if name.strip() not in AXES or not value.strip().isdigit() or int(value) < 1:
-            raise ValueError(f"--why {asked}: {word!r} is not an axis and its size; write {', '.join(AXES)}=N")
-        sizes[name.strip()] = int(value)
-    mesh = Mesh(**sizes)
-    if mesh.world not in tried:
-        counts = ", ".join(map(str, sorted(tried)))
-        raise ValueError(f"--why {asked}: is of {mesh.world} devices, and layouts of {counts} are tried")
-    return mesh
-
-
 def show_on_cluster(config: RunConfig, cluster: Cluster) -> str:
     """Seconds, price and advice of the recipe's own layout."""
     mesh = resolve_mesh(config.parallel, config.launch.world)
     plan = planned(config, cluster, known_manifest(config))
-    cluster.nodes(mesh.world)
     layout = plan.costs.layout(config.parallel, mesh)
     facts = fact_lines(plan, layout, with_memory=False)  # `show_plan` has it, from a trace of whole passes
     head = "\n   ".join([f"on {cluster.device.name}: {layout_text(layout)}", *facts])
