@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from sparkring.training.planner.search import SearchResult
     from sparkring.training.planner.timing.calibrate import TimedStep
     from sparkring.training.planner.timing.step_time import StepCounts
+
+log = logging.getLogger(__name__)
 
 
 def add_commands(commands: Commands) -> None:
@@ -247,6 +250,7 @@ def _search_page(plan: Planned, result: SearchResult, cluster: str, devices: int
 def _measure(arguments: argparse.Namespace) -> int:
     from sparkring.conf.clusters.catalog import cluster_text
     from sparkring.pipelines.launch.measure import measure_machines
+    from sparkring.pipelines.model.fed import unsure_notes
     from sparkring.pipelines.model.plan import known_dataset
     from sparkring.pipelines.run.spark import spark_session
 
@@ -254,6 +258,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     with spark_session(config.name, config.spark, config.launch) as spark:
         cluster = measure_machines(spark, config, known_dataset(config))
     text = cluster_text(cluster)
+    for note in [] if cluster.measured is None else unsure_notes(cluster.measured):
+        log.warning(note)
     if arguments.out is None:
         print(text, end="")
     else:

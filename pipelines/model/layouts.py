@@ -108,7 +108,7 @@ def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
     return {
         "layout": {axis: getattr(mesh, axis) for axis in AXES}
         | layout.config.model_dump(include={*SEARCHED, "precision"}),
-        "memory_gib": round(layout.memory / GIB, 2),
+        "memory_gib": round(layout.memory / GIB, 4),
         "step_s": time.total,
         "seconds_by_cause": time.causes,
         "hidden_share": time.hidden / exchanged if exchanged else None,
@@ -218,13 +218,15 @@ def gib_text(size: float) -> str:
 def search_report(plan: Planned, result: SearchResult, devices: int, order_words: str) -> str:
     """The best layouts as text, why each loses, and advice. `order_words`: by what they are ranked."""
     best = distinct(result.best, SHOWN)
-    tried, limit = f"{len(result.best):,} of {result.tried:,}", plan.cluster.device.memory_bytes * USABLE / GIB
+    tried, limit = f"{len(result.best):,} of {result.tried:,}", plan.cluster.device.memory_bytes * USABLE
     head = (
         f"{plan.config.name} on {devices} x {plan.cluster.device.name}: {tried} layouts that can run fit in "
-        f"{limit:.1f} GiB{order_words}"
+        f"{gib_text(limit)} GiB{order_words}"
     )
+    alone = f"do not distribute: of 1 to {devices} devices one is the best"
     blocks = [_numbered(plan, number, layout, best[0]) for number, layout in enumerate(best, 1)]
-    return "\n\n".join([head, *blocks, *advice(plan, best[0], one_device(plan))])
+    found = advice(plan, best[0], one_device(plan))
+    return "\n\n".join([head, *blocks, *([alone] if best[0].mesh.world == 1 < devices else []), *found])
 
 
 def _numbered(plan: Planned, number: int, layout: PlannedLayout, best: PlannedLayout) -> str:
@@ -237,11 +239,11 @@ def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -
     facts = layout_facts(plan, layout)
     causes = ", ".join(f"{name} {seconds_text(value)}" for name, value in layout.time.causes.items() if value > 0)
     hidden = "" if facts["hidden_share"] is None else f", {facts['hidden_share']:.0%} of the exchange hidden"
-    memory = f"{facts['memory_gib']:.1f} GiB per device, " if with_memory else ""
+    memory = f"{gib_text(layout.memory)} GiB per device, " if with_memory else ""
     lines = [
         f"step {seconds_text(layout.time.total)} = {causes}",
         f"{memory}{facts['mfu']:.1%} of the peak, bubble {facts['bubble_share']:.1%}"
-        f"{hidden}, {facts['rows_per_s']:,.4g} rows/s",
+        f"{hidden}, {rate_text(facts['rows_per_s'])} rows/s",
     ]
     if facts["hours"] is not None:
         price = f", {price_text(facts['price'])}" if plan.cluster.node.price_per_hour else ""
@@ -249,6 +251,11 @@ def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -
         lasts = f"{hours:,.1f} hours" if hours >= 2 else duration_text(3600 * hours)
         lines.append(f"{lasts} for {plan.steps:,} steps{price}")
     return lines
+
+
+def rate_text(per_s: float) -> str:
+    """Rows per second: whole ones, or of few three digits."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
 def seconds_text(value: float) -> str:
@@ -265,7 +272,8 @@ def why_behind(layout: PlannedLayout, best: PlannedLayout) -> str:
     slower = layout.time.total / best.time.total - 1
     if slower <= 0.0005:
         return "as fast as the best; it needs more memory, or is less simple"
-    return f"{slower:.1%} slower than the best: {cause} takes {seconds_text(behind[cause] - other[cause])} more"
+    times = f"{slower:.1%} slower than" if slower < 2 else f"{slower + 1:.1f} times as long as"
+    return f"{times} the best: {cause} takes {seconds_text(behind[cause] - other[cause])} more"
 
 
 def one_device(plan: Planned) -> PlannedLayout | None:
@@ -339,8 +347,8 @@ def checkpoint_line(plan: Planned, layout: PlannedLayout) -> str:
     state = numel * workload.element_bytes * (1 + workload.states)
     found = checkpoint_plan(state, plan.cluster, layout.mesh.world)
     return (
-        f"a checkpoint of {state / GIB:,.1f} GiB takes {seconds_text(found.write_s)}; best every "
-        f"{found.interval_s / 60:,.0f} minutes (checkpoint.every_s: {found.interval_s:.0f}), and "
+        f"a checkpoint of {gib_text(state)} GiB takes {seconds_text(found.write_s)}; best every "
+        f"{duration_text(found.interval_s)} (checkpoint.every_s: {found.interval_s:.0f}), and "
         f"{found.goodput:.2%} of the time then trains"
     )
 
@@ -364,7 +372,7 @@ def why(plan: Planned, result: SearchResult, mesh: Mesh, objective: Objective) -
     lines.append(f"it would be at best {layout_text(closest)}")
     lines += fact_lines(plan, closest)
     if not fits:
-        lines.append(f"does not fit: {closest.memory / GIB:.1f} GiB of {limit / GIB:.1f}")
+        lines.append(f"does not fit: {gib_text(closest.memory)} GiB of {gib_text(limit)}")
     lines.append(why_behind(closest, result.best[0]))
     return "\n   ".join(lines)
 

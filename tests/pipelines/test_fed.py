@@ -47,6 +47,14 @@ def test_the_plan_says_so_and_that_another_machine_was_measured(
     assert "the cluster was measured on there, and this is here" in shown and "the model takes" not in shown
 
 
+def test_a_measurement_that_differs_by_much_is_called_unsure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "here")
+    sure = measured("here", 0.0)
+    assert "unsure" not in show_plan(small(), sure) and sure.measured is not None
+    wide = sure.model_copy(update={"measured": sure.measured.model_copy(update={"spread": 1.77})})
+    assert "measurement is unsure: the middle half of its repetitions is 177% wide" in show_plan(small(), wide)
+
+
 def test_a_run_whose_ranks_waited_for_rows_ends_with_advice() -> None:
     assert stall_advice({"step_s": 0.5, "data_stall_s": 0.04}, 100, 1) == stall_advice({}, 100, 1) == ""
     text = stall_advice({"step_s": 0.5, "data_stall_s": 0.5}, 100, 1)

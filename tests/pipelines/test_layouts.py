@@ -12,7 +12,7 @@ from torch import nn
 from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.load import load_config
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.model.layouts import duration_text, gib_text, price_text
+from sparkring.pipelines.model.layouts import duration_text, gib_text, price_text, rate_text
 from sparkring.pipelines.run.exit_codes import Exit
 
 SMALL = ["gpt-124m", "model.args.layers=2", "model.args.vocab=1024", "etl.text.seq_len=129"]
@@ -112,6 +112,13 @@ def test_a_small_model_is_not_worth_a_ring(capsys: pytest.CaptureFixture[str]) -
     ]
     text = output(capsys, "show", *words)
     assert "do not distribute" in text and "ethernet      100 Gbit" in text
+
+
+def test_a_search_whose_best_is_one_device_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "slow.yaml"
+    path.write_text("extends: cpu\nnetwork: {gbit_per_s: 0.001}\n")
+    words = [*SMALL, "train.global_batch=2", "train.device=cpu", "--cluster", str(path), "--devices", "2"]
+    assert "do not distribute: of 1 to 2 devices one is the best" in output(capsys, "search", *words)
 
 
 @pytest.mark.parametrize(
@@ -252,6 +259,10 @@ def test_small_prices_and_sizes_keep_digits_that_say_something() -> None:
         "1,234 US dollars",
     ]
     assert [gib_text(each) for each in (5e7, 2**30, 7.44e10)] == ["0.047", "1.0", "69.3"]
+
+
+def test_rates_of_rows_are_no_powers_of_ten() -> None:
+    assert [rate_text(each) for each in (767_400.0, 1965.6, 12.345)] == ["767,400", "1,966", "12.3"]
 
 
 def test_why_of_the_winner_says_that_it_is_the_best(capsys: pytest.CaptureFixture[str]) -> None:
