@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,15 @@ def test_a_small_model_is_not_worth_a_ring(capsys: pytest.CaptureFixture[str]) -
     ]
     text = output(capsys, "show", *words)
     assert "do not distribute" in text and "ethernet      100 Gbit" in text
+
+
+def test_the_advice_says_what_another_precision_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["show", "gpt-124m", *EFA, "model.args.layers=2", "train.compile=false"]
+    text = output(capsys, *words, "parallel.precision=fp32")
+    (line,) = [line for line in text.splitlines() if line.startswith("with parallel.precision=bf16, which rounds")]
+    _, times, less, more = map(float, re.findall(r"[\d.]+", line.partition("takes")[2]))
+    assert times < 1 and less < more
+    assert "parallel.precision" not in output(capsys, *words)
 
 
 def test_a_search_whose_best_is_one_device_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
