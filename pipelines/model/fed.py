@@ -21,8 +21,15 @@ def step_seconds(workload: Workload, cluster: Cluster) -> float:
     return step_time(step_counts(workload, traced.work, traced.trace), cluster).total
 
 
-def fed_notes(workload: Workload, cluster: Cluster, is_here: bool) -> list[str]:
-    """What a measured cluster says of the recipe's reader; [] of a cluster from data sheets."""
+def fed_notes(workload: Workload, cluster: Cluster, is_here: bool, dataset: str | None = None) -> list[str]:
+    """What a measured cluster says of the recipe's reader; [] of a cluster from data sheets.
+
+    Args:
+        workload: the recipe's step.
+        cluster: its machines.
+        is_here: ranks would be on this machine.
+        dataset: folder of the recipe's; None: not built.
+    """
     if cluster.measured is None:
         return []
     found, host = unsure_notes(cluster.measured), socket.gethostname()
@@ -32,7 +39,12 @@ def fed_notes(workload: Workload, cluster: Cluster, is_here: bool) -> list[str]:
             f"the cluster was measured on {measured_on}, and this is {host}: its numbers are another machine's; "
             f"`sparkring plan measure` measures this one"
         )
-    if cluster.measured.rows_per_s:
+    if dataset is not None and cluster.measured.rows_per_s and cluster.measured.dataset != dataset:
+        found.append(
+            f"the reader was measured on {cluster.measured.dataset}, another dataset than {dataset}: "
+            "`sparkring plan measure` with this recipe says whether it is fed"
+        )
+    elif cluster.measured.rows_per_s:
         with suppress(Untraceable):  # the plan says why
             found.append(fed_text(cluster.measured, workload.global_batch / step_seconds(workload, cluster)))
     return found

@@ -17,9 +17,10 @@ from sparkring.conf.errors import ConfigError
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.recipe_file import EXTENDS, is_path
 from sparkring.pipelines.model.plan import UNPLANNED_TREES, known_manifest, plan_workload
-from sparkring.training.parallel.mesh import Mesh, describe, resolve_mesh
+from sparkring.training.parallel.mesh import AXES, Mesh, describe, resolve_mesh
 from sparkring.training.planner import Untraceable
 from sparkring.training.planner.advice import (
+    PAYS,
     checkpoint_plan,
     distribute_advice,
     link_advice,
@@ -43,7 +44,6 @@ from sparkring.training.worker.plan_record import LayoutCost, PlanRecord, pareto
 
 SHOWN = 5
 MOST_POINTS = 300  # of a figure
-AXES = ("dp", "cp", "pp", "tp")
 SEARCHED = (*(key for key in PLANNED if key not in AXES), "accumulate")
 
 
@@ -304,7 +304,7 @@ def precision_line(plan: Planned, layout: PlannedLayout) -> str:
         return ""
     config = layout.config.model_copy(update={"precision": "bf16"})
     other = LayoutCosts(plan.costs.traced, plan.cluster).layout(config, layout.mesh)
-    if other.time.total >= layout.time.total:
+    if layout.time.total < PAYS * other.time.total:
         return ""
     return (
         f"with parallel.precision=bf16, which rounds differently, this layout takes {seconds_text(other.time.total)} a "

@@ -9,9 +9,9 @@ from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.pipelines.model.fits import gib
-from sparkring.pipelines.model.layouts import AXES, cut_words
+from sparkring.pipelines.model.layouts import cut_words
 from sparkring.pipelines.model.plan import plan_workload
-from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.parallel.mesh import AXES, Mesh
 from sparkring.training.planner.search import USABLE, LayoutCosts, StateLayout, state_layouts
 
 SHOWN = 10

@@ -10,8 +10,8 @@ from sparkring.conf.clusters.catalog import cluster_text, load_cluster
 from sparkring.conf.clusters.cluster import Cluster, Measurement
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
-from sparkring.pipelines.model.fed import fed_text, stall_advice
-from sparkring.pipelines.model.plan import show_plan
+from sparkring.pipelines.model.fed import fed_notes, fed_text, stall_advice
+from sparkring.pipelines.model.plan import own_workload, show_plan
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,15 @@ def test_the_plan_says_so_and_that_another_machine_was_measured(
     (tmp_path / "mine.yaml").write_text(cluster_text(measured("there", 0.0)))
     shown = show_plan(small(), load_cluster("mine.yaml"))
     assert "the cluster was measured on there, and this is here" in shown and "the model takes" not in shown
+
+
+def test_the_reader_of_another_dataset_says_nothing_of_this_one() -> None:
+    workload, cluster = own_workload(small(), None), measured("here", 5.0)
+    (line,) = fed_notes(workload, cluster, is_here=False, dataset="other")
+    assert line.startswith("the reader was measured on d, another dataset than other: `sparkring plan measure`")
+    for same in ("d", None):
+        (line,) = fed_notes(workload, cluster, is_here=False, dataset=same)
+        assert "the model takes" in line
 
 
 def test_a_measurement_that_differs_by_much_is_called_unsure(monkeypatch: pytest.MonkeyPatch) -> None:
