@@ -62,7 +62,7 @@ def test_a_peak_of_weights_is_that_of_the_ranks(mesh: Mesh, settings: dict[str, 
     model = GPT(vocab=1024, width=256, layers=4, heads=4, hidden=768)
     plan = plan_of(model, length=4, rows=32, mesh=mesh, **settings)
     peak = max(stage.peak or 0 for stage in plan.stages)
-    assert peak == pytest.approx(measured, rel=0.035 if "zero-bubble" in settings.values() else 0.02)
+    assert peak == pytest.approx(measured, rel=0.035 if "zero-bubble" in settings.values() else 0.006)
 
 
 def dropout(x: torch.Tensor) -> torch.Tensor:
