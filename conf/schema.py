@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 NAME, REFERENCE = r"^[A-Za-z_]\w*$", r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 RUN_NAME = r"^[a-z0-9][a-z0-9_-]*$"  # of folders and models too
@@ -28,8 +29,45 @@ def _known_zone(name: str) -> str:
 TimeZone = Annotated[str, AfterValidator(_known_zone)]
 
 
+NOT_WALKED = ("metadata", "default", "serialization", "expected")  # of a core schema: values, and no schemas
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, and this is a boolean")
+    return value
+
+
+REFUSES = {"type": "no-info", "function": _no_boolean}  # of a schema that has been looked at
+
+
+def refuse_booleans(schema: Any) -> None:
+    """Make every number of a core schema refuse true and false, which pydantic takes for 1 and 0."""
+    if isinstance(schema, list | tuple):
+        for each in schema:
+            refuse_booleans(each)
+    elif _is_number(schema):
+        number = dict(schema)
+        schema.clear()
+        schema.update(core_schema.no_info_before_validator_function(_no_boolean, number))
+    elif isinstance(schema, dict) and schema.get("function") != REFUSES:
+        if schema.get("type") == "union":  # the location of an error names a choice: as before
+            schema["choices"] = [(each, each["type"]) if _is_number(each) else each for each in schema["choices"]]
+        refuse_booleans([value for key, value in schema.items() if key not in NOT_WALKED])
+
+
+def _is_number(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    if schema.get("type") == "literal":
+        return {type(each) for each in schema["expected"]} == {int}
+    return schema.get("type") in ("int", "float")
+
+
 class Strict(BaseModel):
     """Base of every block: unknown keys are errors, values never change, defaults are checked like given values.
+
+    A number that is given as a boolean is an error too.
 
     An error does not repeat the value, which may be a secret; `sparkring.conf.load` shows it with secrets hidden.
     Modules of blocks have no `from __future__ import annotations`: pydantic would compile the text of each annotation,
@@ -44,6 +82,12 @@ class Strict(BaseModel):
         hide_input_in_errors=True,
         serialize_by_alias=True,  # a key such as `snapshot-id` is stored and shown as it is written
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        refuse_booleans(handler.resolve_ref_schema(schema))
+        return schema
 
 
 def same_but_for_case(names: Iterable[str]) -> tuple[str, str] | None:

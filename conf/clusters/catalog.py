@@ -66,9 +66,10 @@ def _find(name: str, folder: Path, above: tuple[str, ...]) -> tuple[Traversable,
     source: Traversable = folder / name if is_path(name) else CLUSTERS / f"{name}.yaml"
     if source.is_file():
         return source, (folder / name).parent
-    hint = f"no such file in {folder.resolve()}" if is_path(name) else nearest(name, cluster_names())
+    known = f"there are {', '.join(cluster_names())}, and files by their path"
+    hint = f"no such file in {folder.resolve()}; {known}" if is_path(name) else nearest(name, cluster_names(), known)
     where = f" (extended by {above[-1]})" if above else ""
-    raise ConfigError(name, [f"no such cluster{where}; {hint}; built in: {', '.join(cluster_names())}"])
+    raise ConfigError(name, [f"no such cluster{where}; {hint}"])
 
 
 def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -80,8 +80,8 @@ def _lines(rules: Iterable[Rule[Facts]], facts: Facts) -> list[str]:
     return list(dict.fromkeys(line for rule in rules for line in rule.find(facts)))
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Hint for an unknown name: the closest known one, or all of them."""
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Hint for an unknown name: the closest known one, or all of them. `otherwise`: what says which there are."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {names}"
+    return f"did you mean {near[0]!r}?" if near else otherwise or f"there are {names}"

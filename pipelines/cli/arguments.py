@@ -17,6 +17,7 @@ from sparkring.conf.recipes import recipe_names
 if TYPE_CHECKING:
     from sparkring.conf.load import Resolved
     from sparkring.conf.schedule.dated import DateRequest
+    from sparkring.training.parallel.mesh import Mesh
 
 Command = Callable[[argparse.Namespace], int]
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -38,7 +39,7 @@ def add_command(
     sub = commands.add_parser(
         name, help=text, description=text, epilog=shown, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    sub.set_defaults(command=command)
+    sub.set_defaults(command=command, parser=sub)
     return sub
 
 
@@ -92,9 +93,28 @@ def duration(text: str) -> int:
     from sparkring.conf.schedule.block import seconds
 
     try:
-        return seconds(text)
+        found = seconds(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be longer than nothing")
+    return found
+
+
+def mesh_sizes(text: str) -> Mesh:
+    """The mesh of `dp=64,tp=1,pp=8`; an axis that is not named has 1 rank."""
+    from sparkring.training.parallel.mesh import AXES, Mesh
+
+    sizes: dict[str, int] = {}
+    for word in text.split(","):
+        name, _, size = (part.strip() for part in word.partition("="))
+        if name not in AXES or not size.isdecimal() or int(size) < 1:
+            rule = f"is not an axis and its size; write {', '.join(f'{axis}=N' for axis in AXES)}"
+            raise argparse.ArgumentTypeError(f"{text!r}: {word!r} {rule}")
+        if name in sizes:
+            raise argparse.ArgumentTypeError(f"{text!r}: {name} is named twice")
+        sizes[name] = int(size)
+    return Mesh(**sizes)
 
 
 def load(arguments: argparse.Namespace, date: DateRequest | None = None) -> Resolved:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import gc
 import logging
 import os
@@ -85,12 +86,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     ours, of_script = machines.split_launch(sys.argv[1:] if argv is None else argv)
     arguments, rest = top.parse_known_args(ours)
     if rest and (not hasattr(arguments, "overrides") or any(word.startswith("-") for word in rest)):
-        top.error(f"unrecognized arguments: {' '.join(rest)}")
+        arguments.parser.error(f"unrecognized arguments: {' '.join(rest)}{_nearest_option(rest, arguments.parser)}")
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
     if of_script:
         arguments.words = of_script
     return arguments
+
+
+def _nearest_option(words: Sequence[str], command: argparse.ArgumentParser) -> str:
+    """A hint for the first option among the words, if the command has one like it."""
+    known = [option for action in command._actions for option in action.option_strings]
+    given = next((word.partition("=")[0] for word in words if word.startswith("-")), "")
+    near = difflib.get_close_matches(given, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _run_command(arguments: argparse.Namespace) -> int:

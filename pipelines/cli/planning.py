@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,8 +15,10 @@ from sparkring.pipelines.cli.arguments import (
     add_command,
     add_group,
     add_recipe_command,
+    count,
     duration,
     load,
+    mesh_sizes,
     new_file,
     show_examples,
 )
@@ -25,8 +28,13 @@ if TYPE_CHECKING:
     from sparkring.conf.clusters.cluster import Cluster
     from sparkring.conf.config import RunConfig
     from sparkring.conf.load import Resolved
+    from sparkring.pipelines.model.layouts import Planned
+    from sparkring.training.parallel.mesh import Mesh
+    from sparkring.training.planner.search import SearchResult
     from sparkring.training.planner.timing.calibrate import TimedStep
     from sparkring.training.planner.timing.step_time import StepCounts
+
+log = logging.getLogger(__name__)
 
 
 def add_commands(commands: Commands) -> None:
@@ -50,12 +58,14 @@ def add_commands(commands: Commands) -> None:
     search = add_recipe_command(what, "search", _search, text, examples)
     text = "a built-in cluster, or the YAML file of one (default: launch.cluster)"
     search.add_argument("--cluster", metavar="NAME", help=text)
-    search.add_argument("--devices", metavar="N", type=int, required=True, help="devices there are; whole machines")
+    search.add_argument("--devices", metavar="N", type=count, required=True, help="devices there are; whole machines")
     text = "what is best: seconds of a step, seconds of machines, or memory (default: time; with --within: cost)"
     search.add_argument("--objective", choices=("time", "cost", "memory"), help=text)
     text = "only layouts and numbers of devices that end the recipe in this time, such as 12h or 3d; cheapest first"
     search.add_argument("--within", metavar="T", type=duration, help=text)
-    search.add_argument("--why", metavar="AXES", help="where a mesh stands, or why it cannot be: dp=64,tp=1,pp=8")
+    search.add_argument(
+        "--why", metavar="AXES", type=mesh_sizes, help="where a mesh stands, or why it cannot be: dp=64,tp=1,pp=8"
+    )
     search.add_argument(
         "--write", metavar="FILE", type=new_file, help="a recipe that extends this one, in the best layout"
     )
@@ -95,6 +105,8 @@ def _show(arguments: argparse.Namespace) -> int:
     resolved = load(arguments)
     config, name = resolved.config, arguments.cluster or resolved.config.launch.cluster
     cluster = load_cluster(name) if name else None
+    if cluster is not None:
+        _check_world(cluster, config.launch.world)
     if problems := layout_problems_of(config):
         raise ConfigError(arguments.recipe, problems)
     if config.parallel.layout == "auto":
@@ -128,62 +140,117 @@ def _as_launched(resolved: Resolved, cluster: str | None) -> RunConfig:
 
 def _search(arguments: argparse.Namespace) -> int:
     from sparkring.conf.clusters.catalog import load_cluster
+    from sparkring.pipelines.model.layouts import planned
+    from sparkring.pipelines.model.plan import UNPLANNED_TREES, known_manifest
+    from sparkring.pipelines.model.untraced import StateSearch
+    from sparkring.training.planner import Untraceable
+
+    config = load(arguments).config
+    name = arguments.cluster or config.launch.cluster
+    if name is None:
+        raise ConfigError("plan search", ["name the cluster to search on: --cluster NAME, or launch.cluster"])
+    cluster = load_cluster(name)
+    if config.model.is_trees:
+        raise ConfigError(arguments.recipe, [f"model.family = trees: {UNPLANNED_TREES}"])
+    _check_devices(cluster, arguments.devices, arguments.why)
+    manifest = known_manifest(config)
+    try:
+        plan = planned(config, cluster, manifest)
+    except Untraceable as error:
+        _refuse_seconds(arguments, error)
+        states = StateSearch(config, cluster, manifest, arguments.devices)
+        if arguments.json:
+            print(states.as_json())
+        else:
+            print(states.about(arguments.why) if arguments.why else states.report(str(error)))
+        return Exit.OK
+    except ValueError as error:
+        raise ConfigError(arguments.recipe, [str(error)]) from None
+    return _show_search(arguments, plan, name)
+
+
+def _check_world(cluster: Cluster, world: int) -> None:
+    """ConfigError for ranks that leave a machine of the cluster used in part."""
+    try:
+        cluster.nodes(world)
+    except ValueError as error:
+        raise ConfigError(f"launch.world = {world}", [str(error)]) from None
+
+
+def _check_devices(cluster: Cluster, devices: int, mesh: Mesh | None) -> None:
+    """ConfigError for devices that are not whole machines, or a mesh of another number than those that are tried."""
+    from sparkring.training.planner.search import worlds
+
+    try:
+        tried = worlds(cluster, devices)
+    except ValueError as error:
+        raise ConfigError(f"--devices {devices}", [str(error)]) from None
+    if mesh is not None and mesh.world not in tried:
+        counts = ", ".join(map(str, sorted(tried)))
+        raise ConfigError("--why", [f"the mesh is of {mesh.world} devices, and layouts of {counts} are tried"])
+
+
+def _refuse_seconds(arguments: argparse.Namespace, why: Exception) -> None:
+    """ConfigError for options that need seconds, which a model that cannot be traced has not."""
+    given = [f"--{name}" for name in ("objective", "within", "write", "html") if getattr(arguments, name) is not None]
+    if given:
+        raise ConfigError(", ".join(given), [f"need seconds, which are not planned: {why}; leave them out"])
+
+
+def _show_search(arguments: argparse.Namespace, plan: Planned, cluster: str) -> int:
+    """Print the best layouts, or where the asked mesh stands, and write what is to be written."""
     from sparkring.pipelines.model.layouts import (
         SHOWN,
-        asked_mesh,
         duration_text,
         ending_within,
         layout_facts,
-        plan_record,
-        planned,
         recipe_text,
         search_report,
         searched,
         why,
     )
-    from sparkring.pipelines.model.plan import known_manifest
-    from sparkring.training.planner.search import Objective, distinct, worlds
+    from sparkring.training.planner.search import Objective, distinct
 
-    config, devices = load(arguments).config, arguments.devices
-    name = arguments.cluster or config.launch.cluster
-    if name is None:
-        raise ConfigError(arguments.recipe, ["name the cluster to search on: --cluster NAME, or launch.cluster"])
-    cluster = load_cluster(name)
-    objective: Objective = arguments.objective or ("time" if arguments.within is None else "cost")
-    try:
-        tried = worlds(cluster, devices)
-        mesh = asked_mesh(arguments.why, tried) if arguments.why else None
-        plan = planned(config, cluster, known_manifest(config))
-    except ValueError as error:
-        raise ConfigError(arguments.recipe, [str(error)]) from None
-    every = result = searched(plan, devices, objective)
-    order_words = f"; best by {objective}"
-    if arguments.within is not None:
-        result = ending_within(plan, every, arguments.within)
-        order_words = f" and end within {duration_text(arguments.within)}{order_words}"
+    devices, within = arguments.devices, arguments.within
+    objective: Objective = arguments.objective or ("time" if within is None else "cost")
+    every = searched(plan, devices, objective)
+    result = every if within is None else ending_within(plan, every, within)
+    order_words = "" if within is None else f" and end within {duration_text(within)}"
+    order_words += f"; best by {objective}"
     if arguments.write:
-        text = recipe_text(arguments.recipe, config, result.best[0])
-        write_file(arguments.write, text)
-    text = "" if arguments.json or mesh else search_report(plan, result, devices, order_words)
+        write_file(arguments.write, recipe_text(arguments.recipe, plan.config, result.best[0]))
+    text = "" if arguments.json or arguments.why else search_report(plan, result, devices, order_words)
     if arguments.html:
-        from sparkring.pipelines.report.report import plan_page  # with matplotlib
-
-        record = plan_record(name, cluster, result.best[0], result.best)
         shown = text or search_report(plan, result, devices, order_words)
-        write_file(arguments.html, plan_page(f"{config.name} on {devices} devices", record, shown))
+        write_file(arguments.html, _search_page(plan, result, cluster, devices, shown))
     if arguments.json:
         print(json.dumps([layout_facts(plan, layout) for layout in distinct(result.best, SHOWN)], indent=1))
-        return Exit.OK
-    if mesh is not None:
-        print(why(plan, every, mesh, objective))
-        return Exit.OK
-    print(text)
+    else:
+        print(why(plan, every, arguments.why, objective) if arguments.why else text)
     return Exit.OK
+
+
+def _search_page(plan: Planned, result: SearchResult, cluster: str, devices: int, text: str) -> str:
+    """The layouts of a search as figures.
+
+    Args:
+        plan: the recipe on its cluster.
+        result: of the search.
+        cluster: its name.
+        devices: that were asked for.
+        text: shown below them.
+    """
+    from sparkring.pipelines.model.layouts import plan_record
+    from sparkring.pipelines.report.report import plan_page  # with matplotlib
+
+    record = plan_record(cluster, plan.cluster, result.best[0], result.best)
+    return plan_page(f"{plan.config.name} on {devices} devices", record, text)
 
 
 def _measure(arguments: argparse.Namespace) -> int:
     from sparkring.conf.clusters.catalog import cluster_text
     from sparkring.pipelines.launch.measure import measure_machines
+    from sparkring.pipelines.model.fed import unsure_notes
     from sparkring.pipelines.model.plan import known_dataset
     from sparkring.pipelines.run.spark import spark_session
 
@@ -191,6 +258,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     with spark_session(config.name, config.spark, config.launch) as spark:
         cluster = measure_machines(spark, config, known_dataset(config))
     text = cluster_text(cluster)
+    for note in [] if cluster.measured is None else unsure_notes(cluster.measured):
+        log.warning(note)
     if arguments.out is None:
         print(text, end="")
     else:
@@ -206,6 +275,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     words = [] if arguments.file is None else [arguments.file, *arguments.overrides]
     if arguments.from_mlflow != all("=" in word for word in words):
         raise ConfigError("plan calibrate", ["give the FILE of measured steps, or --from-mlflow, and not both"])
+    if arguments.experiment is not None and not arguments.from_mlflow:
+        raise ConfigError("--experiment", ["is of --from-mlflow, and a FILE was given"])
     cluster = load_cluster(arguments.cluster)
     measured = _job_steps(words, arguments.experiment, cluster) if arguments.from_mlflow else _file_steps(*words)
     steps, counts = measured.steps, measured.counts

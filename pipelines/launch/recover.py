@@ -32,7 +32,7 @@ from sparkring.training.launch.messages import (
     StopTraining,
 )
 from sparkring.training.launch.restart import (
-    PLANNED,
+    REQUESTED,
     AttemptOutcome,
     Decision,
     RestartPolicy,
@@ -252,7 +252,7 @@ class Recovery:
             hopeless = decide(self._history, self._policy.world, self._policy).action == "stop"
             if hopeless or decision.world == self._policy.world or time.monotonic() > deadline:
                 return decision
-            if (outcome.cause in PLANNED or outcome.lost_hosts) and decision.action != "stop":
+            if (outcome.cause in REQUESTED or outcome.lost_hosts) and decision.action != "stop":
                 return decision
             self._wait(0.2)
 

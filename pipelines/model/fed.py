@@ -11,6 +11,7 @@ from sparkring.training.planner import Untraceable, Workload
 from sparkring.training.planner.search import traced_model
 from sparkring.training.planner.timing.step_time import step_counts, step_time
 
+UNSURE = 0.3  # spread of a measurement from which it is worth a word
 STALLED = 0.1  # share of a step from which waiting for rows is worth a word
 
 
@@ -20,21 +21,43 @@ def step_seconds(workload: Workload, cluster: Cluster) -> float:
     return step_time(step_counts(workload, traced.work, traced.trace), cluster).total
 
 
-def fed_notes(workload: Workload, cluster: Cluster, is_here: bool) -> list[str]:
-    """What a measured cluster says of the recipe's reader; [] of a cluster from data sheets."""
+def fed_notes(workload: Workload, cluster: Cluster, is_here: bool, dataset: str | None = None) -> list[str]:
+    """What a measured cluster says of the recipe's reader; [] of a cluster from data sheets.
+
+    Args:
+        workload: the recipe's step.
+        cluster: its machines.
+        is_here: ranks would be on this machine.
+        dataset: folder of the recipe's; None: not built.
+    """
     if cluster.measured is None:
         return []
-    found, host = [], socket.gethostname()
+    found, host = unsure_notes(cluster.measured), socket.gethostname()
     if is_here and host not in cluster.measured.hosts:
         measured_on = ", ".join(cluster.measured.hosts)
         found.append(
             f"the cluster was measured on {measured_on}, and this is {host}: its numbers are another machine's; "
             f"`sparkring plan measure` measures this one"
         )
-    if cluster.measured.rows_per_s:
+    if dataset is not None and cluster.measured.rows_per_s and cluster.measured.dataset != dataset:
+        found.append(
+            f"the reader was measured on {cluster.measured.dataset}, another dataset than {dataset}: "
+            "`sparkring plan measure` with this recipe says whether it is fed"
+        )
+    elif cluster.measured.rows_per_s:
         with suppress(Untraceable):  # the plan says why
             found.append(fed_text(cluster.measured, workload.global_batch / step_seconds(workload, cluster)))
     return found
+
+
+def unsure_notes(measured: Measurement) -> list[str]:
+    """What repetitions that differ much say of a measurement."""
+    if measured.spread < UNSURE:
+        return []
+    return [
+        f"the cluster's measurement is unsure: the middle half of its repetitions is {measured.spread:.0%} wide, as on "
+        "a machine that does other work; measure again when it has none"
+    ]
 
 
 def fed_text(measured: Measurement, taken: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from sparkring.conf.blocks.parallel import PLANNED
+from sparkring.conf.blocks.parallel import PLANNED, ParallelConfig
 from sparkring.conf.clusters.catalog import cluster_names, load_cluster
 from sparkring.conf.clusters.cluster import GIB, Cluster
 from sparkring.conf.config import RunConfig
@@ -17,9 +17,10 @@ from sparkring.conf.errors import ConfigError
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.recipe_file import EXTENDS, is_path
 from sparkring.pipelines.model.plan import UNPLANNED_TREES, known_manifest, plan_workload
-from sparkring.training.parallel.mesh import Mesh, describe, resolve_mesh
+from sparkring.training.parallel.mesh import AXES, Mesh, describe, resolve_mesh
 from sparkring.training.planner import Untraceable
 from sparkring.training.planner.advice import (
+    PAYS,
     checkpoint_plan,
     distribute_advice,
     link_advice,
@@ -43,7 +44,6 @@ from sparkring.training.worker.plan_record import LayoutCost, PlanRecord, pareto
 
 SHOWN = 5
 MOST_POINTS = 300  # of a figure
-AXES = ("dp", "cp", "pp", "tp")
 SEARCHED = (*(key for key in PLANNED if key not in AXES), "accumulate")
 
 
@@ -82,13 +82,19 @@ def total_steps(config: RunConfig, manifest: DatasetManifest | None) -> int | No
 
 def layout_text(layout: PlannedLayout) -> str:
     """A layout in the words of a recipe."""
-    config, words = layout.config, [describe(layout.mesh)]
-    words += [f"zero {config.zero}"] if config.zero else []
-    words += [f"shards on {config.shard} ranks"] if config.shard else []
+    config, words = layout.config, [cut_words(layout.config, layout.mesh)]
     words += [config.schedule] if layout.mesh.pp > 1 else []
     words += ["recompute"] if config.activation_checkpointing else []
     words += ["sequence parallel"] if config.sequence_parallel else []
     words += [f"{layout.counts.micro} passes"] if layout.counts.micro > 1 else []
+    return ", ".join(words)
+
+
+def cut_words(config: ParallelConfig, mesh: Mesh) -> str:
+    """How ranks cut the model and its optimizer's state, in the words of a recipe."""
+    words = [describe(mesh)]
+    words += [f"zero {config.zero}"] if config.zero else []
+    words += [f"shards on {config.shard} ranks"] if config.shard else []
     return ", ".join(words)
 
 
@@ -102,7 +108,7 @@ def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
     return {
         "layout": {axis: getattr(mesh, axis) for axis in AXES}
         | layout.config.model_dump(include={*SEARCHED, "precision"}),
-        "memory_gib": round(layout.memory / GIB, 2),
+        "memory_gib": round(layout.memory / GIB, 4),
         "step_s": time.total,
         "seconds_by_cause": time.causes,
         "hidden_share": time.hidden / exchanged if exchanged else None,
@@ -175,17 +181,18 @@ def searched(plan: Planned, devices: int, objective: Objective) -> SearchResult:
 
 def ending_within(plan: Planned, result: SearchResult, limit_s: float) -> SearchResult:
     """Those of the layouts that end the recipe in time. ConfigError if none does, or its steps are not known."""
+    where = f"--within {duration_text(limit_s)}"
     if plan.steps is None:
         remedy = "build the dataset with `sparkring etl`, or set train.steps"
-        raise ConfigError(plan.config.name, [f"--within: only the dataset says how many steps an epoch has; {remedy}"])
+        raise ConfigError(where, [f"only the dataset says how many steps an epoch of {plan.config.name} has; {remedy}"])
     in_time = tuple(layout for layout in result.best if plan.steps * layout.time.total <= limit_s)
     if in_time:
         return replace(result, best=in_time)
     quickest = min(result.best, key=order("time"))
     raise ConfigError(
-        f"{plan.config.name} on {plan.cluster.device.name}",
+        where,
         [
-            f"--within: no layout makes {plan.steps:,} steps in {duration_text(limit_s)}; the quickest, "
+            f"no layout makes the {plan.steps:,} steps of {plan.config.name} in that time; the quickest, "
             f"{layout_text(quickest)} on {quickest.mesh.world} devices, takes "
             f"{duration_text(plan.steps * quickest.time.total)}; take more devices, faster ones, or more time"
         ],
@@ -211,13 +218,15 @@ def gib_text(size: float) -> str:
 def search_report(plan: Planned, result: SearchResult, devices: int, order_words: str) -> str:
     """The best layouts as text, why each loses, and advice. `order_words`: by what they are ranked."""
     best = distinct(result.best, SHOWN)
-    tried, limit = f"{len(result.best):,} of {result.tried:,}", plan.cluster.device.memory_bytes * USABLE / GIB
+    tried, limit = f"{len(result.best):,} of {result.tried:,}", plan.cluster.device.memory_bytes * USABLE
     head = (
         f"{plan.config.name} on {devices} x {plan.cluster.device.name}: {tried} layouts that can run fit in "
-        f"{limit:.1f} GiB{order_words}"
+        f"{gib_text(limit)} GiB{order_words}"
     )
+    alone = f"do not distribute: of 1 to {devices} devices one is the best"
     blocks = [_numbered(plan, number, layout, best[0]) for number, layout in enumerate(best, 1)]
-    return "\n\n".join([head, *blocks, *advice(plan, best[0], one_device(plan))])
+    found = advice(plan, best[0], one_device(plan))
+    return "\n\n".join([head, *blocks, *([alone] if best[0].mesh.world == 1 < devices else []), *found])
 
 
 def _numbered(plan: Planned, number: int, layout: PlannedLayout, best: PlannedLayout) -> str:
@@ -230,11 +239,11 @@ def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -
     facts = layout_facts(plan, layout)
     causes = ", ".join(f"{name} {seconds_text(value)}" for name, value in layout.time.causes.items() if value > 0)
     hidden = "" if facts["hidden_share"] is None else f", {facts['hidden_share']:.0%} of the exchange hidden"
-    memory = f"{facts['memory_gib']:.1f} GiB per device, " if with_memory else ""
+    memory = f"{gib_text(layout.memory)} GiB per device, " if with_memory else ""
     lines = [
         f"step {seconds_text(layout.time.total)} = {causes}",
         f"{memory}{facts['mfu']:.1%} of the peak, bubble {facts['bubble_share']:.1%}"
-        f"{hidden}, {facts['rows_per_s']:,.4g} rows/s",
+        f"{hidden}, {rate_text(facts['rows_per_s'])} rows/s",
     ]
     if facts["hours"] is not None:
         price = f", {price_text(facts['price'])}" if plan.cluster.node.price_per_hour else ""
@@ -242,6 +251,11 @@ def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -
         lasts = f"{hours:,.1f} hours" if hours >= 2 else duration_text(3600 * hours)
         lines.append(f"{lasts} for {plan.steps:,} steps{price}")
     return lines
+
+
+def rate_text(per_s: float) -> str:
+    """Rows per second: whole ones, or of few three digits."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
 def seconds_text(value: float) -> str:
@@ -258,7 +272,8 @@ def why_behind(layout: PlannedLayout, best: PlannedLayout) -> str:
     slower = layout.time.total / best.time.total - 1
     if slower <= 0.0005:
         return "as fast as the best; it needs more memory, or is less simple"
-    return f"{slower:.1%} slower than the best: {cause} takes {seconds_text(behind[cause] - other[cause])} more"
+    times = f"{slower:.1%} slower than" if slower < 2 else f"{slower + 1:.1f} times as long as"
+    return f"{times} the best: {cause} takes {seconds_text(behind[cause] - other[cause])} more"
 
 
 def one_device(plan: Planned) -> PlannedLayout | None:
@@ -276,8 +291,26 @@ def advice(plan: Planned, layout: PlannedLayout, alone: PlannedLayout | None) ->
     )
     if devices > 1:
         found += [networks_table(plan, layout), _batch_line(plan, layout)]
-    found.append(checkpoint_line(plan, layout))
+    found += [precision_line(plan, layout), checkpoint_line(plan, layout)]
     return [text for text in found if text]
+
+
+def precision_line(plan: Planned, layout: PlannedLayout) -> str:
+    """What bfloat16 would give a layout that computes in fp32; empty where it would give nothing.
+
+    It changes what is learned, so that a search leaves precision as the recipe has it.
+    """
+    if layout.config.precision != "fp32":
+        return ""
+    config = layout.config.model_copy(update={"precision": "bf16"})
+    other = LayoutCosts(plan.costs.traced, plan.cluster).layout(config, layout.mesh)
+    if layout.time.total < PAYS * other.time.total:
+        return ""
+    return (
+        f"with parallel.precision=bf16, which rounds differently, this layout takes {seconds_text(other.time.total)} a "
+        f"step, {other.time.total / layout.time.total:.2f} times, and {gib_text(other.memory)} GiB in place of "
+        f"{gib_text(layout.memory)}"
+    )
 
 
 def _faster(plan: Planned, layout: PlannedLayout, times: float) -> float:
@@ -332,8 +365,8 @@ def checkpoint_line(plan: Planned, layout: PlannedLayout) -> str:
     state = numel * workload.element_bytes * (1 + workload.states)
     found = checkpoint_plan(state, plan.cluster, layout.mesh.world)
     return (
-        f"a checkpoint of {state / GIB:,.1f} GiB takes {seconds_text(found.write_s)}; best every "
-        f"{found.interval_s / 60:,.0f} minutes (checkpoint.every_s: {found.interval_s:.0f}), and "
+        f"a checkpoint of {gib_text(state)} GiB takes {seconds_text(found.write_s)}; best every "
+        f"{duration_text(found.interval_s)} (checkpoint.every_s: {found.interval_s:.0f}), and "
         f"{found.goodput:.2%} of the time then trains"
     )
 
@@ -357,7 +390,7 @@ def why(plan: Planned, result: SearchResult, mesh: Mesh, objective: Objective) -
     lines.append(f"it would be at best {layout_text(closest)}")
     lines += fact_lines(plan, closest)
     if not fits:
-        lines.append(f"does not fit: {closest.memory / GIB:.1f} GiB of {limit / GIB:.1f}")
+        lines.append(f"does not fit: {gib_text(closest.memory)} GiB of {gib_text(limit)}")
     lines.append(why_behind(closest, result.best[0]))
     return "\n   ".join(lines)
 
@@ -374,26 +407,10 @@ def _forced(plan: Planned, mesh: Mesh) -> Iterable[PlannedLayout]:
                 return
 
 
-def asked_mesh(asked: str, tried: Sequence[int]) -> Mesh:
-    """The mesh of `dp=64,tp=1,pp=8`. ValueError if it is not one, or not of a number of devices in `tried`."""
-    sizes: dict[str, int] = {}
-    for word in asked.split(","):
-        name, _, value = word.partition("=")
-        if name.strip() not in AXES or not value.strip().isdigit() or int(value) < 1:
-            raise ValueError(f"--why {asked}: {word!r} is not an axis and its size; write {', '.join(AXES)}=N")
-        sizes[name.strip()] = int(value)
-    mesh = Mesh(**sizes)
-    if mesh.world not in tried:
-        counts = ", ".join(map(str, sorted(tried)))
-        raise ValueError(f"--why {asked}: is of {mesh.world} devices, and layouts of {counts} are tried")
-    return mesh
-
-
 def show_on_cluster(config: RunConfig, cluster: Cluster) -> str:
     """Seconds, price and advice of the recipe's own layout."""
     mesh = resolve_mesh(config.parallel, config.launch.world)
     plan = planned(config, cluster, known_manifest(config))
-    cluster.nodes(mesh.world)
     layout = plan.costs.layout(config.parallel, mesh)
     facts = fact_lines(plan, layout, with_memory=False)  # `show_plan` has it, from a trace of whole passes
     head = "\n   ".join([f"on {cluster.device.name}: {layout_text(layout)}", *facts])

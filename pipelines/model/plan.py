@@ -229,7 +229,8 @@ def show_plan(config: RunConfig, cluster: Cluster | None = None) -> str:
     trees = [f"this is the network's; trees use nothing of `parallel`: {UNPLANNED_TREES}"]
     notes = [*notes, *(trees if config.model.family == "both" else [])]
     if cluster is not None:
-        notes = [*fed_notes(workload, cluster, runs_here(config)), *notes]
+        folder = None if manifest is None else (known_dataset(config) or (None,))[0]
+        notes = [*fed_notes(workload, cluster, runs_here(config), folder), *notes]
     return "\n\n".join(filter(None, [format_rows(table_rows(plan)), fits, *untraced, *tables, *notes]))
 
 

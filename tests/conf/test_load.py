@@ -86,6 +86,23 @@ def test_what_the_command_line_says_of_tables_itself_stays(tmp_path: Path) -> No
     assert "etl, dataset: both are given" in found[0]
 
 
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("launch.world=true", "true"),
+        ("parallel.zero=yes", "true"),
+        ("optim.betas=[on, 0.9]", "true"),
+        ("parallel.servers.bound=false", "false"),
+        ("launch.hang_timeout_s=true", "true"),
+    ],
+)
+def test_a_boolean_is_no_number(override: str, value: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"{key}(\.0)? = {value}: must be a number, and this is a boolean") as caught:
+        load_config("flights", [override])
+    assert len(caught.value.problems) == 1
+
+
 def test_a_misspelt_block_names_the_nearest(tmp_path: Path) -> None:
     assert problems(tmp_path, SMALL + "optimm: {lr: 1}\n") == [
         "optimm: unknown key (mine.yaml:3); did you mean 'optim'?"

@@ -178,10 +178,13 @@ def test_overrides_may_stand_behind_options_and_other_words_may_not(capsys: pyte
     assert (found.date, found.rerun) == ("2013-03-01", True)
     assert found.overrides == ["launch.world=1", "train.epochs=2"]
     assert parse(["predict", "flights", "a=b", "--date", "2013-03-01", "c=d"]).overrides == ["a=b", "c=d"]
-    for words in (["run", "flights", "--dats", "2013-03-01"], ["package", "a=b"]):
+    for words, hint in (
+        (["run", "flights", "--dats", "2013-03-01"], "--dats 2013-03-01; did you mean --date?"),
+        (["package", "a=b"], "a=b"),
+    ):
         with pytest.raises(SystemExit):
             parse(words)
-        assert "unrecognized arguments" in capsys.readouterr().err
+        assert f"sparkring {words[0]}: error: unrecognized arguments: {hint}\n" in capsys.readouterr().err
 
 
 def test_what_a_command_shows_holds_nothing_that_a_terminal_obeys(

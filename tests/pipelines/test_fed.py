@@ -10,8 +10,8 @@ from sparkring.conf.clusters.catalog import cluster_text, load_cluster
 from sparkring.conf.clusters.cluster import Cluster, Measurement
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
-from sparkring.pipelines.model.fed import fed_text, stall_advice
-from sparkring.pipelines.model.plan import show_plan
+from sparkring.pipelines.model.fed import fed_notes, fed_text, stall_advice
+from sparkring.pipelines.model.plan import own_workload, show_plan
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,23 @@ def test_the_plan_says_so_and_that_another_machine_was_measured(
     (tmp_path / "mine.yaml").write_text(cluster_text(measured("there", 0.0)))
     shown = show_plan(small(), load_cluster("mine.yaml"))
     assert "the cluster was measured on there, and this is here" in shown and "the model takes" not in shown
+
+
+def test_the_reader_of_another_dataset_says_nothing_of_this_one() -> None:
+    workload, cluster = own_workload(small(), None), measured("here", 5.0)
+    (line,) = fed_notes(workload, cluster, is_here=False, dataset="other")
+    assert line.startswith("the reader was measured on d, another dataset than other: `sparkring plan measure`")
+    for same in ("d", None):
+        (line,) = fed_notes(workload, cluster, is_here=False, dataset=same)
+        assert "the model takes" in line
+
+
+def test_a_measurement_that_differs_by_much_is_called_unsure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "here")
+    sure = measured("here", 0.0)
+    assert "unsure" not in show_plan(small(), sure) and sure.measured is not None
+    wide = sure.model_copy(update={"measured": sure.measured.model_copy(update={"spread": 1.77})})
+    assert "measurement is unsure: the middle half of its repetitions is 177% wide" in show_plan(small(), wide)
 
 
 def test_a_run_whose_ranks_waited_for_rows_ends_with_advice() -> None:

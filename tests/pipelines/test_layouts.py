@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.load import load_config
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.model.layouts import duration_text, gib_text, price_text
+from sparkring.pipelines.model.layouts import duration_text, gib_text, price_text, rate_text
 from sparkring.pipelines.run.exit_codes import Exit
 
 SMALL = ["gpt-124m", "model.args.layers=2", "model.args.vocab=1024", "etl.text.seq_len=129"]
@@ -58,6 +61,47 @@ def test_a_mesh_that_the_rules_refuse_is_explained(capsys: pytest.CaptureFixture
     assert "place" in output(capsys, "search", *SMALL, *EFA, "--devices", "8", "--why", "dp=8")
 
 
+class Asks(nn.Module):
+    """Its forward wants values, which the meta device has not."""
+
+    def __init__(self, vocab: int, width: int, **_: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocab, width), nn.Linear(width, vocab, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.embed(tokens))
+        return out if (tokens > 0).any() else -out
+
+
+ASKS = [*SMALL, f"model.factory={__name__}:Asks", "train.compile=false", *EFA, "--devices", "8"]
+NUMEL = 2 * 1024 * 768  # of Asks
+
+
+def test_a_model_that_cannot_be_traced_is_searched_by_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "search", *ASKS)
+    assert "activations, the loss and seconds are not planned: Asks's forward cannot be run on the meta device" in text
+    assert "29 of 29 layouts that can run hold" in text and "dp(8) * pp(1) * tp(1), zero 1: " in text
+    ring, *_ = (each for each in json.loads(output(capsys, "search", *ASKS, "--json")) if not each["layout"]["zero"])
+    assert ring["state_bytes"] == 4 * NUMEL * 4 and ring["step_s"] is None
+    assert ring["sent_bytes"] == pytest.approx(2 * 7 / 8 * 4 * NUMEL, rel=1e-4)
+    text = output(capsys, "search", *ASKS, "--why", "dp=4,tp=2")
+    assert "sharding plan" in text
+    text = output(capsys, "search", *ASKS, "--why", "dp=8")
+    assert "dp(8) * pp(1) * tp(1): 24.0 MiB, sends 10.5 MiB a step" in text and "dp(7)" not in text
+
+
+def test_what_needs_seconds_is_refused_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    text = problem(capsys, "search", *ASKS, "--within", "3d")
+    assert "--within: 1 problem\n  - need seconds, which are not planned: Asks's forward" in text
+
+
+def test_weights_that_fit_nowhere_name_the_smallest_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text("extends: a100-80gb-efa\ndevice: {memory_gib: 0.002}\n")
+    text = output(capsys, "search", *ASKS[:-4], "--cluster", str(path), "--devices", "8")
+    assert "none; the smallest, dp(8) * pp(1) * tp(1), zero " in text
+
+
 def test_a_small_model_is_not_worth_a_ring(capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         *SMALL,
@@ -71,20 +115,69 @@ def test_a_small_model_is_not_worth_a_ring(capsys: pytest.CaptureFixture[str]) -
     assert "do not distribute" in text and "ethernet      100 Gbit" in text
 
 
+def test_the_advice_says_what_another_precision_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["show", "gpt-124m", *EFA, "model.args.layers=2", "train.compile=false"]
+    text = output(capsys, *words, "parallel.precision=fp32")
+    (line,) = [line for line in text.splitlines() if line.startswith("with parallel.precision=bf16, which rounds")]
+    _, times, less, more = map(float, re.findall(r"[\d.]+", line.partition("takes")[2]))
+    assert times < 1 and less < more
+    assert "parallel.precision" not in output(capsys, *words)
+
+
+def test_a_search_whose_best_is_one_device_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "slow.yaml"
+    path.write_text("extends: cpu\nnetwork: {gbit_per_s: 0.001}\n")
+    words = [*SMALL, "train.global_batch=2", "train.device=cpu", "--cluster", str(path), "--devices", "2"]
+    assert "do not distribute: of 1 to 2 devices one is the best" in output(capsys, "search", *words)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["--cluster", "a100-80gb-efs", "--devices", "8"], "did you mean 'a100-80gb-efa'"),
-        ([*EFA, "--devices", "12"], "12 devices are not whole machines of 8"),
-        ([*EFA, "--devices", "8", "--why", "dd=8"], "'dd=8' is not an axis and its size"),
+        ([*EFA, "--devices", "12"], "--devices 12: 1 problem\n  - 12 devices are not whole machines of 8"),
         (
             [*EFA, "--devices", "8", "--why", "dp=9"],
-            "--why dp=9: is of 9 devices, and layouts of 1, 2, 3, 4, 5, 6, 7, 8 are",
+            "--why: 1 problem\n  - the mesh is of 9 devices, and layouts of 1, 2, 3, 4, 5, 6, 7, 8 are tried",
         ),
     ],
 )
 def test_what_cannot_be_searched_says_why(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert expected in problem(capsys, "search", *SMALL, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--devices", "0"], "argument --devices: '0': a whole number, at least 1"),
+        (["--devices", "eight"], "argument --devices: 'eight': a whole number, at least 1"),
+        (["--devices", "8", "--why", "dp=x"], "argument --why: 'dp=x': 'dp=x' is not an axis and its size"),
+        (["--devices", "8", "--why", "dp=8,dp=1"], "argument --why: 'dp=8,dp=1': dp is named twice"),
+        (["--devices", "8", "--why", "dp=0"], "argument --why: 'dp=0': 'dp=0' is not an axis and its size"),
+        (["--devices", "8", "--why", "dd=8"], "'dd=8' is not an axis and its size; write pp=N, dp=N, cp=N, tp=N"),
+        (["--devices", "8", "--why", ""], "argument --why: '': '' is not an axis and its size"),
+        (["--devices", "8", "--within", "0h"], "argument --within: '0h': must be longer than nothing"),
+        (["--devices", "8", "--objective", "speed"], "argument --objective: invalid choice: 'speed'"),
+    ],
+)
+def test_a_wrong_option_is_named_before_the_recipe_is_read(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "search", "no-such-recipe", *EFA, *words])
+    assert ended.value.code == Exit.USAGE and expected in capsys.readouterr().err
+
+
+def test_an_experiment_is_of_mlflow_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["calibrate", "steps.csv", "--experiment", "gpt", *EFA, "--out", str(tmp_path / "mine.yaml")]
+    assert "--experiment: 1 problem\n  - is of --from-mlflow" in problem(capsys, *words)
+
+
+def test_ranks_that_are_not_whole_machines_are_refused_where_a_layout_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = problem(capsys, "show", *SMALL, *EFA, "launch.world=12", "launch.min_world=null", "train.global_batch=12")
+    assert "launch.world = 12: 1 problem\n  - 12 devices are not whole machines of 8" in text
 
 
 def test_the_recipes_cluster_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,9 +210,10 @@ def test_the_cheapest_layout_in_time_comes_first(capsys: pytest.CaptureFixture[s
 def test_a_time_in_which_nothing_ends_names_the_quickest(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["search", *SMALL, *EFA, "--devices", "8"]
     text = problem(capsys, *words, "--within", "30s")
-    assert "--within: no layout makes 50,000 steps in 30 seconds; the quickest, dp(" in text and " takes " in text
+    assert "--within 30 seconds: 1 problem\n  - no layout makes the 50,000 steps of gpt-124m in that time" in text
+    assert "the quickest, dp(" in text and " takes " in text
     text = problem(capsys, *words, "train.steps=null", "train.epochs=2", "--within", "3d")
-    assert "--within: only the dataset says how many steps an epoch has" in text
+    assert "--within 3 days: 1 problem\n  - only the dataset says how many steps an epoch of gpt-124m has" in text
     with pytest.raises(SystemExit):
         main(["plan", *words, "--within", "3 days"])
     assert "'3 days': a duration is a whole number and a unit" in capsys.readouterr().err
@@ -175,6 +269,10 @@ def test_small_prices_and_sizes_keep_digits_that_say_something() -> None:
         "1,234 US dollars",
     ]
     assert [gib_text(each) for each in (5e7, 2**30, 7.44e10)] == ["0.047", "1.0", "69.3"]
+
+
+def test_rates_of_rows_are_no_powers_of_ten() -> None:
+    assert [rate_text(each) for each in (767_400.0, 1965.6, 12.345)] == ["767,400", "1,966", "12.3"]
 
 
 def test_why_of_the_winner_says_that_it_is_the_best(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from sparkring.pipelines.model.plan import (
 from sparkring.pipelines.model.table_work import planned_tables, table_notes
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.parallel.mesh import Mesh
-from sparkring.training.planner import Workload, format_rows, table_rows
+from sparkring.training.planner import Workload, format_rows, make_plan, table_rows
 from tests.helpers.datasets import manifest_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -94,15 +94,16 @@ def test_settings_without_effect_are_said_below_the_table() -> None:
 
 
 def test_sparse_tables_are_below_the_table_with_what_each_placement_sends() -> None:
-    model = nn.ModuleDict({"users": SparseEmbedding(["user", "friend"], 16)})
+    model = nn.ModuleDict({"users": SparseEmbedding(["user", "friend"], 16), "head": nn.Linear(16, 1)})
     words = ["train.global_batch=1000", "tables.wire=bf16", "tables.optimizer=adam"]
 
-    def notes(ranks: int, *more: str) -> str:
+    def step(ranks: int, *more: str) -> tuple[RunConfig, Workload]:
         config = load_config("flights", [*words, *more]).config
         tables = planned_tables(config, None, model)
-        (line,) = table_notes(
-            config, Workload(model, config.parallel, Mesh(dp=ranks), "torch", (), 1000, tables=tables)
-        )
+        return config, Workload(model, config.parallel, Mesh(dp=ranks), "torch", (), 1000, tables=tables)
+
+    def notes(ranks: int, *more: str) -> str:
+        (line,) = table_notes(*step(ranks, *more))
         return line
 
     line = notes(4)
@@ -113,6 +114,8 @@ def test_sparse_tables_are_below_the_table_with_what_each_placement_sends() -> N
     for clip, what in (("1.0", "rows are sent"), ("null", "rows and gradients are sent")):
         assert f"; {what} while ranks compute (tables.lag = 2)" in notes(4, "tables.lag=2", f"optim.clip_norm={clip}")
     assert "sends 0 bytes sharded, 0 replicated" in notes(1)
+    ring = 2 * 0.75 * (17 + 2) * 4  # weights of the head, and flags
+    assert make_plan(step(4)[1]).sent_bytes == {"dp x cp": shard + ring}, "it is in the table, too"
 
 
 def test_a_model_of_unknown_size_has_no_plan() -> None:

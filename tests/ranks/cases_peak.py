@@ -19,29 +19,32 @@ from sparkring.training.planner import Workload, make_plan
 from sparkring.training.planner.memory import StageMemory
 from tests.ranks.problem import make_strategy, rank_part
 
-VOCAB, ROWS, LENGTH = 512, 32, 64
-SHAPE = {"vocab": VOCAB, "width": 128, "layers": 4, "heads": 4, "hidden": 256}
+ROWS = 32
+ACTIVATIONS = {"vocab": 512, "width": 128, "layers": 4, "heads": 4, "hidden": 256, "length": 64}  # most of the peak
+WEIGHTS = {"vocab": 1024, "width": 256, "layers": 4, "heads": 4, "hidden": 768, "length": 4}
 OF_THE_MODEL = ("tied", "kv_heads")
 
 
 def peaks(rank: int, world: int, payload: dict[str, Any]) -> dict[str, tuple[float, int]]:
     """Case -> peak bytes of this rank's second step: measured, planned."""
-    found = {name: case_peak(rank, world, case) for name, case in payload["cases"].items()}
+    shape = payload.get("shape", ACTIVATIONS)
+    found = {name: case_peak(rank, world, case, shape) for name, case in payload["cases"].items()}
     if dist.is_initialized():
         dist.destroy_process_group()
     return found
 
 
-def case_peak(rank: int, world: int, case: dict[str, Any]) -> tuple[float, int]:
+def case_peak(rank: int, world: int, case: dict[str, Any], shape: dict[str, int]) -> tuple[float, int]:
     torch.manual_seed(0)
     gc.collect()
     before = storage_bytes(existing_tensors()[0])
     settings = {"engine": "torch"} | {key: value for key, value in case.items() if key not in OF_THE_MODEL}
     optimizer = settings.pop("optimizer", "adamw")
     strategy = make_strategy(rank, world, settings)
-    model = GPT(**SHAPE | {key: case[key] for key in OF_THE_MODEL if key in case})
-    planned = planned_memory(strategy, model, states=1 if optimizer == "lars" else 2)
-    tokens = torch.randint(0, VOCAB, (ROWS, LENGTH + 1))
+    sizes = {name: size for name, size in shape.items() if name != "length"}
+    model = GPT(**sizes | {key: case[key] for key in OF_THE_MODEL if key in case})
+    planned = planned_memory(strategy, model, 1 if optimizer == "lars" else 2, shape["length"])
+    tokens = torch.randint(0, shape["vocab"], (ROWS, shape["length"] + 1))
     part = rank_part(Batch({"tokens": tokens}, ROWS, ROWS, ROWS), strategy)
     make_optimizer = partial(build_optimizer, optim=OptimConfig(name=optimizer))
     strategy.prepare(model, LanguageModelTask(), make_optimizer, part)
@@ -56,10 +59,10 @@ def case_peak(rank: int, world: int, case: dict[str, Any]) -> tuple[float, int]:
     return measured, planned.peak
 
 
-def planned_memory(strategy: MeshStrategy, model: GPT, states: int) -> StageMemory:
+def planned_memory(strategy: MeshStrategy, model: GPT, states: int, length: int) -> StageMemory:
     """This rank's."""
     task, mesh = LanguageModelTask(), strategy.local.mesh
-    columns = {"tokens": torch.zeros(1, LENGTH + 1, dtype=torch.int64, device="meta")}
+    columns = {"tokens": torch.zeros(1, length + 1, dtype=torch.int64, device="meta")}
     plan = make_plan(
         Workload(
             model,

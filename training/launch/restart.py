@@ -10,7 +10,7 @@ from typing import Literal
 from sparkring.conf.errors import first_line
 from sparkring.training.launch.topology import check_world
 
-PLANNED = ("grow", "decommission")  # ends that recovery itself has asked for: no failures
+REQUESTED = ("grow", "decommission")  # ends that recovery itself has asked for: no failures
 # Errors that a program makes every time: not worth a second launch when they come before the first step.
 DETERMINISTIC = (
     "ModuleNotFoundError",
@@ -79,7 +79,7 @@ class AttemptOutcome:
 
     attempt: int
     world: int
-    cause: str  # a Failure's cause, "cancelled", "unfinished" (by itself, before its time), or one of PLANNED
+    cause: str  # a Failure's cause, "cancelled", "unfinished" (by itself, before its time), or one of REQUESTED
     from_step: int  # checkpoint it began at; 0: from the start
     step: int | None = None  # last step the failing rank reported
     error_type: str = ""
@@ -112,7 +112,7 @@ def decide(history: Sequence[AttemptOutcome], slots: int, policy: RestartPolicy)
         least = policy.world if policy.min_world is None else policy.min_world
         why = f"{slots} slots are left: no world of at least {least} (launch.min_world) fits on them and the layout"
         return Decision("stop", 0, 0.0, why)
-    wait_s = 0.0 if last.cause in PLANNED else backoff(history, policy)
+    wait_s = 0.0 if last.cause in REQUESTED else backoff(history, policy)
     action: Action = "grow" if world > last.world else "shrink" if world < last.world else "retry"
     return Decision(action, world, wait_s, f"{last.cause} in attempt {last.attempt} on {last.world} ranks")
 
@@ -120,10 +120,10 @@ def decide(history: Sequence[AttemptOutcome], slots: int, policy: RestartPolicy)
 def reason_to_stop(history: Sequence[AttemptOutcome], policy: RestartPolicy) -> str | None:
     """Say why no further attempt would help, or may be made; None where one may."""
     last = history[-1]
-    failures = [outcome for outcome in history if outcome.cause not in PLANNED]
+    failures = [outcome for outcome in history if outcome.cause not in REQUESTED]
     if last.cause in ("cancelled", "preflight"):
         return last.cause
-    if last.cause in PLANNED:
+    if last.cause in REQUESTED:
         return None
     if is_error_at_start(last):
         return f"the user's error: {last.error_type} before the first step"
@@ -163,7 +163,7 @@ def best_world(slots: int, policy: RestartPolicy) -> int:
 def in_a_row(history: Sequence[AttemptOutcome]) -> int:
     """Count failures since training last got further than a checkpoint."""
     furthest = history[-1].from_step
-    return sum(outcome.cause not in PLANNED and outcome.from_step >= furthest for outcome in history)
+    return sum(outcome.cause not in REQUESTED and outcome.from_step >= furthest for outcome in history)
 
 
 def backoff(history: Sequence[AttemptOutcome], policy: RestartPolicy) -> float:

@@ -17,7 +17,7 @@ from sparkring.training.planner.timing.step_time import StepTime
 
 WORTH_IT = 1.3  # times one device's rate, below which a ring is not worth its trouble
 LINK_LIMITED = 0.15  # share of a step that waits for exchanges
-PAYS = 1.05  # rate per device that a doubled batch must gain to be worth it
+PAYS = 1.05  # rate per device that a doubled batch, or another precision, must gain to be worth it
 RESTART_S = 300.0  # from a failure to the first step of the next attempt
 
 

@@ -14,6 +14,7 @@ from sparkring.training.planner.traffic import (
     averaged_bytes,
     batch_axes_bytes,
     schedule_cost,
+    tables_sent_bytes,
     tied_weight_bytes,
 )
 from sparkring.training.planner.workload import RankParameters, Workload
@@ -57,7 +58,7 @@ def make_plan(workload: Workload, peaks: bool = True) -> CostPlan:
     if trace is not None and peaks:
         stages, unpeaked = _try_peaks(ranks, stages)
         untraced = untraced or unpeaked
-    sent = {"dp x cp": sum(batch_axes_bytes(rank) for rank in ranks) // mesh.pp}
+    sent = {"dp x cp": sum(batch_axes_bytes(rank) for rank in ranks) // mesh.pp + tables_sent_bytes(workload)}
     if trace is not None:
         sent |= activation_bytes(workload, trace)
     if workload.is_averaged and workload.config.averaging.groups == "host":

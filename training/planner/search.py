@@ -32,7 +32,7 @@ from sparkring.training.planner.timing.step_time import (
     step_time,
 )
 from sparkring.training.planner.trace import Trace, Untraceable, trace_model
-from sparkring.training.planner.traffic import activation_bytes, schedule_cost
+from sparkring.training.planner.traffic import activation_bytes, batch_axes_bytes, schedule_cost
 from sparkring.training.planner.workload import RankParameters, Workload
 
 Objective = Literal["time", "cost", "memory"]
@@ -89,12 +89,31 @@ class PlannedLayout:
         return self.time.total * self.machines
 
 
+@dataclass(frozen=True)
+class StateLayout:
+    """One way to train a model that cannot be traced.
+
+    memory: bytes of the fullest rank's weights, gradients and optimizer, and what ZeRO gathers. sent: bytes of the rank
+    that sends most, of gradients and weights in a step.
+    """
+
+    config: ParallelConfig
+    mesh: Mesh
+    memory: int
+    sent: int
+
+
 class LayoutCosts:
     """The costs of a model's layouts on a cluster; what several have in common is kept."""
 
     def __init__(self, traced: TracedModel, cluster: Cluster) -> None:
         self.traced, self.cluster = traced, cluster
         self._kept: dict[Any, Any] = {}
+
+    @classmethod
+    def without_trace(cls, workload: Workload, cluster: Cluster) -> LayoutCosts:
+        """The costs of a model that cannot be traced, of which `state` and the problems are known."""
+        return cls(TracedModel(workload, ModelWork({}), Trace()), cluster)
 
     def problems(self, config: ParallelConfig, mesh: Mesh) -> list[str]:
         """Why a layout cannot run."""
@@ -125,6 +144,12 @@ class LayoutCosts:
         alive = zip(self._ranks(workload), self._alive(workload), strict=True)
         memory = max(self._memory(rank, most) for rank, most in alive)
         return PlannedLayout(config, mesh, memory, -(-mesh.world // self.cluster.node.devices), self)
+
+    def state(self, config: ParallelConfig, mesh: Mesh) -> StateLayout:
+        """What is known of a layout without a trace of the model."""
+        ranks = self._ranks(self._workload(config, mesh))
+        memory = max(device_bytes(self._state(rank)) for rank in ranks)
+        return StateLayout(config, mesh, memory, max(map(batch_axes_bytes, ranks)))
 
     def counts(self, config: ParallelConfig, mesh: Mesh) -> StepCounts:
         """What a step in a layout does."""
@@ -170,12 +195,18 @@ class LayoutCosts:
         key = ("alive", pp, config.schedule, config.stages_per_rank, workload.micro_batches)
         return self._once(key, lambda: schedule_cost(workload).peak_alive)
 
+    def _state(self, rank: RankParameters) -> StageMemory:
+        """What a rank holds without activations, and what ZeRO gathers."""
+        workload, config = rank.workload, rank.workload.config
+        cut = (workload.mesh, config.zero, config.shard, config.stages_per_rank, tuple(rank.names))
+        found: StageMemory = self._once(("state", cut, workload.micro_batches > 1), lambda: stage_memory(rank, None))
+        return found
+
     def _memory(self, rank: RankParameters, alive: int) -> int:
         """Bytes of a rank at its fullest."""
         workload = rank.workload
         config, mesh = workload.config, workload.mesh
-        key = (mesh, config.zero, config.shard, config.stages_per_rank, workload.micro_batches > 1, tuple(rank.names))
-        state: StageMemory = self._once(("state", key), lambda: stage_memory(rank, None))
+        state = self._state(rank)
         kept_key = (tuple(rank.names), mesh.tp, mesh.cp, config.sequence_parallel, config.activation_checkpointing)
         kept: KeptElements = self._once(
             ("kept", kept_key), lambda: kept_elements(workload, self.traced.trace, rank.names)
@@ -317,12 +348,32 @@ def search(costs: LayoutCosts, base: ParallelConfig, devices: int, objective: Ob
 
 def possible_layouts(costs: LayoutCosts, base: ParallelConfig, world: int) -> Iterator[PlannedLayout]:
     """The costs of every layout of `world` ranks that can run."""
+    return (costs.layout(config, mesh) for config, mesh in possible_configs(costs, base, world))
+
+
+def possible_configs(costs: LayoutCosts, base: ParallelConfig, world: int) -> Iterator[tuple[ParallelConfig, Mesh]]:
+    """Every layout of `world` ranks that can run."""
     for mesh in meshes(world):
         if costs.mesh_problems(base, mesh):
             continue
         for config in mesh_layouts(base, mesh, costs.traced.workload.global_batch, costs.cluster.node.devices):
             if not costs.problems(config, mesh):
-                yield costs.layout(config, mesh)
+                yield config, mesh
+
+
+def state_layouts(workload: Workload, cluster: Cluster, devices: int) -> list[StateLayout]:
+    """The layouts of a model that cannot be traced that can run: those of all devices first, which send least first.
+
+    Passes, schedules and recomputation, which change what is not known, are left as they are.
+    """
+    costs = LayoutCosts.without_trace(workload, cluster)
+    found: dict[Any, StateLayout] = {}
+    for world in worlds(cluster, devices):
+        for config, mesh in possible_configs(costs, workload.config, world):
+            cut = mesh, config.zero, config.shard
+            if cut not in found:
+                found[cut] = costs.state(config, mesh)
+    return sorted(found.values(), key=lambda each: (-each.mesh.world, each.sent, each.memory, each.mesh.pp))
 
 
 def least_bytes(workload: Workload, world: int) -> float:

@@ -16,6 +16,8 @@ from sparkring.conf.errors import first_line
 from sparkring.training.data.batch import Ragged
 from sparkring.training.models.torch_private import flash_attention_on_meta, storage_key
 
+INDEX_BYTES = 4  # what an element counts for: integers and masks, as of pooling, are larger or smaller than a float
+
 
 class Untraceable(ValueError):
     """The model cannot run on the meta device; the message is the reason."""
@@ -139,7 +141,8 @@ def trace_model(
             seen.add(storage)
             cut = any(kinds.get(name) == "enter" for name in running)
             place = "entered" if storage in entered else "inner" if cut else "between"
-            trace.keep(running, place, saved.untyped_storage().nbytes() / saved.element_size() / rows)
+            element = saved.element_size() if saved.is_floating_point() else INDEX_BYTES
+            trace.keep(running, place, saved.untyped_storage().nbytes() / element / rows)
         return saved
 
     for name in names:

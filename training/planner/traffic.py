@@ -12,6 +12,7 @@ from sparkring.training.parallel.mesh import shard_groups
 from sparkring.training.parallel.model_parallel.schedules import schedule_table, simulate
 from sparkring.training.planner.trace import Trace
 from sparkring.training.planner.workload import RankParameters, Workload, named_parameters_of
+from sparkring.training.tables import sharded
 
 
 class ScheduleCost(NamedTuple):
@@ -61,6 +62,15 @@ def replica_bytes(rank: RankParameters) -> int:
         return 0
     whole = rank.whole * reductions_of(rank) * rank.workload.element_bytes
     return int(2 * ring_share(rank.replicas) * whole / rank.shard)
+
+
+def tables_sent_bytes(workload: Workload) -> int:
+    """Bytes one rank sends per step for the rows of sparse tables; those of servers are not planned."""
+    if workload.is_served:
+        return 0
+    rows, ranks = workload.rows_per_rank, workload.mesh.dp
+    tables = workload.tables
+    return int(sum(sharded.sent_bytes(t.replicated, t.distinct(rows), t.sent_bytes, ranks) for t in tables))
 
 
 def reductions_of(rank: RankParameters) -> int:

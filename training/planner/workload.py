@@ -184,6 +184,7 @@ class RankParameters:
 
     def __init__(self, workload: Workload, pipeline_rank: int) -> None:
         self.workload, self.names = workload, workload.names_on(pipeline_rank)
+        self.stages = workload.stages[pipeline_rank :: workload.mesh.pp]  # names of their layers
         model, mesh, config = workload.model, workload.mesh, workload.config
         self.parameters = named_parameters_of(model, self.names)
         self.local: Numels = {name: workload.local_numel(name, p) for name, p in self.parameters.items()}

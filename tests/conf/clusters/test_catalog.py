@@ -52,6 +52,8 @@ def test_units_are_those_of_the_data_sheet() -> None:
         ("device: {peak_tflops: {bf16: 0}}\n", "device.peak_tflops.bf16 = 0: input should be greater than 0"),
         ("reached: {matmul: 1.5}\n", "reached.matmul = 1.5: input should be less than or equal to 1"),
         ("network: {kind: ethernt}\n", "did you mean 'ethernet'?"),
+        ("node: {devices: true}\n", "node.devices = true: must be a number, and this is a boolean"),
+        ("device: {peak_tflops: {bf16: on}}\n", "device.peak_tflops.bf16 = true: must be a number"),
     ],
 )
 def test_a_wrong_key_or_value_is_one_line_with_the_rule(text: str, problem: str, tmp_path: Path) -> None:
@@ -70,6 +72,9 @@ def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="no such cluster; there are a100-40gb-efa, ") as caught:
+        load_cluster("nope")
+    assert str(caught.value).count("h200-141gb-efa") == 1
     with pytest.raises(ConfigError, match="did you mean 'a100-80gb-efa'"):
         load_cluster("a100-80gb-efs")
 

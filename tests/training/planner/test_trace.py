@@ -17,6 +17,12 @@ def test_kept_storages_count_once_and_weights_and_batch_do_not() -> None:
     assert (trace.taken["0"], trace.returned["0"]) == (4, 16)
 
 
+def test_kept_integers_and_masks_count_by_their_bytes() -> None:
+    pooled = nn.Sequential(nn.Conv2d(1, 2, 1), nn.MaxPool2d(2))
+    trace = trace_model(pooled, (torch.zeros(1, 1, 4, 4),), [""], {})
+    assert trace.kept[""] == {"between": 2 * 16 + 2 * 2 * 4}, "an index of 8 bytes counts as two floats of 4"
+
+
 def test_what_is_made_of_weights_alone_is_kept_once_for_all_rows() -> None:
     class Curves(nn.Module):
         def __init__(self) -> None:

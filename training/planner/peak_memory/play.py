@@ -22,7 +22,7 @@ from sparkring.training.parallel.model_parallel.schedules import Action, schedul
 from sparkring.training.parallel.precision import DTYPES
 from sparkring.training.planner.memory import StageMemory
 from sparkring.training.planner.peak_memory.codec import BucketCoding, trace_codec
-from sparkring.training.planner.peak_memory.timeline import GRADIENT, LOSS, Pass, PassEvent, Timeline, trace_pass
+from sparkring.training.planner.peak_memory.timeline import GRADIENT, LOSS, PART, Pass, PassEvent, Timeline, trace_pass
 from sparkring.training.planner.trace import Untraceable, repeated
 from sparkring.training.planner.workload import RankParameters, Workload
 
@@ -68,6 +68,15 @@ class GradientMemory:
 
     def size(self, name: str) -> int:
         return self.rank.local[name] * self.element
+
+    def summed_bytes(self, name: str, is_shared: bool) -> int:
+        """Bytes of sums over passes, and over the uses of a shared weight: a DTensor is not added to in place."""
+        if self.rank.workload.mesh.tp == 1:
+            return 0
+        return self.size(name) * ((name in self.complete) + 2 * is_shared)
+
+    def end_pass(self) -> None:
+        """After a pass; of a pipeline, after a stage's last one."""
 
     def end(self) -> None:
         """After the last pass."""
@@ -129,13 +138,17 @@ class CodedMemory(BucketMemory):
 
 
 class ZeroMemory(GradientMemory):
-    """What fully_shard gathers, reduces and frees at each unit; "" is all that is in no unit."""
+    """What fully_shard gathers, reduces and frees at each unit of a stage; "" is all of it that is in no unit."""
 
-    def __init__(self, rank: RankParameters, level: Level) -> None:
+    def __init__(self, rank: RankParameters, level: Level, names: Sequence[str]) -> None:
+        """`names`: the stage's layers; "" is the whole model."""
         super().__init__(rank, level)
+        self.names = names
         self.gathered: set[str] = set()
-        self.order: list[str] = []  # units as forward has left them
-        self.flat: dict[str, float] = {}  # gathered bytes that were not copied out yet, or not freed yet
+        self.order: list[str] = []  # units as forward passes have left them
+        self.left: dict[str, list[int]] = {}  # unit -> its indices there, of the passes whose backward is to come
+        self.received: set[str] = set()  # units that are gathered, and not copied out yet
+        self.copied: str | None = None  # the unit that forward has copied out last, whose flat buffer is there
         self.reducing = 0.0  # bytes that the last reduction has sent
         self.whole: dict[str, float] = {}  # bytes of a unit's gradients of this pass
         self.summed: dict[str, float] = {}  # and of those of passes before, where these are not reduced
@@ -148,8 +161,9 @@ class ZeroMemory(GradientMemory):
     def event(self, event: PassEvent) -> None:
         if event.kind == "gradient":
             unit = self.unit_of(event.name)
-            if unit in self.summed and self.rank.gather_bytes == self.element:
+            if event.name in self.complete and self.rank.gather_bytes == self.element:
                 return  # added in place
+            self.complete.add(event.name)
             size = self.rank.local[event.name] * self.rank.gather_bytes
             self.whole[unit] = self.whole.get(unit, 0) + size
             self.level.add("gathered", size)
@@ -157,11 +171,19 @@ class ZeroMemory(GradientMemory):
             getattr(self, f"on_{event.kind}")(event.name)
 
     @cached_property
+    def parameters(self) -> dict[str, list[str]]:
+        """The stage's parameters by unit, in the order of the model."""
+        units = [unit for unit in self.rank.units if is_in(f"{unit}.", self.names)]
+        found: dict[str, list[str]] = {unit: [] for unit in (*units, "")}
+        for name in self.rank.local:
+            if is_in(name, self.names):
+                found[self.unit_of(name)].append(name)
+        return found
+
+    @cached_property
     def units(self) -> dict[str, int]:
         """Elements by unit."""
-        names = self.rank.units
-        sizes = dict(zip(names, self.rank.numels_of(names), strict=True))
-        return {**sizes, "": self.rank.whole - sum(sizes.values())}
+        return {unit: sum(self.rank.local[name] for name in names) for unit, names in self.parameters.items()}
 
     def unit_of(self, parameter: str) -> str:
         return next((unit for unit in self.rank.units if parameter.startswith(f"{unit}.")), "")
@@ -170,51 +192,57 @@ class ZeroMemory(GradientMemory):
         return self.units[unit] * self.rank.gather_bytes
 
     def _receive(self, unit: str) -> None:
-        if unit not in self.gathered and unit not in self.flat and self.weights(unit):
+        if unit not in self.gathered and unit not in self.received and self.weights(unit):
             self.level.add("buffers", self.weights(unit))
-            self.flat[unit] = self.weights(unit)
+            self.received.add(unit)
 
     def _free_flat(self, unit: str) -> None:
-        self.level.add("buffers", -self.flat.pop(unit, 0))
+        self.level.add("buffers", -self.weights(unit))
 
     def _copy_out(self, unit: str) -> None:
-        if unit not in self.gathered:
-            self.gathered.add(unit)
-            self.level.add("gathered", self.weights(unit))
+        self.received.remove(unit)
+        self.gathered.add(unit)
+        self.level.add("gathered", self.weights(unit))
 
     def _free(self, unit: str) -> None:
         if unit in self.gathered:
             self.gathered.remove(unit)
             self.level.add("gathered", -self.weights(unit))
 
+    def _free_copied(self) -> None:
+        if self.copied is not None:
+            self._free_flat(self.copied)
+        self.copied = None
+
     def on_enter(self, unit: str) -> None:
-        if unit in self.gathered:
-            return
-        before = [*self.flat]
         self._receive(unit)
-        for each in before:
-            self._free_flat(each)
-        self._copy_out(unit)
+        if unit in self.received:
+            self._free_copied()
+            self._copy_out(unit)
+            self.copied = unit
 
     def on_leave(self, unit: str) -> None:
-        self.order.append(unit)
+        if self.weights(unit):
+            self.left.setdefault(unit, []).append(len(self.order))
+            self.order.append(unit)
         if unit == "":
-            for each in [*self.flat]:
-                self._free_flat(each)
+            self._free_copied()
         elif self.rank.zero == 3 and unit not in self.kept:
             self._free(unit)
 
     @property
     def kept(self) -> list[str]:
-        """The last layer stays gathered from its forward to its backward."""
-        blocks = self.rank.workload.block_names
-        return [unit for unit in self.rank.layers[-1:] if unit not in blocks]
+        """The stage's last layer, if it is no block, stays gathered from its forward to its backward."""
+        layers = [unit for unit in self.rank.layers if is_in(f"{unit}.", self.names)]
+        return [unit for unit in layers[-1:] if unit not in self.rank.workload.block_names]
 
     def on_back(self, unit: str) -> None:
+        """Gather the unit, and the one whose forward came before that of the unit's last pass."""
         self._receive(unit)
-        self._copy_out(unit)
-        self._free_flat(unit)
-        at = max((i for i, each in enumerate(self.order) if each == unit), default=0)
+        if unit in self.received:
+            self._copy_out(unit)
+            self._free_flat(unit)
+        at = self.left[unit].pop() if self.left.get(unit) else 0
         if at > 0:
             self._receive(self.order[at - 1])
 
@@ -232,7 +260,10 @@ class ZeroMemory(GradientMemory):
         self._reduce(unit)
 
     def _sum(self, unit: str) -> None:
+        """Keep the gradients that are there; of a split backward they come after this."""
         size = self.whole.pop(unit, 0)
+        if not size:
+            return
         wide = size * self.element / self.rank.gather_bytes
         if unit not in self.summed:
             self.summed[unit] = wide
@@ -250,9 +281,13 @@ class ZeroMemory(GradientMemory):
         self.level.add("buffers", -self.reducing)
         self.level.add("buffers", size)
         self.reducing = size
-        self.level.add("gathered", -self.whole.pop(unit, 0))
+        whole = self.whole.pop(unit, 0.0)
+        self.complete.difference_update(self.parameters[unit])
+        last = whole * self.rank.local[self.parameters[unit][-1]] / self.units[unit]
+        self.level.add("gathered", last - whole)  # a variable of fully_shard's keeps the last one to the end
         self.level.add("gradients", size / self.rank.shard)
         self.level.pulse("buffers", size)
+        self.level.add("gathered", -last)
         if unit in self.reduced:  # added to what an earlier pass has left
             self.level.add("gradients", -size / self.rank.shard)
         self.reduced.add(unit)
@@ -260,25 +295,31 @@ class ZeroMemory(GradientMemory):
     def end(self) -> None:
         """Reduce what no pass has."""
         self.last = True
-        for unit in [*self.rank.units, ""]:
+        for unit in self.parameters:
             if unit in self.summed or unit in self.whole:
                 self.on_done(unit)
         self.end_pass()
 
     def end_pass(self) -> None:
+        """After the last backward: what was gathered for none, and what was sent, is freed."""
         self.level.add("buffers", -self.reducing)
         self.reducing = 0.0
-        self.order = []
+        for unit in self.received:
+            self._free_flat(unit)
+        self.received.clear()
+        self.order.clear()
+        self.left.clear()
 
 
-def gradient_memory(rank: RankParameters, level: Level) -> GradientMemory:
+def gradient_memory(rank: RankParameters, level: Level) -> list[GradientMemory]:
+    """What combines the gradients of each of the rank's stages, or of all of them."""
+    mesh, workload = rank.workload.mesh, rank.workload
     if rank.zero and not rank.on_horovod:
-        return ZeroMemory(rank, level)
-    mesh = rank.workload.mesh
-    is_ring = mesh.dp * mesh.cp > 1 and not (rank.workload.is_served or rank.workload.is_averaged)
+        return [ZeroMemory(rank, level, names) for names in rank.stages]
+    is_ring = mesh.dp * mesh.cp > 1 and not (workload.is_served or workload.is_averaged)
     if not is_ring:
-        return GradientMemory(rank, level)
-    return CodedMemory(rank, level) if rank.workload.is_coded else BucketMemory(rank, level)
+        return [GradientMemory(rank, level)]
+    return [CodedMemory(rank, level) if workload.is_coded else BucketMemory(rank, level)]
 
 
 class StepPlayer:
@@ -287,7 +328,8 @@ class StepPlayer:
     def __init__(self, rank: RankParameters, held: dict[str, int]) -> None:
         """`held`: bytes by kind that are there all the time."""
         self.rank, self.level = rank, Level(held)
-        self.gradients = gradient_memory(rank, self.level)
+        self.of_stages = gradient_memory(rank, self.level)
+        self.gradients = self.of_stages[0]  # of the pass that is played
         config, mesh = rank.workload.config, rank.workload.mesh
         self.is_split = mesh.pp > 1 and config.schedule == "zero-bubble"
         self.has_cut_loss = "vocab_head" in rank.workload.kinds.values()
@@ -299,9 +341,9 @@ class StepPlayer:
         }
 
     def share(self, place: str) -> float:
-        if not place.startswith(GRADIENT):
+        if not place.startswith((GRADIENT, PART)):
             return self.shares[place]
-        name = place.removeprefix(GRADIENT)
+        name = place.removeprefix(PART).removeprefix(GRADIENT)
         return self.rank.local[name] / self.rank.parameters[name].numel()
 
     def play(self, timeline: Timeline, kind: str = "") -> None:
@@ -313,6 +355,7 @@ class StepPlayer:
                 if not event.name.startswith(GRADIENT):  # that is when it was complete
                     self.level.add("activations", -event.size * self.share(event.name))
             elif event.kind == "gradient":
+                self.level.pulse("gradients", self.gradients.summed_bytes(event.name, event.name in timeline.shared))
                 self.level.add("activations", -event.size * self.share(GRADIENT + event.name))
                 self.gradients.event(event)
             else:
@@ -352,13 +395,13 @@ class StepPlayer:
         for number in range(passes):
             self.gradients.begin_pass(last=number == passes - 1)
             self.play(timeline)
-            if isinstance(self.gradients, ZeroMemory):
-                self.gradients.end_pass()
+            self.gradients.end_pass()
         self.gradients.end()
 
     def pipeline(self, actions: Sequence[Action], timelines: Sequence[Timeline]) -> None:
         """The actions of this rank in a schedule."""
         last = {action.stage: action for action in actions if action.kind in "BW"}
+        pp = self.rank.workload.mesh.pp
         posted: set[Action] = set()
         for number, action in enumerate(actions):
             for later in actions[number : number + 1 + AHEAD]:
@@ -366,14 +409,19 @@ class StepPlayer:
                     posted.add(later)
                     self.level.add("messages", self.message(later, timelines))
             timeline = timelines[action.stage]
+            self.gradients = self.of_stages[action.stage // pp if len(self.of_stages) > 1 else 0]
+            is_last = action == last[action.stage] and not self.is_split
             if action.kind in "BIW":
-                self.gradients.begin_pass(last=action == last[action.stage] and not self.is_split)
+                self.gradients.begin_pass(is_last)
             if action.kind in "BI":  # the pass has it from here on
                 self.level.add("messages", -self.message(action, timelines))
             self.play(timeline, action.kind)
             if action.kind in "BW":
                 self.level.add("messages", -self.message(action._replace(kind="F"), timelines))
-        self.gradients.end()
+            if is_last:
+                self.gradients.end_pass()
+        for each in self.of_stages:
+            each.end()
 
     def message(self, action: Action, timelines: Sequence[Timeline]) -> float:
         """Bytes of the message that the action waits for."""

@@ -8,6 +8,7 @@ holds at each moment is what torch allocates. What layouts add is put in where t
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -34,15 +35,16 @@ from sparkring.training.planner.trace import FusedAttention, running_modules, un
 
 LOSS = "loss"  # place of what is held outside of the model
 GRADIENT = "gradient of "  # and the name of a parameter: place of its gradient
+PART = "part of gradient of "  # and the name of a parameter: place of what one of its uses adds to it
 
 
 class PassEvent(NamedTuple):
     """One event of a pass, in bytes.
 
     kind: "hold" or "free" of memory in the place `name` (`inner`, `between` or `entered`, as in trace.py, LOSS, or
-    GRADIENT and a parameter); "enter", "leave" of a module in forward, "back", "done" in backward, whose `size` is that
-    of its inputs (enter) or output; "loss" between forward and backward, "split" between the halves of a backward;
-    "gradient" of the parameter `name`, complete.
+    GRADIENT or PART and a parameter); "enter", "leave" of a module in forward, "back", "done" in backward, whose `size`
+    is that of its inputs (enter) or output; "loss" between forward and backward, "split" between the halves of a
+    backward; "gradient" of the parameter `name`, complete.
     """
 
     kind: str
@@ -55,6 +57,7 @@ class Timeline:
     """The events of a pass."""
 
     events: list[PassEvent] = field(default_factory=list)
+    shared: set[str] = field(default_factory=set)  # parameters that have several uses
     input_bytes: int = 0  # of a stage, from the one before
     output_bytes: int = 0
 
@@ -122,18 +125,31 @@ class Recorder(MemoryMeter):
         """A parameter's gradient is complete: it becomes the strategy's."""
         assert parameter.grad is not None
         self.place_again(parameter.grad, GRADIENT + name)
+        if name in self.timeline.shared:
+            self._place_parts(name, parameter.grad.untyped_storage().nbytes())
         self.timeline.events.append(PassEvent("gradient", name, parameter.grad.untyped_storage().nbytes()))
         parameter.grad = None
+
+    def _place_parts(self, name: str, size: int) -> None:
+        """The parts of a shared weight's gradient, one for each use, are as large as it, and cut as it is."""
+        events = self.timeline.events
+        loss = next(index for index, event in enumerate(events) if event.kind == "loss")
+        for index, event in enumerate(events[loss:], loss):
+            if event.kind in ("hold", "free") and event.size == size and not event.name.startswith(GRADIENT):
+                events[index] = event._replace(name=PART + name)
 
     def follow_all(self, module: nn.Module) -> None:
         """Write when passes enter and leave its modules, and when gradients are complete."""
         followed: set[str] = set()
+        uses = Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
         for name, child in module.named_modules():
             plain = plain_name(name)
             if plain not in followed and (plain in self.units or plain in self.kinds):
                 followed.add(plain)
                 self.follow(plain, child)
         for name, parameter in module.named_parameters():
+            if uses[parameter] > 1:
+                self.timeline.shared.add(plain_name(name))
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(partial(self.gradient, plain_name(name)))
 
@@ -321,8 +337,16 @@ def _split_backward(module: nn.Module, value: Any, work: Pass, given: tuple[Any,
     sent, groups = stage_backward_input([value], gradients, [*given], module.parameters())
     del gradients
     recorder.timeline.events.append(PassEvent("split", "", 0))
-    stage_backward_weight(module.parameters(), groups)
-    for name, parameter in module.named_parameters():
-        if parameter.grad is not None:
-            recorder.gradient(plain_name(name), parameter)
+    complete: dict[str, nn.Parameter] = {}  # by the group before, whose gradients torch keeps until those of this one
+    while groups:
+        stage_backward_weight(module.parameters(), [groups.pop(0)])
+        reached = {name: p for name, p in module.named_parameters() if p.grad is not None and name not in complete}
+        _complete(recorder, complete)
+        complete = reached
+    _complete(recorder, complete)
     recorder.sent = (recorder.sent, sent)
+
+
+def _complete(recorder: Recorder, parameters: Mapping[str, nn.Parameter]) -> None:
+    for name, parameter in parameters.items():
+        recorder.gradient(plain_name(name), parameter)

@@ -1,0 +1,76 @@
+"""Search the layouts of a model that cannot be traced, by what is known without its activations and seconds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sparkring.conf.clusters.cluster import Cluster
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.pipelines.model.fits import gib
+from sparkring.pipelines.model.layouts import cut_words
+from sparkring.pipelines.model.plan import plan_workload
+from sparkring.training.parallel.mesh import AXES, Mesh
+from sparkring.training.planner.search import USABLE, LayoutCosts, StateLayout, state_layouts
+
+SHOWN = 10
+
+
+class StateSearch:
+    """The layouts of a recipe on a cluster, with the memory of weights, gradients and optimizer, and the bytes sent."""
+
+    def __init__(self, config: RunConfig, cluster: Cluster, manifest: DatasetManifest | None, devices: int) -> None:
+        """ManifestError if the model needs a missing dataset."""
+        self.config, self.cluster, self.devices = config, cluster, devices
+        self.workload = plan_workload(config, manifest, Mesh(dp=config.launch.world), "torch")
+        self.limit = cluster.device.memory_bytes * USABLE
+        self.layouts = state_layouts(self.workload, cluster, devices)
+        self.fitting = [layout for layout in self.layouts if layout.memory <= self.limit]
+
+    def as_json(self) -> str:
+        """What `--json` shows of the layouts that fit."""
+        return json.dumps([state_facts(layout) for layout in self.fitting[:SHOWN]], indent=1)
+
+    def report(self, why: str) -> str:
+        """The layouts that fit, and what is missing. `why`: the model cannot be traced."""
+        head = (
+            f"{self.config.name} on {self.devices} x {self.cluster.device.name}: activations, the loss and seconds "
+            f"are not planned: {why}\n\n"
+            f"{len(self.fitting):,} of {len(self.layouts):,} layouts that can run hold weights, gradients and "
+            f"optimizer state in {gib(self.limit)}, without activations; those that send least come first:"
+        )
+        lines = [state_line(layout) for layout in self.fitting[:SHOWN]]
+        return "\n".join([head, *(lines or [self._missing()])])
+
+    def about(self, mesh: Mesh) -> str:
+        """Where the layouts of a mesh stand, or why they cannot be."""
+        lines = []
+        for layout in self.layouts:
+            if layout.mesh == mesh:
+                verdict = "" if layout.memory <= self.limit else f"; does not fit: {gib(self.limit)} may be used"
+                lines.append(state_line(layout) + verdict)
+        costs = LayoutCosts.without_trace(self.workload, self.cluster)
+        return "\n".join(lines or costs.mesh_problems(self.config.parallel, mesh))
+
+    def _missing(self) -> str:
+        least = min(self.layouts, key=lambda each: each.memory, default=None)
+        need = "" if least is None else f"; the smallest, {state_line(least)}"
+        return f"none{need}; take more devices, or ones with more memory"
+
+
+def state_line(layout: StateLayout) -> str:
+    """A layout with its memory and what it sends."""
+    return f"{cut_words(layout.config, layout.mesh)}: {gib(layout.memory)}, sends {gib(layout.sent)} a step"
+
+
+def state_facts(layout: StateLayout) -> dict[str, Any]:
+    """A layout as `--json` shows it."""
+    config = layout.config
+    axes = {axis: getattr(layout.mesh, axis) for axis in AXES}
+    return {
+        "layout": axes | {"zero": config.zero, "shard": config.shard, "precision": config.precision},
+        "state_bytes": layout.memory,
+        "sent_bytes": layout.sent,
+        "step_s": None,
+    }
