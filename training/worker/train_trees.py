@@ -181,7 +181,7 @@ def exported_rounds(config: RunConfig, state: TrainerState) -> int:
 
 
 def refit(parts: TreesParts, train: Reader, valid: Reader, rounds: int) -> None:
-    """Grow so many rounds anew on the training and the validation rows, which have said how many are best. Collective.
+    """Grow the best number of rounds again, on the training and the validation rows together. Collective.
 
     A command that goes on here begins the refit again, and ends with the same bits.
     """
