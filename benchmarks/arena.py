@@ -63,12 +63,20 @@ class Score:
     seconds: float
 
 
-def trained(table: str, family: str, seed: int, folder: Path) -> list[Score]:
-    """Train as `init` says; our score and that of the report's trees."""
+def trained(table: str, family: str, seed: int, folder: Path, more: list[str]) -> list[Score]:
+    """Train as `init` says; our score and that of the report's trees.
+
+    Args:
+        table: by name.
+        family: of models.
+        seed: of the training.
+        folder: of the table's file and project.
+        more: settings of the job.
+    """
     runs = f"runs-{family}-{seed}"
     began = time.monotonic()
     settings = ["tracking.enabled=false", f"storage.runs={runs}", f"model.family={family}", f"train.seed={seed}"]
-    run(folder / table, "run", "recipe.yaml", *settings)
+    run(folder / table, "run", "recipe.yaml", *settings, *more)
     seconds = time.monotonic() - began
     (summary,) = (folder / table).glob(f"{runs}/*/*/summary.json")
     found = json.loads(summary.read_text())
@@ -130,14 +138,14 @@ def peer_score(table: str, peer: str, seed: int, folder: Path, task: TaskKind, l
     return Score(table, peer, seed, loss_of(task_scores(task, labels, predictions)), float(found["seconds"]))
 
 
-def measure(table: str, models: list[tuple[str, int]], folder: Path) -> Iterator[Score]:
-    """Measure models, each with a seed, on one table, ours first."""
+def measure(table: str, models: list[tuple[str, int]], folder: Path, more: list[str]) -> Iterator[Score]:
+    """Measure models, each with a seed, on one table, ours first. `more`: settings of our jobs."""
     data = folder / f"{table}.csv"
     TABLES[table].rows().to_csv(data, index=False)
     run(folder, "init", "table", "--data", data.name, "--label", TABLES[table].label)
     for model, seed in models:
         if model.startswith(OURS):
-            yield from trained(table, model.removeprefix(OURS), seed, folder)
+            yield from trained(table, model.removeprefix(OURS), seed, folder, more)
     peers = [(model, seed) for model, seed in models if not model.startswith(OURS)]
     if not peers:
         return
@@ -278,6 +286,7 @@ def main() -> None:
     parser.add_argument("--families", nargs="*", default=[*FAMILIES])
     parser.add_argument("--peers", nargs="*", default=[*PEERS], help="tabm and realmlp too, which take long")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--settings", nargs="*", default=[], help="of our jobs, such as report.baselines=false")
     parser.add_argument("--kept", type=Path, default=ROOT / "build/arena.jsonl", help="file of scores")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -287,7 +296,7 @@ def main() -> None:
         known = {(score.model, score.seed) for score in read_kept(args.kept) if score.table == table}
         if missing := [each for each in wanted if each not in known]:
             with TemporaryDirectory(dir=ROOT / "build") as folder, args.kept.open("a") as kept:
-                for score in measure(table, missing, Path(folder)):
+                for score in measure(table, missing, Path(folder), args.settings):
                     print(json.dumps(asdict(score)), file=kept, flush=True)
     order = {table: number for number, table in enumerate(args.only)}
     models = [*(OURS + family for family in args.families), "scikit-learn's trees", *args.peers]

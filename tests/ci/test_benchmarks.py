@@ -101,7 +101,7 @@ def test_the_arena_measures_what_it_has_no_score_of(monkeypatch: pytest.MonkeyPa
     arena = importlib.import_module("arena")
     kept, asked = tmp_path / "kept.jsonl", []
 
-    def measured(table: str, models: list[tuple[str, int]], folder: Path):
+    def measured(table: str, models: list[tuple[str, int]], folder: Path, more: list[str]):
         asked.append((table, models))
         for number, (model, seed) in enumerate(models):
             if number == 2:
