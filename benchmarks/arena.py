@@ -5,6 +5,9 @@
 The recipe of each table is used as `sparkring init table` writes it. All see the same rows: a peer is fitted on the
 rows of our training and validation splits (ours stops early by the second), as `model.family: trees` sees them, and
 scored on the rows of the test split. Tables: tables_data.py. A seed is one of training; the splits stay.
+
+Every score is added to the file `--kept` as it is measured, and one that is there is not measured again, so that the
+arena can be run in parts. Scores of an older state of the code must not stay in it: name another file.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import json
 import math
 import subprocess
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import yaml
 from machine import ROOT, measured_with, publish
 from tables import run
 from tables_data import TABLES
@@ -38,7 +43,10 @@ from sparkring.training.trees.columns import TreeColumns, is_category, seen_by
 PYTHON = ROOT / "build/arena/bin/python"
 PEERS = ("lightgbm", "xgboost", "catboost")
 FAMILIES = ("both", "net", "trees")
+OURS, DEFAULT = "sparkring, ", "sparkring, both"
 SKLEARN = "gradient-boosted trees (scikit-learn)"
+MOST_BEHIND, FEWEST_WINS = 2.0, 0.6  # targets: percent behind the best peer, share of tables
+RESAMPLES = 10_000  # of the tables
 
 
 @dataclass(frozen=True)
@@ -55,20 +63,28 @@ class Score:
     seconds: float
 
 
-def trained(table: str, family: str, seed: int, folder: Path) -> tuple[list[Score], Path, str]:
-    """Train as `init` says; our score and that of the report's trees, the dataset's folder, and the task."""
+def trained(table: str, family: str, seed: int, folder: Path, more: list[str]) -> list[Score]:
+    """Train as `init` says; our score and that of the report's trees.
+
+    Args:
+        table: by name.
+        family: of models.
+        seed: of the training.
+        folder: of the table's file and project.
+        more: settings of the job.
+    """
     runs = f"runs-{family}-{seed}"
     began = time.monotonic()
     settings = ["tracking.enabled=false", f"storage.runs={runs}", f"model.family={family}", f"train.seed={seed}"]
-    run(folder / table, "run", "recipe.yaml", *settings)
+    run(folder / table, "run", "recipe.yaml", *settings, *more)
     seconds = time.monotonic() - began
     (summary,) = (folder / table).glob(f"{runs}/*/*/summary.json")
     found = json.loads(summary.read_text())
     own = next(iter(found["scores"]))
-    scores = [Score(table, f"sparkring, {family}", seed, loss_of(found["scores"][own]), seconds)]
+    scores = [Score(table, OURS + family, seed, loss_of(found["scores"][own]), seconds)]
     if SKLEARN in found["scores"] and family == FAMILIES[0] and seed == 0:
         scores.append(Score(table, "scikit-learn's trees", seed, loss_of(found["scores"][SKLEARN]), math.nan))
-    return scores, folder / table / found["dataset"], found["config"]["model"]["task"]
+    return scores
 
 
 def loss_of(scores: dict[str, float]) -> float:
@@ -122,21 +138,28 @@ def peer_score(table: str, peer: str, seed: int, folder: Path, task: TaskKind, l
     return Score(table, peer, seed, loss_of(task_scores(task, labels, predictions)), float(found["seconds"]))
 
 
-def measure(table: str, families: list[str], peers: list[str], seeds: list[int], folder: Path) -> list[Score]:
+def measure(table: str, models: list[tuple[str, int]], folder: Path, more: list[str]) -> Iterator[Score]:
+    """Measure models, each with a seed, on one table, ours first. `more`: settings of our jobs."""
     data = folder / f"{table}.csv"
     TABLES[table].rows().to_csv(data, index=False)
     run(folder, "init", "table", "--data", data.name, "--label", TABLES[table].label)
-    scores: list[Score] = []
-    for seed in seeds:
-        for family in families:
-            found, dataset, name = trained(table, family, seed, folder)
-            scores += found
-    task = task_kind(name)
-    labels = write_rows(dataset, task, folder)
-    return scores + [peer_score(table, peer, seed, folder, task, labels) for peer in peers for seed in seeds]
+    for model, seed in models:
+        if model.startswith(OURS):
+            yield from trained(table, model.removeprefix(OURS), seed, folder, more)
+    peers = [(model, seed) for model, seed in models if not model.startswith(OURS)]
+    if not peers:
+        return
+    run(folder / table, "etl", "recipe.yaml")  # finds what a job has built
+    (manifest,) = (folder / table).rglob("_manifest.json")
+    task = task_kind(yaml.safe_load((folder / table / "recipe.yaml").read_text())["model"]["task"])
+    labels = write_rows(manifest.parent, task, folder)
+    for peer, seed in peers:
+        yield peer_score(table, peer, seed, folder, task, labels)
 
 
 # --- what is made of the scores
+
+Losses = dict[str, dict[str, float]]  # table -> model -> loss
 
 
 def table_of(scores: list[Score], field: str) -> list[str]:
@@ -156,26 +179,105 @@ def means(scores: list[Score], table: str, model: str, field: str = "loss") -> f
     return mean(found) if found else math.nan
 
 
-def summary(scores: list[Score]) -> list[str]:
-    """For each model: its mean rank, and how far behind the best one it is at the most; wins of ours over each."""
-    tables = list(dict.fromkeys(score.table for score in scores))
+def losses_of(scores: list[Score]) -> Losses:
+    """Mean losses over the seeds by table and model; a model that was not measured on a table is left out of it."""
     models = list(dict.fromkeys(score.model for score in scores))
-    losses = {t: {m: means(scores, t, m) for m in models} for t in tables}
-    ours = [model for model in models if model.startswith("sparkring")]
-    lines = ["| model | mean rank | behind the best, median | at most | " + " | ".join(f"loses to {o}" for o in ours)]
-    lines = [lines[0] + " |", "|---" * (4 + len(ours)) + "|"]
+    found = {t: {m: means(scores, t, m) for m in models} for t in dict.fromkeys(score.table for score in scores)}
+    return {t: {m: loss for m, loss in of.items() if not math.isnan(loss)} for t, of in found.items()}
+
+
+def summary(losses: Losses) -> list[str]:
+    """For each model: its mean rank, and how far behind the best one it is at the most; wins of ours over each."""
+    models = list(dict.fromkeys(model for found in losses.values() for model in found))
+    ours = [model for model in models if model.startswith(OURS)]
+    head = ["model", "mean rank, with a 95 % interval", "behind the best, median", "at most"]
+    head += [f"loses to {o}, with a 95 % interval" for o in ours]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for model in models:
-        known = [t for t in tables if not math.isnan(losses[t][model])]
-        ranks = [1 + sum(other < losses[t][model] for other in losses[t].values()) for t in known]
-        behind = sorted(100 * (losses[t][model] / np.nanmin([*losses[t].values()]) - 1) for t in known)
-        lost = [beaten(losses, known, o, model) if o != model else "-" for o in ours]
-        worst = f"{behind[-1]:.1f} %"
-        lines.append(f"| {model} | {mean(ranks):.2f} | {np.median(behind):.1f} % | {worst} | {' | '.join(lost)} |")
+        known = [t for t in losses if model in losses[t]]
+        ranks = [rank_of(model, losses[t]) for t in known]
+        behind = [behind_best(model, losses[t], models) for t in known]
+        low, high = interval_of_mean(ranks)
+        cells = [model, f"{mean(ranks):.2f} ({low:.2f} to {high:.2f})"]
+        cells += [f"{np.median(behind):.1f} %", f"{max(behind):.1f} %"]
+        cells += ["-" if o == model else shown_wins(*wins(losses, o, model)) for o in ours]
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
-def beaten(losses: dict[str, dict[str, float]], tables: list[str], ours: str, model: str) -> str:
-    return f"{sum(losses[t][ours] < losses[t][model] for t in tables)} of {len(tables)}"
+def rank_of(model: str, losses: dict[str, float]) -> int:
+    return 1 + sum(other < losses[model] for other in losses.values())
+
+
+def behind_best(model: str, losses: dict[str, float], others: Iterable[str]) -> float:
+    """How much larger a model's loss is than the least of the others, in percent; less than 0 where it is the best."""
+    return 100 * (losses[model] / min(losses[other] for other in others if other in losses) - 1)
+
+
+def wins(losses: Losses, ours: str, model: str) -> tuple[int, int]:
+    """On how many tables our model has the smaller loss, of how many that both were measured on."""
+    both = [found for found in losses.values() if ours in found and model in found]
+    return sum(found[ours] < found[model] for found in both), len(both)
+
+
+def shown_wins(won: int, tables: int) -> str:
+    low, high = interval_of_share(won, tables)
+    return f"{won} of {tables} ({low:.0%} to {high:.0%})"
+
+
+def interval_of_share(won: int, tables: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share (https://doi.org/10.1080/01621459.1927.10502953)."""
+    z = 1.96
+    share, wider = won / tables, 1 + z * z / tables
+    half = z * math.sqrt(share * (1 - share) / tables + z * z / (4 * tables**2))
+    return (share + z * z / (2 * tables) - half) / wider, (share + z * z / (2 * tables) + half) / wider
+
+
+def interval_of_mean(values: list[int]) -> tuple[float, float]:
+    """The 95 % interval of a mean over tables, by resampling them."""
+    drawn = np.random.default_rng(0).choice(values, (RESAMPLES, len(values))).mean(axis=1)
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def targets(losses: Losses) -> list[str]:
+    """A line for each target of the default recipe, with what was measured."""
+    losses = {t: found for t, found in losses.items() if {DEFAULT, *PEERS} <= {*found}}
+    if not losses:
+        return []
+    lines = []
+    ours, catboost = (mean(rank_of(m, found) for found in losses.values()) for m in (DEFAULT, "catboost"))
+    lines.append(f"mean rank {ours:.2f}, better than CatBoost's {catboost:.2f}: {reached(ours < catboost)}")
+    for peer in ("lightgbm", "xgboost"):
+        won, of = wins(losses, DEFAULT, peer)
+        lines.append(
+            f"at least {FEWEST_WINS:.0%} wins over {peer}: {shown_wins(won, of)}: {reached(won / of >= FEWEST_WINS)}"
+        )
+    behind = {t: behind_best(DEFAULT, found, PEERS) for t, found in losses.items()}
+    over = [
+        f"{t} {value:.1f} %" for t, value in sorted(behind.items(), key=lambda each: -each[1]) if value > MOST_BEHIND
+    ]
+    lines.append(
+        f"never more than {MOST_BEHIND:.0f} % behind the best of {', '.join(PEERS)}: {reached(not over)}"
+        + (f" on {', '.join(over)}" if over else "")
+    )
+    return [f"- {line}" for line in lines]
+
+
+def reached(is_so: bool) -> str:
+    return "reached" if is_so else "not reached"
+
+
+def read_kept(file: Path) -> list[Score]:
+    return [Score(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def report(scores: list[Score]) -> str:
+    losses = losses_of(scores)
+    lines = ["# Arena", "", measured_with("torch", "xgboost-cpu"), "", "Log loss or RMSE on test rows:", ""]
+    lines += [*table_of(scores, "loss"), "", *summary(losses), ""]
+    lines += ["Targets of the default recipe:", "", *targets(losses), ""]
+    return "\n".join([*lines, "Seconds, ours of the whole job:", "", *table_of(scores, "seconds"), ""])
 
 
 def main() -> None:
@@ -184,16 +286,23 @@ def main() -> None:
     parser.add_argument("--families", nargs="*", default=[*FAMILIES])
     parser.add_argument("--peers", nargs="*", default=[*PEERS], help="tabm and realmlp too, which take long")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--settings", nargs="*", default=[], help="of our jobs, such as report.baselines=false")
+    parser.add_argument("--kept", type=Path, default=ROOT / "build/arena.jsonl", help="file of scores")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    scores: list[Score] = []
+    (ROOT / "build").mkdir(exist_ok=True)
+    wanted = [(model, seed) for model in [*(OURS + f for f in args.families), *args.peers] for seed in args.seeds]
     for table in args.only:
-        with TemporaryDirectory(dir=ROOT / "build") as folder:
-            scores += measure(table, args.families, args.peers, args.seeds, Path(folder))
-        text = ["# Arena", "", measured_with("torch", "xgboost-cpu"), "", "Log loss or RMSE on test rows:", ""]
-        text += [*table_of(scores, "loss"), "", *summary(scores), ""]
-        text += ["Seconds, ours of the whole job:", "", *table_of(scores, "seconds"), ""]
-        publish("\n".join(text), args.out)  # after each table: it takes hours
+        known = {(score.model, score.seed) for score in read_kept(args.kept) if score.table == table}
+        if missing := [each for each in wanted if each not in known]:
+            with TemporaryDirectory(dir=ROOT / "build") as folder, args.kept.open("a") as kept:
+                for score in measure(table, missing, Path(folder), args.settings):
+                    print(json.dumps(asdict(score)), file=kept, flush=True)
+    order = {table: number for number, table in enumerate(args.only)}
+    models = [*(OURS + family for family in args.families), "scikit-learn's trees", *args.peers]
+    shown = [s for s in read_kept(args.kept) if s.table in order and s.model in models and s.seed in args.seeds]
+    shown.sort(key=lambda score: (order[score.table], models.index(score.model), score.seed))
+    publish(report(shown), args.out)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,11 @@ class TreesConfig(Strict):
         description="rounds without a better train.best_metric before training stops, and the best ones become the "
         "model; None: all rounds are made, and train.export decides",
     )
+    refit: bool = Field(
+        False,
+        description="when the number of rounds is known, so many are grown anew on the training and validation rows "
+        "together, and these trees are the model; what validation rows say is of the trees without them",
+    )
     learning_rate: Share = Field(0.05, description="share of each tree's values that is added; lower needs more rounds")
     max_depth: PositiveInt = Field(6, description="splits between a tree's root and a leaf, at most")
     min_child_weight: NonNegativeFloat = Field(

@@ -53,6 +53,7 @@ MODELS = {
     TREES: "gradient-boosted trees",
     BOTH: "a network and gradient-boosted trees, of which the better one, or a blend, goes on",
 }
+MOST_REFIT = 100_000  # rows; in larger tables the validation rows teach trees little, and a refit takes long
 MOST_COUNTED = 5  # events in half of the rows
 RARE = 0.05  # `init` warns of a label with a smaller share
 SOURCE, VIEW = "raw", "prepared"
@@ -94,6 +95,8 @@ def table_recipe(sample: TableSample, columns: Columns, name: str, family: str) 
         described = network(label, sample.rows.num_rows)
     if family == BOTH:
         described["model"] = {"family": BOTH} | described["model"]
+    if family != NET and sample.is_whole and sample.rows.num_rows <= MOST_REFIT:
+        described["trees"] = {"refit": True}
     return {
         "name": name,
         "etl": {

@@ -159,6 +159,7 @@ def choose(job: JobContext, trained: Mapping[Family, Trained]) -> tuple[Trained,
         values=dict[Families, float](values.items()),
         half_width=None if valid is None else valid.half_width(metric, valid.net, valid.trees),
         train_s={family: each.train.train_s for family, each in trained.items()},
+        exported={family: step for family, each in trained.items() if (step := each.train.exported_step) is not None},
     )
     if job.config.model.blend == "none" or valid is None:
         return trained[winner], choice

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -185,8 +186,16 @@ def _argument_problems(config: RunConfig, factory: type[nn.Module]) -> list[str]
 
 
 def trees_problems(config: RunConfig) -> list[str]:
-    """Trees without the package that grows them."""
-    return not_installed(f"model.family = {config.model.family!r}", "XGBoost", "xgboost", "trees")
+    """Trees without the package that grows them, or with one that cannot be imported here."""
+    setting = f"model.family = {config.model.family!r}"
+    if missing := not_installed(setting, "XGBoost", "xgboost", "trees"):
+        return missing
+    try:
+        import_module("xgboost")
+    except Exception as error:  # XGBoostError and OSError too, where its compiled library does not load
+        what = f"{type(error).__name__}: {first_line(error)}"
+        return [f"{setting}: XGBoost's import fails: {what}; pip install --force-reinstall 'sparkring[trees]'"]
+    return []
 
 
 def reader_problems(config: RunConfig) -> list[str]:

@@ -75,3 +75,43 @@ def test_every_operation_of_a_recorded_night_can_be_sent_for_another_date(
 def test_the_benchmark_of_servers_runs_on_todays_servers(cases: str, more: list[str]) -> None:
     command = [sys.executable, "-c", SERVERS, cases, *more]
     subprocess.run(command, cwd=ROOT / "benchmarks", check=True, timeout=600)
+
+
+def test_the_arena_counts_wins_with_an_interval_and_names_the_tables_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    arena = importlib.import_module("arena")
+    assert arena.interval_of_share(8, 10) == pytest.approx((0.490, 0.943), abs=1e-3), "Wilson's"
+    losses = {
+        "a": {arena.DEFAULT: 1.0, "lightgbm": 1.1, "xgboost": 1.2, "catboost": 0.99},
+        "b": {arena.DEFAULT: 1.0, "lightgbm": 0.9, "xgboost": 1.2, "catboost": 1.1},
+        "c": {arena.DEFAULT: 1.0, "lightgbm": 1.0},
+    }
+    assert arena.wins(losses, arena.DEFAULT, "lightgbm") == (1, 3), "equal is no win"
+    rank, lightgbm, xgboost, behind = arena.targets(losses)
+    assert rank == "- mean rank 2.00, better than CatBoost's 2.00: not reached"
+    assert lightgbm.startswith("- at least 60% wins over lightgbm: 1 of 2 (9% to 91%): not reached")
+    assert xgboost.startswith("- at least 60% wins over xgboost: 2 of 2 (34% to 100%): reached")
+    assert behind.endswith(": not reached on b 11.1 %"), "1 % is near enough"
+    head, _, ours, *_ = arena.summary(losses)
+    assert head.count("|") == ours.count("|") and "| - |" in ours
+
+
+def test_the_arena_measures_what_it_has_no_score_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    arena = importlib.import_module("arena")
+    kept, asked = tmp_path / "kept.jsonl", []
+
+    def measured(table: str, models: list[tuple[str, int]], folder: Path, more: list[str]):
+        asked.append((table, models))
+        for number, (model, seed) in enumerate(models):
+            if number == 2:
+                raise SystemExit("out of time")
+            yield arena.Score(table, model, seed, 1.0 + number, 2.0)
+
+    monkeypatch.setattr(arena, "measure", measured)
+    words = ["arena.py", "--only", "cells", "--families", "both", "--peers", "catboost", "xgboost", "--kept", str(kept)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        arena.main()
+    arena.main()
+    assert [models for _, models in asked] == [[(arena.DEFAULT, 0), ("catboost", 0), ("xgboost", 0)], [("xgboost", 0)]]

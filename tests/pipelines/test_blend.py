@@ -392,7 +392,8 @@ def test_the_blend_is_the_model_where_it_is_better(run: Storage, table: Path) ->
         "both": value
     }
     assert choice.half_width == valid.half_width("loss", fit.predictions, valid.net)
-    shown = f"a blend ({fit.share:.0%} the network, {1 - fit.share:.0%} trees) by valid loss {value:.5g} against "
+    made_of = f"{fit.share:.0%} the network of step 10, {1 - fit.share:.0%} trees of round 10"
+    shown = f"a blend ({made_of}) by valid loss {value:.5g} against "
     assert choice.describe().startswith(shown) and choice.describe().index("of the network") < choice.describe().index(
         "of trees"
     )

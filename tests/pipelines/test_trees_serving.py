@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,13 @@ def test_trees_of_other_columns_are_refused(model: Storage) -> None:
         load_trusted(model.uri)
 
 
+def test_trees_of_another_task_are_refused(model: Storage) -> None:
+    other = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"task": "regression"})})
+    model.put_atomic("config.json", json.dumps(other.model_dump(mode="json")).encode())
+    with pytest.raises(StoredError, match=r"objective binary:logistic; model\.task = 'regression' .* reg:squarederror"):
+        load_trusted(model.uri)
+
+
 @pytest.mark.parametrize("form", [None, "ubj", "json"])
 def test_the_exported_file_is_the_librarys_own(model: Storage, table: Path, tmp_path: Path, form: str | None) -> None:
     out, said = tmp_path / f"out.{form or 'ubj'}", list[str]()
@@ -187,6 +195,20 @@ def test_trees_without_their_package_are_refused_by_name(monkeypatch: pytest.Mon
     problems = recipe_module.recipe_problems(CONFIG)
     (problem,) = problems.recipe
     assert problem == "model.family = 'trees': needs XGBoost, which is not installed: pip install 'sparkring[trees]'"
+
+
+def test_trees_whose_package_does_not_load_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "xgboost"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise OSError('libgomp.so.1: cannot open shared object file')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [each for each in sys.modules if each.split(".")[0] == "xgboost"]:
+        monkeypatch.delitem(sys.modules, name)
+    (problem,) = recipe_module.trees_problems(CONFIG)
+    assert problem == (
+        "model.family = 'trees': XGBoost's import fails: OSError: libgomp.so.1: cannot open shared object file; "
+        "pip install --force-reinstall 'sparkring[trees]'"
+    )
 
 
 def test_a_champion_of_trees_scores_the_rows_of_another_dataset(model: Storage, tmp_path: Path) -> None:

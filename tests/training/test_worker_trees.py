@@ -162,7 +162,12 @@ def test_trees_of_one_rank_are_those_of_the_library_alone(group: WorkerGroup, ta
     words = ["trees.early_stopping_rounds=null", "trees.rounds=10", "train.export=last", "data.lanes=1"]
     words += ["trees.subsample=1", "trees.columns_per_tree=1"]
     job = TreesJob(tmp_path / "run", table, *words).run(group, 1)
-    stored = pq.read_table(table / "train.parquet")
+    assert trees_of(grown_alone(job, 10, table / "train.parquet")) == trees_of(job.booster)
+
+
+def grown_alone(job: TreesJob, rounds: int, *files: Path) -> xgboost.Booster:
+    """What the library alone grows on the rows of files, with the settings of a job, without samples."""
+    stored = pa.concat_tables([pq.read_table(file) for file in files]).combine_chunks()
     price, area = (stored[name].to_numpy().astype(np.float32) for name in ("price", "area"))
     codes = {None: np.nan, "Oslo": 2, "Rome": 3, "Lima": 4, "Bern": 1}
     city = np.array([codes[name] for name in stored["city"].to_pylist()], np.float32)
@@ -184,12 +189,36 @@ def test_trees_of_one_rank_are_those_of_the_library_alone(group: WorkerGroup, ta
         "max_cat_threshold": block["categories_per_split"],
         "nthread": 1,
     }
-    alone = xgboost.train(params, matrix, 10)
-    assert trees_of(alone) == trees_of(job.booster)
+    return xgboost.train(params, matrix, rounds)
 
 
 def trees_of(booster: xgboost.Booster) -> Any:
     return json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]
+
+
+def test_a_refit_grows_the_best_rounds_on_the_validation_rows_too(
+    group: WorkerGroup, table: Path, tmp_path: Path
+) -> None:
+    """What is said of the validation rows is of the trees that have not seen them."""
+    words = ["trees.subsample=1", "trees.columns_per_tree=1", "data.lanes=1"]
+    plain = TreesJob(tmp_path / "plain", table, *words).run(group, 1)
+    job = TreesJob(tmp_path / "run", table, *words, "trees.refit=true").run(group, 1)
+    assert job.result.exported_step == plain.result.best_step < job.result.steps
+    alone = grown_alone(job, plain.result.best_step, table / "train.parquet", table / "valid.parquet")
+    assert trees_of(alone) == trees_of(job.booster) != trees_of(plain.booster)
+    assert job.result.exported_valid == plain.result.exported_valid and job.result.test != plain.result.test
+
+
+def test_a_refit_of_several_ranks_has_the_same_bits_again(group: WorkerGroup, table: Path, tmp_path: Path) -> None:
+    """Also where a command goes on after the last round; and where the rows are in pages."""
+    words = ["trees.refit=true", "trees.rounds=12"]
+    job = TreesJob(tmp_path / "run", table, *words).run(group, 2)
+    bits, scored = job.bits, job.result.test
+    assert TreesJob(tmp_path / "other", table, *words).run(group, 2).bits == bits
+    (tmp_path / "run/model/trees.ubj").unlink()
+    assert job.run(group, 2, attempt=2).bits == bits and job.result.test == scored
+    paged = TreesJob(tmp_path / "paged", table, *words, "trees.memory_share=1e-12").run(group, 2)
+    assert paged.result.test["loss"] == pytest.approx(scored["loss"], rel=0.05)
 
 
 def test_hooks_see_rounds_and_change_nothing(group: WorkerGroup, pair: TreesJob, table: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import torch
 import xgboost
 
@@ -14,6 +16,7 @@ from sparkring.training.data.batch import Columns
 from sparkring.training.model.folder import TREES_FILE
 from sparkring.training.model.recipe_model import pick_columns
 from sparkring.training.trees.columns import TreeColumns
+from sparkring.training.trees.params import OBJECTIVES
 
 
 class TreesModel:
@@ -51,7 +54,18 @@ def read_trees(folder: Storage, config: RunConfig, manifest: DatasetManifest, th
             f"{folder.uri}/{TREES_FILE}: its columns are {booster.feature_names}, those of the folder's manifest "
             f"{columns.names}"
         )
+    found, wanted = objective_of(booster), OBJECTIVES[config.model.kind.name]
+    if found != wanted:
+        raise StoredError(
+            f"{folder.uri}/{TREES_FILE}: its trees have the objective {found}; model.task = {config.model.task!r} of "
+            f"the folder's recipe has {wanted}: it is a file of another model"
+        )
     return TreesModel(booster, columns)
+
+
+def objective_of(booster: xgboost.Booster) -> str:
+    """The objective that a booster was trained by, as XGBoost calls it."""
+    return str(json.loads(booster.save_config())["learner"]["objective"]["name"])
 
 
 def write_trees(folder: Storage, booster: xgboost.Booster) -> None:

@@ -116,22 +116,28 @@ def check_continues(
         log.warning("%s; going on because checkpoint.allow_other_order is set", message)
 
 
-def score_splits(parts: RankParts, valid: Reader, test: Reader | None, result: WorkerResult) -> WorkerResult:
-    """Add what the exported model scores on `train.test_split`.
+def score_valid(parts: RankParts, valid: Reader, result: WorkerResult) -> WorkerResult:
+    """Add what the model scores on the validation rows, where it is compared with another family's or calibrated."""
+    if not (parts.payload.is_compared or is_calibrated(parts.config)):
+        return result
+    folder = f"{predictions_folder(parts)}/valid"
+    return replace(result, exported_valid=score_split(parts, valid, "valid", folder, result.steps))
 
-    And on the validation rows, where it is compared with another family's model or calibrated on them.
-    """
-    attempt = f"predictions/attempt-{parts.ctx.attempt}"
-    if parts.payload.is_compared or is_calibrated(parts.config):
-        result = replace(result, exported_valid=score_split(parts, valid, "valid", f"{attempt}/valid", result.steps))
+
+def score_test(parts: RankParts, test: Reader | None, result: WorkerResult) -> WorkerResult:
+    """Add what the exported model scores on `train.test_split`, where there is one."""
     if test is None:
         return result
-    scored = score_split(parts, test, "test", attempt, result.steps)
+    scored = score_split(parts, test, "test", predictions_folder(parts), result.steps)
     return replace(result, test=scored.metrics, test_left_out=scored.left_out, predictions=scored.predictions)
 
 
+def predictions_folder(parts: RankParts) -> str:
+    return f"predictions/attempt-{parts.ctx.attempt}"
+
+
 def score_split(parts: RankParts, reader: Reader, name: str, folder: str, step: int) -> SplitScores:
-    """Score a split by the exported model, and write this rank's predictions where the task has any. Collective.
+    """Score a split by the model, and write this rank's predictions where the task has any. Collective.
 
     Args:
         parts: of this rank.

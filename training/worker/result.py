@@ -309,6 +309,7 @@ class FamilyChoice:
     half_width: float | None  # of the 95 % interval of the difference, by paired resamples of the rows; None: no number
     train_s: dict[Family, float]
     share: float | None = None  # of the network in a blend; None: the model is one family's
+    exported: dict[Family, int] = field(default_factory=dict)  # the step or round whose weights each family's model has
 
     def describe(self) -> str:
         """In a line: which, by what values, and whether that is certain."""
@@ -327,7 +328,9 @@ class FamilyChoice:
         """What the model is, in words."""
         if self.share is None:
             return FAMILY_TITLES[self.winner]
-        return f"a blend ({self.share:.0%} the network, {1 - self.share:.0%} trees)"
+        step = f" of step {self.exported['net']}" if "net" in self.exported else ""
+        trees_round = f" of round {self.exported['trees']}" if "trees" in self.exported else ""
+        return f"a blend ({self.share:.0%} the network{step}, {1 - self.share:.0%} trees{trees_round})"
 
 
 @dataclass(frozen=True, kw_only=True)

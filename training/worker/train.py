@@ -66,7 +66,8 @@ from sparkring.training.worker.parts import (
     RankParts,
     check_continues,
     open_checkpoints,
-    score_splits,
+    score_test,
+    score_valid,
 )
 from sparkring.training.worker.payload import TrainPayload
 from sparkring.training.worker.result import IdUses, ServerTotals, WorkerResult
@@ -206,7 +207,7 @@ def _train(parts: Parts, began: float) -> WorkerResult:
         with strategy.averaged():
             export(parts, state.step)
             result = replace(result, exported_step=exported_step, weights=MODEL_FOLDER)
-            result = score_splits(parts, valid, test, result)
+            result = score_test(parts, test, score_valid(parts, valid, result))
     checkpoints.close()
     return result
 

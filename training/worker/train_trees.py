@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from tempfile import TemporaryDirectory
+from itertools import chain
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import torch
@@ -41,7 +43,8 @@ from sparkring.training.worker.parts import (
     RankParts,
     check_continues,
     open_checkpoints,
-    score_splits,
+    score_test,
+    score_valid,
 )
 from sparkring.training.worker.payload import TrainPayload
 from sparkring.training.worker.result import WorkerResult
@@ -121,7 +124,8 @@ def _train(parts: TreesParts, began: float) -> WorkerResult:
     for split in filter(None, (reader, valid, test)):
         split.verify()  # now: a damaged test file would else be found when training is done
     ctx.heartbeat(0, "read")
-    training, held = hold_rows(parts, reader, valid)
+    training = hold_training(parts, reader)
+    held = tree_rows(parts).hold(valid.batches(), like=training.matrix)
     record = {  # a LoopRecord without its state
         "dataset": parts.manifest.fingerprint,
         "order": reader.order_state(),
@@ -160,9 +164,12 @@ def _train(parts: TreesParts, began: float) -> WorkerResult:
     if result.finished:  # else: asked to stop; the last checkpoint is where the next command goes on
         rounds = exported_rounds(config, state)
         ranks.keep_rounds(rounds)
+        result = score_valid(parts, valid, replace(result, exported_step=rounds, weights=MODEL_FOLDER))
+        if config.trees.refit:
+            refit(parts, reader, valid, rounds)
         if ctx.rank == 0:
             write_trees(parts.run.at(MODEL_FOLDER), ranks.booster)
-        result = score_splits(parts, valid, test, replace(result, exported_step=rounds, weights=MODEL_FOLDER))
+        result = score_test(parts, test, result)
     parts.checkpoints.close()
     return result
 
@@ -173,19 +180,47 @@ def exported_rounds(config: RunConfig, state: TrainerState) -> int:
     return state.best_step if takes_best and state.best_step is not None else state.step
 
 
-def hold_rows(parts: TreesParts, reader: Reader, valid: Reader) -> tuple[HeldBatch, HeldBatch]:
-    """Read this rank's training and validation rows for all rounds. Collective."""
+def refit(parts: TreesParts, train: Reader, valid: Reader, rounds: int) -> None:
+    """Grow the best number of rounds again, on the training and the validation rows together. Collective.
+
+    A command that goes on here begins the refit again, and ends with the same bits.
+    """
+    training = hold_training(parts, train, valid)
+    parts.strategy.begin(tree_params(parts, training), training)
+    for number in range(rounds):
+        parts.ctx.heartbeat(rounds, f"refit round {number + 1} of {rounds}")
+        parts.strategy.add_round(number)
+
+
+def hold_training(parts: TreesParts, *splits: Reader) -> HeldBatch:
+    """Read this rank's rows of the splits for all rounds. Collective."""
     config, ctx, columns = parts.config.trees, parts.ctx, parts.strategy.columns
-    rows = TreeRows(columns, parts.task, parts.columns.labels, config.max_bin, parts.threads, ctx.on_progress)
-    own = -(-parts.manifest.splits["train"].rows // ctx.world_size)
+    rows = tree_rows(parts)
+    own = sum(-(-split.epochs.samples // ctx.world_size) for split in splits)
+
+    def batches() -> Iterator[Batch]:
+        return chain.from_iterable(split.batches() for split in splits)
+
     fits = rows.fit(own, config.memory_share, ctx.local_size)
     if all(answer == b"fits" for answer in parts.gather(b"fits" if fits else b"-")):
-        training = rows.hold(reader.batches())
+        training = rows.hold(batches())
     else:  # on all ranks, as they make the same passes together
-        training = rows.hold_on_disk(reader.batches, parts.pages)
+        training = rows.hold_on_disk(batches, mkdtemp(dir=parts.pages))  # a refit has other pages
     where = "in memory" if training.is_in_memory else f"in pages below {parts.pages}"
     log.info("%d training rows of %d columns, %s", training.rows, len(columns.names), where)
-    return training, rows.hold(valid.batches(), like=training.matrix)
+    return training
+
+
+def tree_rows(parts: TreesParts) -> TreeRows:
+    columns, labels = parts.strategy.columns, parts.columns.labels
+    return TreeRows(columns, parts.task, labels, parts.config.trees.max_bin, parts.threads, parts.ctx.on_progress)
+
+
+def tree_params(parts: TreesParts, training: HeldBatch) -> dict[str, Any]:
+    """Make the parameters of a booster. Collective."""
+    config = parts.config
+    classes = count_classes(parts.manifest, config.model, training.columns[parts.columns.labels[0]], parts.gather)
+    return booster_params(config.trees, config.model.kind, classes, config.train.seed, parts.threads)
 
 
 def resume(parts: TreesParts, training: HeldBatch, record: dict[str, Any]) -> TrainerState:
@@ -194,8 +229,7 @@ def resume(parts: TreesParts, training: HeldBatch, record: dict[str, Any]) -> Tr
     ValueError where the checkpoint is of another dataset or order, by name.
     """
     config, ranks, latest = parts.config, parts.strategy, parts.latest
-    classes = count_classes(parts.manifest, config.model, training.columns[parts.columns.labels[0]], parts.gather)
-    params = booster_params(config.trees, config.model.kind, classes, config.train.seed, parts.threads)
+    params = tree_params(parts, training)
     if latest is None:
         ranks.begin(params, training)
         return TrainerState()

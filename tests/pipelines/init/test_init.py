@@ -118,7 +118,7 @@ def test_a_recipe_of_trees_has_no_block_of_a_network(tmp_path: Path) -> None:
     assert main([*words, "--family", "trees"]) == 0
     written = yaml.safe_load((tmp_path / "mine/recipe.yaml").read_text())
     assert written["model"] == {"family": "trees", "task": "regression"}
-    assert written.keys() == {"name", "etl", "model", "predict"}
+    assert written.keys() == {"name", "etl", "model", "trees", "predict"} and written["trees"] == {"refit": True}
     assert load_config(str(tmp_path / "mine/recipe.yaml")).config.model.is_trees
 
 
@@ -151,6 +151,14 @@ def test_both_families_are_the_default_where_trees_can_be_trained(
     assert "family" not in alone.recipe["model"] and ("[trees]" in alone.decided[-1]) != has_trees
 
 
+def test_trees_of_a_large_table_are_not_grown_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table(PLAIN), tmp_path / "rows.parquet")
+    for most, is_refit in ((ROWS, True), (ROWS - 1, False)):
+        monkeypatch.setattr(table, "MOST_REFIT", most)
+        project = table_project(str(tmp_path / "rows.parquet"), "price", None, tmp_path / "mine", "both")
+        assert ("trees" in project.recipe) == is_refit
+
+
 def test_a_recipe_of_both_families_is_that_of_a_network_with_its_family(tmp_path: Path) -> None:
     pq.write_table(pa.table(PLAIN), tmp_path / "rows.parquet")
     made = {}
@@ -159,7 +167,7 @@ def test_a_recipe_of_both_families_is_that_of_a_network_with_its_family(tmp_path
         assert main([*words, "--family", family]) == 0
         made[family] = yaml.safe_load((tmp_path / family / "recipe.yaml").read_text())
     assert load_config(str(tmp_path / "both/recipe.yaml")).config.model.families == ("trees", "net")
-    assert made["both"]["model"].pop("family") == "both"
+    assert made["both"]["model"].pop("family") == "both" and made["both"].pop("trees") == {"refit": True}
     assert made["both"] | {"name": "net"} == made["net"]
 
 
