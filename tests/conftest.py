@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -35,6 +36,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 ROOT = Path(__file__).resolve().parent.parent
 SPARK_DAEMONS = ("pyspark.daemon", "pyspark/daemon", "sparkring.pipelines.run.worker_daemon")
+KEPT = SimpleNamespace(modules=0)  # how many were imported when collections of garbage last left out what there was
 LONGEST = (
     *(
         "test_job",
@@ -240,11 +242,12 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_logfinish() -> None:
     """A package that a test was the first to import is half a million objects."""
-    if len(gc.get_objects(generation=2)) > 100_000:
+    if len(sys.modules) > KEPT.modules + 200:
         keep_objects()
 
 
 def keep_objects() -> None:
-    """Take what there is out of later collections, and of looks at all objects: each took up to half a second."""
+    """Take what there is out of later collections, each of which took up to half a second."""
+    KEPT.modules = len(sys.modules)
     gc.collect()
     gc.freeze()

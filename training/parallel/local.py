@@ -38,10 +38,9 @@ from sparkring.training.parallel.measure import (
     ActivationMeter,
     CommsMeter,
     RankMemoryMeter,
-    existing_tensors,
+    held_tensors,
     memory_bytes,
     storage_bytes,
-    tensors_of,
 )
 from sparkring.training.parallel.model_parallel.blocks import compile_blocks
 from sparkring.training.parallel.model_parallel.pipeline import PassFunctions, Pipeline
@@ -139,6 +138,7 @@ class LocalStep:
         self.memory: dict[str, float] = {}  # bytes at the first optimizer step
         self.activations = ActivationMeter()
         self.meter: RankMemoryMeter | None = None  # of the second step
+        self.holder: object = self  # of all that a step may need: its strategy, where there is one
         self.loss_sum = torch.zeros((), dtype=torch.float64)  # of the last batch
         self.table_settings = tables or TableSettings()
         self.make_tables: TablesFactory = self._make_tables
@@ -328,9 +328,8 @@ class LocalStep:
             return
         if self.meter is None:
             self.meter = RankMemoryMeter(self.data_parallel.gathered_tensors)
-            tensors, of_batches = existing_tensors()
-            self.meter.count_rows([] if batch is None else tensors_of(batch.columns), of_batches)
-            self.meter.count_existing(tensors)
+            self.meter.count_rows([] if batch is None else held_tensors(batch.columns))
+            self.meter.count_existing(held_tensors(self.holder))
         with self.meter, self.prepared.comms, self.data_parallel.measuring_gathered():
             yield
 

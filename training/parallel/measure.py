@@ -13,16 +13,17 @@ over that work.
 from __future__ import annotations
 
 import gc
+import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from sparkring.training.data.batch import Batch, Columns
-from sparkring.training.data.transfer import map_tensors
 from sparkring.training.models.torch_private import (
     TorchDispatchMode,
     call_name,
@@ -122,12 +123,10 @@ class MemoryMeter(TorchDispatchMode):
         for tensor in tensors:
             self._add(storage_of(tensor))
 
-    def count_rows(self, own: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
-        """Count of these storages the rows of this step: `own` are they, `others` are ahead in the same chunks."""
-        own = [*own]
-        for tensor in (*own, *others):
+    def count_rows(self, rows: Iterable[torch.Tensor]) -> None:
+        """Count the rows of this step, and not the chunk that they are views of."""
+        for tensor in rows:
             self._follow(storage_of(tensor))
-        for tensor in own:
             self._grow(int(storage_of(tensor)._cdata), tensor.numel() * tensor.element_size())
 
     def mark(self) -> int:
@@ -248,39 +247,29 @@ class ActivationMeter:
             self.alive -= self.sizes.pop(storage)
 
 
-def tensors_of(columns: Columns | None) -> list[torch.Tensor]:
-    """The tensors of a batch's columns."""
-    found: list[torch.Tensor] = []
-
-    def find(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(columns, find)
-    return found
+NO_HOLDERS = (type, ModuleType, CodeType, FrameType, str, bytes, int, float, logging.Logger, threading.Thread)
 
 
-def existing_tensors() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Every tensor of this process that has memory of its own, and those of all its batches.
+def held_tensors(holder: object) -> list[torch.Tensor]:
+    """Every tensor with memory of its own that an object holds, at any depth.
 
-    A reader has batches ready whose tensors are views of larger chunks. Tensors are those that Python knows of.
+    Not by gc.get_objects: CPython cannot grow a tuple that another thread makes while someone else refers to it.
     """
-    objects = gc.get_objects()  # hundreds of thousands: looked through once
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor | Batch)}
-    kinds = {kind for kind in kinds if not issubclass(kind, dtensor_types())}
-    found = [each for each in objects if type(each) in kinds]
-    batches = [each for each in found if isinstance(each, Batch)]
-    tensors = [each for each in found if isinstance(each, torch.Tensor)]
-    return (
-        [each for each in tensors if each.layout == torch.strided and has_memory(each)],
-        [tensor for batch in batches for tensor in batch_tensors(batch)],
-    )
-
-
-def batch_tensors(batch: Batch) -> list[torch.Tensor]:
-    """The tensors of a batch, on the device and on the host."""
-    ids = [] if batch.ids is None else [batch.ids]
-    return ids + tensors_of(batch.columns) + tensors_of(batch.host_columns)
+    found, seen, ahead = [], dict[int, object](), [holder]
+    while ahead:
+        each = ahead.pop()
+        if id(each) in seen or isinstance(each, NO_HOLDERS):
+            continue
+        seen[id(each)] = each
+        if isinstance(each, torch.Tensor):
+            ahead += [*gc.get_referents(each), each.grad if each.is_leaf else None]
+            if not isinstance(each, dtensor_types()) and each.layout == torch.strided and has_memory(each):
+                found.append(each)
+        elif isinstance(each, FunctionType):  # its globals are not its own
+            ahead += [each.__closure__, each.__defaults__]
+        else:
+            ahead += gc.get_referents(each)
+    return found
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:

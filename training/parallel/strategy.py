@@ -78,6 +78,7 @@ class Strategy(Ranks):
     def __init__(self, local: LocalStep, meeting: Meeting, data_rank: int, data_size: int) -> None:
         """Begin unprepared. This rank reads part `data_rank` of `data_size` of each global batch."""
         self.local, self.meeting, self.rank = local, meeting, meeting.rank
+        local.holder = self
         self.data_rank, self.data_size = data_rank, data_size
         self.awaits_step = False  # forward_backward was called
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -58,19 +57,3 @@ def test_only_binary_columns_that_are_read_can_be_decoded(executor: ThreadPoolEx
         Collator(COLUMNS, {"z": "image"}, executor, BufferPool())
     with pytest.raises(ValueError, match="column 'x' is scalar, only binary columns are decoded"):
         Collator(COLUMNS, {"x": "image"}, executor, BufferPool())
-
-
-def test_batches_are_cut_while_another_thread_looks_at_all_objects(
-    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the measurement of a rank's memory does; CPython refuses to grow a tuple that someone else has."""
-    unbind, held = torch.Tensor.unbind, list[object]()
-
-    def seen(batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        held.append([each for each in gc.get_objects() if type(each) is tuple])
-        return unbind(batch)
-
-    monkeypatch.setattr(torch.Tensor, "unbind", seen)
-    stacks = [(["y"], np.zeros((1, 3), np.float32))]
-    batches = Collator(COLUMNS[3:], {}, executor, BufferPool()).split(Gathered(stacks, {}), [2, 1])
-    assert [len(batch["y"]) for batch in batches] == [2, 1]

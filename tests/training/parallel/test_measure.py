@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -12,9 +15,8 @@ from sparkring.training.parallel.measure import (
     ActivationMeter,
     RankMemoryMeter,
     combined,
-    existing_tensors,
+    held_tensors,
     memory_bytes,
-    tensors_of,
 )
 
 
@@ -71,13 +73,53 @@ def test_what_forward_keeps_counts_once_until_backward_frees_it() -> None:
     assert (meter.alive, meter.peak) == (0, 2 * kept)
 
 
-def test_tensors_of_a_trace_are_not_taken_for_memory() -> None:
-    """Those of an earlier compilation have sizes that are symbols."""
-    real = torch.zeros(1000)
+class Holder:
+    """Holds tensors in the ways that models, optimizers and strategies do."""
+
+    def __init__(self) -> None:
+        self.expected = list(torch.ones(12).split(1))
+        of = iter(self.expected)
+        self.model = nn.Linear(1, 1, bias=False)
+        self.model.weight = nn.Parameter(next(of))
+        self.model.weight.grad = next(of)
+        self.model.register_buffer("mean", next(of))
+        self.model.note = {"a": [(next(of),)]}  # type: ignore[assignment]
+        self.state = defaultdict(dict, {self.model.weight: {"exp_avg": next(of)}})
+        self.call = partial(print, next(of))
+        captured, default, own = next(of), next(of), next(of)
+
+        def hook(given: torch.Tensor = default) -> torch.Tensor:
+            return captured
+
+        self.model.register_forward_hook(lambda *_: hook())
+        self.method = Slots(own).method
+        self.tagged = next(of)
+        self.tagged.tag = next(of)  # type: ignore[attr-defined]
+        self.queue = deque([next(of)])
+        self.me = self
+
+
+class Slots:
+    __slots__ = ("value",)
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+    def method(self) -> None: ...
+
+
+ELSEWHERE = torch.zeros(1)  # a global of this module, which its functions refer to
+
+
+def test_tensors_are_found_wherever_an_object_holds_them_and_nowhere_else() -> None:
+    """Those of a trace have no memory: of an earlier compilation they have sizes that are symbols."""
+    holder = Holder()
     with fake_tensors():
-        fake = torch.zeros(1000)
-    found, _ = existing_tensors()
-    assert any(each is real for each in found) and not any(each is fake for each in found)
+        holder.model.fake = torch.zeros(1000)  # type: ignore[assignment]
+    holder.model.sparse = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (4,))  # type: ignore[assignment]
+    holder.elsewhere = lambda: ELSEWHERE  # type: ignore[attr-defined]
+    found = {tensor.data_ptr() for tensor in held_tensors(holder)}
+    assert found == {tensor.data_ptr() for tensor in holder.expected}
 
 
 def test_a_ranks_meter_counts_what_is_made_and_freed_but_for_traces_and_sparse_tensors() -> None:
@@ -96,8 +138,8 @@ def test_of_batches_a_peak_has_the_rows_of_its_step_and_not_the_chunks_that_a_re
     chunk = torch.zeros(8, 100)
     ahead = [Batch({"x": rows}, 2, 2, 2) for rows in chunk.split(2)]
     meter = RankMemoryMeter()
-    meter.count_rows(tensors_of(ahead[0].columns), existing_tensors()[1])
-    meter.count_existing([chunk, *(batch.columns["x"] for batch in ahead)])
+    meter.count_rows(held_tensors(ahead[0].columns))
+    meter.count_existing(held_tensors(ahead[0].columns))
     with meter:
         seen = ahead[0].columns["x"][:, 1:]
     assert meter.peak == 2 * 100 * 4 and len(seen) == 2

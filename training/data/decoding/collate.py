@@ -55,16 +55,14 @@ class Collator:
         for names, stack in gathered.stacks:
             # one call cuts a batch of all columns, not one a column
             cut = torch.from_numpy(stack).split_with_sizes(list(sizes), 1)
-            # TRICK: lists, as CPython cannot grow a tuple that gc.get_objects shows to another thread meanwhile; the
-            # measurement of a rank's memory (training/parallel/measure.py) asks for them
-            found |= zip(names, zip(*[batch.unbind() for batch in cut], strict=True), strict=True)
+            found |= zip(names, zip(*(batch.unbind() for batch in cut), strict=True), strict=True)
         return [{name: found[name][number] for name in self._order} for number in range(len(sizes))]
 
     def _split_ragged(self, name: str, values: RaggedArray, sizes: Sequence[int]) -> Sequence[Any]:
         edges = list(itertools.accumulate(sizes, initial=0))
         column = self._columns[name]
         if column.layout != "binary":
-            levels = tuple([torch.from_numpy(level) for level in reversed(values.offsets)])  # a list: see `split`
+            levels = tuple(torch.from_numpy(level) for level in reversed(values.offsets))
             ragged = Ragged(torch.from_numpy(values.values), levels)
             return [ragged.rows(a, b) for a, b in itertools.pairwise(edges)]
         data = values.values.tobytes()
