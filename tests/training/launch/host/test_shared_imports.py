@@ -74,13 +74,15 @@ def test_fork_servers_of_a_host_are_forked_from_one_process_which_ends_with_the_
     monkeypatch.chdir(tmp_path)
     with local_group(2, PRELOAD) as first:
         ranks = run(first, 2)
+        (tmp_path / "other").mkdir()
+        monkeypatch.chdir(tmp_path / "other")
         with local_group(2, PRELOAD) as second:
             ranks += run(second, 2)
         (imports,) = {rank["imports"] for rank in ranks}
         assert imports != os.getpid() and psutil.Process(imports).ppid() == os.getpid()
         assert len({rank["server"] for rank in ranks}) == 4
         assert all(rank["session"] == rank["server"] and rank["imported"] for rank in ranks)
-        assert {rank["folder"] for rank in ranks} == {str(tmp_path)}
+        assert [rank["folder"] for rank in ranks] == [f"{tmp_path}"] * 2 + [f"{tmp_path}/other"] * 2
         wait_for(lambda: not any(psutil.pid_exists(rank["server"]) for rank in ranks[2:]))
         assert psutil.pid_exists(imports) and all(psutil.pid_exists(rank["server"]) for rank in ranks[:2])
     assert not psutil.pid_exists(imports)
