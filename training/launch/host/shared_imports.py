@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -46,6 +45,7 @@ class SharedImports:
         self._environment = rank_environment(environment)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self.users = 0  # of `shared_imports`
 
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Whether libraries would be imported in the same way with this environment."""
@@ -80,8 +80,9 @@ class SharedImports:
             os.dup2(nothing, 0)
             os.dup2(2, 1)
             os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-            select.select([fd], [], [])  # a request, or all who could have asked have ended
-            os.execve(sys.executable, _command("fork_on_request", [fd], []), self._environment)
+            requests = socket.socket(fileno=fd)
+            if requests.recv(1, socket.MSG_PEEK):  # else all who could have asked have ended
+                os.execve(sys.executable, _command("fork_on_request", [fd], []), self._environment)
         finally:
             os._exit(1)
 
@@ -94,7 +95,6 @@ class SharedImports:
 
 
 _shared: list[SharedImports] = []
-_users: dict[int, int] = {}
 _lock = threading.Lock()
 
 
@@ -106,15 +106,14 @@ def shared_imports(environment: Mapping[str, str]) -> Iterator[None]:
         if shared is None:
             shared = SharedImports(environment)
             _shared.append(shared)
-        _users[id(shared)] = _users.get(id(shared), 0) + 1
+        shared.users += 1
     try:
         yield
     finally:
         with _lock:
-            _users[id(shared)] -= 1
-            if not _users[id(shared)]:
+            shared.users -= 1
+            if not shared.users:
                 _shared.remove(shared)
-                del _users[id(shared)]
                 shared.close()
 
 
