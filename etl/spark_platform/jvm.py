@@ -72,12 +72,17 @@ def is_loadable_in_task(spark: SparkSession, name: str) -> bool:
 
 
 def active_context() -> SparkContext | None:
-    """The SparkContext of this process, if it has one; a client of Spark Connect alone has not even the class."""
+    """The SparkContext of this process, if it has one; a client of Spark Connect alone has not even the class.
+
+    PySpark names a context as the active one before it starts it, in whichever thread that is; such a one has no
+    master yet and is not returned.
+    """
     try:
         from pyspark import SparkContext
     except ImportError:
         return None
-    return SparkContext._active_spark_context
+    context = SparkContext._active_spark_context
+    return context if getattr(context, "_jsc", None) is not None else None
 
 
 def launch_gateway(conf: SparkConf, popen: dict[str, Any]) -> Any:
