@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sparkring.conf.clusters.cluster import GIB
+from sparkring.pipelines.model.fits import gib
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import Cell, Drawn, FigureNumbers
 from sparkring.training.worker.plan_record import LayoutCost, PlanRecord, pareto
@@ -20,8 +21,8 @@ def plan_facts(record: PlanRecord) -> dict[str, str]:
     facts = {
         "cluster": f"{record.cluster} ({record.machines}), {record.world} ranks",
         "layout": record.used.layout,
-        "step": beside(f"{record.used.step_s:.4g} s", record.used.step_s, record.measured_step_s, "s", 1.0),
-        "peak memory": beside(f"{peak / GIB:.3g} GiB", peak, record.measured_peak, "GiB", GIB),
+        "step": beside("{:.4g} s".format, record.used.step_s, record.measured_step_s),
+        "peak memory": beside(gib, peak, record.measured_peak),
     }
     if record.others:
         best = min(record.others, key=lambda each: each.step_s)
@@ -29,19 +30,11 @@ def plan_facts(record: PlanRecord) -> dict[str, str]:
     return facts
 
 
-def beside(shown: str, predicted: float, measured: float | None, unit: str, size: float) -> str:
-    """A prediction beside its measurement.
-
-    Args:
-        shown: the prediction as text.
-        predicted: its value.
-        measured: the value that it is compared with, if any.
-        unit: of the text.
-        size: of the unit.
-    """
+def beside(shown: Callable[[float], str], predicted: float, measured: float | None) -> str:
+    """A prediction beside its measurement, if there is one; `shown` formats both."""
     if measured is None:
-        return f"{shown} predicted"
-    return f"{shown} predicted, {measured / size:.4g} {unit} measured ({predicted / measured - 1:+.1%})"
+        return f"{shown(predicted)} predicted"
+    return f"{shown(predicted)} predicted, {shown(measured)} measured ({predicted / measured - 1:+.1%})"
 
 
 def draw_plan(record: PlanRecord | None) -> list[Drawn]:
@@ -71,7 +64,7 @@ def _times(record: PlanRecord) -> Drawn:
 
 
 def _memory(record: PlanRecord) -> Drawn:
-    names, sizes = [short(each.layout) for each in record.layouts], [gib(each) for each in record.layouts]
+    names, sizes = [short(each.layout) for each in record.layouts], [in_gib(each) for each in record.layouts]
     return Drawn(
         f"{PLAN}memory",
         f"Memory of the fullest rank, and the {record.limit / GIB:.3g} GiB that it may take",
@@ -86,7 +79,7 @@ def _search(record: PlanRecord) -> Sequence[Drawn]:
         return []
     points = [(seconds, size / GIB) for seconds, size in record.tried]
     front = [(seconds, size / GIB) for seconds, size in pareto(record.tried)]
-    used = (record.used.step_s, gib(record.used))
+    used = (record.used.step_s, in_gib(record.used))
     return [
         Drawn(
             f"{PLAN}search",
@@ -98,5 +91,5 @@ def _search(record: PlanRecord) -> Sequence[Drawn]:
     ]
 
 
-def gib(layout: LayoutCost) -> float:
+def in_gib(layout: LayoutCost) -> float:
     return layout.memory / GIB

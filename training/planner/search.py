@@ -58,7 +58,8 @@ def traced_model(workload: Workload) -> TracedModel:
         raise workload.inputs
     layers = workload.sharding.layer_names(workload.model) or workload.block_names
     names = {*workload.kinds, *layers, *workload.attention_cores, *workload.block_names, ""}
-    trace = trace_model(workload.model, workload.inputs, names, workload.kinds)  # first: its error names the module
+    # First: its error names the module. With as many rows as in a pass: what is made of weights alone is kept once.
+    trace = trace_model(workload.model, workload.inputs, names, workload.kinds, workload.rows_per_pass)
     return TracedModel(workload, trace_operations(workload.model, workload.inputs, layers, workload.kinds), trace)
 
 

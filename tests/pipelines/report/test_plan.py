@@ -36,7 +36,7 @@ RECORD = PlanRecord(
 def test_predicted_is_shown_beside_measured() -> None:
     facts = plan_facts(RECORD)
     assert facts["step"] == "1 s predicted, 1.25 s measured (-20.0%)"
-    assert facts["peak memory"] == "39 GiB predicted, 40 GiB measured (-2.5%)"
+    assert facts["peak memory"] == "39.00 GiB predicted, 40.00 GiB measured (-2.5%)"
     assert facts["next best"] == "dp(4) * pp(1) * tp(2), +30.0% seconds a step"
     alone = replace(RECORD, others=[], measured_step_s=None, measured_peak=None, predicted_peak=None)
     assert plan_facts(alone)["step"] == "1 s predicted" and "next best" not in plan_facts(alone)

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from torch import nn
 
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.clusters.catalog import load_cluster
@@ -105,6 +106,28 @@ def test_the_search_finds_what_brute_force_finds(kind: str, world: int) -> None:
     found = search(LayoutCosts(traced(), on), BASE, world).best
     expected = min(brute_force(on, each) for each in range(1, world + 1))
     assert found[0].time.total == pytest.approx(expected, rel=1e-9)
+
+
+class Bumps(nn.Module):
+    """A column through bumps whose places and heights are made of weights alone, as splines and embeddings are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.heights = nn.Parameter(torch.zeros(3000)), nn.Parameter(torch.zeros(3000))
+
+    def forward(self, x_B1: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x_B1 * self.places.exp().sum()) * self.heights.exp().sum()
+
+
+def test_what_is_made_of_weights_alone_is_held_once_whatever_the_rows() -> None:
+    with torch.device("meta"):
+        model = Bumps()
+    row = (torch.zeros(1, 1, device="meta"),)
+    config = ParallelConfig(engine="torch")
+    traced = traced_model(Workload(model, config, Mesh(), "none", row, 512))
+    layout = LayoutCosts(traced, cluster()).layout(config, Mesh())
+    state, of_weights = 4 * 6000 * 4, 2 * 3000 * 4  # weights, gradients, two moments; both exponentials
+    assert state + of_weights < layout.memory < state + of_weights + 512 * 40
 
 
 def test_a_layout_costs_the_same_with_and_without_what_was_kept() -> None:
