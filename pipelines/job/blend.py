@@ -164,21 +164,22 @@ def blended(folder: Storage, blend: Blend, trained: Mapping[Family, Trained], va
     net, trees = trained["net"], trained["trees"]
     assert net.train.exported_valid is not None, "ranks were asked for it"
     of_valid, valid_file = write_rows(folder, "valid", blend, valid)
-    of_valid |= of_labels(net.train.exported_valid.metrics)
-    scored = replace(net.train.exported_valid, metrics=of_valid, predictions=valid_file)
+    metrics = beside_labels(of_valid, net.train.exported_valid.metrics)
+    scored = replace(net.train.exported_valid, metrics=metrics, predictions=valid_file)
     train = replace(net.train, weights=MODEL, exported_valid=scored, test={}, predictions=None)
     found = replace(net, train=train, predictions=[], valid_predictions=[valid_file])
     test = read_pairs(folder, valid.kind, net.predictions, trees.predictions)
     if test is None:
         return found
     of_test, test_file = write_rows(folder, "test", blend, test)
-    of_test |= of_labels(net.train.test)
-    return replace(found, train=replace(train, test=of_test, predictions=test_file), predictions=[test_file])
+    metrics = beside_labels(of_test, net.train.test)
+    return replace(found, train=replace(train, test=metrics, predictions=test_file), predictions=[test_file])
 
 
-def of_labels(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Those of a rank's metrics that are of the rows alone, whatever predicts them."""
-    return {name: value for name, value in metrics.items() if name == POSITIVE_SHARE.name}
+def beside_labels(found: Mapping[str, float], of_net: Mapping[str, float]) -> dict[str, float]:
+    """A blend's metrics with that of the rows' labels, which is the network's too, in the order of the network's."""
+    every = {**{name: value for name, value in of_net.items() if name == POSITIVE_SHARE.name}, **found}
+    return {name: every[name] for name in (*of_net, *found) if name in every}
 
 
 def write_rows(folder: Storage, split: str, blend: Blend, rows: PairedRows) -> tuple[dict[str, float], str]:

@@ -39,7 +39,7 @@ def ended_line(train: WorkerResult, config: RunConfig, is_part: bool = False) ->
         at += f", early: {_patience(config)}"
     best = train.best_value if train.exported_step == train.best_step else None
     why = "" if best is None else f", the best by {config.train.best_metric} ({score_text(best)})"
-    return f"{at}; {'it' if is_part else 'the model'} is that of {unit} {train.exported_step}{why}"
+    return f"{at}; {'its weights are those' if is_part else 'the model is that'} of {unit} {train.exported_step}{why}"
 
 
 def _patience(config: RunConfig) -> str:

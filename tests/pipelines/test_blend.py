@@ -411,9 +411,11 @@ def test_a_blend_has_the_metrics_that_are_of_the_rows_alone(run: Storage, table:
     write_blend(run, table)
     valid = paired(BINARY, net=0.8)
     both = both_trained(run, valid, valid)
-    both["net"] = replace(both["net"], train=replace(both["net"].train, test={"positive_share": 0.25, "loss": 9.0}))
+    of_net = {"positive_share": 0.25, "loss": 9.0, "auc": 0.1}
+    both["net"] = replace(both["net"], train=replace(both["net"].train, test=of_net))
     best, choice = choose(job_of(run), both)
     assert choice.winner == "both" and best.train.test["positive_share"] == 0.25 and best.train.test["loss"] < 9.0
+    assert list(best.train.test)[:3] == ["positive_share", "loss", "auc"], "in the order of the network's"
 
 
 def test_a_blend_does_not_take_over_the_calibration_of_a_part(run: Storage, table: Path) -> None:

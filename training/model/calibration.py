@@ -50,7 +50,7 @@ class Calibration:
         """Calibrate an array of probabilities."""
         import torch
 
-        found: np.ndarray = self(torch.from_numpy(scores)).numpy()
+        found: np.ndarray = self(torch.tensor(scores)).numpy()  # a copy: those of a file cannot be written to
         return found
 
     def write(self, folder: Storage) -> None:
