@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,9 +69,10 @@ def _launch(arguments: argparse.Namespace) -> int:
     from sparkring.conf.blocks.spark import SparkConfig
     from sparkring.pipelines.launch.script import NAME, launch
     from sparkring.pipelines.run.spark import submitted
+    from sparkring.pipelines.run.spark_remote import VARIABLE
     from sparkring.training.launch.host.processes import usable_cores
 
-    elsewhere = arguments.master or submitted()
+    elsewhere = arguments.master or submitted() or VARIABLE in os.environ
     if arguments.world is None and elsewhere:
         raise ConfigError(NAME, ["--world: say how many ranks; a cluster's slots come one by one"])
     if bare := [word for word in arguments.conf if "=" not in word[1:]]:

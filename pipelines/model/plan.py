@@ -97,13 +97,9 @@ def runs_here(config: RunConfig) -> bool:
     """Whether all ranks will be on this machine."""
     if config.launch.is_without_spark or not has_spark():
         return False
-    from sparkring.etl.spark_platform.jvm import active_context
-    from sparkring.pipelines.run.spark import session_settings, submitted
+    from sparkring.pipelines.run.spark import expected_master
 
-    if config.spark.master is None and (context := active_context()) is not None:
-        return str(context.master).startswith("local")
-    settings = session_settings(config.name, config.spark, config.launch.world, submitted())
-    return bool(settings.get("spark.master", "").startswith("local"))
+    return expected_master(config.name, config.spark, config.launch.world).startswith("local")
 
 
 def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:

@@ -41,7 +41,7 @@ from sparkring.etl.spark_platform.jvm import (
 )
 from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, is_one_jvm, is_refused, options_of
 from sparkring.pipelines.run.package import ship_code
-from sparkring.pipelines.run.spark_remote import check_versions, open_remote, remote_of
+from sparkring.pipelines.run.spark_remote import CONNECT_MODE, check_versions, open_remote, remote_of
 from sparkring.training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)
@@ -98,6 +98,22 @@ def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bo
         # Spark SQL sets it for its workers alone, and workers of other variables come from another daemon.
         settings["spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK"] = "1"
     return settings | spark.settings()
+
+
+def expected_master(name: str, spark: SparkConfig, world: int) -> str:
+    """The master, or the server of Spark Connect, of the job's session: of the one there is, else of the one to come.
+
+    Empty where only spark-submit, or a session of Connect that the caller has opened, knows it. ConfigError for two
+    different places.
+    """
+    is_submitted = submitted()  # before the context is looked for: another thread may be starting one
+    if (remote := remote_of(name, spark, os.environ)) is not None:
+        return remote
+    if (context := active_context()) is not None:
+        return str(context.master)
+    if CONNECT_MODE in os.environ:
+        return ""
+    return session_settings(name, spark, world, is_submitted).get("spark.master", "")
 
 
 @dataclass(frozen=True)
@@ -174,7 +190,7 @@ def open_connect(name: str, config: SparkConfig, launch: LaunchConfig, remote: s
     """Open a session of Spark Connect, or take over the one there is."""
     at = {"master": remote} if remote.startswith("local") else {}
     settings = session_settings(name, config.model_copy(update=at), launch.world, is_submitted=not at)
-    borrowed = "SPARK_CONNECT_MODE_ENABLED" in os.environ
+    borrowed = CONNECT_MODE in os.environ
     with variables({"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)} if at else {}):
         spark = open_remote(name, settings, remote)
     check_versions(name, pyspark.__version__, spark.version)

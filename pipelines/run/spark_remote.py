@@ -18,6 +18,7 @@ from sparkring.training.launch.failure import LaunchError
 
 PORT, REACH_S = 15002, 10.0
 VARIABLE = "SPARK_REMOTE"
+CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"  # PySpark sets it while there is a session of Connect
 
 
 def remote_of(name: str, config: SparkConfig, environment: Mapping[str, str]) -> str | None:

@@ -112,9 +112,10 @@ def slot_problems(config: RunConfig) -> list[str]:
     if config.launch.is_without_spark or not has_spark():
         return []
     from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
-    from sparkring.pipelines.run.spark import session_settings, submitted
+    from sparkring.pipelines.run.spark import expected_master, session_settings, submitted
 
-    if submitted():
+    master = expected_master(config.name, config.spark, config.launch.world)
+    if submitted() or master.startswith("sc://"):
         return []
     settings = session_settings(config.name, config.spark, config.launch.world, is_submitted=False)
     if config.launch.cpus_per_rank is not None:
@@ -122,14 +123,10 @@ def slot_problems(config: RunConfig) -> list[str]:
     key = "launch.world" if config.launch.min_world is None else "launch.min_world"
     least = config.launch.min_world or config.launch.world
     try:
-        ceiling = slots_ceiling(settings["spark.master"], settings)
+        ceiling = slots_ceiling(master, settings)
     except ValueError:  # a setting that is no number, which Spark names
         return []
-    return (
-        [too_few_slots(least, ceiling, settings["spark.master"], key)]
-        if ceiling is not None and least > ceiling
-        else []
-    )
+    return [too_few_slots(least, ceiling, master, key)] if ceiling is not None and least > ceiling else []
 
 
 def device_problems(config: RunConfig) -> Iterator[str]:

@@ -7,13 +7,18 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import ConfigError
+from sparkring.conf.load import load_config
+from sparkring.pipelines.model.plan import runs_here
+from sparkring.pipelines.run import spark
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.spark_remote import check_reachable, check_versions, remote_of
+from sparkring.pipelines.validate.recipe import slot_problems
 from sparkring.training.launch.failure import LaunchError
 
 
@@ -39,6 +44,50 @@ def test_a_server_is_named_by_the_recipe_or_by_a_variable(
 def test_two_places_for_spark_are_one_too_many(master: str) -> None:
     with pytest.raises(ConfigError, match=r"spark\.master = .* SPARK_REMOTE = 'sc://host'.*unset SPARK_REMOTE"):
         remote_of("r", SparkConfig(master=master), {"SPARK_REMOTE": "sc://host"})
+
+
+class Context:
+    """Stands for the SparkContext of a session that the caller has opened."""
+
+    master = "local[3]"
+
+
+@pytest.mark.parametrize(
+    ("master", "variables", "context", "found"),
+    [
+        (None, {}, None, "local[2]"),
+        ("spark://h:7077", {}, None, "spark://h:7077"),
+        (None, {}, Context, "local[3]"),
+        ("spark://h:7077", {}, Context, "local[3]"),  # a session is not opened twice in a process
+        (None, {"PYSPARK_GATEWAY_PORT": "1"}, None, ""),
+        (None, {"SPARK_REMOTE": "sc://h"}, None, "sc://h"),
+        (None, {"SPARK_REMOTE": "local[5]"}, None, "local[5]"),
+        ("sc://h", {}, None, "sc://h"),
+        (None, {"SPARK_CONNECT_MODE_ENABLED": "1"}, None, ""),  # of a notebook's session, whose server is not known
+    ],
+)
+def test_where_the_session_is_or_will_be(
+    master: str | None, variables: dict[str, str], context: Any, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {**variables, "PATH": os.environ["PATH"]})
+    monkeypatch.setattr(spark, "active_context", lambda: context)
+    assert spark.expected_master("r", SparkConfig(master=master), 2) == found
+
+
+def test_a_context_that_starts_meanwhile_is_not_taken_for_spark_submits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session of a job is opened by a thread, while the job validates its recipe."""
+    looks: list[Any] = [None, Context]
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
+    monkeypatch.setattr(spark, "active_context", lambda: looks.pop(0))
+    assert spark.expected_master("r", SparkConfig(), 2) == "local[3]"
+
+
+@pytest.mark.parametrize(("remote", "count"), [("sc://gpus:15002", 0), ("local[3]", 1), ("local[4]", 0)])
+def test_slots_are_counted_where_the_session_will_be(remote: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"SPARK_REMOTE": remote, "PATH": os.environ["PATH"]})
+    monkeypatch.setattr(spark, "active_context", lambda: None)
+    config = load_config("flights", ["launch.cpus_per_rank=2"]).config
+    assert len(slot_problems(config)) == count and runs_here(config) == remote.startswith("local")
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,13 @@ def test_a_command_that_cannot_be_run_is_a_usage_error(
     assert code == Exit.USAGE and said in capsys.readouterr().err
 
 
+def test_on_a_server_of_connect_the_number_of_ranks_is_not_guessed_from_this_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://h:15002")
+    assert main(["launch", "train.py"]) == Exit.USAGE and "--world: say how many ranks" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "of_script",
     [
