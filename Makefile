@@ -45,11 +45,11 @@ check: setup  ## lint, format, types, import contracts, links of the pages; list
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/python -m mkdocs build --strict --quiet
+	@$(BIN)/python -m mkdocs build --strict
 	@$(BIN)/python benchmarks/stale.py
 
 docs: setup  ## the pages and the generated reference as a site that needs no server: build/site/index.html
-	@$(BIN)/python -m mkdocs build --strict --quiet
+	@$(BIN)/python -m mkdocs build --strict
 
 format: setup  ## rewrite to the house style
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
