@@ -100,6 +100,8 @@ class RankFile(Stored):
 
 @with_config(CLOSED)
 class StoredChunk(TypedDict):
+    """A box of a tensor: where it begins and its sizes, by dimension; it is the bytes [begin, end) of the file."""
+
     file: RelativePath
     name: str
     offsets: list[Count]
@@ -110,6 +112,8 @@ class StoredChunk(TypedDict):
 
 @with_config(CLOSED)
 class StoredTensor(TypedDict):
+    """A tensor of a checkpoint, and the chunks that hold its elements, each once."""
+
     dtype: str
     shape: list[Count]
     chunks: list[StoredChunk]

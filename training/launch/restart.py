@@ -96,6 +96,8 @@ class AttemptOutcome:
 
 @dataclass(frozen=True)
 class Decision:
+    """What follows an attempt that has failed: the action, its number of ranks, the seconds to wait first, and why."""
+
     action: Action
     world: int
     wait_s: float

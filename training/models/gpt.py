@@ -72,6 +72,8 @@ class CausalCore(nn.Module):
 
 
 class Attention(nn.Module):
+    """Causal attention with grouped keys and values: (B, T, M) -> (B, T, M); each projection may be cut by heads."""
+
     def __init__(self, width: int, heads: int, kv_heads: int, theta: float) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_width = heads, kv_heads, width // heads
@@ -88,6 +90,8 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)): (B, T, M) -> (B, T, M) through a hidden width of F."""
+
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.gate = nn.Linear(width, hidden, bias=False)
@@ -100,6 +104,8 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
+    """One layer, with RMSNorm before attention and before the MLP: (B, T, M) -> (B, T, M)."""
+
     def __init__(self, width: int, attn: Attention, mlp: SwiGLU) -> None:
         super().__init__()
         self.norm1, self.attn = nn.RMSNorm(width, eps=1e-6), attn

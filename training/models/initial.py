@@ -459,6 +459,7 @@ def record_model(build: Callable[[], nn.Module], seed: int) -> InitialModel:
 
 
 def value_of(name: str, tensor: torch.Tensor, recorder: InitRecorder, seed: int) -> InitialValue:
+    """The initial value of a parameter, recorded or as it is; Unrecordable where its calls do not lead to it."""
     if not isinstance(tensor, DeferredTensor):
         return EagerValue(tensor.detach(), tuple(tensor.shape), tensor.dtype, tensor_digest(tensor))
     view = recorder.view(tensor.meta)

@@ -68,6 +68,8 @@ def check_columns(
 
 
 class ResidualBlock(nn.Module):
+    """x + down(dropout(relu(up(norm(x))))): (B, H) -> (B, H). `sample_B`: the rows' numbers, which seed dropout."""
+
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)

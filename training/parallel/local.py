@@ -69,6 +69,8 @@ TablesFactory = Callable[[Mapping[str, SparseEmbedding]], SparseTables]
 
 @dataclass(frozen=True)
 class StepInfo:
+    """What a rank knows of a step that has ended."""
+
     grad_norm: float  # global, before clipping
     skipped: bool = False  # gradients were not finite on some rank, so no rank stepped
     first_bad_rank: int | None = None

@@ -84,6 +84,7 @@ def _lognormal(draw: np.random.Generator, window: Window, steps: int) -> Array:
 
 
 def ring_rate(times: StepTimes) -> float:
+    """Rank-steps per second of a ring: each step waits for the slowest rank, then exchanges."""
     seconds = times.busy_s.max(axis=1).sum() + times.steps * times.exchange_s
     return float(times.steps * times.ranks / seconds)
 
@@ -102,6 +103,7 @@ def bounded_rate(times: StepTimes, bound: int | None) -> float:
 
 
 def backup_rate(times: StepTimes, backups: int) -> float:
+    """Counted rank-steps per second where a step ends without the gradients of the last `backups` ranks."""
     counted = times.ranks - backups
     free, now = np.zeros(times.ranks), 0.0  # when each rank can begin; when the step was opened
     for busy_s in times.busy_s:
@@ -114,12 +116,14 @@ def backup_rate(times: StepTimes, backups: int) -> float:
 
 
 def local_rate(times: StepTimes, every: int) -> float:
+    """Rank-steps per second of local SGD: ranks wait for each other, and exchange, once in `every` steps."""
     firsts = np.arange(0, times.steps, every)
     seconds = np.add.reduceat(times.busy_s, firsts, axis=0).max(axis=1).sum() + len(firsts) * times.exchange_s
     return float(times.steps * times.ranks / seconds)
 
 
 def lag_rate(times: StepTimes) -> float:
+    """Rank-steps per second where a step's exchange goes on during the next step's computation."""
     seconds = np.maximum(times.busy_s.max(axis=1), times.exchange_s).sum()
     return float(times.steps * times.ranks / seconds)
 

@@ -78,6 +78,8 @@ def expected_rows(state: Mapping[str, Any], steps: int, manifest: DatasetManifes
 
 @dataclass(frozen=True)
 class EpochReport:
+    """Which rows of an epoch were consumed. attempts, worlds: of the job, and their numbers of ranks."""
+
     epoch: int
     steps: int
     rows: int

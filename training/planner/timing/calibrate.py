@@ -135,6 +135,7 @@ def predicted(counts: Sequence[StepCounts], cluster: Cluster) -> Array:
 
 
 def fit_errors(seconds: Array, steps: Sequence[TimedStep]) -> FitErrors:
+    """Errors of predicted seconds (steps,), and the rank correlation of rates per device, measured with predicted."""
     measured = np.array([step.step_s for step in steps])
     work = np.array([step.global_batch * step.tokens / step.devices for step in steps])
     errors = np.abs(seconds / measured - 1)

@@ -48,6 +48,8 @@ class ReferenceCore(nn.Module):
 
 
 class ReferenceAttention(nn.Module):
+    """Causal attention with one projection for queries, keys and values: (B, T, M) -> (B, T, M)."""
+
     def __init__(self, width: int, heads: int, fused: bool, dropout: bool) -> None:
         super().__init__()
         self.heads = self.kv_heads = heads
