@@ -68,6 +68,42 @@ def test_a_cluster_without_executors_is_not_told_to_train_on_no_ranks(monkeypatc
         check_slots(session, SlotRequest(2, wait_s=0.0))
 
 
+def test_slots_that_come_late_are_waited_for_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cluster that grows by itself has none for minutes."""
+    counts = [0, 0, 1, 2]
+    monkeypatch.setattr(preflight, "slots", lambda *_: counts.pop(0))
+    session: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(master="spark://h:1", getConf=lambda: SimpleNamespace(getAll=list))
+    )
+    with caplog.at_level("INFO"):
+        check_slots(session, SlotRequest(2, wait_s=300.0))
+        assert not counts
+        monkeypatch.setattr(preflight, "slots", lambda *_: 2)
+        check_slots(session, SlotRequest(2))  # all are there
+    words = "launch.world = 2: spark://h:1 has 0 task slots now; waiting launch.hosts_wait_s = 300 s for more"
+    assert caplog.messages == [words]
+
+
+def test_slots_that_never_come_are_an_error_with_the_wait_and_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "slots", lambda *_: 1)
+    session: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(master="spark://h:1", getConf=lambda: SimpleNamespace(getAll=list))
+    )
+    words = (
+        r"^launch\.world = 2: spark://h:1 has 1 task slot after launch\.hosts_wait_s = 0 s, and each rank needs "
+        r"one; set launch\.world to 1 or less, .* or raise launch\.hosts_wait_s where they come later$"
+    )
+    with pytest.raises(LaunchError, match=words):
+        check_slots(session, SlotRequest(2, wait_s=0.0))
+    monkeypatch.setattr(preflight, "slots", lambda *_: 0)
+    with pytest.raises(
+        LaunchError, match=r"no task slot after launch\.hosts_wait_s = 0 s, .*raise launch\.hosts_wait_s"
+    ):
+        check_slots(session, SlotRequest(2, wait_s=0.0))
+
+
 def test_slots_are_counted_by_what_a_rank_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four cores are two ranks of two, whatever an ETL task has."""
     session: Any = SimpleNamespace(

@@ -38,6 +38,7 @@ from sparkring.training.launch.topology import AgentInfo
 log = logging.getLogger(__name__)
 REFUSED = 5  # exit code of a host that is sent away: RESOURCES of pipelines/run/exit_codes.py
 LOOPBACK = ALONE.address
+OWN_PORT = "give each job its own MASTER_PORT, or launch.port"
 CLOSE_S = 15.0  # for the agents of this host to end
 Check = Callable[[WorkerGroup, list[AgentInfo]], None]
 
@@ -184,7 +185,8 @@ class JoinedHosts:
             raise LaunchError(bye.why)
         ready = self._here()
         if found := [*doubles(ready, self._options.placement), *self.differences(ready)]:
-            raise PreflightError("the hosts do not fit together\n" + "\n".join(f"  - {line}" for line in found))
+            lines = "\n".join(f"  - {line}" for line in found)
+            raise PreflightError(f"the hosts do not fit together (where one is another job's: {OWN_PORT})\n{lines}")
         return not self.missing()
 
     def _no_more_will_come(self) -> bool:
@@ -201,7 +203,7 @@ class JoinedHosts:
         strangers, name_of = self._strangers(), self._options.placement.name_of
         refused = [f"{name_of(rank)} at {strangers[rank]}" for rank in self.missing() if rank in strangers]
         late = [name_of(rank) for rank in self.missing() if rank not in strangers]
-        secret = f"{', '.join(refused)}: another SPARKRING_SECRET than host 0; give every host of a job the same"
+        secret = f"{', '.join(refused)}: another SPARKRING_SECRET than host 0; give all of a job the same; {OWN_PORT}"
         waited = f"{', '.join(late)}: not here within launch.hosts_wait_s = {self._options.wait_s:g} s"
         return "; ".join([secret] * bool(refused) + [waited] * bool(late))
 
@@ -289,8 +291,8 @@ def joined_hosts(options: JoinOptions, check: Check) -> Iterator[JoinedHosts]:
         if error.errno != errno.EADDRINUSE:
             raise
         raise LaunchError(
-            f"port {place.port} of {bind}: another process listens there, such as another job with this MASTER_PORT; "
-            "give this job another MASTER_PORT, or set launch.port"
+            f"port {place.port} of {bind}: another process listens there, such as another job with this MASTER_PORT, "
+            f"or one more of this job with {place.rank_key} = 0; {OWN_PORT}, and each host its own {place.rank_key}"
         ) from error
     hosts = JoinedHosts(options, group, HostAgents(options, group.endpoint))
     try:
