@@ -13,7 +13,7 @@ import pyspark
 from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
-from sparkring.etl.spark_platform.application import master_of, settings_of
+from sparkring.etl.spark_platform.application import has_ended, master_of, settings_of
 from sparkring.etl.spark_platform.executors import task_slots
 from sparkring.etl.spark_platform.jvm import JavaThrew
 from sparkring.etl.spark_platform.versions import takes_profiles
@@ -97,6 +97,8 @@ def check_slots(spark: SparkSession, request: SlotRequest, control: Control | No
     while free < least:
         if time.monotonic() > deadline:
             raise LaunchError(too_few_slots(least, free, master, key, request.wait_s))
+        if has_ended(spark):
+            raise LaunchError(f"{master}: Spark's application has ended, as where its executors failed; see its log")
         if control is not None:
             control.raise_if_ending("slots were waited for")
         time.sleep(POLL_S)

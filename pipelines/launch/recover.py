@@ -91,10 +91,12 @@ class Platform:
     slots: Callable[[], int]  # room for how many ranks
     open_group: Callable[[int, tuple[str, ...]], AbstractContextManager[WorkerGroup]]  # (world, preload) -> agents
     leaving: Callable[[], frozenset[str]] = frozenset  # hosts that are about to leave: they get no new agents
+    has_ended: Callable[[], bool] = lambda: False  # whether no more slots can come
     give_up: Callable[[frozenset[str]], None] = lambda hosts: None  # hosts that fell silent: they are no more room
 
 
 def spark_platform(spark: SparkSession, options: LaunchOptions) -> Platform:
+    from sparkring.etl.spark_platform.application import has_ended
     from sparkring.etl.spark_platform.executors import decommissioning, replace_executors
     from sparkring.pipelines.launch.barrier import barrier_group
     from sparkring.pipelines.launch.preflight import slots
@@ -103,6 +105,7 @@ def spark_platform(spark: SparkSession, options: LaunchOptions) -> Platform:
         slots=lambda: slots(spark, options.profile),
         open_group=lambda world, preload: barrier_group(spark, world, preload, options),
         leaving=lambda: decommissioning(spark),
+        has_ended=lambda: has_ended(spark),
         give_up=lambda hosts: replace_executors(spark, hosts),
     )
 
@@ -253,9 +256,9 @@ class Recovery:
         began, is_said = time.monotonic(), False
         while True:
             decision = decide(self._history, self._platform.slots(), self._policy)
-            if is_hopeless or decision.world == self._policy.world:
-                return decision
             lacks_room = decision.action == "stop"
+            if is_hopeless or decision.world == self._policy.world or (lacks_room and self._platform.has_ended()):
+                return decision
             if not lacks_room and (outcome.cause in REQUESTED or outcome.lost_hosts):
                 return decision
             limit_s = max(self._slots_wait_s, self._policy.room_wait_s) if lacks_room else self._slots_wait_s

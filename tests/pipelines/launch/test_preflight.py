@@ -26,6 +26,12 @@ from sparkring.training.launch.local import local_group
 from sparkring.training.launch.messages import Event, PeerFailure
 
 
+@pytest.fixture(autouse=True)
+def running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The applications of these tests have not ended; they have no JVM to ask."""
+    monkeypatch.setattr(preflight, "has_ended", lambda _: False)
+
+
 def asked_to(what: str) -> Control:
     control = Control()
     getattr(control, what)()
@@ -97,6 +103,9 @@ def test_slots_that_never_come_are_an_error_with_the_wait_and_its_key(monkeypatc
     )
     with pytest.raises(LaunchError, match=words):
         check_slots(session, SlotRequest(2, wait_s=0.0))
+    monkeypatch.setattr(preflight, "has_ended", lambda _: True)
+    with pytest.raises(LaunchError, match=r"^spark://h:1: Spark's application has ended"):
+        check_slots(session, SlotRequest(2, wait_s=3600.0))
     monkeypatch.setattr(preflight, "slots", lambda *_: 0)
     with pytest.raises(
         LaunchError, match=r"no task slot after launch\.hosts_wait_s = 0 s, .*raise launch\.hosts_wait_s"

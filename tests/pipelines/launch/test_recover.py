@@ -440,20 +440,25 @@ def test_another_host_is_waited_for_where_the_world_may_not_shrink(
     )
 
 
-def test_another_host_that_never_comes_ends_the_job_with_its_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_another_host_that_never_comes_ends_the_job_with_its_failure(
+    tmp_path: Path, has_ended: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is it waited for where the cluster has ended Spark's application."""
     cluster, events = Vanishing(), list[Event]()
-    platform = Platform(lambda: cluster.room, cluster.open_group, give_up=cluster.give_up)
+    platform = Platform(lambda: cluster.room, cluster.open_group, give_up=cluster.give_up, has_ended=lambda: has_ended)
     job = recovery(tmp_path, [], RestartPolicy(2, backoff_s=0.0, room_wait_s=0.3), platform, events)
     with pytest.raises(WorkerFailed, match="nothing is heard"):
         job.run()
     assert cluster.opened == [2] and ends(events) == [(1, "lost", "stop")]
+    assert bool([words for words in caplog.messages if "waiting" in words]) != has_ended
 
 
 @pytest.mark.spark
 def test_spark_says_how_much_room_there_is_and_that_nobody_leaves(spark: Any) -> None:
     platform = spark_platform(spark, LaunchOptions())
     assert platform.slots() == 2
-    assert platform.leaving() == frozenset()
+    assert platform.leaving() == frozenset() and not platform.has_ended()
     assert executors(spark) == {}, "the driver is no executor that could be given up"
 
 
