@@ -17,10 +17,14 @@ ROOT = Path(__file__).resolve().parent.parent
 LOAD_BEFORE = os.getloadavg()[0]  # as the benchmark begins
 
 
+def commit_of_checkout() -> str:
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
+
+
 def measured_with(*packages: str) -> str:
     """The command, date, commit, machine, load and the packages' versions."""
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    commit = commit_of_checkout()
     cpus = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((x.split(":")[1].strip() for x in cpus if x.startswith("model name")), "unknown CPU")
     versions = ", ".join([f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in packages)])

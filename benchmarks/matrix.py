@@ -37,7 +37,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from machine import measured_with, publish
+from machine import commit_of_checkout, measured_with, publish
 
 ROOT = Path(__file__).resolve().parent.parent
 OVERLAYS = ROOT / "build/matrix"
@@ -68,6 +68,8 @@ class Found:
     """What a case gave; `error`: the last line of a command that failed."""
 
     seconds: float
+    load: float = 0.0  # the load average after `run`, this case's own tasks included
+    commit: str = ""  # that it ran
     rows: str = ""
     files: str = ""
     statistics: str = ""
@@ -229,15 +231,16 @@ def run_jobs(case: Case, folder: Path, rows: int, limit_s: float, where: list[st
     places = [f"storage.datasets={out}/datasets", f"storage.runs={out}/runs", f"tracking.uri=sqlite:///{out}/mlflow.db"]
     trial = ["run", "flights", "--limit-rows", str(rows), *places, *where]
     began = time.monotonic()
-    if error := command(trial, case, folder, limit_s):
-        return Found(time.monotonic() - began, error=f"run: {error}")
-    seconds = time.monotonic() - began
+    error = command(trial, case, folder, limit_s)
+    found = Found(time.monotonic() - began, os.getloadavg()[0], commit_of_checkout())
+    if error:
+        return replace(found, error=f"run: {error}")
     (model,) = out.glob("runs/*/*/model")
     wanted = ["predict.rows=scheduled", f"predict.to={out}/predictions"]
     wanted += ["predict.keep=[time_hour, carrier, flight, origin]", f"model={model}", *places, *where]
     if error := command(["predict", "flights", *wanted], case, folder, limit_s):
-        return Found(seconds, error=f"predict: {error}")
-    found, nights = found_in(out, model, seconds), dict[str, str]()
+        return replace(found, error=f"predict: {error}")
+    found, nights = replace(found, **digests(out, model)), dict[str, str]()
     for name in ("night", "killed"):
         weights, error = night(case, folder, out / name, where, limit_s)
         if error:
@@ -305,21 +308,20 @@ def command(words: list[str], case: Case, folder: Path, limit_s: float) -> str:
     return lines[-1] if done.returncode else ""
 
 
-def found_in(out: Path, model: Path, seconds: float) -> Found:
-    """Digest what a case has written."""
+def digests(out: Path, model: Path) -> dict[str, str]:
+    """Digest what a case has written: fields of Found."""
     (path,) = out.glob("datasets/flights-trial-*/_manifest.json")
     manifest = json.loads(path.read_text())
     tables = [pq.read_table(path.parent / file["path"]) for file in manifest["files"]]
     predictions = pa.concat_tables([pq.read_table(each) for each in sorted((out / "predictions").glob("*.parquet"))])
     shown = predictions.drop_columns([name for name in TIMES if name in predictions.column_names])
-    return Found(
-        seconds,
-        digest([table.to_pylist() for table in tables]),
-        digest([[file["path"].rpartition("/")[2], file["sha256"]] for file in manifest["files"]]),
-        digest([manifest["features"], manifest["checks"], manifest["accounting"]]),
-        json.loads((model.parent / "reproduce.json").read_text())["weights_sha256"],
-        digest(sorted(repr(row) for row in shown.to_pylist())),
-    )
+    return {
+        "rows": digest([table.to_pylist() for table in tables]),
+        "files": digest([[file["path"].rpartition("/")[2], file["sha256"]] for file in manifest["files"]]),
+        "statistics": digest([manifest["features"], manifest["checks"], manifest["accounting"]]),
+        "weights": json.loads((model.parent / "reproduce.json").read_text())["weights_sha256"],
+        "predictions": digest(sorted(repr(row) for row in shown.to_pylist())),
+    }
 
 
 def must_equal(case: Case, found: Found) -> tuple[str, ...]:
@@ -334,14 +336,14 @@ def digest(what: Any) -> str:
 def table(found: dict[Case, Found], like: Found) -> str:
     """The result as a table; every digest is compared with that of `like`."""
     names = ("rows", "files", "statistics", "weights", "predictions", "night")
-    head = f"| Spark | session | packages | {' | '.join(names)} | after kill -9 | seconds of `run` |"
-    lines = [head, "|---|---|---|" + "---|" * (len(names) + 2)]
+    head = f"| Spark | session | packages | {' | '.join(names)} | after kill -9 | seconds of `run` | load | commit |"
+    lines = [head, "|---|---|---|" + "---|" * (len(names) + 4)]
     for case, one in found.items():
         cells = ["equal" if getattr(one, name) == getattr(like, name) != "" else "DIFFERENT" for name in names]
         cells.append("equal" if one.killed == one.night != "" else "DIFFERENT")
         if one.error:
             cells = [one.error, *[""] * len(names)]
-        row = [case.version, case.mode, case.packages, *cells, f"{one.seconds:.0f}"]
+        row = [case.version, case.mode, case.packages, *cells, f"{one.seconds:.0f}", f"{one.load:.1f}", one.commit]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
@@ -360,7 +362,8 @@ def report(found: dict[Case, Found], rows: int) -> str:
         "scoring by its model, each version laid over the same environment. `rows`: values of every file in order; "
         "`files`: the bytes; `statistics`: fitted features, checks, accounting; `weights`: sha256. Equal: as those of "
         "the newest version. `night`: weights of a date of examples/nights; `after kill -9`: of the same, killed at "
-        "its first checkpoint and started again, against those without. Packages `lowest`: the lower end of each range "
+        "its first checkpoint and started again, against those without. `load`: the average after `run`, its own tasks "
+        "included. Packages `lowest`: the lower end of each range "
         "in pyproject.toml "
         f"({', '.join(lowest_versions())}), and the same torch: pandas 2 and MLflow 2, where the others have pandas 3 "
         "and MLflow 3. Session `cluster`: standalone, a master and two workers of a core each. Packages `torch`: that "

@@ -48,7 +48,11 @@ class LaunchConfig(Strict):
         None,
         description="that the driver of launch.on: hosts listens on; None: MASTER_PORT, under torchrun the next one",
     )
-    hosts_wait_s: Seconds = Field(300.0, description="for all hosts of launch.on: hosts to come, or room on Ray")
+    hosts_wait_s: Seconds = Field(
+        300.0,
+        description="for all hosts of launch.on: hosts to come, or for room on Spark or Ray, as long as a cluster that "
+        "grows by itself takes; at the start, and where there is too little for another attempt",
+    )
     cpus_per_rank: PositiveInt | None = Field(
         None, description="cores each rank asks of Spark, as a stage-level profile, or Ray; None: spark.task.cpus, or 1"
     )

@@ -25,12 +25,6 @@ NO_EFFECT: tuple[Rule[RunConfig], ...] = (
         "remove it, or set launch.on to auto or hosts",
     ),
     no_effect(
-        ("launch.hosts_wait_s",),
-        lambda c: c.launch.on == "spark",
-        "with launch.on = spark, whose slots decide",
-        "remove it, or set launch.on to auto, hosts or ray",
-    ),
-    no_effect(
         ("launch.cpus_per_rank", "launch.gpus_per_rank"),
         lambda c: c.launch.on == "hosts",
         "with launch.on = hosts, whose ranks share the host's cores and GPUs",

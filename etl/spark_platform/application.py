@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkring.etl.spark_platform.capabilities import all_settings, is_classic
-from sparkring.etl.spark_platform.jvm import JvmGone, jvm_of
+from sparkring.etl.spark_platform.jvm import JvmGone, java_context, jvm_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,8 +36,15 @@ def check_session(spark: Any) -> None:
     """Raise TypeError for an object that is not a session, ValueError for a session that was stopped."""
     if not hasattr(spark, "createDataFrame"):
         raise TypeError(f"spark = {spark!r}: must be the SparkSession whose executors run the ranks")
-    if spark.sparkContext._jsc is None if is_classic(spark) else spark.is_stopped:
+    if has_ended(spark):
         raise ValueError("spark: the session was stopped; make another by SparkSession.builder.getOrCreate()")
+
+
+def has_ended(spark: Any) -> bool:
+    """Whether the session was stopped, or its application ended by the cluster: no executor comes any more."""
+    if not is_classic(spark):
+        return bool(spark.is_stopped)
+    return spark.sparkContext._jsc is None or bool(java_context(spark).isStopped())
 
 
 def master_of(spark: SparkSession) -> str:

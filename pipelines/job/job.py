@@ -120,8 +120,8 @@ def run_parts(
         spark = session()
         timings = {"spark_s": time.monotonic() - began}
         describe_job(run.tracker, resolved, spark, fingerprint)
-        profile = launch_options(config.launch).profile
-        request = SlotRequest(config.launch.world, config.launch.min_world, profile)
+        options = launch_options(config.launch)
+        request = SlotRequest(config.launch.world, config.launch.min_world, options.profile, options.room_wait_s)
         is_replaceable = isinstance(session, JobSession) and session.is_replaceable
         fixed = fixed_settings(spark, request) if is_replaceable else {}
         if not fixed:

@@ -61,6 +61,7 @@ class LaunchOptions:
     lines_per_s: float | None = 200.0
     silence_timeout_s: float = 20.0
     patience_s: float = 20.0  # how long an agent goes on without the driver
+    room_wait_s: float = 300.0  # for executors to come (launch.hosts_wait_s)
     profile: ResourceProfile | None = None  # of the training stage, see training_profile; None: the application's
 
 
@@ -83,6 +84,7 @@ def launch_options(launch: LaunchConfig, by_output: bool = False) -> LaunchOptio
         interface=launch.interface,
         lines_per_s=launch.log_lines_per_s,
         silence_timeout_s=launch.silence_timeout_s,
+        room_wait_s=launch.hosts_wait_s,
         profile=training_profile(launch.cpus_per_rank or 1, launch.gpus_per_rank) if has_profile else None,
     )
 
@@ -111,7 +113,7 @@ def run_barrier(
     check_session(spark)
     check_world(world)
     job.check()  # before anything starts
-    check_slots(spark, SlotRequest(world, profile=options.profile), control)
+    check_slots(spark, SlotRequest(world, None, options.profile, options.room_wait_s), control)
     with this_python(spark), barrier_group(spark, world, job.preload, options) as group:
         return group.run(job, world, on_event, control=control, limits=options.limits)
 

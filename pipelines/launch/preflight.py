@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import time
@@ -12,12 +13,15 @@ import pyspark
 from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
-from sparkring.etl.spark_platform.application import master_of, settings_of
+from sparkring.etl.spark_platform.application import has_ended, master_of, settings_of
 from sparkring.etl.spark_platform.executors import task_slots
 from sparkring.etl.spark_platform.jvm import JavaThrew
 from sparkring.etl.spark_platform.versions import takes_profiles
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import LaunchError
+
+log = logging.getLogger(__name__)
+POLL_S = 0.2
 
 
 def slots(spark: SparkSession, profile: ResourceProfile | None = None) -> int:
@@ -60,14 +64,14 @@ class SlotRequest:
     world: int  # ranks
     least: int | None = None  # launch.min_world: fewer ranks are enough to begin; None: all of `world`
     profile: ResourceProfile | None = None  # of each rank's task; None: the application's own tasks'
-    wait_s: float = 20.0  # for executors to come
+    wait_s: float = 300.0  # launch.hosts_wait_s: for executors to come
 
 
 def check_slots(spark: SparkSession, request: SlotRequest, control: Control | None = None) -> None:
-    """Wait for executors to come.
+    """Wait for executors to come, which may take minutes where a cluster grows by itself.
 
-    LaunchError at once where the application can never run that many ranks together. Cancelled where an end is asked
-    for meanwhile.
+    LaunchError at once where the application can never run that many ranks together, else where they have not come in
+    time. Cancelled where an end is asked for meanwhile.
     """
     key, least = ("launch.world", request.world)
     if request.least is not None:
@@ -86,13 +90,19 @@ def check_slots(spark: SparkSession, request: SlotRequest, control: Control | No
     ceiling = slots_ceiling(master, conf)
     if ceiling is not None and least > ceiling:
         raise LaunchError(too_few_slots(least, ceiling, master, key))
-    deadline = time.monotonic() + request.wait_s
-    while (free := slots(spark, request.profile)) < least:
+    free, deadline = slots(spark, request.profile), time.monotonic() + request.wait_s
+    if free < least:
+        words = "%s = %d: %s has %d task slots now; waiting launch.hosts_wait_s = %g s for more"
+        log.info(words, key, least, master, free, request.wait_s)
+    while free < least:
         if time.monotonic() > deadline:
-            raise LaunchError(too_few_slots(least, free, master, key))
+            raise LaunchError(too_few_slots(least, free, master, key, request.wait_s))
+        if has_ended(spark):
+            raise LaunchError(f"{master}: Spark's application has ended, as where its executors failed; see its log")
         if control is not None:
             control.raise_if_ending("slots were waited for")
-        time.sleep(0.1)
+        time.sleep(POLL_S)
+        free = slots(spark, request.profile)
 
 
 def fixed_settings(spark: SparkSession, request: SlotRequest) -> dict[str, str]:
@@ -133,13 +143,25 @@ def elastic(settings: Mapping[str, str]) -> str:
     )
 
 
-def too_few_slots(ranks: int, count: int, master: str, key: str = "launch.world") -> str:
+def too_few_slots(ranks: int, count: int, master: str, key: str = "launch.world", waited_s: float | None = None) -> str:
+    """Say how many slots there are, and what to do.
+
+    Args:
+        ranks: that are to run.
+        count: slots.
+        master: of Spark.
+        key: that asks for the ranks.
+        waited_s: seconds for more to come; None: no more can come.
+    """
+    waited = "" if waited_s is None else f" after launch.hosts_wait_s = {waited_s:g} s"
     if count == 0:
         return (
-            f"{key} = {ranks}: {master} has no task slot, and each rank needs one; see whether its workers are there, "
-            "and have what spark.executor.cores, spark.executor.memory and spark.task.cpus ask for"
+            f"{key} = {ranks}: {master} has no task slot{waited}, and each rank needs one; see whether its workers are "
+            "there, and have what spark.executor.cores, spark.executor.memory and spark.task.cpus ask for"
+            + (", or raise launch.hosts_wait_s for those that come later" if waited else "")
         )
     return (
-        f"{key} = {ranks}: {master} has {count} task slot{'' if count == 1 else 's'}, and each rank needs one; "
+        f"{key} = {ranks}: {master} has {count} task slot{'' if count == 1 else 's'}{waited}, and each rank needs one; "
         f"set {key} to {count} or less, or give Spark more cores (or GPUs) for as many tasks"
+        + (", or raise launch.hosts_wait_s where they come later" if waited else "")
     )

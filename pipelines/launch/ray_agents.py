@@ -75,10 +75,9 @@ class RayCluster:
             "Ray has room for %d ranks of %s each, and %d are wanted: waiting launch.hosts_wait_s = %g s for more",
             *(found, amounts(self._asks), launch.world, launch.hosts_wait_s),
         )
-        with asked_of_autoscaler([self._asks] * launch.world):
-            deadline = time.monotonic() + launch.hosts_wait_s
-            while (found := self.slots()) < launch.world and time.monotonic() < deadline:
-                time.sleep(POLL_S)
+        deadline = time.monotonic() + launch.hosts_wait_s
+        while (found := self.slots()) < launch.world and time.monotonic() < deadline:
+            time.sleep(POLL_S)
         if found < (launch.min_world or launch.world):
             raise LaunchError(too_little_room(launch, self._asks, found, self._nodes()))
 
@@ -176,21 +175,23 @@ def ray_cluster(launch: LaunchConfig) -> Iterator[RayCluster]:
             "start --head`, or set RAY_ADDRESS"
         ) from error
     try:
-        yield RayCluster(launch)
+        with asked_of_autoscaler([asks_of(launch)] * launch.world):
+            yield RayCluster(launch)
     finally:
         ray.shutdown()
 
 
 @contextmanager
 def asked_of_autoscaler(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
-    """Have Ray's autoscaler, where there is one, make room for `bundles` meanwhile."""
+    """Have Ray's autoscaler, where there is one, keep room for `bundles` meanwhile, in place of lost nodes too."""
     from ray.autoscaler.sdk import request_resources
 
     request_resources(bundles=[dict(each) for each in bundles])
     try:
         yield
     finally:
-        request_resources(bundles=[])
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            request_resources(bundles=[])
 
 
 def asks_of(launch: LaunchConfig) -> dict[str, float]:

@@ -61,6 +61,7 @@ def restart_policy(
         launch.max_attempts,
         launch.backoff_s,
         launch.max_backoff_s,
+        room_wait_s=launch.hosts_wait_s,
         grace_s=launch.grace_s,
         multiple_of=multiple_of,
         fits=fits,
@@ -90,10 +91,12 @@ class Platform:
     slots: Callable[[], int]  # room for how many ranks
     open_group: Callable[[int, tuple[str, ...]], AbstractContextManager[WorkerGroup]]  # (world, preload) -> agents
     leaving: Callable[[], frozenset[str]] = frozenset  # hosts that are about to leave: they get no new agents
+    has_ended: Callable[[], bool] = lambda: False  # whether no more slots can come
     give_up: Callable[[frozenset[str]], None] = lambda hosts: None  # hosts that fell silent: they are no more room
 
 
 def spark_platform(spark: SparkSession, options: LaunchOptions) -> Platform:
+    from sparkring.etl.spark_platform.application import has_ended
     from sparkring.etl.spark_platform.executors import decommissioning, replace_executors
     from sparkring.pipelines.launch.barrier import barrier_group
     from sparkring.pipelines.launch.preflight import slots
@@ -102,6 +105,7 @@ def spark_platform(spark: SparkSession, options: LaunchOptions) -> Platform:
         slots=lambda: slots(spark, options.profile),
         open_group=lambda world, preload: barrier_group(spark, world, preload, options),
         leaving=lambda: decommissioning(spark),
+        has_ended=lambda: has_ended(spark),
         give_up=lambda hosts: replace_executors(spark, hosts),
     )
 
@@ -126,7 +130,8 @@ def run_with_recovery(
     from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 
     options = options or LaunchOptions()
-    check_slots(spark, SlotRequest(job.policy.world, job.policy.min_world, options.profile), control)
+    policy = job.policy
+    check_slots(spark, SlotRequest(policy.world, policy.min_world, options.profile, options.room_wait_s), control)
     return Recovery(spark_platform(spark, options), job, on_event, control, options.limits).run()
 
 
@@ -195,8 +200,9 @@ class Recovery:
                         return result
                     # An end nobody asked for is no result: tried again, and counted as a failure.
                     outcome = AttemptOutcome(attempt, world, self._planned or "unfinished", from_step)
-                decision = self._decide(replace(outcome, lost_hosts=self._lost_hosts(), at=time.monotonic()))
-                self._report(outcome, decision, problem)
+                words = problem.failure.headline if isinstance(problem, WorkerFailed) else str(problem or outcome.cause)
+                decision = self._decide(replace(outcome, lost_hosts=self._lost_hosts(), at=time.monotonic()), words)
+                self._report(outcome, decision, words)
                 if decision.action == "stop":
                     raise problem or LaunchError(decision.why)
                 self._wait(decision.wait_s)
@@ -233,10 +239,10 @@ class Recovery:
         self._group = None
         self._stack.close()
 
-    def _decide(self, outcome: AttemptOutcome) -> Decision:
-        """Wait a little for slots to return before deciding for fewer ranks.
+    def _decide(self, outcome: AttemptOutcome, words: str) -> Decision:
+        """Wait a little for slots to return before deciding for fewer ranks, and longer where none may be fewer.
 
-        Not for those of a host that fell silent; and a decision to stop needs no slots.
+        Not for those of a host that fell silent, where fewer ranks will do. A stop for another reason needs no slots.
 
         A host that leaves goes when nothing of ours is on it any more, so a group that has an agent there is closed; so
         is one on a host that fell silent, whose task Spark would notice, and end the stage for, much later.
@@ -246,14 +252,22 @@ class Recovery:
         if self._group is not None and (leaves or self._group.trouble() is not None):
             self._close_group()
         self._platform.give_up(outcome.lost_hosts)
-        deadline = time.monotonic() + self._slots_wait_s
+        is_hopeless = decide(self._history, self._policy.world, self._policy).action == "stop"
+        began, is_said = time.monotonic(), False
         while True:
             decision = decide(self._history, self._platform.slots(), self._policy)
-            hopeless = decide(self._history, self._policy.world, self._policy).action == "stop"
-            if hopeless or decision.world == self._policy.world or time.monotonic() > deadline:
+            lacks_room = decision.action == "stop"
+            if is_hopeless or decision.world == self._policy.world or (lacks_room and self._platform.has_ended()):
                 return decision
-            if (outcome.cause in REQUESTED or outcome.lost_hosts) and decision.action != "stop":
+            if not lacks_room and (outcome.cause in REQUESTED or outcome.lost_hosts):
                 return decision
+            limit_s = max(self._slots_wait_s, self._policy.room_wait_s) if lacks_room else self._slots_wait_s
+            if time.monotonic() > began + limit_s:
+                return decision
+            if lacks_room and not is_said:
+                line = "attempt %d has failed: %s; %s; waiting launch.hosts_wait_s = %g s for more"
+                log.warning(line, outcome.attempt, words, decision.why, self._policy.room_wait_s)
+                is_said = True
             self._wait(0.2)
 
     def _lost_hosts(self) -> frozenset[str]:
@@ -310,8 +324,7 @@ class Recovery:
             return False
         return best_world(self._platform.slots(), self._policy) > self._world
 
-    def _report(self, outcome: AttemptOutcome, decision: Decision, problem: Exception | None) -> None:
-        words = problem.failure.headline if isinstance(problem, WorkerFailed) else str(problem or outcome.cause)
+    def _report(self, outcome: AttemptOutcome, decision: Decision, words: str) -> None:
         saved = self._job.latest_step() or 0
         log.warning("attempt %d ended: %s; %s", outcome.attempt, words, what_follows(decision, saved))
         event = AttemptEnded(

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyspark
@@ -95,27 +95,30 @@ def wait_until(log: Path, words: str, times: int) -> None:
 
 
 @contextlib.contextmanager
-def standalone(folder: Path) -> Iterator[str]:
-    """A real master and two real workers of one core each."""
+def growing(folder: Path, workers: int) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A real master and real workers of one core each; gives its URL, and what starts another worker."""
     port = unused_port()
     url, log = f"spark://127.0.0.1:{port}", folder / "standalone.log"
     spark_class, deploy = str(SPARK_HOME / "bin/spark-class"), "org.apache.spark.deploy"
     environment = variables() | {"SPARK_LOCAL_IP": "127.0.0.1"}
     master = [f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
     worker = [f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "1g"]
-    processes = []
+    processes: list[subprocess.Popen[bytes]] = []
     with log.open("w") as out:
 
         def start(*words: str) -> None:
             processes.append(subprocess.Popen([spark_class, *words], env=environment, stdout=out, stderr=out))
 
+        def start_worker() -> None:
+            start(*worker, "--work-dir", str(folder / f"worker-{len(processes)}"), url)
+
         try:
             start(*master)
             wait_until(log, "I have been elected leader", 1)  # a worker that comes earlier asks again after seconds
-            for number in range(2):
-                start(*worker, "--work-dir", str(folder / f"worker-{number}"), url)
-            wait_until(log, "Successfully registered with master", 2)
-            yield url
+            for _ in range(workers):
+                start_worker()
+            wait_until(log, "Successfully registered with master", workers)
+            yield url, start_worker
         finally:
             for process in processes:
                 process.terminate()
@@ -123,11 +126,42 @@ def standalone(folder: Path) -> Iterator[str]:
                 process.wait(timeout=300)
 
 
+@contextlib.contextmanager
+def standalone(folder: Path) -> Iterator[str]:
+    """A real master and two real workers of one core each."""
+    with growing(folder, 2) as (url, _):
+        yield url
+
+
 @pytest.mark.slow
 def test_standalone_master_and_two_workers(folder: Path) -> None:
     with standalone(folder) as url:
         memory = ("spark.executor.memory=700m", "spark.executor.cores=1")
         assert_finished(folder, submit(folder, url, "run", str(EXAMPLE / "weather.yaml"), *QUICK, conf=memory))
+
+
+@pytest.mark.slow  # in small: tests/pipelines/launch/test_preflight.py
+def test_a_worker_that_joins_after_the_start_is_waited_for_and_one_that_never_does_is_an_error(folder: Path) -> None:
+    """A cluster that grows by itself has slots for all ranks minutes after the job has asked for them."""
+    here = {"spark.executorEnv.PYTHONPATH": str(EXAMPLE), "spark.driver.host": "127.0.0.1"}
+    with growing(folder, 1) as (url, start_worker):
+        conf = here | {"spark.executor.memory": "700m"}
+        words = ["run", str(EXAMPLE / "weather.yaml"), *QUICK, f"spark.master={url}", f"spark.conf={json.dumps(conf)}"]
+        command = [sys.executable, "-m", "sparkring.pipelines.cli", *words, "etl.shard.seed=3"]
+        environment = variables() | {"PYTHONPATH": str(EXAMPLE)}
+        few = subprocess.run(
+            [*command, "launch.hosts_wait_s=1"], cwd=folder, env=environment, capture_output=True, text=True,
+            timeout=LIMIT_S,
+        )  # fmt: skip
+        assert few.returncode == 5, few.stderr[-4000:]
+        assert "has 1 task slot after launch.hosts_wait_s = 1 s, and each rank needs one" in few.stderr
+        assert "Traceback" not in few.stderr and "ETL" not in few.stderr
+        log = folder / "late.log"
+        with log.open("w") as out:
+            job = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
+        wait_until(log, "1 task slots now; waiting launch.hosts_wait_s = 300 s for more", 1)
+        start_worker()
+        assert job.wait(timeout=LIMIT_S) == 0, log.read_text()[-4000:]
 
 
 ELASTIC = {

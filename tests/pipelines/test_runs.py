@@ -115,11 +115,12 @@ def test_a_job_begins_on_as_few_slots_as_it_may_go_on_with(
     without_spark: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def check_slots(spark: Any, request: SlotRequest) -> None:
-        raise LaunchError(f"{request.world} {request.least}")
+        raise LaunchError(f"{request.world} {request.least} {request.wait_s:g}")
 
     monkeypatch.setattr("sparkring.pipelines.launch.preflight.check_slots", check_slots)
-    with pytest.raises(LaunchError, match="4 2"):
-        job_module.run_job(resolved(tmp_path, "launch.world=4", "launch.min_world=2"), etl=False)
+    with pytest.raises(LaunchError, match="4 2 900"):
+        words = ("launch.world=4", "launch.min_world=2", "launch.hosts_wait_s=900")
+        job_module.run_job(resolved(tmp_path, *words), etl=False)
 
 
 def without_locks(folder: str, name: str) -> Runs:

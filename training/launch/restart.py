@@ -36,6 +36,7 @@ class RestartPolicy:
     max_backoff_s: float = 60.0
     # Before the world grows again after a host was lost; doubled each time it is the same one.
     cool_down_s: float = 60.0
+    room_wait_s: float = 20.0  # for room to come, where there is too little for the least world (launch.hosts_wait_s)
     grace_s: float | None = None  # for the ranks of a host that leaves to end by themselves; None: no limit
     multiple_of: int = 1  # worlds must be a multiple: pipeline stages times tensor ranks
     fits: Callable[[int], bool] = lambda world: True  # whether the layout fits such a world
@@ -111,8 +112,10 @@ def decide(history: Sequence[AttemptOutcome], slots: int, policy: RestartPolicy)
         return Decision("stop", 0, 0.0, reason)
     world = best_world(slots, policy)
     if world == 0:
-        least = policy.world if policy.min_world is None else policy.min_world
-        why = f"{slots} slots are left: no world of at least {least} (launch.min_world) fits on them and the layout"
+        key, least = "launch.world", policy.world
+        if policy.min_world is not None:
+            key, least = "launch.min_world", policy.min_world
+        why = f"{slots} slots are left: no world of at least {least} ({key}) fits on them and the layout"
         return Decision("stop", 0, 0.0, why)
     wait_s = 0.0 if last.cause in REQUESTED else backoff(history, policy)
     action: Action = "grow" if world > last.world else "shrink" if world < last.world else "retry"

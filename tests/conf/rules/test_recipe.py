@@ -170,7 +170,6 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         ([PETASTORM], "data.cache.files=/tmp/x"),
         (["launch.on=spark"], "launch.ranks_per_host=2"),
         (["launch.on=spark"], "launch.port=4000"),
-        (["launch.on=spark"], "launch.hosts_wait_s=9"),
         (["launch.on=ray"], "launch.ranks_per_host=2"),
         (["launch.on=hosts"], "launch.cpus_per_rank=2"),
         (["launch.on=hosts"], "launch.gpus_per_rank=2"),

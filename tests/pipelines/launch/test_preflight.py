@@ -26,6 +26,12 @@ from sparkring.training.launch.local import local_group
 from sparkring.training.launch.messages import Event, PeerFailure
 
 
+@pytest.fixture(autouse=True)
+def running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The applications of these tests have not ended; they have no JVM to ask."""
+    monkeypatch.setattr(preflight, "has_ended", lambda _: False)
+
+
 def asked_to(what: str) -> Control:
     control = Control()
     getattr(control, what)()
@@ -65,6 +71,45 @@ def test_a_cluster_without_executors_is_not_told_to_train_on_no_ranks(monkeypatc
         sparkContext=SimpleNamespace(master="spark://h:1", getConf=lambda: SimpleNamespace(getAll=list))
     )
     with pytest.raises(LaunchError, match=r"spark://h:1 has no task slot.*see whether its workers.*memory"):
+        check_slots(session, SlotRequest(2, wait_s=0.0))
+
+
+def test_slots_that_come_late_are_waited_for_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cluster that grows by itself has none for minutes."""
+    counts = [0, 0, 1, 2]
+    monkeypatch.setattr(preflight, "slots", lambda *_: counts.pop(0))
+    session: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(master="spark://h:1", getConf=lambda: SimpleNamespace(getAll=list))
+    )
+    with caplog.at_level("INFO"):
+        check_slots(session, SlotRequest(2, wait_s=300.0))
+        assert not counts
+        monkeypatch.setattr(preflight, "slots", lambda *_: 2)
+        check_slots(session, SlotRequest(2))  # all are there
+    words = "launch.world = 2: spark://h:1 has 0 task slots now; waiting launch.hosts_wait_s = 300 s for more"
+    assert caplog.messages == [words]
+
+
+def test_slots_that_never_come_are_an_error_with_the_wait_and_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "slots", lambda *_: 1)
+    session: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(master="spark://h:1", getConf=lambda: SimpleNamespace(getAll=list))
+    )
+    words = (
+        r"^launch\.world = 2: spark://h:1 has 1 task slot after launch\.hosts_wait_s = 0 s, and each rank needs "
+        r"one; set launch\.world to 1 or less, .* or raise launch\.hosts_wait_s where they come later$"
+    )
+    with pytest.raises(LaunchError, match=words):
+        check_slots(session, SlotRequest(2, wait_s=0.0))
+    monkeypatch.setattr(preflight, "has_ended", lambda _: True)
+    with pytest.raises(LaunchError, match=r"^spark://h:1: Spark's application has ended"):
+        check_slots(session, SlotRequest(2, wait_s=3600.0))
+    monkeypatch.setattr(preflight, "slots", lambda *_: 0)
+    with pytest.raises(
+        LaunchError, match=r"no task slot after launch\.hosts_wait_s = 0 s, .*raise launch\.hosts_wait_s"
+    ):
         check_slots(session, SlotRequest(2, wait_s=0.0))
 
 

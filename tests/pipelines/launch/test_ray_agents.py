@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import ray
 
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.pipelines.launch.ray_agents import asks_of, ray_cluster, ray_reason, room, too_little_room
@@ -61,6 +62,24 @@ def test_a_cluster_that_is_not_there_is_named(address: str, said: str, monkeypat
     with pytest.raises(LaunchError) as error, ray_cluster(LaunchConfig(on="ray")):
         pass
     assert said in str(error.value)
+
+
+def test_the_autoscaler_keeps_room_for_all_ranks_until_the_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost node is replaced by it only while it is asked to."""
+    asked: list[Any] = []
+
+    def request_resources(bundles: list[Any]) -> None:
+        asked.append(bundles)
+        if not bundles:
+            raise ConnectionError("the cluster is gone")
+
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    monkeypatch.setattr(ray, "init", lambda *_, **__: None)
+    monkeypatch.setattr(ray, "shutdown", lambda: asked.append("shutdown"))
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", request_resources)
+    with ray_cluster(LaunchConfig(on="ray", world=2, gpus_per_rank=1)):
+        assert asked == [[{"CPU": 1.0, "GPU": 1.0}] * 2]
+    assert asked[1:] == [[], "shutdown"]
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.etl.spark_platform.executors import executors
 from sparkring.pipelines.launch.barrier import LaunchOptions
 from sparkring.pipelines.launch.recover import (
     Platform,
     Recovery,
     RestartableJob,
+    restart_policy,
     spark_platform,
     what_follows,
 )
@@ -406,11 +408,57 @@ def test_a_host_that_fell_silent_costs_one_attempt_and_is_not_waited_for(
     assert 0.3 <= recovered < 10, "counted from the last step before the failure"
 
 
+class Replaced(Vanishing):
+    """A cluster that starts another host for the lost one, once it has been asked `after` times."""
+
+    def __init__(self, after: int):
+        super().__init__()
+        self.after = after
+
+    def slots(self) -> int:
+        if self.room < 2:
+            self.after -= 1
+        return self.room if self.after > 0 else 2
+
+
+def test_another_host_is_waited_for_where_the_world_may_not_shrink(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of Spark's executors on a spot instance was lost, and its successor comes minutes later."""
+    cluster, events = Replaced(after=3), list[Event]()
+    platform = Platform(cluster.slots, cluster.open_group, give_up=cluster.give_up)
+    policy = restart_policy(LaunchConfig(world=2, backoff_s=0.0))
+    job = recovery(tmp_path, [], policy, platform, events)
+    job._slots_wait_s = 0.0
+    assert job.run().world == 2
+    assert cluster.opened == [2, 2] and ends(events) == [(1, "lost", "retry")]
+    (said,) = [words for words in caplog.messages if "waiting" in words]
+    assert said.startswith("attempt 1 has failed: rank 1 on h2 (10.0.0.2) was lost: nothing is heard of its agent")
+    assert said.endswith(
+        "no world of at least 2 (launch.world) fits on them and the layout; waiting "
+        "launch.hosts_wait_s = 300 s for more"
+    )
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_another_host_that_never_comes_ends_the_job_with_its_failure(
+    tmp_path: Path, has_ended: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is it waited for where the cluster has ended Spark's application."""
+    cluster, events = Vanishing(), list[Event]()
+    platform = Platform(lambda: cluster.room, cluster.open_group, give_up=cluster.give_up, has_ended=lambda: has_ended)
+    job = recovery(tmp_path, [], RestartPolicy(2, backoff_s=0.0, room_wait_s=0.3), platform, events)
+    with pytest.raises(WorkerFailed, match="nothing is heard"):
+        job.run()
+    assert cluster.opened == [2] and ends(events) == [(1, "lost", "stop")]
+    assert bool([words for words in caplog.messages if "waiting" in words]) != has_ended
+
+
 @pytest.mark.spark
 def test_spark_says_how_much_room_there_is_and_that_nobody_leaves(spark: Any) -> None:
     platform = spark_platform(spark, LaunchOptions())
     assert platform.slots() == 2
-    assert platform.leaving() == frozenset()
+    assert platform.leaving() == frozenset() and not platform.has_ended()
     assert executors(spark) == {}, "the driver is no executor that could be given up"
 
 

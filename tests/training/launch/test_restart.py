@@ -88,6 +88,11 @@ def test_the_table(history: list[AttemptOutcome], slots: int, policy: RestartPol
     assert decision.why
 
 
+@pytest.mark.parametrize(("policy", "key"), [(FIXED, "3 (launch.world)"), (ELASTIC, "1 (launch.min_world)")])
+def test_too_few_slots_are_said_with_the_key_that_asks_for_them(policy: RestartPolicy, key: str) -> None:
+    assert f"no world of at least {key}" in decide([ended(1, "lost", 5)], 0, policy).why
+
+
 @pytest.mark.parametrize(
     ("starts", "expected"),
     [([0], 1.0), ([0, 0], 2.0), ([0, 0, 0], 4.0), ([0, 0, 50], 1.0), ([0, 50, 50], 2.0), ([0] * 20, 60.0)],

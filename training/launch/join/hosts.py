@@ -38,6 +38,8 @@ from sparkring.training.launch.topology import AgentInfo
 log = logging.getLogger(__name__)
 REFUSED = 5  # exit code of a host that is sent away: RESOURCES of pipelines/run/exit_codes.py
 LOOPBACK = ALONE.address
+OWN_PORT = "give each job its own MASTER_PORT, or launch.port"
+ALIVE_S = 2.0  # since an agent was heard of, within which no other can have been started in its place
 CLOSE_S = 15.0  # for the agents of this host to end
 Check = Callable[[WorkerGroup, list[AgentInfo]], None]
 
@@ -175,16 +177,18 @@ class JoinedHosts:
             if (room := len(self._here())) < least:
                 raise LaunchError(f"{late}; there is room for {room} ranks, and {least} are needed (launch.min_world)")
             log.warning("%s; training begins on the others", late)
-        self._group.check_new(self._group.agents)
-        self._accepted |= {ready.agent.name for ready in self._group.ready}
+        agents = self._group.agents
+        self._accepted |= {agent.name for agent in agents}  # those that come while these are checked are late
         self._group.on_ready = self._check_late
+        self._group.check_new(agents)
 
     def _have_all_come(self) -> bool:
         if (bye := self._own.result()).why:  # another driver has sent our own agents away
             raise LaunchError(bye.why)
         ready = self._here()
         if found := [*doubles(ready, self._options.placement), *self.differences(ready)]:
-            raise PreflightError("the hosts do not fit together\n" + "\n".join(f"  - {line}" for line in found))
+            lines = "\n".join(f"  - {line}" for line in found)
+            raise PreflightError(f"the hosts do not fit together (where one is another job's, {OWN_PORT})\n{lines}")
         return not self.missing()
 
     def _no_more_will_come(self) -> bool:
@@ -201,7 +205,7 @@ class JoinedHosts:
         strangers, name_of = self._strangers(), self._options.placement.name_of
         refused = [f"{name_of(rank)} at {strangers[rank]}" for rank in self.missing() if rank in strangers]
         late = [name_of(rank) for rank in self.missing() if rank not in strangers]
-        secret = f"{', '.join(refused)}: another SPARKRING_SECRET than host 0; give every host of a job the same"
+        secret = f"{', '.join(refused)}: another SPARKRING_SECRET than host 0; give all of a job the same; {OWN_PORT}"
         waited = f"{', '.join(late)}: not here within launch.hosts_wait_s = {self._options.wait_s:g} s"
         return "; ".join([secret] * bool(refused) + [waited] * bool(late))
 
@@ -231,14 +235,19 @@ class JoinedHosts:
         return len([each for each in self._here() if not self._group.is_lost(each.agent.name)])
 
     def _check_late(self, ready: AgentReady) -> None:
-        """Send a late host away at once where it was started with something else."""
-        if ready.agent.name not in self._accepted and (why := self.differences([ready])):
+        """Send a late host away at once: one started with something else, or with the number of one that answers."""
+        if ready.agent.name in self._accepted:
+            return
+        server = self._group.server
+        here = [one for one in self._here() if one.agent.name in self._accepted]
+        alive = [one for one in here if server.silent_s(one.agent.name) < ALIVE_S]
+        if why := self.differences([ready]) or doubles([*alive, ready], self._options.placement):
             self._refuse(ready, why)
 
     def _judge_late(self) -> None:
         """Accept hosts that have come since, or send them away if their number is another's.
 
-        Not as soon as they come: the host that had the number may be lost, and not yet known to be.
+        Not as soon as they come, but where that one answers: it may be lost, and not yet known to be.
         """
         for each in [one for one in self._group.ready if one.agent.name not in self._accepted]:
             here = [one for one in self._here() if one.agent.name in self._accepted]
@@ -249,8 +258,9 @@ class JoinedHosts:
                 self._accepted.add(each.agent.name)
 
     def _refuse(self, ready: AgentReady, why: Sequence[str]) -> None:
-        log.warning("a host has come, and is sent away: %s", "; ".join(why))
-        self._group.refuse(ready.agent.name, Bye(REFUSED, "; ".join(why)))
+        words = "; ".join([*why, f"where this is another job's, {OWN_PORT}"])
+        log.warning("a host has come, and is sent away: %s", words)
+        self._group.refuse(ready.agent.name, Bye(REFUSED, words))
 
     @property
     def leaving(self) -> frozenset[str]:
@@ -289,8 +299,8 @@ def joined_hosts(options: JoinOptions, check: Check) -> Iterator[JoinedHosts]:
         if error.errno != errno.EADDRINUSE:
             raise
         raise LaunchError(
-            f"port {place.port} of {bind}: another process listens there, such as another job with this MASTER_PORT; "
-            "give this job another MASTER_PORT, or set launch.port"
+            f"port {place.port} of {bind}: another process listens there, such as another job with this MASTER_PORT, "
+            f"or one more of this job with {place.rank_key} = 0; {OWN_PORT}, and each host its own {place.rank_key}"
         ) from error
     hosts = JoinedHosts(options, group, HostAgents(options, group.endpoint))
     try:

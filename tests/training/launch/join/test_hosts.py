@@ -17,6 +17,7 @@ from sparkring.training.launch.channel.tls import shared_certificate
 from sparkring.training.launch.failure import LaunchError, PreflightError
 from sparkring.training.launch.group import SharedPort, WorkerGroup
 from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.join import hosts
 from sparkring.training.launch.join.hosts import (
     REFUSED,
     HostAgents,
@@ -189,13 +190,23 @@ def test_a_host_that_comes_late_takes_a_lost_ones_place_unless_it_has_another_re
 
 
 @pytest.mark.parametrize(
-    ("changes", "while_training", "said"),
-    [({"recipe": "x" * 64}, True, "another recipe"), ({"rank": 1}, False, "NODE_RANK = 1: given to ")],
+    ("changes", "alive_s", "while_training", "said"),
+    [
+        ({"recipe": "x" * 64}, 0.0, True, "another recipe"),
+        ({"rank": 1}, 60.0, True, "NODE_RANK = 1: given to "),
+        ({"rank": 1}, 0.0, False, "NODE_RANK = 1: given to "),  # the first may be lost, and not yet known to be
+    ],
 )
 def test_a_host_that_is_one_too_many_is_sent_away_while_others_train_or_at_the_end(
-    changes: dict[str, object], while_training: bool, said: str, start: Callable[..., Job]
+    changes: dict[str, object],
+    alive_s: float,
+    while_training: bool,
+    said: str,
+    start: Callable[..., Job],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The world is whole, so nobody asks for slots: such a host waited for the job's end, and ended with its code."""
+    monkeypatch.setattr(hosts, "ALIVE_S", alive_s)
     job = start()
     second = job.join(other())
     job.hosts.gather(2)
@@ -206,6 +217,27 @@ def test_a_host_that_is_one_too_many_is_sent_away_while_others_train_or_at_the_e
     job.hosts.end(0)
     job.hosts.close()
     assert third.wait(60.0) and third.result().code == REFUSED and said in third.result().why
+    assert second.wait(60.0) and second.result().code == 0
+
+
+def test_a_number_that_is_given_twice_is_refused_while_the_first_hosts_are_checked(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one was taken for accepted: it trained nothing, and ended with the job's code and no word."""
+    monkeypatch.setattr(hosts, "ALIVE_S", 60.0)
+    job = start()
+    second, third = job.join(other()), list[HostAgents]()
+
+    def check(group: WorkerGroup, agents: object) -> None:
+        third.append(job.join(other()))
+        assert group.wait(lambda: third[0].wait(0), 60.0)
+
+    job.group._check = check
+    job.hosts.gather(2)
+    assert third[0].result().code == REFUSED and "NODE_RANK = 1: given to " in third[0].result().why
+    assert "another job's, give each job its own MASTER_PORT" in third[0].result().why
+    job.hosts.end(0)
+    job.hosts.close()
     assert second.wait(60.0) and second.result().code == 0
 
 
