@@ -24,7 +24,7 @@ from hypothesis import HealthCheck
 
 from sparkring.training.launch.host.processes import usable_cores
 from sparkring.training.launch.host.shared_imports import shared_imports
-from tests.descendants import Descendants
+from tests.descendants import Descendants, imports_for_all
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 if not os.environ.get("SPARKRING_TEST_GPU"):  # ranks with device `auto` would take them: results of tests are the CPU's
@@ -98,11 +98,6 @@ def _lives_on(pid: int) -> bool:
         return ours and os.getpid() in {each.pid for each in process.parents()}
     except psutil.NoSuchProcess:
         return False
-
-
-def imports_for_all(process: psutil.Process | None) -> bool:
-    """Whether it imports for the fork servers of many tests, or is one of these, which it has forked."""
-    return process is not None and any("fork_on_request" in word for word in process.cmdline())
 
 
 def _job_properties() -> set[str]:

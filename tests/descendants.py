@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
+
 
 class Descendants:
     """The processes below this one: each one's parent is read once, for listing all anew takes a test milliseconds."""
@@ -31,3 +33,8 @@ def parent_pid(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
     except OSError:
         return 0
+
+
+def imports_for_all(process: psutil.Process | None) -> bool:
+    """Whether it imports for the fork servers of many tests, or is one of these, which it has forked."""
+    return process is not None and any("fork_on_request" in word for word in process.cmdline())

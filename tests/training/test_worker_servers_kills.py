@@ -11,6 +11,7 @@ import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ import pytest
 
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
+from tests.descendants import imports_for_all
 from tests.training.test_worker import Job
 from tests.training.test_worker_servers import SERVED, check_whole
 from tests.training.test_worker_tables import hashed  # noqa: F401
@@ -31,16 +33,18 @@ LONG = ("train.epochs=80", "train.eval_every_steps=100", f"checkpoint.every_step
 
 
 def forked() -> list[int]:
-    """Process ids of ranks and servers, which are forks: their command is their parent's."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            parent = process.parent()
-            if process.status() != psutil.STATUS_ZOMBIE and parent and parent.cmdline() == process.cmdline():
-                found.append(process.pid)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    """Process ids of ranks and servers, which are forks of a fork server, as that may be of what imports for all."""
+    return [process.pid for process in psutil.Process().children(recursive=True) if is_child(process)]
+
+
+def is_child(process: psutil.Process) -> bool:
+    """Whether a process is a rank or a server: a fork has its parent's command."""
+    try:
+        command = process.cmdline()
+        same = list(takewhile(lambda each: each.cmdline() == command, process.parents()))
+        return process.status() != psutil.STATUS_ZOMBIE and len(same) > imports_for_all(process)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @dataclass
