@@ -175,15 +175,17 @@ def test_a_layout_costs_the_same_with_and_without_what_was_kept() -> None:
         assert step_time(alone, costs.cluster).total == pytest.approx(layout.time.total, rel=1e-6)
         ranks = [RankParameters(workload, rank) for rank in range(layout.mesh.pp)]
         kept = [kept_elements(workload, model.trace, rank.names).of_passes(1) for rank in ranks]
-        assert (
-            layout.memory
-            > max(kept)
-            * workload.rows_per_pass
-            * workload.compute_bytes
-            / layout.mesh.cp
-            / layout.config.stages_per_rank
-        )
+        rows = workload.rows_per_pass / layout.mesh.cp / layout.config.stages_per_rank
+        assert layout.memory > max(kept) * rows * workload.compute_bytes
         assert len(schedule_cost(workload).peak_alive) == layout.mesh.pp
+
+
+def test_memory_is_that_of_the_layout_and_not_of_one_that_was_computed_before() -> None:
+    costs = LayoutCosts(traced(), cluster(memory_gib=0.05))
+    found = search(costs, BASE, 4, "memory", ("bf16", "fp32")).best[::7]
+    assert {layout.config.precision for layout in found} == {"bf16", "fp32"}
+    for layout in found:
+        assert layout == LayoutCosts(traced(), costs.cluster).layout(layout.config, layout.mesh)
 
 
 @pytest.mark.parametrize("kind", ["a100-80gb-efa", "a100-80gb-ethernet", "h100-80gb-infiniband"])
