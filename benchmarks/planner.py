@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from sparkring.conf.clusters.catalog import load_cluster
-from sparkring.training.planner.search import USABLE, LayoutCosts
+from sparkring.training.planner.search import LayoutCosts
 from sparkring.training.planner.timing.calibrate import FitErrors, fit_errors, fitted, pick_regret, predicted
 from sparkring.training.planner.timing.measurements import counts_of, read_measurements, traced_step
 
@@ -80,10 +80,11 @@ def fitting(name: str, cluster_name: str) -> str:
     """How many steps that have run are predicted to fit."""
     cluster = load_cluster(cluster_name)
     steps = read_measurements(f"benchmarks/published/{name}.csv")
-    limit, fit = cluster.device.memory_bytes * USABLE, 0
+    fit = 0
     for step in steps:
         traced = traced_step(step)
-        fit += LayoutCosts(traced, cluster).layout(traced.workload.config, traced.workload.mesh).memory <= limit
+        costs = LayoutCosts(traced, cluster)
+        fit += costs.fits(costs.layout(traced.workload.config, traced.workload.mesh))
     return f"| {name} | {len(steps)} | {fit} |"
 
 

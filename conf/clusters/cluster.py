@@ -51,10 +51,29 @@ class Node(Strict):
         0.0, description="of a message where ranks on CPUs take turns on too few cores, microseconds"
     )
     cores: PositiveInt = Field(96, description="CPU cores of a machine, which read and decode rows")
+    memory_gib: NonNegativeFloat = Field(
+        0.0, description="host memory of a machine with GPUs, GiB; 0: not known, and no layout is offloaded to it"
+    )
+    memory_gb_per_s: PositiveFloat = Field(200.0, description="bandwidth of the host memory, 10^9 bytes per second")
+    copy_gb_per_s: PositiveFloat = Field(
+        12.0, description="what a device copies from or to host memory while all do, 10^9 bytes per second"
+    )
     price_per_hour: NonNegativeFloat = Field(0.0, description="of a machine, US dollars; 0: not known")
     days_between_failures: PositiveFloat = Field(
         1000.0, description="mean days between failures of one machine that end a step"
     )
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.memory_gib * GIB
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        return self.memory_gb_per_s * GIGA
+
+    @property
+    def copy_bytes_per_s(self) -> float:
+        return self.copy_gb_per_s * GIGA
 
     @property
     def link_bytes_per_s(self) -> float:

@@ -9,7 +9,7 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.recipes import recipe_names
@@ -17,7 +17,7 @@ from sparkring.conf.recipes import recipe_names
 if TYPE_CHECKING:
     from sparkring.conf.load import Resolved
     from sparkring.conf.schedule.dated import DateRequest
-    from sparkring.training.parallel.mesh import Mesh
+    from sparkring.training.planner.search import AskedLayout
 
 Command = Callable[[argparse.Namespace], int]
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -101,20 +101,31 @@ def duration(text: str) -> int:
     return found
 
 
-def mesh_sizes(text: str) -> Mesh:
-    """The mesh of `dp=64,tp=1,pp=8`; an axis that is not named has 1 rank."""
+def asked_layout(text: str) -> AskedLayout:
+    """The layouts of `dp=64,tp=1,pp=8,offload=true,precision=bf16`; an axis that is not named has 1 rank."""
+    from sparkring.conf.clusters.cluster import Precision
     from sparkring.training.parallel.mesh import AXES, Mesh
+    from sparkring.training.planner.search import AskedLayout
 
-    sizes: dict[str, int] = {}
+    choices: dict[str, dict[str, Any]] = {
+        "offload": {"true": True, "false": False},
+        "precision": {each: each for each in get_args(Precision)},
+    }
+    found: dict[str, Any] = {}
     for word in text.split(","):
-        name, _, size = (part.strip() for part in word.partition("="))
-        if name not in AXES or not size.isdecimal() or int(size) < 1:
-            rule = f"is not an axis and its size; write {', '.join(f'{axis}=N' for axis in AXES)}"
-            raise argparse.ArgumentTypeError(f"{text!r}: {word!r} {rule}")
-        if name in sizes:
+        name, _, value = (part.strip() for part in word.partition("="))
+        if name in found:
             raise argparse.ArgumentTypeError(f"{text!r}: {name} is named twice")
-        sizes[name] = int(size)
-    return Mesh(**sizes)
+        if value in choices.get(name, {}):
+            found[name] = choices[name][value]
+        elif name in AXES and value.isdecimal() and int(value) >= 1:
+            found[name] = int(value)
+        else:
+            known = [*(f"{axis}=N" for axis in AXES), *(f"{key}={'|'.join(of)}" for key, of in choices.items())]
+            rule = f"is not an axis and its size; write {', '.join(known)}"
+            raise argparse.ArgumentTypeError(f"{text!r}: {word!r} {rule}")
+    others = {name: found.pop(name, None) for name in choices}
+    return AskedLayout(Mesh(**found), **others)
 
 
 def load(arguments: argparse.Namespace, date: DateRequest | None = None) -> Resolved:

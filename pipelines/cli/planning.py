@@ -15,10 +15,10 @@ from sparkring.pipelines.cli.arguments import (
     add_command,
     add_group,
     add_recipe_command,
+    asked_layout,
     count,
     duration,
     load,
-    mesh_sizes,
     new_file,
     show_examples,
 )
@@ -64,8 +64,13 @@ def add_commands(commands: Commands) -> None:
     text = "only layouts and numbers of devices that end the recipe in this time, such as 12h or 3d; cheapest first"
     search.add_argument("--within", metavar="T", type=duration, help=text)
     search.add_argument(
-        "--why", metavar="AXES", type=mesh_sizes, help="where a mesh stands, or why it cannot be: dp=64,tp=1,pp=8"
+        "--why",
+        metavar="AXES",
+        type=asked_layout,
+        help="where a mesh stands, or why it cannot be: dp=64,tp=1,pp=8; and offload=true, precision=bf16",
     )
+    text = "choose the precision of compute too, which changes what is learned (default: the recipe's)"
+    search.add_argument("--any-precision", action="store_true", help=text)
     search.add_argument(
         "--write", metavar="FILE", type=new_file, help="a recipe that extends this one, in the best layout"
     )
@@ -152,7 +157,7 @@ def _search(arguments: argparse.Namespace) -> int:
     cluster = load_cluster(name)
     if config.model.is_trees:
         raise ConfigError(arguments.recipe, [f"model.family = trees: {UNPLANNED_TREES}"])
-    _check_devices(cluster, arguments.devices, arguments.why)
+    _check_devices(cluster, arguments.devices, arguments.why.mesh if arguments.why else None)
     manifest = known_manifest(config)
     try:
         plan = planned(config, cluster, manifest)
@@ -192,7 +197,8 @@ def _check_devices(cluster: Cluster, devices: int, mesh: Mesh | None) -> None:
 
 def _refuse_seconds(arguments: argparse.Namespace, why: Exception) -> None:
     """ConfigError for options that need seconds, which a model that cannot be traced has not."""
-    given = [f"--{name}" for name in ("objective", "within", "write", "html") if getattr(arguments, name) is not None]
+    names = ("objective", "within", "write", "html", "any_precision")
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) not in (None, False)]
     if given:
         raise ConfigError(", ".join(given), [f"need seconds, which are not planned: {why}; leave them out"])
 
@@ -209,11 +215,12 @@ def _show_search(arguments: argparse.Namespace, plan: Planned, cluster: str) -> 
         searched,
         why,
     )
-    from sparkring.training.planner.search import Objective, distinct
+    from sparkring.training.planner.search import Objective, any_precision, distinct
 
     devices, within = arguments.devices, arguments.within
+    precisions = any_precision(plan.cluster) if arguments.any_precision else ()
     objective: Objective = arguments.objective or ("time" if within is None else "cost")
-    every = searched(plan, devices, objective)
+    every = searched(plan, devices, objective, precisions)
     result = every if within is None else ending_within(plan, every, within)
     order_words = "" if within is None else f" and end within {duration_text(within)}"
     order_words += f"; best by {objective}"
@@ -226,7 +233,7 @@ def _show_search(arguments: argparse.Namespace, plan: Planned, cluster: str) -> 
     if arguments.json:
         print(json.dumps([layout_facts(plan, layout) for layout in distinct(result.best, SHOWN)], indent=1))
     else:
-        print(why(plan, every, arguments.why, objective) if arguments.why else text)
+        print(why(plan, every, arguments.why, objective, precisions) if arguments.why else text)
     return Exit.OK
 
 

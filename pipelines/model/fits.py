@@ -22,22 +22,28 @@ LEAST_ROWS = 1  # of a pass, where accumulation makes passes smaller
 
 @dataclass(frozen=True)
 class Room:
-    """Memory that one rank may use, and whose it is."""
+    """Memory that one rank may use, and whose it is.
+
+    host: bytes of the machine's memory beside it, for each rank; None: not known.
+    """
 
     size: float  # bytes
     what: str
     is_host: bool = False  # the host's too: a rank on CPUs reads and keeps its tables there
+    host: float | None = None
 
 
 def rank_room(config: RunConfig, cluster: Cluster | None) -> Room | None:
     """Memory of a rank: of the cluster's device, else of this machine's if all ranks are here; None: not known."""
     if cluster is not None:
-        return Room(cluster.device.memory_bytes, f"one {cluster.device.name}", cluster.device.type == "cpu")
+        host = cluster.node.memory_bytes / min(cluster.node.devices, config.launch.world) or None
+        return Room(cluster.device.memory_bytes, f"one {cluster.device.name}", cluster.device.type == "cpu", host)
     on_gpus = device_of(config) == "cuda"
     if not runs_here(config) or (on_gpus and not torch.cuda.is_available()):
         return None
     if on_gpus:
-        return Room(torch.cuda.get_device_properties(0).total_memory, torch.cuda.get_device_name(0))
+        size, name = torch.cuda.get_device_properties(0).total_memory, torch.cuda.get_device_name(0)
+        return Room(size, name, host=usable_memory() / config.launch.world)
     return Room(usable_memory() / config.launch.world, f"this machine's memory over {config.launch.world} ranks", True)
 
 
@@ -52,8 +58,8 @@ def held_bytes(plan: CostPlan, is_host: bool = False) -> int | None:
 
 
 def host_bytes(plan: CostPlan) -> int:
-    """What a rank's reader and its share of sparse tables hold, as far as they are known."""
-    return (plan.reader or 0) + plan.tables
+    """What a rank's reader, its share of sparse tables and its offloaded shards hold, as far as they are known."""
+    return (plan.reader or 0) + plan.tables + max(stage.offloaded for stage in plan.stages)
 
 
 def fits_text(config: RunConfig, manifest: DatasetManifest | None, plan: CostPlan, room: Room | None) -> str:
@@ -63,12 +69,13 @@ def fits_text(config: RunConfig, manifest: DatasetManifest | None, plan: CostPla
         return ""
     text = f"{gib(needed)} a rank of {gib(room.size)} ({room.what}){host_text(plan, room)}"
     if needed <= room.size:
-        return f"fits: {text}"
+        return f"fits: {text}" if has_host_room(plan, room) else f"does not fit: {text}"
     tried: list[tuple[int, str]] = []
     for words, changed in smaller(config):
-        size = held_bytes(cost_plan(changed, manifest), room.is_host) or needed
-        if size <= room.size:
-            return f"does not fit: {text}; with {words} it needs {gib(size)}"
+        other = cost_plan(changed, manifest)
+        size = held_bytes(other, room.is_host) or needed
+        if size <= room.size and has_host_room(other, room):
+            return f"does not fit: {text}; with {words} it needs {gib(size)}{host_text(other, room)}"
         tried.append((size, words))
     least = min(tried, default=(needed, "no change"))
     return f"does not fit: {text}; nor does the smallest of what was tried, {least[1]}, which needs {gib(least[0])}"
@@ -76,11 +83,18 @@ def fits_text(config: RunConfig, manifest: DatasetManifest | None, plan: CostPla
 
 def host_text(plan: CostPlan, room: Room) -> str:
     """What rows and sparse tables take of the room, or of the host beside it."""
-    held = [("the reader", plan.reader or 0), ("sparse tables", plan.tables)]
+    offloaded = max(stage.offloaded for stage in plan.stages)
+    held = [("the reader", plan.reader or 0), ("sparse tables", plan.tables), ("offloaded shards", offloaded)]
     parts = " and ".join(f"{gib(size)} of {what}" for what, size in held if size)
     if not parts:
         return ""
-    return f", with {parts}" if room.is_host else f"; the host holds {parts} a rank beside it"
+    known = "" if room.host is None else f", of {gib(room.host)} that it has for each"
+    return f", with {parts}" if room.is_host else f"; the host holds {parts} a rank beside it{known}"
+
+
+def has_host_room(plan: CostPlan, room: Room) -> bool:
+    """Whether the host beside a device has what a rank holds there, as far as that is known."""
+    return room.is_host or room.host is None or host_bytes(plan) <= room.host
 
 
 def gib(size: float) -> str:
@@ -91,6 +105,7 @@ def smaller(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     """Recipes of the same training that hold less, those that change the least first, and the keys that differ."""
     sharded: dict[str, Any] = {"parallel.zero": 1 if config.parallel.engine == "horovod" else 3}
     recomputed: dict[str, Any] = {"parallel.activation_checkpointing": True}
+    on_gpus = device_of(config) == "cuda"
     for keys in (
         recomputed,
         more_passes(config, 2),
@@ -99,6 +114,7 @@ def smaller(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
         more_passes(config, 8),
         sharded | recomputed,
         sharded | recomputed | more_passes(config, 8),
+        *([sharded | recomputed | more_passes(config, 8) | {"parallel.offload": True}] if on_gpus else []),
     ):
         changed = with_keys(config, keys)
         if changed != config and not layout_problems_of(changed):

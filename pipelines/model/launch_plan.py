@@ -21,7 +21,6 @@ from sparkring.training.parallel.data_parallel.batch_norm import batch_norms
 from sparkring.training.parallel.mesh import resolve_mesh
 from sparkring.training.planner.advice import distribute_advice
 from sparkring.training.planner.search import (
-    USABLE,
     LayoutCosts,
     PlannedLayout,
     TracedModel,
@@ -142,28 +141,28 @@ class LaunchPlan:
     def _plan(self, world: int) -> WorldPlan:
         if self._traced is None:
             self._traced = traced_recipe(self.config, self.manifest)
-        costs, limit, ranked = self._ranked(world)
-        best = tuple(layout for layout in ranked if layout.memory <= limit)
-        _, limit_alone, of_one = self._ranked(1)
-        alone = next((layout for layout in of_one if layout.memory <= limit_alone), None)
+        costs, ranked = self._ranked(world)
+        best = tuple(layout for layout in ranked if costs.fits(layout))
+        costs_alone, of_one = self._ranked(1)
+        alone = next(filter(costs_alone.fits, of_one), None)
         if not self.is_auto:
             used = costs.layout(self.base, resolve_mesh(self.base, world))
         elif best:
             used = best[0]
         elif ranked:
             used = min(ranked, key=order("memory"))
-            needed = f"{used.memory / GIB:.1f} GiB of {limit / GIB:.1f}"
+            needed = f"{used.memory / GIB:.1f} GiB of {costs.limit / GIB:.1f}"
             log.warning("no layout fits on %d ranks: %s needs %s, the least", world, layout_text(used), needed)
         else:
             raise ValueError(f"no layout can run on {world} ranks")
         return WorldPlan(costs.cluster, used, best, alone)
 
-    def _ranked(self, world: int) -> tuple[LayoutCosts, float, list[PlannedLayout]]:
-        """(costs on the devices of so many ranks, bytes of one that a layout may take, the layouts by time)."""
+    def _ranked(self, world: int) -> tuple[LayoutCosts, list[PlannedLayout]]:
+        """(costs on the devices of so many ranks, the layouts by time)."""
         assert self._traced is not None
         costs = LayoutCosts(self._traced, self.cluster.of_ranks(world))
         ranked = sorted(possible_layouts(costs, self.base, world), key=order("time"))
-        return costs, costs.cluster.device.memory_bytes * USABLE, [*self._going_on(ranked)]
+        return costs, [*self._going_on(ranked)]
 
     def _going_on(self, layouts: Iterable[PlannedLayout]) -> Iterator[PlannedLayout]:
         """Those that the recipe's rules allow, and that any checkpoint of this training goes on in.

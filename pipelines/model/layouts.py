@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import yaml
 
 from sparkring.conf.blocks.parallel import PLANNED, ParallelConfig
 from sparkring.conf.clusters.catalog import cluster_names, load_cluster
-from sparkring.conf.clusters.cluster import GIB, Cluster
+from sparkring.conf.clusters.cluster import GIB, Cluster, Precision
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.manifest import DatasetManifest
@@ -27,13 +27,14 @@ from sparkring.training.planner.advice import (
     paying_batch,
 )
 from sparkring.training.planner.search import (
-    USABLE,
+    AskedLayout,
     LayoutCosts,
     Objective,
     PlannedLayout,
     SearchResult,
     TracedModel,
     distinct,
+    layout_variants,
     least_bytes,
     mesh_layouts,
     order,
@@ -44,7 +45,7 @@ from sparkring.training.worker.plan_record import LayoutCost, PlanRecord, pareto
 
 SHOWN = 5
 MOST_POINTS = 300  # of a figure
-SEARCHED = (*(key for key in PLANNED if key not in AXES), "accumulate")
+SEARCHED = (*(key for key in PLANNED if key not in AXES), "accumulate", "precision")
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ def cut_words(config: ParallelConfig, mesh: Mesh) -> str:
     """How ranks cut the model and its optimizer's state, in the words of a recipe."""
     words = [describe(mesh)]
     words += [f"zero {config.zero}"] if config.zero else []
+    words += ["offload"] if config.offload else []
     words += [f"shards on {config.shard} ranks"] if config.shard else []
+    words += [config.precision] if config.precision != "fp32" else []
     return ", ".join(words)
 
 
@@ -106,9 +109,9 @@ def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
     hours = None if plan.steps is None else plan.steps * time.total / 3600
     peak = cluster.device.peak_flops(layout.config.precision)
     return {
-        "layout": {axis: getattr(mesh, axis) for axis in AXES}
-        | layout.config.model_dump(include={*SEARCHED, "precision"}),
+        "layout": {axis: getattr(mesh, axis) for axis in AXES} | layout.config.model_dump(include={*SEARCHED}),
         "memory_gib": round(layout.memory / GIB, 4),
+        "host_gib": round(layout.host / GIB, 4),
         "step_s": time.total,
         "seconds_by_cause": time.causes,
         "hidden_share": time.hidden / exchanged if exchanged else None,
@@ -133,7 +136,7 @@ def plan_record(name: str, cluster: Cluster, used: PlannedLayout, layouts: tuple
         cluster=name,
         machines=cluster.machines,
         world=used.mesh.world,
-        limit=int(cluster.device.memory_bytes * USABLE),
+        limit=int(used.costs.limit),
         used=cost_of(used),
         others=[cost_of(each) for each in distinct((used, *layouts), SHOWN)[1:]],
         tried=points_of(layouts),
@@ -161,22 +164,22 @@ def recipe_text(recipe: str, config: RunConfig, layout: PlannedLayout) -> str:
     return str(yaml.safe_dump({EXTENDS: base, "launch": launch, "parallel": parallel}, sort_keys=False))
 
 
-def searched(plan: Planned, devices: int, objective: Objective) -> SearchResult:
+def searched(plan: Planned, devices: int, objective: Objective, precisions: Sequence[Precision] = ()) -> SearchResult:
     """Search. ConfigError if nothing fits; it says how much is missing."""
-    result = search(plan.costs, plan.config.parallel, devices, objective)
+    result = search(plan.costs, plan.config.parallel, devices, objective, precisions)
     if result.best:
         return result
-    limit = plan.cluster.device.memory_bytes * USABLE
-    smallest = result.smallest
+    limit, smallest = plan.costs.limit, result.smallest
     if smallest is None:
         state = gib_text(least_bytes(plan.costs.traced.workload, devices))
         need = f"weights, gradients and optimizer state alone, spread over all devices, are {state} GiB of each"
     else:
         need = f"the smallest layout, {layout_text(smallest)}, needs {gib_text(smallest.memory)} GiB"
-    raise ConfigError(
-        f"{plan.config.name} on {devices} x {plan.cluster.device.name}",
-        [f"no layout fits in {gib_text(limit)} GiB per device: {need}; take more devices, or ones with more memory"],
-    )
+    remedy = "take more devices, or ones with more memory"
+    if plan.cluster.device.type != "cpu" and not plan.cluster.node.memory_gib:
+        remedy += ", or say how much memory a machine has, node.memory_gib of the cluster, to offload to it"
+    where = f"{plan.config.name} on {devices} x {plan.cluster.device.name}"
+    raise ConfigError(where, [f"no layout fits in {gib_text(limit)} GiB per device: {need}; {remedy}"])
 
 
 def ending_within(plan: Planned, result: SearchResult, limit_s: float) -> SearchResult:
@@ -218,10 +221,10 @@ def gib_text(size: float) -> str:
 def search_report(plan: Planned, result: SearchResult, devices: int, order_words: str) -> str:
     """The best layouts as text, why each loses, and advice. `order_words`: by what they are ranked."""
     best = distinct(result.best, SHOWN)
-    tried, limit = f"{len(result.best):,} of {result.tried:,}", plan.cluster.device.memory_bytes * USABLE
+    tried = f"{len(result.best):,} of {result.tried:,}"
     head = (
         f"{plan.config.name} on {devices} x {plan.cluster.device.name}: {tried} layouts that can run fit in "
-        f"{gib_text(limit)} GiB{order_words}"
+        f"{gib_text(plan.costs.limit)} GiB{order_words}"
     )
     alone = f"do not distribute: of 1 to {devices} devices one is the best"
     blocks = [_numbered(plan, number, layout, best[0]) for number, layout in enumerate(best, 1)]
@@ -239,7 +242,8 @@ def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -
     facts = layout_facts(plan, layout)
     causes = ", ".join(f"{name} {seconds_text(value)}" for name, value in layout.time.causes.items() if value > 0)
     hidden = "" if facts["hidden_share"] is None else f", {facts['hidden_share']:.0%} of the exchange hidden"
-    memory = f"{gib_text(layout.memory)} GiB per device, " if with_memory else ""
+    offloaded = f" and {gib_text(layout.host)} GiB of its host" if layout.host else ""
+    memory = f"{gib_text(layout.memory)} GiB per device{offloaded}, " if with_memory else ""
     lines = [
         f"step {seconds_text(layout.time.total)} = {causes}",
         f"{memory}{facts['mfu']:.1%} of the peak, bubble {facts['bubble_share']:.1%}"
@@ -265,7 +269,7 @@ def seconds_text(value: float) -> str:
 
 def why_behind(layout: PlannedLayout, best: PlannedLayout) -> str:
     """Why a layout is not the best one, if it is not."""
-    if layout is best:
+    if layout == best:
         return "the best"
     behind, other = layout.time.causes, best.time.causes
     cause = max(behind, key=lambda name: behind[name] - other[name])
@@ -298,12 +302,12 @@ def advice(plan: Planned, layout: PlannedLayout, alone: PlannedLayout | None) ->
 def precision_line(plan: Planned, layout: PlannedLayout) -> str:
     """What bfloat16 would give a layout that computes in fp32; empty where it would give nothing.
 
-    It changes what is learned, so that a search leaves precision as the recipe has it.
+    It changes what is learned, so that a search leaves precision as the recipe has it, unless it is asked for any.
     """
     if layout.config.precision != "fp32":
         return ""
     config = layout.config.model_copy(update={"precision": "bf16"})
-    other = LayoutCosts(plan.costs.traced, plan.cluster).layout(config, layout.mesh)
+    other = plan.costs.layout(config, layout.mesh)
     if layout.time.total < PAYS * other.time.total:
         return ""
     return (
@@ -371,40 +375,76 @@ def checkpoint_line(plan: Planned, layout: PlannedLayout) -> str:
     )
 
 
-def why(plan: Planned, result: SearchResult, mesh: Mesh, objective: Objective) -> str:
-    """Where the layouts of a mesh stand, or why they cannot be."""
-    asked = describe(mesh)
-    same = [layout for layout in result.best if layout.mesh == mesh]
-    if same:
-        place = 1 + list(result.best).index(same[0])
-        lines = [f"{asked}: place {place:,} of {len(result.best):,}: {layout_text(same[0])}"]
-        return "\n   ".join([*lines, *fact_lines(plan, same[0]), why_behind(same[0], result.best[0])])
-    lines = [f"{asked}: not among the layouts that can run and fit"]
-    lines += plan.costs.mesh_problems(plan.config.parallel, mesh)
-    found = sorted(_forced(plan, mesh), key=order(objective))
-    if not found:
+def why(
+    plan: Planned, result: SearchResult, asked: AskedLayout, objective: Objective, precisions: Sequence[Precision] = ()
+) -> str:
+    """Where the asked layouts stand, or why they cannot be.
+
+    Args:
+        plan: the recipe on its cluster.
+        result: of the search.
+        asked: those.
+        objective: what is best.
+        precisions: that were searched; none: the recipe's.
+    """
+    rank, best = order(objective), result.best[0]
+    precisions = (asked.precision,) if asked.precision is not None else precisions
+    found = [layout for layout in _possible(plan, asked, precisions) if plan.costs.fits(layout)]
+    if found:
+        first = min(found, key=rank)
+        place = 1 + sum(rank(each) < rank(first) for each in result.best)
+        lines = [f"{asked_text(asked)}: place {place:,} of {len(result.best):,}: {layout_text(first)}"]
+        return "\n   ".join([*lines, *fact_lines(plan, first), why_behind(first, best)])
+    lines = [f"{asked_text(asked)}: not among the layouts that can run and fit"]
+    lines += plan.costs.mesh_problems(plan.config.parallel, asked.mesh)
+    forced = sorted(_forced(plan, asked, precisions), key=rank)
+    if not forced:
         return "\n   ".join(lines)
-    limit = plan.cluster.device.memory_bytes * USABLE
-    fits = [layout for layout in found if layout.memory <= limit]
-    closest = fits[0] if fits else min(found, key=lambda layout: layout.memory)
-    lines.append(f"it would be at best {layout_text(closest)}")
-    lines += fact_lines(plan, closest)
-    if not fits:
+    closest = next(filter(plan.costs.fits, forced), None) or min(forced, key=lambda layout: layout.memory)
+    lines += [f"it would be at best {layout_text(closest)}", *fact_lines(plan, closest)]
+    limit, host_limit = plan.costs.limit, plan.costs.host_limit(asked.mesh.world)
+    if closest.memory > limit:
         lines.append(f"does not fit: {gib_text(closest.memory)} GiB of {gib_text(limit)}")
-    lines.append(why_behind(closest, result.best[0]))
-    return "\n   ".join(lines)
+    if closest.host > host_limit:
+        known = f"{gib_text(host_limit)} for each device" if host_limit else "0, since node.memory_gib is not known"
+        lines.append(f"the host has no room: {gib_text(closest.host)} GiB of {known}")
+    return "\n   ".join([*lines, why_behind(closest, best)])
 
 
-def _forced(plan: Planned, mesh: Mesh) -> Iterable[PlannedLayout]:
-    """Layouts of a mesh whose passes and schedule can be predicted, whether the rules allow them or not."""
-    batch = plan.config.train.global_batch
-    for config in mesh_layouts(plan.config.parallel, mesh, batch, plan.cluster.node.devices):
+def asked_text(asked: AskedLayout) -> str:
+    words = [describe(asked.mesh)]
+    words += [] if asked.offload is None else ["offload" if asked.offload else "no offload"]
+    return ", ".join([*words, *([] if asked.precision is None else [asked.precision])])
+
+
+def _possible(plan: Planned, asked: AskedLayout, precisions: Sequence[Precision]) -> Iterator[PlannedLayout]:
+    """The asked layouts that can run."""
+    if plan.costs.mesh_problems(plan.config.parallel, asked.mesh):
+        return
+    for config in _configs(plan, asked.mesh):
+        for layout in layout_variants(plan.costs, config, asked.mesh, precisions):
+            if asked.includes(layout.config):
+                yield layout
+
+
+def _configs(plan: Planned, mesh: Mesh) -> Iterator[ParallelConfig]:
+    return mesh_layouts(plan.config.parallel, mesh, plan.config.train.global_batch, plan.cluster.node.devices)
+
+
+def _forced(plan: Planned, asked: AskedLayout, precisions: Sequence[Precision]) -> Iterator[PlannedLayout]:
+    """The asked layouts whose passes and schedule can be predicted, whether the rules allow them or not."""
+    batch, mesh = plan.config.train.global_batch, asked.mesh
+    for config in _configs(plan, mesh):
         parts = mesh.dp * config.micro_batches * config.accumulate
-        if config.stages_per_rank == 1 and config.schedule == "1f1b" and batch % parts == 0:
-            try:
-                yield plan.costs.layout(config, mesh)
-            except ValueError:  # fewer layers than stages, or heads that do not divide
-                return
+        if config.stages_per_rank > 1 or config.schedule != "1f1b" or batch % parts:
+            continue
+        for precision in precisions or (config.precision,):
+            variant = config.model_copy(update={"offload": bool(asked.offload and config.zero), "precision": precision})
+            if asked.includes(variant):
+                try:
+                    yield plan.costs.layout(variant, mesh)
+                except ValueError:  # fewer layers than stages, or heads that do not divide
+                    return
 
 
 def show_on_cluster(config: RunConfig, cluster: Cluster) -> str:

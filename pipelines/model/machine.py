@@ -39,11 +39,17 @@ def cluster_of_recipe(config: RunConfig) -> RankCluster:
     if device_of(config) == "cuda":
         seen = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
         name = ANY_GPU if seen is None else gpu_cluster(seen.name, seen.total_memory)
-        return RankCluster.fixed(name, load_cluster(name))
+        return RankCluster.fixed(name, with_host_memory(load_cluster(name), usable_memory() * runs_here(config)))
     usual = load_cluster(CPU)
     if not runs_here(config):
         return RankCluster.fixed(CPU, usual)
     return RankCluster(SHOWN, lambda world: cpu_machine(usual, world))
+
+
+def with_host_memory(cluster: Cluster, memory_bytes: float) -> Cluster:
+    """The cluster with so much memory of each machine, to offload to; 0: not known. Others than it have others."""
+    node = cluster.node.model_copy(update={"memory_gib": memory_bytes / GIB})
+    return cluster.model_copy(update={"node": node})
 
 
 def gpu_cluster(name: str, memory_bytes: float) -> str:

@@ -133,6 +133,7 @@ def plan_workload(config: RunConfig, manifest: DatasetManifest | None, mesh: Mes
         columns={} if isinstance(row, Untraceable) else row.columns,
         tables=planned_tables(config, dataset, model),
         reader_bytes=reader_bytes(config, dataset, mesh.dp),
+        device_type=device_of(config),
     )
 
 

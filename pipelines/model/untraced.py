@@ -12,7 +12,7 @@ from sparkring.pipelines.model.fits import gib
 from sparkring.pipelines.model.layouts import cut_words
 from sparkring.pipelines.model.plan import plan_workload
 from sparkring.training.parallel.mesh import AXES, Mesh
-from sparkring.training.planner.search import USABLE, LayoutCosts, StateLayout, state_layouts
+from sparkring.training.planner.search import AskedLayout, LayoutCosts, StateLayout, state_layouts
 
 SHOWN = 10
 
@@ -24,9 +24,9 @@ class StateSearch:
         """ManifestError if the model needs a missing dataset."""
         self.config, self.cluster, self.devices = config, cluster, devices
         self.workload = plan_workload(config, manifest, Mesh(dp=config.launch.world), "torch")
-        self.limit = cluster.device.memory_bytes * USABLE
-        self.layouts = state_layouts(self.workload, cluster, devices)
-        self.fitting = [layout for layout in self.layouts if layout.memory <= self.limit]
+        self.costs = LayoutCosts.without_trace(self.workload, cluster)
+        self.layouts = state_layouts(self.costs, devices)
+        self.fitting = [layout for layout in self.layouts if self.costs.fits(layout)]
 
     def as_json(self) -> str:
         """What `--json` shows of the layouts that fit."""
@@ -38,20 +38,19 @@ class StateSearch:
             f"{self.config.name} on {self.devices} x {self.cluster.device.name}: activations, the loss and seconds "
             f"are not planned: {why}\n\n"
             f"{len(self.fitting):,} of {len(self.layouts):,} layouts that can run hold weights, gradients and "
-            f"optimizer state in {gib(self.limit)}, without activations; those that send least come first:"
+            f"optimizer state in {gib(self.costs.limit)}, without activations; those that send least come first:"
         )
         lines = [state_line(layout) for layout in self.fitting[:SHOWN]]
         return "\n".join([head, *(lines or [self._missing()])])
 
-    def about(self, mesh: Mesh) -> str:
-        """Where the layouts of a mesh stand, or why they cannot be."""
+    def about(self, asked: AskedLayout) -> str:
+        """Where the asked layouts stand, or why they cannot be."""
         lines = []
         for layout in self.layouts:
-            if layout.mesh == mesh:
-                verdict = "" if layout.memory <= self.limit else f"; does not fit: {gib(self.limit)} may be used"
-                lines.append(state_line(layout) + verdict)
-        costs = LayoutCosts.without_trace(self.workload, self.cluster)
-        return "\n".join(lines or costs.mesh_problems(self.config.parallel, mesh))
+            if layout.mesh == asked.mesh and asked.includes(layout.config):
+                may_be_used = f"; does not fit: {gib(self.costs.limit)} may be used"
+                lines.append(state_line(layout) + ("" if self.costs.fits(layout) else may_be_used))
+        return "\n".join(lines or self.costs.mesh_problems(self.config.parallel, asked.mesh))
 
     def _missing(self) -> str:
         least = min(self.layouts, key=lambda each: each.memory, default=None)
@@ -61,7 +60,8 @@ class StateSearch:
 
 def state_line(layout: StateLayout) -> str:
     """A layout with its memory and what it sends."""
-    return f"{cut_words(layout.config, layout.mesh)}: {gib(layout.memory)}, sends {gib(layout.sent)} a step"
+    offloaded = f" and {gib(layout.host)} of the host" if layout.host else ""
+    return f"{cut_words(layout.config, layout.mesh)}: {gib(layout.memory)}{offloaded}, sends {gib(layout.sent)} a step"
 
 
 def state_facts(layout: StateLayout) -> dict[str, Any]:
@@ -69,8 +69,9 @@ def state_facts(layout: StateLayout) -> dict[str, Any]:
     config = layout.config
     axes = {axis: getattr(layout.mesh, axis) for axis in AXES}
     return {
-        "layout": axes | {"zero": config.zero, "shard": config.shard, "precision": config.precision},
+        "layout": axes | config.model_dump(include={"zero", "shard", "offload", "precision"}),
         "state_bytes": layout.memory,
+        "host_bytes": layout.host,
         "sent_bytes": layout.sent,
         "step_s": None,
     }

@@ -11,12 +11,12 @@ from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.clusters.cluster import GIB, Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
-from sparkring.pipelines.model.fits import Room, fits_text, held_bytes, rank_room
+from sparkring.pipelines.model.fits import Room, fits_text, held_bytes, rank_room, smaller, with_keys
 from sparkring.pipelines.model.plan import cost_plan, own_workload, show_plan
 from sparkring.training.launch.host.processes import usable_memory
 from sparkring.training.planner import table_rows
-from sparkring.training.planner.memory import tables_bytes
-from sparkring.training.planner.workload import SparseTable
+from sparkring.training.planner.memory import offloaded_bytes, tables_bytes
+from sparkring.training.planner.workload import RankParameters, SparseTable
 from sparkring.training.tables.size import table_bytes
 
 SMALL = ["model.args={vocab: 64, width: 32, layers: 4, heads: 2}", "parallel.precision=fp32"]
@@ -83,6 +83,48 @@ def test_on_cpus_the_readers_rows_and_sparse_tables_are_in_the_ranks_memory_and_
     assert host.startswith("does not fit: ") and "with 2.00 GiB of the reader and 3.00 GiB of sparse tables" in host
     quantities = {row["quantity"]: row["predicted"] for row in table_rows(plan)}
     assert quantities["reader_bytes"] == 2 * GIB and quantities["tables_bytes"] == 3 * GIB
+
+
+def test_what_is_offloaded_is_on_the_host_and_must_fit_there() -> None:
+    config = small("train.device=cuda", "parallel.zero=3", "launch.world=8", "parallel.engine=torch")
+    plain, offloaded = (cost_plan(with_keys(config, {"parallel.offload": each}), None) for each in (False, True))
+    (stage,), (less,) = plain.stages, offloaded.stages
+    assert stage.peak is not None and less.peak is not None
+    kept = stage.weights + stage.gradients + stage.optimizer
+    assert 0.5 * kept < stage.peak - less.peak <= kept, "shards come to the device for a moment"
+    assert less.offloaded >= kept and stage.offloaded == 0
+    assert less.start < stage.start
+    room = Room(2 * less.peak, "a device", host=2.0 * less.offloaded)
+    text = fits_text(config, None, offloaded, room)
+    assert text.startswith("fits: ") and " of offloaded shards a rank beside it, of " in text
+    assert fits_text(config, None, offloaded, replace(room, host=0.5 * less.offloaded)).startswith("does not fit: ")
+    quantities = {row["quantity"]: row["predicted"] for row in table_rows(offloaded)}
+    assert quantities["offloaded_bytes"] == less.offloaded and quantities["weights_bytes"] == stage.weights
+
+
+def test_pinned_memory_is_allocated_in_powers_of_two() -> None:
+    config = small(
+        "train.device=cuda", "parallel.zero=3", "parallel.offload=true", "parallel.engine=torch", "model.args.width=48"
+    )
+    rank = RankParameters(own_workload(config, None), 0)
+    sizes = [-(-numel // rank.shard) * 4 for numel in rank.local.values()]
+    pinned = sum(next(1 << n for n in range(40) if 1 << n >= size) for size in sizes)
+    assert offloaded_bytes(rank) == 2 * pinned + 2 * sum(sizes) > 4 * sum(sizes)
+
+
+def test_where_nothing_else_fits_offload_is_what_would_make_it_fit() -> None:
+    config = small("train.device=cuda", "launch.world=8", "train.global_batch=8")
+    tried = [words for words, _ in smaller(config)]
+    assert tried[-1].endswith("parallel.offload=true") and not any("offload" in words for words in tried[:-1])
+    on_cpus = [words for words, _ in smaller(small("train.device=cpu"))]
+    assert on_cpus and not any("offload" in words for words in on_cpus), "their memory is the host's"
+
+
+def test_a_named_cluster_says_what_its_hosts_have() -> None:
+    room = rank_room(small("launch.world=4"), load_cluster("a100-80gb-efa"))
+    assert room is not None and room.host == 1152 * GIB / 4
+    room = rank_room(small("launch.world=4"), with_memory(8))
+    assert room is not None and room.host is None
 
 
 def test_sparse_tables_are_spread_over_the_data_ranks_unless_each_has_them_all() -> None:

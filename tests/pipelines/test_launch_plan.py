@@ -23,10 +23,17 @@ from sparkring.pipelines.launch.recover import Platform
 from sparkring.pipelines.model import launch_plan
 from sparkring.pipelines.model.launch_plan import LaunchPlan, planning
 from sparkring.pipelines.model.layouts import layout_text
-from sparkring.pipelines.model.machine import RankCluster, cluster_of_recipe, cpu_machine, gpu_cluster
+from sparkring.pipelines.model.machine import (
+    RankCluster,
+    cluster_of_recipe,
+    cpu_machine,
+    gpu_cluster,
+    with_host_memory,
+)
 from sparkring.pipelines.model.plan import layout_problems_of, on_world
 from sparkring.pipelines.validate.recipe import block_problems, recipe_problems
 from sparkring.training.launch.group import WorkerGroup
+from sparkring.training.launch.host.processes import usable_memory
 from sparkring.training.launch.local import local_group
 from sparkring.training.model.folder import weights_sha256
 from sparkring.training.planner.search import order, possible_layouts
@@ -162,6 +169,24 @@ def test_where_nothing_fits_the_smallest_is_taken_and_it_is_logged(caplog: pytes
     every = possible_layouts(plan._ranked(4)[0], plan.base, 4)
     assert found.used.memory == min(each.memory for each in every)
     assert "no layout fits on 4 ranks" in caplog.text
+
+
+def test_a_job_is_offloaded_where_it_fits_in_no_other_way() -> None:
+    known = load_cluster("a100-80gb-efa")
+    tight = known.model_copy(update={"device": known.device.model_copy(update={"memory_gib": 0.06})})
+    resolved = load_config("gpt-124m", [*SMALL, "launch.world=4", "launch.min_world=1", "parallel=auto"])
+    block = plan_of(resolved.config, RankCluster.fixed("tight", tight)).resolved_at(resolved, 4).config.parallel
+    assert block.offload and block.zero and block.precision == "bf16"
+    unknown = with_host_memory(tight, 0)
+    block = plan_of(resolved.config, RankCluster.fixed("tight", unknown)).resolved_at(resolved, 4).config.parallel
+    assert not block.offload
+
+
+def test_a_gpu_of_no_named_cluster_has_the_memory_of_this_host_and_none_elsewhere() -> None:
+    words = [*SMALL, "train.device=cuda", "launch.world=1", "launch.min_world=null"]
+    here, away = (load_config("gpt-124m", [*words, f"spark.master={m}"]).config for m in ("local[2]", "spark://h:7077"))
+    assert cluster_of_recipe(here).of_ranks(1).node.memory_bytes == pytest.approx(usable_memory())
+    assert cluster_of_recipe(away).of_ranks(1).node.memory_bytes == 0
 
 
 def test_this_machine_is_shared_by_its_ranks() -> None:

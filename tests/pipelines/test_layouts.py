@@ -61,6 +61,51 @@ def test_a_mesh_that_the_rules_refuse_is_explained(capsys: pytest.CaptureFixture
     assert "place" in output(capsys, "search", *SMALL, *EFA, "--devices", "8", "--why", "dp=8")
 
 
+def with_memory(folder: Path, device_gib: float, host_gib: float = 1152) -> list[str]:
+    path = folder / "tight.yaml"
+    path.write_text(f"extends: a100-80gb-efa\ndevice: {{memory_gib: {device_gib}}}\nnode: {{memory_gib: {host_gib}}}\n")
+    return ["--cluster", str(path), "--devices", "8"]
+
+
+def test_a_model_that_only_fits_offloaded_is_offloaded_and_written_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, path = ["search", *SMALL, *with_memory(tmp_path, 0.03)], str(tmp_path / "planned.yaml")
+    best = json.loads(output(capsys, *words, "--json", "--write", path))[0]
+    assert best["layout"]["offload"] and best["host_gib"] > 0 and best["seconds_by_cause"]["offload"] > 0
+    written = load_config(path).config.parallel
+    assert written.offload and written.zero == best["layout"]["zero"] and written.precision == "bf16"
+    text = output(capsys, *words)
+    assert ", offload, bf16" in text and " GiB of its host, " in text
+    text = problem(capsys, "search", *SMALL, *with_memory(tmp_path, 0.03, 0))
+    assert "no layout fits" in text and "node.memory_gib of the cluster, to offload to it" in text
+
+
+def test_offload_where_it_is_not_needed_has_a_place_and_a_price(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", *SMALL, *EFA, "--devices", "8", "--why"]
+    text = output(capsys, *words, "dp=8,offload=true")
+    assert text.startswith("dp(8) * pp(1) * tp(1), offload: place ") and ", offload, bf16" in text
+    assert "slower than the best: " in text or "times as long as the best: " in text
+    assert "offload" not in output(capsys, *words, "dp=8,offload=false").partition(": ")[2]
+    text = output(capsys, *words, "dp=8,precision=fp32")
+    assert text.startswith("dp(8) * pp(1) * tp(1), fp32: place ") and "bf16" not in text
+
+
+def test_a_host_without_room_for_what_is_offloaded_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--why", "dp=8,offload=true"]
+    text = output(capsys, "search", *SMALL, *with_memory(tmp_path, 40, 0.01), *asked)
+    assert "not among the layouts that can run and fit" in text and "the host has no room: " in text
+    text = output(capsys, "search", *SMALL, *with_memory(tmp_path, 40, 0), *asked)
+    assert "of 0, since node.memory_gib is not known" in text
+
+
+def test_any_precision_is_searched_only_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", *SMALL, *EFA, "--devices", "8", "parallel.precision=fp32", "train.compile=false", "--json"]
+    for flag, precision in ([], "fp32"), (["--any-precision"], "bf16"):
+        found = json.loads(output(capsys, *words, *flag))
+        assert found[0]["layout"]["precision"] == precision
+
+
 class Asks(nn.Module):
     """Its forward wants values, which the meta device has not."""
 
@@ -80,17 +125,18 @@ NUMEL = 2 * 1024 * 768  # of Asks
 def test_a_model_that_cannot_be_traced_is_searched_by_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "search", *ASKS)
     assert "activations, the loss and seconds are not planned: Asks's forward cannot be run on the meta device" in text
-    assert "29 of 29 layouts that can run hold" in text and "dp(8) * pp(1) * tp(1), zero 1: " in text
+    assert "29 of 29 layouts that can run hold" in text and "dp(8) * pp(1) * tp(1), zero 1, bf16: " in text
     ring, *_ = (each for each in json.loads(output(capsys, "search", *ASKS, "--json")) if not each["layout"]["zero"])
     assert ring["state_bytes"] == 4 * NUMEL * 4 and ring["step_s"] is None
     assert ring["sent_bytes"] == pytest.approx(2 * 7 / 8 * 4 * NUMEL, rel=1e-4)
     text = output(capsys, "search", *ASKS, "--why", "dp=4,tp=2")
     assert "sharding plan" in text
     text = output(capsys, "search", *ASKS, "--why", "dp=8")
-    assert "dp(8) * pp(1) * tp(1): 24.0 MiB, sends 10.5 MiB a step" in text and "dp(7)" not in text
+    assert "dp(8) * pp(1) * tp(1), bf16: 24.0 MiB, sends 10.5 MiB a step" in text and "dp(7)" not in text
 
 
 def test_what_needs_seconds_is_refused_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--any-precision: 1 problem\n  - need seconds" in problem(capsys, "search", *ASKS, "--any-precision")
     text = problem(capsys, "search", *ASKS, "--within", "3d")
     assert "--within: 1 problem\n  - need seconds, which are not planned: Asks's forward" in text
 
@@ -100,6 +146,8 @@ def test_weights_that_fit_nowhere_name_the_smallest_layout(tmp_path: Path, capsy
     path.write_text("extends: a100-80gb-efa\ndevice: {memory_gib: 0.002}\n")
     text = output(capsys, "search", *ASKS[:-4], "--cluster", str(path), "--devices", "8")
     assert "none; the smallest, dp(8) * pp(1) * tp(1), zero " in text
+    text = output(capsys, "search", *ASKS[:-4], *with_memory(tmp_path, 0.0085))
+    assert ", offload, bf16: " in text and " of the host, sends " in text
 
 
 def test_a_small_model_is_not_worth_a_ring(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,6 +203,8 @@ def test_what_cannot_be_searched_says_why(words: list[str], expected: str, capsy
         (["--devices", "8", "--why", "dp=8,dp=1"], "argument --why: 'dp=8,dp=1': dp is named twice"),
         (["--devices", "8", "--why", "dp=0"], "argument --why: 'dp=0': 'dp=0' is not an axis and its size"),
         (["--devices", "8", "--why", "dd=8"], "'dd=8' is not an axis and its size; write pp=N, dp=N, cp=N, tp=N"),
+        (["--devices", "8", "--why", "dp=8,offload=yes"], "'offload=yes' is not an axis and its size; write pp=N"),
+        (["--devices", "8", "--why", "dp=8,precision=fp8"], "offload=true|false, precision=fp32|bf16|fp16"),
         (["--devices", "8", "--why", ""], "argument --why: '': '' is not an axis and its size"),
         (["--devices", "8", "--within", "0h"], "argument --within: '0h': must be longer than nothing"),
         (["--devices", "8", "--objective", "speed"], "argument --objective: invalid choice: 'speed'"),

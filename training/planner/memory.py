@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,7 +14,10 @@ from sparkring.training.tables.size import table_bytes
 
 @dataclass(frozen=True)
 class StageMemory:
-    """One rank's memory in bytes; `parameters` is a count, before any sharding."""
+    """One rank's memory in bytes; `parameters` is a count, before any sharding.
+
+    Weights, gradients and optimizer are on the host, and not on the device, where `offloaded` is not 0.
+    """
 
     parameters: int
     weights: int
@@ -24,8 +28,15 @@ class StageMemory:
     # kept by the model for backward at the schedule's fullest moment (without the loss's own); None: not traced
     activations: int | None
     residuals: int = 0  # what a gradient codec has not sent, before and after a step
+    offloaded: int = 0  # host memory of offloaded shards and their optimizer state
     peak: int | None = None  # the most that is held at a moment of a step, all of it together; None: not traced
     at_peak: Mapping[str, int] = field(default_factory=dict)  # by kind
+
+    @property
+    def on_device(self) -> int:
+        """What the device holds without activations: shards or whole tensors, and what a pass gathers."""
+        kept = 0 if self.offloaded else self.weights + self.gradients + self.optimizer
+        return kept + self.gathered + self.residuals
 
 
 def stage_memory(rank: RankParameters, activations: int | None) -> StageMemory:
@@ -37,11 +48,24 @@ def stage_memory(rank: RankParameters, activations: int | None) -> StageMemory:
         weights=weights * element,
         gradients=rank.owned * element,
         optimizer=0 if rank.workload.is_served else rank.workload.states * rank.owned * element,
-        start=(weights + max(sizes)) * element,
+        start=((0 if rank.is_offloaded else weights) + max(sizes)) * element,
         gathered=gathered_bytes(rank) if rank.zero else 0,
         activations=activations,
         residuals=2 * rank.owned * element if rank.workload.is_coded else 0,
+        offloaded=offloaded_bytes(rank) if rank.is_offloaded else 0,
     )
+
+
+def offloaded_bytes(rank: RankParameters) -> int:
+    """Host memory of a rank's shards, their gradients and their optimizer state.
+
+    torch allocates pinned memory, of weights and of the gradients copied to them, in powers of two
+    (ATen/core/CachingHostAllocator.h).
+    """
+    element = rank.workload.element_bytes
+    shards = [math.ceil(numel / rank.shard) * element for numel in rank.local.values()]
+    pinned = sum(1 << (size - 1).bit_length() for size in shards if size)
+    return 2 * pinned + rank.workload.states * sum(shards)
 
 
 def tables_bytes(workload: Workload) -> int:
@@ -60,7 +84,8 @@ def gathered_bytes(rank: RankParameters) -> int:
     Horovod's: gradients, the buckets they are copied into, and what its exchange returns. fully_shard's are most in
     backward of the largest unit (all weights, or with ZeRO-3 that unit's and those of no unit; the gradients of that
     unit and of those after the first unit that are in none), or at its end (weights and gradients of no unit).
-    Gradients of several parts that add up before they are reduced are there all the time.
+    Gradients of several parts that add up before they are reduced are there all the time. Of an offloaded unit the
+    shard is copied to the device before it is gathered, and its reduced gradient is there until it is copied back.
     """
     workload, whole, sizes = rank.workload, rank.whole, rank.numels_of(rank.units)
     mesh, element = workload.mesh, workload.element_bytes
@@ -68,12 +93,13 @@ def gathered_bytes(rank: RankParameters) -> int:
         return element * (2 * whole + (whole // 2 if mesh.dp * mesh.cp == 2 else whole))
     rest, unit = whole - sum(sizes), max(sizes, default=0)
     size = rank.gather_bytes
+    copied = 2 * element * math.ceil(max(rest, unit) / rank.shard) if rank.is_offloaded else 0  # in and out
     weights = size * (rest + unit if rank.zero == 3 else whole)
     gradients = size * (_after_first_unit(rank) + unit)
     if workload.micro_batches > 1 and (rank.zero == 1 or mesh.pp > 1):
         # added to in place, unless they need to be converted first
-        return weights + element * whole + (gradients if size != element else 0)
-    return max(weights + gradients, 2 * size * rest)
+        return copied + weights + element * whole + (gradients if size != element else 0)
+    return copied + max(weights + gradients, 2 * size * rest)
 
 
 def _after_first_unit(rank: RankParameters) -> int:

@@ -3,20 +3,24 @@
 What can run is decided by the rules (training/parallel/check.py). Layouts of fewer devices are tried too (`worlds`), so
 that more devices do not make the best plan slower. Everything is found out about the model once; what layouts
 have in common is computed once.
+
+Offload makes a step slower and takes memory of the host in place of the device's, so that it is tried only where the
+same layout does not fit without it, or where memory is what counts. Precision changes what is learned: a search takes
+the recipe's, unless it is asked for any; then the others are tried where the fastest one does not fit.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any, Literal, get_args
 
 from torch import nn
 
 from sparkring.conf.blocks.parallel import ParallelConfig
-from sparkring.conf.clusters.cluster import Cluster
+from sparkring.conf.clusters.cluster import Cluster, Precision
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.mesh import Mesh
@@ -38,6 +42,7 @@ from sparkring.training.planner.workload import RankParameters, Workload
 Objective = Literal["time", "cost", "memory"]
 LOSS_BYTES = 8  # of an output beyond its own: the loss's copy in fp32, and its gradient
 USABLE = 0.94  # share of a device's memory: the rest is the context's, the collectives' and the allocator's
+USABLE_HOST = 0.8  # share of a machine's memory for offloaded shards: the rest is the readers', tables' and Spark's
 MOST_PARTS = 64  # passes of a step
 MOST_DEVICES = 1 << 17  # beyond any cluster: a mistyped number is named, not searched
 EVERY_WORLD = 16  # devices up to which all numbers of them are tried, and not powers of two only
@@ -65,7 +70,7 @@ def traced_model(workload: Workload) -> TracedModel:
 
 @dataclass(frozen=True)
 class PlannedLayout:
-    """One way to train. memory: bytes of the fullest rank. machines: whose price is paid.
+    """One way to train. memory: bytes of the fullest rank's device. host: that it has offloaded. machines: paid for.
 
     Its seconds are computed when they are asked for: most layouts do not fit.
     """
@@ -73,6 +78,7 @@ class PlannedLayout:
     config: ParallelConfig
     mesh: Mesh
     memory: int
+    host: int
     machines: int
     costs: LayoutCosts = field(repr=False, compare=False)
 
@@ -91,16 +97,30 @@ class PlannedLayout:
 
 
 @dataclass(frozen=True)
+class AskedLayout:
+    """Layouts that are asked about: of a mesh, and in a precision, offloaded or not, where these are not None."""
+
+    mesh: Mesh
+    offload: bool | None = None
+    precision: Precision | None = None
+
+    def includes(self, config: ParallelConfig) -> bool:
+        """Whether a configuration of the mesh is asked about."""
+        return self.offload in (None, config.offload) and self.precision in (None, config.precision)
+
+
+@dataclass(frozen=True)
 class StateLayout:
     """One way to train a model that cannot be traced.
 
-    memory: bytes of the fullest rank's weights, gradients and optimizer, and what ZeRO gathers. sent: bytes of the rank
-    that sends most, of gradients and weights in a step.
+    memory: bytes of the fullest rank's weights, gradients and optimizer, and what ZeRO gathers. host: of these, those
+    that are offloaded. sent: bytes of the rank that sends most, of gradients and weights in a step.
     """
 
     config: ParallelConfig
     mesh: Mesh
     memory: int
+    host: int
     sent: int
 
 
@@ -110,6 +130,20 @@ class LayoutCosts:
     def __init__(self, traced: TracedModel, cluster: Cluster) -> None:
         self.traced, self.cluster = traced, cluster
         self._kept: dict[Any, Any] = {}
+
+    @property
+    def limit(self) -> float:
+        """Bytes of a device that a layout may take."""
+        return self.cluster.device.memory_bytes * USABLE
+
+    def host_limit(self, world: int) -> float:
+        """Bytes of a machine's memory that each of its ranks may offload to; 0 where it is not known, and on CPUs."""
+        node = self.cluster.node
+        is_known = self.cluster.device.type != "cpu"
+        return is_known * node.memory_bytes * USABLE_HOST / min(world, node.devices)
+
+    def fits(self, layout: PlannedLayout | StateLayout) -> bool:
+        return layout.memory <= self.limit and layout.host <= self.host_limit(layout.mesh.world)
 
     @classmethod
     def without_trace(cls, workload: Workload, cluster: Cluster) -> LayoutCosts:
@@ -128,29 +162,32 @@ class LayoutCosts:
 
     def mesh_problems(self, config: ParallelConfig, mesh: Mesh) -> list[str]:
         """Why no layout of a mesh can run: its ranks, the model's heads and widths, the rows."""
-        workload, device = self.traced.workload, self.cluster.device.type
-        plain = ParallelConfig(dp=mesh.dp, cp=mesh.cp, pp=mesh.pp, tp=mesh.tp, engine=config.engine)
-
-        def problems(model: nn.Module | None) -> list[str]:
-            return layout_problems(plain, mesh.world, workload.global_batch, device, model)
-
-        found: list[str] = self._once(("mesh", mesh, config.engine), lambda: problems(None))
-        if not found:  # the model knows nothing of data ranks
-            found = self._once(("model", mesh.tp, mesh.cp, mesh.pp), lambda: problems(workload.model))
+        found: list[str] = self._once(("mesh", mesh, config.engine), lambda: self._plain_problems(config, mesh, None))
+        for axes in (Mesh(tp=mesh.tp, cp=mesh.cp), Mesh(pp=mesh.pp)):  # the model knows nothing of data ranks
+            found = found or self._once(
+                ("model", axes), partial(self._plain_problems, config, axes, self.traced.workload.model)
+            )
         return found
+
+    def _plain_problems(self, config: ParallelConfig, mesh: Mesh, model: nn.Module | None) -> list[str]:
+        """Problems of a mesh alone, or with a model on it."""
+        plain = ParallelConfig(dp=mesh.dp, cp=mesh.cp, pp=mesh.pp, tp=mesh.tp, engine=config.engine)
+        batch, device = self.traced.workload.global_batch, self.cluster.device.type
+        return layout_problems(plain, mesh.world, batch, device, model)
 
     def layout(self, config: ParallelConfig, mesh: Mesh) -> PlannedLayout:
         """A layout with its memory, and its seconds when they are asked for."""
         workload = self._workload(config, mesh)
         alive = zip(self._ranks(workload), self._alive(workload), strict=True)
-        memory = max(self._memory(rank, most) for rank, most in alive)
-        return PlannedLayout(config, mesh, memory, -(-mesh.world // self.cluster.node.devices), self)
+        memory, host = (max(each) for each in zip(*(self._memory(rank, most) for rank, most in alive), strict=True))
+        return PlannedLayout(config, mesh, memory, host, -(-mesh.world // self.cluster.node.devices), self)
 
     def state(self, config: ParallelConfig, mesh: Mesh) -> StateLayout:
         """What is known of a layout without a trace of the model."""
         ranks = self._ranks(self._workload(config, mesh))
-        memory = max(device_bytes(self._state(rank)) for rank in ranks)
-        return StateLayout(config, mesh, memory, max(map(batch_axes_bytes, ranks)))
+        states = [self._state(rank) for rank in ranks]
+        memory, host = max(each.on_device for each in states), max(each.offloaded for each in states)
+        return StateLayout(config, mesh, memory, host, max(map(batch_axes_bytes, ranks)))
 
     def counts(self, config: ParallelConfig, mesh: Mesh) -> StepCounts:
         """What a step in a layout does."""
@@ -165,10 +202,12 @@ class LayoutCosts:
 
     def _workload(self, config: ParallelConfig, mesh: Mesh) -> Workload:
         engine = self._once(
-            ("engine", mesh, config.zero, config.engine),
+            ("engine", mesh, config.zero, config.offload, config.engine),
             lambda: decide_engine(config, mesh, self.cluster.device.type)[0],
         )
-        return self.traced.workload.with_layout(config, mesh, engine)
+        workload = self._once("workload", lambda: self.traced.workload.on_device(self.cluster.device.type))
+        found: Workload = workload.with_layout(config, mesh, engine)
+        return found
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._kept:
@@ -179,7 +218,7 @@ class LayoutCosts:
         """The pipeline ranks' parameters, which passes, recomputing and the like do not change."""
         config, mesh = workload.config, workload.mesh
         key = ("ranks", mesh, config.zero, config.shard, config.stages_per_rank, workload.engine)
-        known = self._once(key, lambda: [_Rank(workload, rank) for rank in range(mesh.pp)])
+        known = self._once(key, lambda: [RankParameters(workload, rank) for rank in range(mesh.pp)])
         ranks = [copy.copy(rank) for rank in known]
         for rank in ranks:
             rank.workload = workload
@@ -199,12 +238,13 @@ class LayoutCosts:
     def _state(self, rank: RankParameters) -> StageMemory:
         """What a rank holds without activations, and what ZeRO gathers."""
         workload, config = rank.workload, rank.workload.config
-        cut = (workload.mesh, config.zero, config.shard, config.stages_per_rank, tuple(rank.names))
-        found: StageMemory = self._once(("state", cut, workload.micro_batches > 1), lambda: stage_memory(rank, None))
+        cut = (workload.mesh, config.zero, config.shard, config.offload, config.precision, config.stages_per_rank)
+        key = ("state", cut, rank.names[0], workload.micro_batches > 1)
+        found: StageMemory = self._once(key, lambda: stage_memory(rank, None))
         return found
 
-    def _memory(self, rank: RankParameters, alive: int) -> int:
-        """Bytes of a rank at its fullest."""
+    def _memory(self, rank: RankParameters, alive: int) -> tuple[int, int]:
+        """(bytes of a rank's device at its fullest, bytes of the host)."""
         workload = rank.workload
         config, mesh = workload.config, workload.mesh
         state = self._state(rank)
@@ -217,42 +257,15 @@ class LayoutCosts:
         loss = workload.rows_per_pass * outputs * (LOSS_BYTES + workload.compute_bytes) / (mesh.tp * mesh.cp)
         if not config.zero:  # a ring's buckets, and weights as autocast casts them
             loss += state.gradients * (mesh.dp * mesh.cp > 1) + rank.whole * 2 * (config.precision != "fp32")
-        return device_bytes(state) + int(elements * workload.compute_bytes + loss)
+        return state.on_device + int(elements * workload.compute_bytes + loss), state.offloaded
 
     def _sent(self, workload: Workload) -> dict[str, int]:
         """Bytes over tp, cp and pp, which grow with the rows of a rank."""
         rows = workload.rows_per_pass * workload.micro_batches
         mesh, config = workload.mesh, workload.config
-        key = (mesh.tp, mesh.cp, mesh.pp, config.activation_checkpointing, config.stages_per_rank)
+        key = (mesh, config.activation_checkpointing, config.stages_per_rank, config.precision)
         known, of_rows = self._once(("sent", key), lambda: (activation_bytes(workload, self.traced.trace), rows))
         return {axis: int(size / of_rows * rows) for axis, size in known.items()}
-
-
-def device_bytes(stage: StageMemory) -> int:
-    """What a rank holds without activations: weights, gradients, optimizer state, and what a pass gathers."""
-    return stage.weights + stage.gradients + stage.optimizer + stage.gathered + stage.residuals
-
-
-class _Rank(RankParameters):
-    """A rank that counts its units once."""
-
-    @cached_property
-    def _unit_numels(self) -> dict[str, int]:
-        found = dict.fromkeys(self.units, 0)
-        for name, numel in self.local.items():
-            unit = next((unit for unit in _prefixes(name) if unit in found), None)
-            if unit is not None:
-                found[unit] += numel
-        return found
-
-    def numels_of(self, units: Any) -> list[int]:
-        return [self._unit_numels[unit] for unit in units]
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    while "." in name:
-        name = name.rpartition(".")[0]
-        yield name
 
 
 def meshes(world: int) -> Iterator[Mesh]:
@@ -267,7 +280,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def mesh_layouts(base: ParallelConfig, mesh: Mesh, global_batch: int, per_machine: int) -> Iterator[ParallelConfig]:
-    """The configurations of a mesh, whether they can run or not.
+    """The configurations of a mesh, whether they can run or not, in the base's precision and without offload.
 
     Args:
         base: what is not searched.
@@ -329,51 +342,119 @@ class SearchResult:
     smallest: PlannedLayout | None  # the one that needs least memory, whether it fits or not
 
 
-def search(costs: LayoutCosts, base: ParallelConfig, devices: int, objective: Objective = "time") -> SearchResult:
-    """Rank every layout of at most so many devices."""
+def search(
+    costs: LayoutCosts,
+    base: ParallelConfig,
+    devices: int,
+    objective: Objective = "time",
+    precisions: Sequence[Precision] = (),
+) -> SearchResult:
+    """Rank every layout of at most so many devices.
+
+    Args:
+        costs: of the model on the cluster.
+        base: what is not searched.
+        devices: at most.
+        objective: what is best.
+        precisions: of compute, to choose from; none: the base's.
+    """
     found: list[PlannedLayout] = []
     smallest: PlannedLayout | None = None
     tried = 0
-    limit = costs.cluster.device.memory_bytes * USABLE
     for world in worlds(costs.cluster, devices):
-        if least_bytes(costs.traced.workload, world) > limit:
+        if least_bytes(costs.traced.workload, world) > max(costs.limit, costs.host_limit(world)):
             continue
-        for layout in possible_layouts(costs, base, world):
+        for layout in possible_layouts(costs, base, world, precisions, is_every=objective == "memory"):
             tried += 1
             if smallest is None or layout.memory < smallest.memory:
                 smallest = layout
-            if layout.memory <= limit:
+            if costs.fits(layout):
                 found.append(layout)
     return SearchResult(tuple(sorted(found, key=order(objective))), tried, smallest)
 
 
-def possible_layouts(costs: LayoutCosts, base: ParallelConfig, world: int) -> Iterator[PlannedLayout]:
-    """The costs of every layout of `world` ranks that can run."""
-    return (costs.layout(config, mesh) for config, mesh in possible_configs(costs, base, world))
+def any_precision(cluster: Cluster) -> tuple[Precision, ...]:
+    """The precisions to choose from on a cluster, the fastest first.
+
+    fp16 costs what bf16 does, and scales the loss, so it is one only where its peak is higher.
+    """
+    peak = cluster.device.peak_flops
+    known = [each for each in get_args(Precision) if each != "fp16" or peak(each) > peak("bf16")]
+    return tuple(sorted(known, key=lambda each: (-peak(each), each == "fp32")))
 
 
-def possible_configs(costs: LayoutCosts, base: ParallelConfig, world: int) -> Iterator[tuple[ParallelConfig, Mesh]]:
-    """Every layout of `world` ranks that can run."""
+def possible_layouts(
+    costs: LayoutCosts,
+    base: ParallelConfig,
+    world: int,
+    precisions: Sequence[Precision] = (),
+    is_every: bool = False,
+) -> Iterator[PlannedLayout]:
+    """The costs of every layout of `world` ranks that can run, but for those that can be neither faster nor cheaper.
+
+    Args:
+        costs: of the model on the cluster.
+        base: what is not searched.
+        world: ranks.
+        precisions: as in `search`.
+        is_every: those too.
+    """
     for mesh in meshes(world):
         if costs.mesh_problems(base, mesh):
             continue
         for config in mesh_layouts(base, mesh, costs.traced.workload.global_batch, costs.cluster.node.devices):
-            if not costs.problems(config, mesh):
-                yield config, mesh
+            for layout in layout_variants(costs, config, mesh, precisions):
+                yield layout
+                if not is_every and is_fastest(layout, precisions, costs.cluster) and costs.fits(layout):
+                    break
 
 
-def state_layouts(workload: Workload, cluster: Cluster, devices: int) -> list[StateLayout]:
+def layout_variants(
+    costs: LayoutCosts, config: ParallelConfig, mesh: Mesh, precisions: Sequence[Precision] = ()
+) -> Iterator[PlannedLayout]:
+    """A layout in each of the precisions, then the same offloaded, as far as it can run and the host has memory."""
+    for variant in config_variants(costs, config, mesh, precisions):
+        layout = costs.layout(variant, mesh)
+        if layout.host <= costs.host_limit(mesh.world):
+            yield layout
+
+
+def config_variants(
+    costs: LayoutCosts, config: ParallelConfig, mesh: Mesh, precisions: Sequence[Precision] = ()
+) -> Iterator[ParallelConfig]:
+    """The configurations of `layout_variants`, whatever they hold."""
+    for offload in (False, True) if config.zero and costs.host_limit(mesh.world) else (False,):
+        for precision in precisions or (config.precision,):
+            variant = config.model_copy(update={"precision": precision, "offload": offload})
+            if not costs.problems(variant, mesh):
+                yield variant
+
+
+def is_fastest(layout: PlannedLayout, precisions: Sequence[Precision], cluster: Cluster) -> bool:
+    """Whether no other variant of a layout is faster: its products are the fastest, and its tensors the smallest."""
+    config, peak = layout.config, cluster.device.peak_flops
+    is_smallest = config.precision != "fp32" or set(precisions) <= {"fp32"}
+    return not config.offload and is_smallest and all(peak(config.precision) >= peak(each) for each in precisions)
+
+
+def state_layouts(costs: LayoutCosts, devices: int) -> list[StateLayout]:
     """The layouts of a model that cannot be traced that can run: those of all devices first, which send least first.
 
     Passes, schedules and recomputation, which change what is not known, are left as they are.
     """
-    costs = LayoutCosts.without_trace(workload, cluster)
-    found: dict[Any, StateLayout] = {}
+    workload, cluster = costs.traced.workload, costs.cluster
+    base, found = workload.config, dict[Any, StateLayout]()
     for world in worlds(cluster, devices):
-        for config, mesh in possible_configs(costs, workload.config, world):
-            cut = mesh, config.zero, config.shard
-            if cut not in found:
-                found[cut] = costs.state(config, mesh)
+        for mesh in meshes(world):
+            if costs.mesh_problems(base, mesh):
+                continue
+            for config in mesh_layouts(base, mesh, workload.global_batch, cluster.node.devices):
+                for variant in config_variants(costs, config, mesh):
+                    cut = mesh, variant.zero, variant.shard, variant.offload
+                    if cut not in found:
+                        found[cut] = costs.state(variant, mesh)
+                    if costs.fits(found[cut]):
+                        break
     return sorted(found.values(), key=lambda each: (-each.mesh.world, each.sent, each.memory, each.mesh.pp))
 
 
@@ -394,9 +475,11 @@ def order(objective: Objective) -> Callable[[PlannedLayout], tuple[float, ...]]:
             mesh.cp,
             mesh.tp,
             config.zero,
+            config.offload,
             config.shard,
             config.activation_checkpointing,
             layout.counts.micro,
+            config.precision != "fp32",
         )
 
     if objective == "memory":
@@ -407,7 +490,7 @@ def order(objective: Objective) -> Callable[[PlannedLayout], tuple[float, ...]]:
 
 
 def distinct(layouts: tuple[PlannedLayout, ...], count: int) -> list[PlannedLayout]:
-    """The best layouts whose mesh, ZeRO, shards or schedule differ: variants of the passes are one."""
+    """The best layouts whose mesh, ZeRO, offload, precision or schedule differ: variants of the passes are one."""
     best: dict[Any, PlannedLayout] = {}
     seen: set[Any] = set()
     for layout in layouts:
@@ -415,9 +498,8 @@ def distinct(layouts: tuple[PlannedLayout, ...], count: int) -> list[PlannedLayo
             continue  # ZeRO 1 and 2 are one where a step has one pass
         seen.add(same)
         config = layout.config
-        best.setdefault(
-            (layout.mesh, config.zero, config.shard, config.schedule, config.activation_checkpointing), layout
-        )
+        cut = (config.zero, config.shard, config.offload, config.precision)
+        best.setdefault((layout.mesh, cut, config.schedule, config.activation_checkpointing), layout)
         if len(best) == count:
             break
     return list(best.values())

@@ -29,6 +29,8 @@ def table_rows(plan: CostPlan, measured: dict[str, float] | None = None) -> list
             continue
         rows.append((f"{kind}_bytes", "per rank, largest", None if None in sizes else max(sizes)))
     rows.append(("peak_bytes", peak_unit(plan), fullest(plan).peak))
+    if any(stage.offloaded for stage in plan.stages):
+        rows.append(("offloaded_bytes", "host memory per rank, largest", max(s.offloaded for s in plan.stages)))
     if plan.reader is not None:
         rows.append(("reader_bytes", "host memory per rank, at most", plan.reader))
     if plan.tables:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from sparkring.training.parallel.averaging.rules import RULES
@@ -11,7 +12,7 @@ from sparkring.training.parallel.measure import ring_share
 from sparkring.training.parallel.mesh import shard_groups
 from sparkring.training.parallel.model_parallel.schedules import schedule_table, simulate
 from sparkring.training.planner.trace import Trace
-from sparkring.training.planner.workload import RankParameters, Workload, named_parameters_of
+from sparkring.training.planner.workload import RankParameters, Workload
 from sparkring.training.tables import sharded
 
 
@@ -35,7 +36,7 @@ def batch_axes_bytes(rank: RankParameters, dense: bool = False) -> int:
     `dense`: as if there were neither gradient codec nor averaging.
     """
     workload, element = rank.workload, rank.workload.element_bytes
-    micro, mesh = workload.micro_batches, workload.mesh
+    mesh = workload.mesh
     batch_ranks, flags = mesh.dp * mesh.cp, len(rank.local)
     if not rank.zero and workload.is_coded and not dense:
         return coded_bytes(rank)
@@ -45,15 +46,22 @@ def batch_axes_bytes(rank: RankParameters, dense: bool = False) -> int:
         return sum(p.numel() for p in rank.parameters.values() if p.requires_grad) * element
     if not rank.zero:
         return int(2 * ring_share(batch_ranks) * (rank.whole + flags) * element)
-    gathers, scatters = float(rank.whole), float(rank.whole * reductions_of(rank))
-    if rank.zero == 3:  # gathered again in backward, except for the last layer, whose backward comes next
-        twice = [name for name in rank.units if [name] != rank.layers[-1:] or name in workload.block_names]
-        gathers = micro * (float(rank.whole) + sum(rank.numels_of(twice)))
+    scatters = float(rank.whole * reductions_of(rank))
     # weights are gathered in the precision of compute, gradients reduced in that of the weights
-    sent = ring_share(rank.shard) * (gathers * rank.gather_bytes + scatters * element)
+    sent = ring_share(rank.shard) * (gathered_elements(rank) * rank.gather_bytes + scatters * element)
     sent += replica_bytes(rank)
     sent += (batch_ranks - 1) * flags * element if rank.on_horovod else 2 * ring_share(batch_ranks) * flags
     return int(sent)
+
+
+def gathered_elements(rank: RankParameters) -> float:
+    """Elements that ZeRO gathers in a step."""
+    if rank.zero < 3:
+        return float(rank.whole)
+    # gathered again in backward, except for the last layer, whose backward comes next
+    blocks = rank.workload.block_names
+    twice = [name for name in rank.units if [name] != rank.layers[-1:] or name in blocks]
+    return rank.workload.micro_batches * (float(rank.whole) + sum(rank.numels_of(twice)))
 
 
 def replica_bytes(rank: RankParameters) -> int:
@@ -105,10 +113,7 @@ def activation_bytes(workload: Workload, trace: Trace) -> dict[str, int]:
     mesh, kinds = workload.mesh, workload.kinds
     blocks = tuple(f"{name}." for name in workload.block_names)
     # recomputing a block stops once all that backward needs is there: before its last layer's outputs are summed
-    last_layers = {
-        max((n for n in kinds if n.startswith(b) and kinds[n] == "row"), key=list(kinds).index, default="")
-        for b in blocks
-    }
+    last_layers = workload.once("last layers", lambda: {_last_row(kinds, block) for block in blocks})
 
     def passes(name: str) -> int:
         recomputed = workload.config.activation_checkpointing and name.startswith(blocks)
@@ -134,13 +139,18 @@ def activation_bytes(workload: Workload, trace: Trace) -> dict[str, int]:
     return {axis: int(value * per_element) for axis, value in sent.items()}
 
 
+def _last_row(kinds: Mapping[str, str], block: str) -> str:
+    """The last layer of a block whose outputs are summed; empty for a block without such a layer."""
+    return next((name for name in reversed([*kinds]) if name.startswith(block) and kinds[name] == "row"), "")
+
+
 def tied_weight_bytes(workload: Workload) -> int:
     """Bytes per rank of the all-reduces that keep a weight of two stages one."""
     model, mesh, config = workload.model, workload.mesh, workload.config
     if mesh.pp == 1:
         return 0
-    whole = named_parameters_of(model, [""])
-    apart = [name for stage in workload.stages for name in named_parameters_of(model, stage) if name not in whole]
+    whole = workload.parameters_of([""])
+    apart = [name for stage in workload.stages for name in workload.parameters_of(stage) if name not in whole]
     shard = shard_groups(mesh, config.shard)[1] if config.zero else 1
     shared = sum(workload.local_numel(name, model.get_parameter(name)) for name in apart)
     return int(2 * shared / shard / mesh.pp) * workload.element_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -64,6 +64,8 @@ class Workload:
         columns: one row of the batch, on the meta device.
         tables: sparse ones.
         reader_bytes: the most that a rank's reader holds on the host; None: not known.
+        device_type: `cpu` or `cuda`, what ranks compute on; a CPU's memory is the host's.
+        known: what was found out about the model; the same model's other layouts have it too.
     """
 
     model: nn.Module
@@ -78,6 +80,14 @@ class Workload:
     columns: Columns = field(default_factory=dict)
     tables: tuple[SparseTable, ...] = ()
     reader_bytes: int | None = None
+    device_type: str = "cpu"
+    known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returns for this model; computed once for each key."""
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
 
     @cached_property
     def sharding(self) -> ShardingPlan:
@@ -93,8 +103,9 @@ class Workload:
         """Names of the layers of each pipeline stage, by estimated costs; [""] is the whole model."""
         if self.mesh.pp == 1:
             return [[""]]
-        names = layer_names(self.model)
-        return partition(names, estimated_costs(self.model, names), self.mesh.pp * self.config.stages_per_rank)
+        names = self.once("layers", lambda: layer_names(self.model))
+        costs = self.once("costs", lambda: estimated_costs(self.model, names))
+        return partition(names, costs, self.mesh.pp * self.config.stages_per_rank)
 
     @cached_property
     def micro_batches(self) -> int:
@@ -151,6 +162,10 @@ class Workload:
     def attention_cores(self) -> list[str]:
         return [f"{name}.core" for name in self.sharding.attention_names(self.model)]
 
+    def on_device(self, device_type: str) -> Workload:
+        """The same step on ranks that compute on that type of device."""
+        return replace(self, device_type=device_type)
+
     def with_layout(self, config: ParallelConfig, mesh: Mesh, engine: str, global_batch: int | None = None) -> Workload:
         """The same model in another layout, or batch; what is known of the model is not found again.
 
@@ -170,6 +185,16 @@ class Workload:
         """Layers of all stages of a pipeline rank."""
         return [name for stage in self.stages[pipeline_rank :: self.mesh.pp] for name in stage]
 
+    def parameters_of(self, names: Sequence[str]) -> dict[str, nn.Parameter]:
+        """Parameters of the named modules ("" is the whole model); a weight shared within them has its first name."""
+        every = self.once("parameters", lambda: [*self.model.named_parameters(remove_duplicate=False)])
+        prefixes, seen, found = tuple(f"{name}." if name else "" for name in names), set[int](), {}
+        for name, parameter in every:
+            if name.startswith(prefixes) and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found[name] = parameter
+        return found
+
     def local_numel(self, name: str, parameter: torch.Tensor) -> int:
         """Elements of a parameter on one tensor rank."""
         kind = self.kinds.get(name.rpartition(".")[0], "")
@@ -185,27 +210,47 @@ class RankParameters:
     def __init__(self, workload: Workload, pipeline_rank: int) -> None:
         self.workload, self.names = workload, workload.names_on(pipeline_rank)
         self.stages = workload.stages[pipeline_rank :: workload.mesh.pp]  # names of their layers
-        model, mesh, config = workload.model, workload.mesh, workload.config
-        self.parameters = named_parameters_of(model, self.names)
-        self.local: Numels = {name: workload.local_numel(name, p) for name, p in self.parameters.items()}
-        self.trained = [name for name, p in self.parameters.items() if p.requires_grad]
+        model, mesh, config, once = workload.model, workload.mesh, workload.config, workload.once
+        self.key = tuple(self.names)
+        self.parameters: dict[str, nn.Parameter] = once(
+            ("parameters", self.key), lambda: workload.parameters_of(self.names)
+        )
+        self.local: Numels = once(
+            ("local", self.key, mesh.tp),
+            lambda: {name: workload.local_numel(name, p) for name, p in self.parameters.items()},
+        )
         self.whole = sum(self.local.values())  # elements on a tensor rank before ZeRO
         self.replicas, self.shard = shard_groups(mesh, config.shard)
         self.zero = config.zero if self.shard * self.replicas > 1 else 0
-        layers = workload.sharding.layer_names(model) if self.zero == 3 else []
-        self.layers = [name for name in layers if self.names == [""] or name in self.names]
-        self.units = own_units(model if self.names == [""] else PipelineStage(model, self.names), self.layers)
+        layers = once("plan layers", lambda: workload.sharding.layer_names(model)) if self.zero == 3 else []
+        self.layers: list[str] = [name for name in layers if self.names == [""] or name in self.key]
+        stage = model if self.names == [""] else PipelineStage(model, self.names)
+        self.units: list[str] = once(("units", self.key, *self.layers[:1]), lambda: own_units(stage, self.layers))
         self.on_horovod = bool(self.zero) and workload.engine == "horovod"
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of the parameters with a gradient."""
+        return [name for name, p in self.parameters.items() if p.requires_grad]
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether shards and the optimizer's step on them are on the host. On a CPU they are in its memory anyway."""
+        return self.workload.config.offload and self.zero > 0 and self.workload.device_type != "cpu"
 
     @property
     def owned(self) -> int:
         """Elements that this rank updates. Uneven shards differ between ranks by a row; this is their mean."""
         if not self.zero:
             return self.whole
-        return sum(
-            self.local[name] if p.ndim == 0 else math.ceil(self.local[name] / self.shard)
-            for name, p in self.parameters.items()
+        found: int = self.workload.once(
+            ("owned", self.key, self.workload.mesh.tp, self.shard),
+            lambda: sum(
+                self.local[name] if p.ndim == 0 else math.ceil(self.local[name] / self.shard)
+                for name, p in self.parameters.items()
+            ),
         )
+        return found
 
     @property
     def gather_bytes(self) -> int:
@@ -215,15 +260,21 @@ class RankParameters:
 
     def numels_of(self, units: Sequence[str]) -> list[int]:
         """Elements per unit that ZeRO gathers separately."""
-        return [sum(n for p, n in self.local.items() if p.startswith(f"{unit}.")) for unit in units]
+        key = ("numels", self.key, self.workload.mesh.tp, *self.layers[:1])
+        known = self.workload.once(key, lambda: self._numels_by_unit())
+        return [known[unit] for unit in units]
+
+    def _numels_by_unit(self) -> Numels:
+        found = dict.fromkeys(self.units, 0)
+        for name, numel in self.local.items():
+            unit = next((unit for unit in _prefixes(name) if unit in found), None)
+            if unit is not None:
+                found[unit] += numel
+        return found
 
 
-def named_parameters_of(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Parameter]:
-    """Parameters of the named modules ("" is the whole model); a weight shared within them has its first name."""
-    seen: set[int] = set()
-    found: dict[str, nn.Parameter] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if any(n == "" or name.startswith(f"{n}.") for n in names) and id(parameter) not in seen:
-            seen.add(id(parameter))
-            found[name] = parameter
-    return found
+def _prefixes(name: str) -> Iterator[str]:
+    """Names of the modules around a parameter, the innermost first."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name

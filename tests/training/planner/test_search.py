@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,7 +13,7 @@ from torch import nn
 
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.clusters.catalog import load_cluster
-from sparkring.conf.clusters.cluster import Cluster
+from sparkring.conf.clusters.cluster import GIB, Cluster, Precision
 from sparkring.training.models.gpt import GPT
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import choose_engine
@@ -19,9 +21,12 @@ from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.memory import kept_elements
 from sparkring.training.planner.search import (
     USABLE,
+    USABLE_HOST,
     LayoutCosts,
     Objective,
+    PlannedLayout,
     TracedModel,
+    any_precision,
     meshes,
     search,
     traced_model,
@@ -53,50 +58,61 @@ def cluster(kind: str = "a100-80gb-efa", memory_gib: float = 79.15, devices: int
     )
 
 
-def every_config(mesh: Mesh) -> list[ParallelConfig]:
+def every_config(mesh: Mesh, precisions: tuple[Precision, ...]) -> Iterator[ParallelConfig]:
     """Each value of each key with each other, without the search's shortcuts."""
     flags, counts = (False, True), (1, 2, 4, 8, 16)
-    found = []
-    sharded = [(0, 0), *itertools.product((1, 2, 3), (0, 2) if mesh.dp > 2 else (0,))]
-    for (zero, shard), recompute, sequence, micro, accumulate in itertools.product(
-        sharded, flags, flags, counts, counts
-    ):
-        for schedule, per_rank in (("1f1b", 1), ("zero-bubble", 1), ("interleaved", 2)):
-            found.append(
-                BASE.model_copy(
-                    update={
-                        "dp": mesh.dp,
-                        "cp": mesh.cp,
-                        "pp": mesh.pp,
-                        "tp": mesh.tp,
-                        "zero": zero,
-                        "shard": shard,
-                        "activation_checkpointing": recompute,
-                        "sequence_parallel": sequence,
-                        "micro_batches": micro,
-                        "accumulate": accumulate,
-                        "schedule": schedule,
-                        "stages_per_rank": per_rank,
-                    }
-                )
-            )
-    return found
+    sharded = [(0, 0, False), *itertools.product((1, 2, 3), (0, 2) if mesh.dp > 2 else (0,), flags)]
+    schedules = (("1f1b", 1), ("zero-bubble", 1), ("interleaved", 2)) if mesh.pp > 1 else (("1f1b", 1),)
+    for (zero, shard, offload), recompute, sequence, micro, accumulate, (
+        schedule,
+        per_rank,
+    ), precision in itertools.product(sharded, flags, flags, counts, counts, schedules, precisions):
+        yield BASE.model_copy(
+            update={
+                "dp": mesh.dp,
+                "cp": mesh.cp,
+                "pp": mesh.pp,
+                "tp": mesh.tp,
+                "zero": zero,
+                "shard": shard,
+                "offload": offload,
+                "activation_checkpointing": recompute,
+                "sequence_parallel": sequence,
+                "micro_batches": micro,
+                "accumulate": accumulate,
+                "schedule": schedule,
+                "stages_per_rank": per_rank,
+                "precision": precision,
+            }
+        )
 
 
-def brute_force(on: Cluster, world: int) -> float:
-    """Least seconds of all layouts of `world` ranks that can run, each computed from the start."""
-    model, best = traced(), float("inf")
-    for mesh in meshes(world):
-        for config in every_config(mesh):
-            if mesh.pp > 1 and config.accumulate > 1:
-                continue  # the same as so many more micro-batches
-            if layout_problems(config, world, ROWS, on.device.type) or layout_problems(
-                config, world, ROWS, on.device.type, model.workload.model
+OBJECTIVES: dict[Objective, Callable[[float, PlannedLayout], float]] = {
+    "time": lambda seconds, layout: seconds,
+    "cost": lambda seconds, layout: seconds * layout.machines,
+    "memory": lambda seconds, layout: layout.memory,
+}
+
+
+def brute_force(on: Cluster, world: int, precisions: tuple[Precision, ...] = ("bf16",)) -> dict[Objective, float]:
+    """The least of all layouts of at most `world` ranks that can run and fit, each computed from the start."""
+    model, best = traced(), dict.fromkeys(OBJECTIVES, float("inf"))
+    costs = LayoutCosts(model, on)
+    for mesh in itertools.chain(*(meshes(each) for each in range(1, world + 1))):
+        for config in every_config(mesh, precisions):
+            if config.accumulate > 1 if mesh.pp > 1 else config.micro_batches > 1:
+                continue  # the same as so many more micro-batches, and refused
+            if layout_problems(config, mesh.world, ROWS, on.device.type) or layout_problems(
+                config, mesh.world, ROWS, on.device.type, model.workload.model
             ):
                 continue
-            engine = choose_engine(config, mesh, on.device.type)
-            workload = Workload(model.workload.model, config, mesh, engine, model.workload.inputs, ROWS)
-            best = min(best, step_time(step_counts(workload, model.work, model.trace), on).total)
+            layout = costs.layout(config, mesh)
+            if not costs.fits(layout) or (config.offload and on.device.type == "cpu"):
+                continue
+            engine, inputs = choose_engine(config, mesh, on.device.type), model.workload.inputs
+            workload = Workload(model.workload.model, config, mesh, engine, inputs, ROWS, device_type=on.device.type)
+            seconds = step_time(step_counts(workload, model.work, model.trace), on).total
+            best = {name: min(best[name], value(seconds, layout)) for name, value in OBJECTIVES.items()}
     return best
 
 
@@ -104,8 +120,51 @@ def brute_force(on: Cluster, world: int) -> float:
 def test_the_search_finds_what_brute_force_finds(kind: str, world: int) -> None:
     on = cluster(kind, devices=1)
     found = search(LayoutCosts(traced(), on), BASE, world).best
-    expected = min(brute_force(on, each) for each in range(1, world + 1))
-    assert found[0].time.total == pytest.approx(expected, rel=1e-9)
+    assert found[0].time.total == pytest.approx(brute_force(on, world)["time"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "offloads", "precisions"),
+    [(0.02, True, ("bf16",)), (0.02, True, ("bf16", "fp32")), (0.1, False, ("bf16", "fp32"))],
+)
+def test_offload_and_precision_are_tried_where_they_can_be_best(
+    memory_gib: float, offloads: bool, precisions: tuple[Precision, ...]
+) -> None:
+    on = cluster(memory_gib=memory_gib, devices=2)
+    expected = brute_force(on, 2, precisions)
+    for objective, value in OBJECTIVES.items():
+        best = search(LayoutCosts(traced(), on), BASE, 2, objective, precisions).best[0]
+        assert value(best.time.total, best) == pytest.approx(expected[objective], rel=1e-9), objective
+        assert best.config.offload == (offloads or objective == "memory")
+
+
+def test_a_layout_that_fits_is_not_offloaded_too() -> None:
+    found = search(LayoutCosts(traced(), cluster(memory_gib=0.05)), BASE, 4).best
+    cuts = [layout.config.model_copy(update={"offload": False}).model_dump_json() for layout in found]
+    assert len(cuts) == len(set(cuts)) and any(layout.config.offload for layout in found)
+
+
+@pytest.mark.parametrize(("host_gib", "offloads"), [(0.0, False), (0.01, False), (1.0, True)])
+def test_nothing_is_offloaded_to_a_host_without_room_or_of_unknown_memory(host_gib: float, offloads: bool) -> None:
+    on = cluster(memory_gib=0.05)
+    on = on.model_copy(update={"node": on.node.model_copy(update={"memory_gib": host_gib})})
+    found = search(LayoutCosts(traced(), on), BASE, 4, "memory").best
+    assert any(layout.config.offload for layout in found) == offloads
+    for layout in found:
+        assert layout.host * layout.mesh.world <= host_gib * GIB * USABLE_HOST
+
+
+def test_fp16_is_a_choice_only_where_its_peak_is_higher() -> None:
+    on = cluster()
+    assert any_precision(on) == ("bf16", "fp32")
+    peaks = {"fp16": 400.0, "bf16": 312.0, "fp32": 19.5}
+    faster = on.model_copy(update={"device": on.device.model_copy(update={"peak_tflops": peaks})})
+    assert any_precision(faster) == ("fp16", "bf16", "fp32")
+
+
+def test_a_precision_that_is_not_asked_for_is_not_searched() -> None:
+    found = search(LayoutCosts(traced(), cluster(memory_gib=0.02)), BASE, 8)
+    assert {layout.config.precision for layout in found.best} == {"bf16"}
 
 
 class Bumps(nn.Module):
@@ -131,22 +190,34 @@ def test_what_is_made_of_weights_alone_is_held_once_whatever_the_rows() -> None:
 
 
 def test_a_layout_costs_the_same_with_and_without_what_was_kept() -> None:
-    costs, model = LayoutCosts(traced(), cluster()), traced()
-    for layout in search(costs, BASE, 8).best[::25]:
-        workload = Workload(model.workload.model, layout.config, layout.mesh, "torch", model.workload.inputs, ROWS)
+    costs, model = LayoutCosts(traced(), cluster(memory_gib=0.05)), traced()
+    for layout in search(costs, BASE, 8, "memory", ("bf16", "fp32")).best[::50]:
+        workload = replace(costs.traced.workload, config=layout.config, mesh=layout.mesh, engine="torch", known={})
+        workload = workload.on_device("cuda")
         alone = step_counts(workload, model.work, model.trace)
         assert step_time(alone, costs.cluster).total == pytest.approx(layout.time.total, rel=1e-6)
         ranks = [RankParameters(workload, rank) for rank in range(layout.mesh.pp)]
         kept = [kept_elements(workload, model.trace, rank.names).of_passes(1) for rank in ranks]
-        assert layout.memory > max(kept) * workload.rows_per_pass * 2 / layout.mesh.cp / layout.config.stages_per_rank
+        rows = workload.rows_per_pass / layout.mesh.cp / layout.config.stages_per_rank
+        assert layout.memory > max(kept) * rows * workload.compute_bytes
         assert len(schedule_cost(workload).peak_alive) == layout.mesh.pp
 
 
+def test_memory_is_that_of_the_layout_and_not_of_one_that_was_computed_before() -> None:
+    costs = LayoutCosts(traced(), cluster(memory_gib=0.05))
+    found = search(costs, BASE, 4, "memory", ("bf16", "fp32")).best[::7]
+    assert {layout.config.precision for layout in found} == {"bf16", "fp32"}
+    for layout in found:
+        assert layout == LayoutCosts(traced(), costs.cluster).layout(layout.config, layout.mesh)
+
+
 @pytest.mark.parametrize("kind", ["a100-80gb-efa", "a100-80gb-ethernet", "h100-80gb-infiniband"])
-def test_more_devices_never_make_the_best_plan_slower(kind: str) -> None:
-    costs = LayoutCosts(traced(), cluster(kind))
-    seconds = [search(costs, BASE, devices).best[0].time.total for devices in (1, 2, 4, 8, 16)]
-    assert seconds == sorted(seconds, reverse=True)
+@pytest.mark.parametrize("memory_gib", [0.02, 79.15])
+def test_more_devices_never_make_the_best_plan_slower(kind: str, memory_gib: float) -> None:
+    costs = LayoutCosts(traced(), cluster(kind, memory_gib))
+    found = [search(costs, BASE, devices, precisions=any_precision(costs.cluster)).best for devices in (1, 2, 4, 8, 16)]
+    seconds = [best[0].time.total if best else float("inf") for best in found]
+    assert seconds == sorted(seconds, reverse=True) and seconds[-1] < float("inf")
 
 
 @pytest.mark.parametrize("per_machine", [1, 3])
@@ -166,12 +237,25 @@ def test_a_mistyped_number_of_devices_is_refused() -> None:
         worlds(cluster(devices=8), 3_000_000_000)
 
 
-def test_more_memory_never_makes_the_best_plan_slower() -> None:
-    seconds = []
-    for memory_gib in (0.05, 0.1, 0.2, 1.0, 80.0):
-        found = search(LayoutCosts(traced(), cluster(memory_gib=memory_gib)), BASE, 8).best
+@pytest.mark.parametrize("precisions", [(), ("bf16", "fp32")])
+def test_more_memory_never_makes_the_best_plan_slower(precisions: tuple[Precision, ...]) -> None:
+    seconds, offloads = [], []
+    for memory_gib in (0.004, 0.008, 0.016, 0.05, 0.1, 0.2, 1.0, 80.0):
+        found = search(LayoutCosts(traced(), cluster(memory_gib=memory_gib)), BASE, 8, precisions=precisions).best
         seconds.append(found[0].time.total if found else float("inf"))
+        offloads.append(bool(found) and found[0].config.offload)
     assert seconds == sorted(seconds, reverse=True) and seconds[-1] < float("inf")
+    assert offloads[0] and not offloads[-1]
+
+
+@pytest.mark.parametrize(("key", "values"), [("memory_gib", (0.01, 0.02, 1152)), ("copy_gb_per_s", (1, 12, 60))])
+def test_a_larger_or_faster_host_never_makes_the_best_plan_slower(key: str, values: tuple[float, ...]) -> None:
+    on, seconds = cluster(memory_gib=0.012), []
+    for value in values:
+        node = on.node.model_copy(update={key: value})
+        found = search(LayoutCosts(traced(), on.model_copy(update={"node": node})), BASE, 8).best
+        seconds.append(found[0].time.total if found else float("inf"))
+    assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]
 
 
 @pytest.mark.parametrize("objective", ["time", "cost", "memory"])
@@ -180,15 +264,10 @@ def test_what_is_ranked_fits_and_is_in_order(objective: Objective) -> None:
     result = search(LayoutCosts(traced(), on), BASE, 8, objective)
     assert result.best and len(result.best) < result.tried
     assert max(layout.memory for layout in result.best) <= on.device.memory_bytes * USABLE
-    value = {
-        "time": lambda layout: layout.time.total,
-        "cost": lambda layout: layout.machine_seconds,
-        "memory": lambda layout: layout.memory,
-    }[objective]
-    values = [value(layout) for layout in result.best]
+    values = [OBJECTIVES[objective](layout.time.total, layout) for layout in result.best]
     assert values == sorted(values)
 
 
 def test_nothing_fits_and_the_smallest_layout_is_known() -> None:
-    result = search(LayoutCosts(traced(), cluster(memory_gib=0.008)), BASE, 8)
+    result = search(LayoutCosts(traced(), cluster(memory_gib=0.003)), BASE, 8)
     assert result.best == () and result.smallest is not None

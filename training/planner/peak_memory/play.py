@@ -194,6 +194,8 @@ class ZeroMemory(GradientMemory):
     def _receive(self, unit: str) -> None:
         if unit not in self.gathered and unit not in self.received and self.weights(unit):
             self.level.add("buffers", self.weights(unit))
+            if self.rank.is_offloaded:  # the shard's copy on the device, which is sent
+                self.level.pulse("buffers", self.units[unit] * self.element / self.rank.shard)
             self.received.add(unit)
 
     def _free_flat(self, unit: str) -> None:
@@ -288,7 +290,7 @@ class ZeroMemory(GradientMemory):
         self.level.add("gradients", size / self.rank.shard)
         self.level.pulse("buffers", size)
         self.level.add("gathered", -last)
-        if unit in self.reduced:  # added to what an earlier pass has left
+        if unit in self.reduced or self.rank.is_offloaded:  # added to what an earlier pass has left, or copied
             self.level.add("gradients", -size / self.rank.shard)
         self.reduced.add(unit)
 
@@ -437,7 +439,8 @@ def with_peaks(ranks: Sequence[RankParameters], memory: Sequence[StageMemory]) -
     timelines = stage_timelines(ranks[0].workload, {unit for rank in ranks for unit in rank.units})
     found = []
     for number, (rank, stage) in enumerate(zip(ranks, memory, strict=True)):
-        held = {"weights": stage.weights, "optimizer": stage.optimizer, "residuals": stage.residuals}
+        held = {"weights": stage.weights, "optimizer": stage.optimizer} if not stage.offloaded else {}
+        held["residuals"] = stage.residuals
         player = StepPlayer(rank, held | {"batch": batch_bytes(rank.workload)})
         player.step(number, timelines)
         level = player.level

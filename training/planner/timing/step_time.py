@@ -6,7 +6,7 @@ of them (https://arxiv.org/abs/2104.04473, section 2.2); other schedules are sim
 (training/parallel/model_parallel/schedules.py). Tensor and context ranks exchange inside a pass, where nothing can run
 beside it. Gradients, and the weights that ZeRO-3 gathers, are exchanged beside compute: a share 1 - `reached.overlap`
 of the hidden seconds is lost to it, and what is longer than compute is waited for. Then the optimizer moves each owned
-parameter's state through memory.
+parameter's state through memory: the device's, or with offload (offload.py) the host's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sparkring.conf.clusters.cluster import MICRO, Cluster
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.schedules import schedule_table, simulate
 from sparkring.training.planner.timing.collectives import RankGroup, Topology
+from sparkring.training.planner.timing.offload import ShardCopies, copy_seconds, host_bytes_per_s, shard_copies
 from sparkring.training.planner.timing.operations import ModelWork, Operation
 from sparkring.training.planner.timing.roofline import OperationTable, PassWork, RankShare, Roofline
 from sparkring.training.planner.timing.shared_cores import (
@@ -55,6 +56,7 @@ class StageCounts:
     owned: int  # parameters that it updates
     exchanged: int  # bytes that it sends over the batch axes in a step
     between_groups: int = 0  # of them, to the ranks with the same shard in other groups of shards
+    copies: ShardCopies | None = None  # between host and device; None: nothing is offloaded
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class StepTime:
     compute: forward and backward of the slowest pipeline rank. recompute: what activation checkpointing does again.
     host: the device waits for operations to be started. tensor, context, pipeline: exchanges inside passes. bubble: a
     pipeline rank waits for others. exchange: over the batch axes, as far as it is waited for. optimizer: its step.
+    offload: shards are copied between host and device, as far as it is waited for.
     tables: rows of sparse tables are fetched and updated.
     hidden: of exchanges beside compute; no part of the total.
     """
@@ -101,6 +104,7 @@ class StepTime:
     bubble: float = 0.0
     exchange: float = 0.0
     optimizer: float = 0.0
+    offload: float = 0.0
     tables: float = 0.0
     hidden: float = 0.0
 
@@ -165,7 +169,7 @@ def table_work(table: SparseTable, workload: Workload) -> TableWork:
 
 
 def stage_counts(rank: RankParameters, tables: tuple[OperationTable, OperationTable]) -> StageCounts:
-    return StageCounts(*tables, rank.owned, batch_axes_bytes(rank), replica_bytes(rank))
+    return StageCounts(*tables, rank.owned, batch_axes_bytes(rank), replica_bytes(rank), shard_copies(rank))
 
 
 def stage_tables(rank: RankParameters, work: ModelWork) -> tuple[OperationTable, OperationTable]:
@@ -226,12 +230,15 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
         _stage_seconds(work, more, inside, launch, counts.layer_calls) for work, more in zip(works, again, strict=True)
     ]
     slowest = max(range(mesh.pp), key=lambda rank: stages[rank].both)
-    exchange, hidden = _batch_exchange(counts, topology, stages[slowest])
+    exchanges = _batch_exchange(counts, topology, stages[slowest])
     passes, busy = pipeline_seconds(counts, stages), [stage.both for stage in stages]
     waits = message_waits_s(busy, send, micro) if is_beside else 0.0
     if mesh.pp > 1:
         passes = shared_pipeline_s(passes, [micro * each for each in busy], per_core)
-    owned = max(stage.owned for stage in counts.stages)
+    fullest = max(counts.stages, key=lambda stage: stage.owned)
+    rate = cluster.device.memory_bytes_per_s * cluster.reached.memory / per_core
+    if fullest.copies is not None:
+        rate = host_bytes_per_s(cluster, mesh.world)
     return StepTime(
         compute=micro * (works[slowest].forward + works[slowest].backward),
         recompute=micro * again[slowest].forward,
@@ -240,10 +247,11 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
         context=micro * context,
         pipeline=waits if is_beside else micro * 2 * send,
         bubble=passes - micro * stages[slowest].both,
-        exchange=exchange,
-        optimizer=per_core * owned * counts.state_bytes / (cluster.device.memory_bytes_per_s * cluster.reached.memory),
+        exchange=exchanges.exchange,
+        optimizer=fullest.owned * counts.state_bytes / rate,
+        offload=exchanges.offload,
         tables=tables_s(counts.tables, topology, RankGroup(mesh.dp, mesh.tp)),
-        hidden=hidden,
+        hidden=exchanges.hidden,
     )
 
 
@@ -306,8 +314,18 @@ def _zero_own_s(counts: StepCounts, topology: Topology, sent: float) -> float:
     return topology.per_core * own + gathers * topology.latency_s(group)
 
 
-def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds) -> tuple[float, float]:
-    """(seconds waited for, seconds hidden) of what is exchanged over the batch axes."""
+class BatchExchange(NamedTuple):
+    """Seconds of what is exchanged over the batch axes, and of copies from and to the host.
+
+    exchange, offload: as far as it is waited for. hidden: beside compute.
+    """
+
+    exchange: float
+    offload: float
+    hidden: float
+
+
+def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds) -> BatchExchange:
     mesh = counts.mesh
     fullest = max(counts.stages, key=lambda each: each.exchanged)
     sent, between = fullest.exchanged, fullest.between_groups
@@ -316,12 +334,17 @@ def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds)
     seconds += topology.sent_s(between, RankGroup(mesh.dp * mesh.cp // shard, mesh.tp * shard), counts.batch_calls)
     beside = counts.micro * stage.both if counts.every_pass else stage.backward
     if counts.zero and is_cpu(topology.cluster):
-        return seconds + _zero_own_s(counts, topology, sent), 0.0
+        return BatchExchange(seconds + _zero_own_s(counts, topology, sent), 0.0, 0.0)
     first = seconds
     if is_cpu(topology.cluster):  # the last bucket is complete when backward ends
         first -= seconds / counts.batch_calls
-    hidden = min(first, beside) * topology.cluster.reached.overlap
-    return seconds - hidden, hidden
+    overlap = topology.cluster.reached.overlap
+    hidden = min(first, beside) * overlap
+    if fullest.copies is None:
+        return BatchExchange(seconds - hidden, 0.0, hidden)
+    copied, waited = copy_seconds(fullest.copies, topology.cluster, mesh.world)
+    hidden_copies = min(copied, max(0.0, beside - first)) * overlap  # in the same streams, one after the other
+    return BatchExchange(seconds - hidden, copied + waited - hidden_copies, hidden + hidden_copies)
 
 
 def pipeline_seconds(counts: StepCounts, stages: list[StageSeconds]) -> float:
