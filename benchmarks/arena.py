@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import yaml
-from machine import ROOT, become_subreaper, measured_with, publish, used_by_children, wait_for_orphans
+from machine import ROOT, ChildrenCpu, measured_with, publish
 from tables import run
 from tables_data import TABLES
 
@@ -78,16 +78,15 @@ def trained(table: str, family: str, seed: int, folder: Path, more: list[str]) -
         folder: of the table's file and project.
         more: settings of the job.
     """
-    runs, before = f"runs-{family.replace(' ', '-')}-{seed}", used_by_children()
+    runs = f"runs-{family.replace(' ', '-')}-{seed}"
     of_family = ["model.family=trees", "trees.refit=false"] if family == WITHOUT else [f"model.family={family}"]
     settings = ["tracking.enabled=false", f"storage.runs={runs}", f"train.seed={seed}", *of_family]
-    run(folder / table, "run", "recipe.yaml", *settings, *more)
-    wait_for_orphans()
-    seconds = used_by_children() - before
+    with ChildrenCpu() as used:
+        run(folder / table, "run", "recipe.yaml", *settings, *more)
     (summary,) = (folder / table).glob(f"{runs}/*/*/summary.json")
     found = json.loads(summary.read_text())
     own = next(iter(found["scores"]))
-    scores = [Score(table, OURS + family, seed, loss_of(found["scores"][own]), seconds)]
+    scores = [Score(table, OURS + family, seed, loss_of(found["scores"][own]), used.seconds)]
     if SKLEARN in found["scores"] and family == FAMILIES[0] and seed == 0:
         scores.append(Score(table, "scikit-learn's trees", seed, loss_of(found["scores"][SKLEARN]), math.nan))
     return scores
@@ -328,7 +327,6 @@ def main() -> None:
     args = parser.parse_args()
     (ROOT / "build").mkdir(exist_ok=True)
     wanted = [(model, seed) for model in [*(OURS + f for f in args.families), *args.peers] for seed in args.seeds]
-    become_subreaper()
     for table in dict.fromkeys([*args.only, *args.refit]):
         known = {(score.model, score.seed) for score in read_kept(args.kept) if score.table == table}
         asked = wanted * (table in args.only)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import platform
-import resource
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +15,6 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-PR_SET_CHILD_SUBREAPER = 36
 LOAD_BEFORE = os.getloadavg()[0]  # as the benchmark begins
 
 
@@ -42,19 +39,34 @@ def publish(text: str, out: Path | None) -> None:
         out.write_text(text)
 
 
-def become_subreaper() -> None:
-    """Have processes that a child leaves behind come to this one, so that their CPU seconds count."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+class ChildrenCpu:
+    """CPU seconds of all processes below this one within the block, whoever waits for them.
 
+    They are looked at every LOOK_S, so what a process uses after the last look is lost.
+    """
 
-def used_by_children() -> float:
-    """CPU seconds of the processes that have been waited for, and of those below them."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    LOOK_S = 0.2
 
+    def __enter__(self) -> ChildrenCpu:
+        self._used: dict[tuple[int, float], float] = {}  # by pid and time of birth
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, daemon=True)
+        self._thread.start()
+        return self
 
-def wait_for_orphans() -> None:
-    """Wait for processes that a command left, which come to this one as their subreaper."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.wait()
+    def __exit__(self, *error: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    @property
+    def seconds(self) -> float:
+        return sum(self._used.values())
+
+    def _look_on(self) -> None:
+        while not self._ends.wait(self.LOOK_S):
+            for process in psutil.Process().children(recursive=True):
+                try:
+                    times = process.cpu_times()
+                    self._used[process.pid, process.create_time()] = times.user + times.system
+                except psutil.NoSuchProcess:
+                    continue
