@@ -302,10 +302,11 @@ def read_kept(file: Path) -> list[Score]:
 
 def report(scores: list[Score], refits: list[Score]) -> str:
     losses = losses_of(scores)
-    lines = ["# Arena", "", measured_with("torch", "xgboost-cpu"), "", "Log loss or RMSE on test rows:", ""]
-    lines += [*table_of(scores, "loss"), "", *summary(losses), ""]
-    lines += ["Targets of the default recipe:", "", *targets(losses), ""]
-    lines += ["CPU seconds, ours of the whole job but its dataset:", "", *table_of(scores, "seconds"), ""]
+    lines = ["# Arena", "", measured_with("torch", "xgboost-cpu"), ""]
+    if scores:
+        lines += ["Log loss or RMSE on test rows:", "", *table_of(scores, "loss"), "", *summary(losses), ""]
+        lines += ["Targets of the default recipe:", "", *targets(losses), ""]
+        lines += ["CPU seconds, ours of the whole job but its dataset:", "", *table_of(scores, "seconds"), ""]
     if costs := refit_costs(refits):
         limit = f"at most {MOST_REFIT} times the job without"
         lines += [f"Jobs of trees without `trees.refit` and with it ({limit}):", "", *costs, ""]

@@ -26,7 +26,7 @@ from PIL import Image
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.pipelines.cli import main, parse
 from sparkring.pipelines.init import table
-from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers
+from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers, repeats
 from sparkring.pipelines.init.folder import readme, run_name
 from sparkring.pipelines.init.images import IMAGES
 from sparkring.pipelines.init.sample import read_sample, text_type
@@ -117,6 +117,22 @@ def test_whole_numbers_that_repeat_are_amounts_and_codes(tmp_path: Path) -> None
     taken = pa.table(columns | {"Age_Code": draw.normal(size=many), "age_code_2": draw.normal(size=many)})
     pq.write_table(taken, tmp_path / "rows.parquet")
     assert "age_code_3" in decide_columns(read_sample(str(tmp_path / "rows.parquet")), "y").features
+
+
+@pytest.mark.parametrize(
+    ("values", "rows_each", "known"),
+    [
+        (2, 100, False),
+        (3, 20, True),
+        (12, 20, True),
+        (12, 19, False),
+        (13, 20, False),
+        (13, 50, True),
+        (301, 50, False),
+    ],
+)
+def test_values_have_codes_where_each_has_many_rows(values: int, rows_each: int, known: bool) -> None:
+    assert repeats(pa.chunked_array([[*range(values)] * rows_each])) == known
 
 
 def test_a_recipe_of_trees_has_no_block_of_a_network(tmp_path: Path) -> None:
