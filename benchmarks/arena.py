@@ -6,6 +6,9 @@ The recipe of each table is used as `sparkring init table` writes it. All see th
 rows of our training and validation splits (ours stops early by the second), as `model.family: trees` sees them, and
 scored on the rows of the test split. Tables: tables_data.py. A seed is one of training; the splits stay.
 
+A row or two decide the scores of small tables: name several `--seeds`, and trust no gap below the spread.
+`--refit` names tables on which jobs of trees with `trees.refit` and without it are compared by their CPU seconds.
+
 Every score is added to the file `--kept` as it is measured, and one that is there is not measured again, so that the
 arena can be run in parts. Scores of an older state of the code must not stay in it: name another file.
 """
@@ -16,16 +19,15 @@ import argparse
 import json
 import math
 import subprocess
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import yaml
-from machine import ROOT, measured_with, publish
+from machine import ROOT, ChildrenCpu, measured_with, publish
 from tables import run
 from tables_data import TABLES
 
@@ -47,13 +49,16 @@ OURS, DEFAULT = "sparkring, ", "sparkring, both"
 SKLEARN = "gradient-boosted trees (scikit-learn)"
 MOST_BEHIND, FEWEST_WINS = 2.0, 0.6  # targets: percent behind the best peer, share of tables
 RESAMPLES = 10_000  # of the tables
+REFIT, WITHOUT = "trees", "trees without refit"  # compared by --refit, in place of a family
+MOST_REFIT = 1.3  # times the CPU seconds of the job without
 
 
 @dataclass(frozen=True)
 class Score:
-    """The loss of the test rows (log loss, RMSE), and seconds: ours of the whole job, a peer's of fit and predict.
+    """The loss of the test rows (log loss, RMSE), and CPU seconds.
 
-    Seconds are NaN of a baseline, which is a part of our job.
+    Ours are of all processes of a job that finds its dataset, a peer's of fit and predict. NaN of a baseline, which is
+    a part of our job.
     """
 
     table: str
@@ -68,20 +73,20 @@ def trained(table: str, family: str, seed: int, folder: Path, more: list[str]) -
 
     Args:
         table: by name.
-        family: of models.
+        family: of models, or WITHOUT.
         seed: of the training.
         folder: of the table's file and project.
         more: settings of the job.
     """
-    runs = f"runs-{family}-{seed}"
-    began = time.monotonic()
-    settings = ["tracking.enabled=false", f"storage.runs={runs}", f"model.family={family}", f"train.seed={seed}"]
-    run(folder / table, "run", "recipe.yaml", *settings, *more)
-    seconds = time.monotonic() - began
+    runs = f"runs-{family.replace(' ', '-')}-{seed}"
+    of_family = ["model.family=trees", "trees.refit=false"] if family == WITHOUT else [f"model.family={family}"]
+    settings = ["tracking.enabled=false", f"storage.runs={runs}", f"train.seed={seed}", *of_family]
+    with ChildrenCpu() as used:
+        run(folder / table, "run", "recipe.yaml", *settings, *more)
     (summary,) = (folder / table).glob(f"{runs}/*/*/summary.json")
     found = json.loads(summary.read_text())
     own = next(iter(found["scores"]))
-    scores = [Score(table, OURS + family, seed, loss_of(found["scores"][own]), seconds)]
+    scores = [Score(table, OURS + family, seed, loss_of(found["scores"][own]), used.seconds)]
     if SKLEARN in found["scores"] and family == FAMILIES[0] and seed == 0:
         scores.append(Score(table, "scikit-learn's trees", seed, loss_of(found["scores"][SKLEARN]), math.nan))
     return scores
@@ -143,13 +148,13 @@ def measure(table: str, models: list[tuple[str, int]], folder: Path, more: list[
     data = folder / f"{table}.csv"
     TABLES[table].rows().to_csv(data, index=False)
     run(folder, "init", "table", "--data", data.name, "--label", TABLES[table].label)
+    run(folder / table, "etl", "recipe.yaml")
     for model, seed in models:
         if model.startswith(OURS):
             yield from trained(table, model.removeprefix(OURS), seed, folder, more)
     peers = [(model, seed) for model, seed in models if not model.startswith(OURS)]
     if not peers:
         return
-    run(folder / table, "etl", "recipe.yaml")  # finds what a job has built
     (manifest,) = (folder / table).rglob("_manifest.json")
     task = task_kind(yaml.safe_load((folder / table / "recipe.yaml").read_text())["model"]["task"])
     labels = write_rows(manifest.parent, task, folder)
@@ -163,15 +168,24 @@ Losses = dict[str, dict[str, float]]  # table -> model -> loss
 
 
 def table_of(scores: list[Score], field: str) -> list[str]:
-    """Means over the seeds: a line for each table, a column for each model; the best is bold."""
+    """Means over the seeds, with their spread: a line for each table, a column for each model; the best is bold."""
     models = list(dict.fromkeys(score.model for score in scores))
     lines = ["| table | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
     for table in dict.fromkeys(score.table for score in scores):
         found = {m: means(scores, table, m, field) for m in models}
         best = min((value for value in found.values() if not math.isnan(value)), default=math.nan)
-        shown = [("**{:.4g}**" if value == best else "{:.4g}").format(value) for value in found.values()]
-        lines.append(f"| {table} | " + " | ".join(shown).replace("nan", "-") + " |")
+        cells = (shown_mean([getattr(s, field) for s in scores if (s.table, s.model) == (table, m)]) for m in models)
+        shown = [f"**{cell}**" if found[m] == best else cell for m, cell in zip(models, cells, strict=True)]
+        lines.append(f"| {table} | " + " | ".join(shown) + " |")
     return lines
+
+
+def shown_mean(values: list[float]) -> str:
+    """Mean and standard deviation of what the seeds gave; "-" for what was not measured."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return "-"
+    return f"{mean(known):.4g}" + (f" ± {stdev(known):.2g} ({len(known)})" if len(known) > 1 else "")
 
 
 def means(scores: list[Score], table: str, model: str, field: str = "loss") -> float:
@@ -264,6 +278,20 @@ def targets(losses: Losses) -> list[str]:
     return [f"- {line}" for line in lines]
 
 
+def refit_costs(scores: list[Score]) -> list[str]:
+    """A line for each table on which jobs of trees were measured with a refit and without."""
+    lines = []
+    for table in dict.fromkeys(score.table for score in scores):
+        (before, after), losses = (
+            [means(scores, table, OURS + each, field) for each in (WITHOUT, REFIT)] for field in ("seconds", "loss")
+        )
+        if not math.isnan(before + after):
+            cost = f"{after / before:.2f} ({reached(after / before <= MOST_REFIT)})"
+            lines.append(f"| {table} | {before:.1f} | {after:.1f} | {cost} | {losses[0]:.4g} | {losses[1]:.4g} |")
+    head = "| table | CPU s without | with | times | loss without | with |"
+    return [head, "|---" * 6 + "|", *lines] if lines else []
+
+
 def reached(is_so: bool) -> str:
     return "reached" if is_so else "not reached"
 
@@ -272,12 +300,17 @@ def read_kept(file: Path) -> list[Score]:
     return [Score(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def report(scores: list[Score]) -> str:
+def report(scores: list[Score], refits: list[Score]) -> str:
     losses = losses_of(scores)
-    lines = ["# Arena", "", measured_with("torch", "xgboost-cpu"), "", "Log loss or RMSE on test rows:", ""]
-    lines += [*table_of(scores, "loss"), "", *summary(losses), ""]
-    lines += ["Targets of the default recipe:", "", *targets(losses), ""]
-    return "\n".join([*lines, "Seconds, ours of the whole job:", "", *table_of(scores, "seconds"), ""])
+    lines = ["# Arena", "", measured_with("torch", "xgboost-cpu"), ""]
+    if scores:
+        lines += ["Log loss or RMSE on test rows:", "", *table_of(scores, "loss"), "", *summary(losses), ""]
+        lines += ["Targets of the default recipe:", "", *targets(losses), ""]
+        lines += ["CPU seconds, ours of the whole job but its dataset:", "", *table_of(scores, "seconds"), ""]
+    if costs := refit_costs(refits):
+        limit = f"at most {MOST_REFIT} times the job without"
+        lines += [f"Jobs of trees without `trees.refit` and with it ({limit}):", "", *costs, ""]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -286,15 +319,22 @@ def main() -> None:
     parser.add_argument("--families", nargs="*", default=[*FAMILIES])
     parser.add_argument("--peers", nargs="*", default=[*PEERS], help="tabm and realmlp too, which take long")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument(
+        "--refit", nargs="*", choices=TABLES, default=[], help="tables of which jobs of trees are compared"
+    )
     parser.add_argument("--settings", nargs="*", default=[], help="of our jobs, such as report.baselines=false")
     parser.add_argument("--kept", type=Path, default=ROOT / "build/arena.jsonl", help="file of scores")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     (ROOT / "build").mkdir(exist_ok=True)
     wanted = [(model, seed) for model in [*(OURS + f for f in args.families), *args.peers] for seed in args.seeds]
-    for table in args.only:
+    for table in dict.fromkeys([*args.only, *args.refit]):
         known = {(score.model, score.seed) for score in read_kept(args.kept) if score.table == table}
-        if missing := [each for each in wanted if each not in known]:
+        asked = wanted * (table in args.only)
+        asked += [
+            (OURS + each, 0) for each in (WITHOUT, REFIT) if table in args.refit and (OURS + each, 0) not in asked
+        ]
+        if missing := [each for each in asked if each not in known]:
             with TemporaryDirectory(dir=ROOT / "build") as folder, args.kept.open("a") as kept:
                 for score in measure(table, missing, Path(folder), args.settings):
                     print(json.dumps(asdict(score)), file=kept, flush=True)
@@ -302,7 +342,8 @@ def main() -> None:
     models = [*(OURS + family for family in args.families), "scikit-learn's trees", *args.peers]
     shown = [s for s in read_kept(args.kept) if s.table in order and s.model in models and s.seed in args.seeds]
     shown.sort(key=lambda score: (order[score.table], models.index(score.model), score.seed))
-    publish(report(shown), args.out)
+    refits = [s for s in read_kept(args.kept) if s.table in args.refit and s.seed == 0]
+    publish(report(shown, refits), args.out)
 
 
 if __name__ == "__main__":

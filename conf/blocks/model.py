@@ -55,8 +55,8 @@ class ModelConfig(Strict):
     )
     blend: Literal["auto", "none"] = Field(
         "auto",
-        description="of family both: auto: the model is a blend of network and trees, where that is better by "
-        "train.best_metric on validation rows that its weight was not fitted on; none: it is one of the two",
+        description="of family both: auto: the model is a blend of network and trees, as near to one half of each as "
+        "validation rows allow, unless one is better alone; none: it is one of the two",
     )
     factory: Reference = Field(
         "sparkring.training.models.tabular:Tabular", description="module:Class of a torch module"

@@ -1,8 +1,9 @@
-"""Mix a network and trees that were trained on the same rows, where that is better than either (model.blend).
+"""Mix a network and trees that were trained on the same rows, unless one is better alone (model.blend).
 
-The network's share is fitted on the validation rows. Whether the blend is better is decided by rows that their share
-was not fitted on: the rows are dealt into FOLDS, each of which takes the share that the others give. That is done
-DEALS times, and a row is predicted with the mean of its shares, since one deal of few rows may decide either way.
+The network's share is one half, or as near to it as the validation rows allow: of the shares whose loss is within a
+standard error of the least one, the nearest. By few rows the best share, or the better family, is a matter of chance,
+and the mean of two models that err otherwise is the safer choice; many rows leave only shares near the best one. The
+rule is that of Breiman et al. 1984 for the size of a tree.
 
     <run>/model/               the weights of both, and blend.json
     <run>/predictions/blend/   what the blend predicts for the rows of each split that both were scored on
@@ -33,7 +34,7 @@ from sparkring.training.worker.result import FamilyChoice, Trained
 log = logging.getLogger(__name__)
 Array = NDArray[np.float64]
 SHARES = np.linspace(0, 1, 21)
-FOLDS, DEALS = 5, 20
+EVEN = 0.5
 FEWEST = 100  # validation rows that count; fewer say too little
 RESAMPLES = 200  # of the validation rows
 MODEL, PREDICTIONS = "model", "predictions/blend"
@@ -88,43 +89,33 @@ def read_pairs(folder: Storage, kind: TaskKind, net: Sequence[str], trees: Seque
     return PairedRows(kind, ours["id"], labels, ours["prediction"], theirs["prediction"], weights)
 
 
-@dataclass(frozen=True)
-class BlendFit:
-    """A share of the network; predictions: of each row, with the mean of the shares that rows without it give."""
-
-    share: float
-    predictions: Array
-
-
-def fit_blend(rows: PairedRows) -> BlendFit:
-    """Fit the share with the least loss. ValueError where there are too few rows."""
+def fit_share(rows: PairedRows) -> float:
+    """The network's share. ValueError where there are too few rows, or predictions that are no numbers."""
     weights = np.ones(len(rows.labels)) if rows.weights is None else rows.weights
     if (count := np.count_nonzero(weights)) < FEWEST:
         raise ValueError(f"{count} validation rows say too little, at least {FEWEST} are needed")
-    folds = deal(len(weights))
-    losses = fold_losses(rows, weights, folds)
-    best = SHARES[(losses.sum(axis=2, keepdims=True) - losses).argmin(axis=0)]  # (DEALS, FOLDS): of the others' rows
-    shares = np.mean([best[number][fold_of] for number, fold_of in enumerate(folds)], axis=0)
-    return BlendFit(float(SHARES[losses[:, 0].sum(axis=1).argmin()]), rows.blended(shares))
-
-
-def deal(rows: int) -> NDArray[np.int8]:
-    """The fold of each row in each deal, (DEALS, rows): folds are of equal size, and the same every time."""
-    folds = (np.arange(rows) % FOLDS).astype(np.int8)
-    return np.stack([np.random.default_rng(number).permutation(folds) for number in range(DEALS)])
-
-
-def fold_losses(rows: PairedRows, weights: Array, folds: NDArray[np.int8]) -> Array:
-    """The sum of the rows' weighted losses by share, deal and fold, (shares, DEALS, FOLDS)."""
     loss = rows.kind.metric("loss")
-    of_rows = (weights * row_values(loss, Rows(rows.kind.form, rows.labels, rows.blended(share))) for share in SHARES)
-    return np.array([[np.bincount(fold_of, each, FOLDS) for fold_of in folds] for each in of_rows])
+
+    def losses(share: float) -> Array:
+        return row_values(loss, Rows(rows.kind.form, rows.labels, rows.blended(share)))
+
+    least = losses(min(SHARES, key=lambda share: float(losses(share) @ weights)))
+    if not np.isfinite(least).all():
+        raise ValueError("a family predicts what is no number")
+
+    def is_near(share: float) -> bool:
+        behind = losses(share) - least
+        mean = behind @ weights / weights.sum()
+        error = np.linalg.norm(weights * (behind - mean)) / weights.sum()  # the standard error of the mean
+        return bool(mean <= error)
+
+    return min((float(share) for share in SHARES if is_near(share)), key=lambda share: abs(share - EVEN))
 
 
 def better_blend(
     job: JobContext, trained: Mapping[Family, Trained], choice: FamilyChoice, valid: PairedRows
 ) -> tuple[Trained | None, FamilyChoice]:
-    """The training whose model is a blend, or None where none is better than the better family's; the choice says why.
+    """The training whose model is a blend, or None where the better family's is better alone; the choice says why.
 
     Args:
         job: of both families.
@@ -133,20 +124,34 @@ def better_blend(
         valid: the validation rows.
     """
     try:
-        fit = fit_blend(valid)
-        found = valid.scores(fit.predictions)[choice.metric]
+        share = fit_share(valid)
+        mix = valid.blended(share)
+        found = valid.scores(mix)[choice.metric]
     except (ValueError, KeyError) as error:  # a metric that these rows do not have
         log.warning("no blend: %s", error)
         return None, choice
     best = valid.net if choice.winner == "net" else valid.trees
     tried = replace(choice, values={**choice.values, "both": found})
-    if not 0 < fit.share < 1 or not is_better(choice.metric, found, valid.scores(best)[choice.metric]):
+    width = valid.half_width(choice.metric, mix, best)
+    if not 0 < share < 1 or is_behind(choice.metric, found, valid.scores(best)[choice.metric], width):
         return None, tried
-    blend = Blend(share=fit.share)
+    blend = Blend(share=share)
     write_model(job.folder, blend, trained)
-    width = valid.half_width(choice.metric, fit.predictions, best)
-    chosen = replace(tried, winner="both", half_width=width, share=fit.share)
+    chosen = replace(tried, winner="both", half_width=width, share=share)
     return blended(job.folder, blend, trained, valid), chosen
+
+
+def is_behind(metric: str, value: float, best: float, half_width: float | None) -> bool:
+    """Whether a blend is worse than the better family by more than a standard error, or by anything if that is unknown.
+
+    Args:
+        metric: train.best_metric, which need not be the loss that the share is fitted by.
+        value: of the blend.
+        best: of the better family.
+        half_width: of the 95 % interval of their difference.
+    """
+    error = 0.0 if half_width is None else half_width / 1.96
+    return not (is_better(metric, value, best) or abs(value - best) <= error)  # what is no number is behind
 
 
 def write_model(folder: Storage, blend: Blend, trained: Mapping[Family, Trained]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import subprocess
 import sys
 from datetime import date
@@ -94,6 +95,19 @@ def test_the_arena_counts_wins_with_an_interval_and_names_the_tables_behind(monk
     assert behind.endswith(": not reached on b 11.1 %"), "1 % is near enough"
     head, _, ours, *_ = arena.summary(losses)
     assert head.count("|") == ours.count("|") and "| - |" in ours
+
+
+def test_the_arena_shows_the_spread_of_seeds_and_what_a_refit_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    arena = importlib.import_module("arena")
+    scores = [arena.Score("a", arena.DEFAULT, seed, loss, math.nan) for seed, loss in enumerate((1.0, 2.0, 3.0))]
+    scores.append(arena.Score("a", "catboost", 0, 4.0, 1.0))
+    assert arena.table_of(scores, "loss")[2] == "| a | **2 ± 1 (3)** | 4 |"
+    assert arena.table_of(scores, "seconds")[2] == "| a | - | **1** |"
+    jobs = [("a", arena.WITHOUT, 10.0), ("a", arena.REFIT, 12.0), ("b", arena.WITHOUT, 10.0), ("b", arena.REFIT, 14.0)]
+    found = arena.refit_costs([arena.Score(t, arena.OURS + family, 0, 0.5, seconds) for t, family, seconds in jobs])
+    assert "| 1.20 (reached) |" in found[2] and "| 1.40 (not reached) |" in found[3]
+    assert arena.refit_costs(scores) == []
 
 
 def test_the_arena_measures_what_it_has_no_score_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

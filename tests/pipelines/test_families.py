@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,6 +72,19 @@ def test_the_choice_is_said_with_values_and_interval() -> None:
     assert choice().describe() == said
     assert choice(half_width=None).describe() == said.replace(" ± 0.02", "")
     assert choice(half_width=0.2).describe().endswith("(-0.12 ± 0.2, not certainly better)")
+
+
+@pytest.mark.parametrize(("metric", "best"), [("loss", "0.5 of trees"), ("auc", "0.625 of the network")])
+def test_a_blend_is_compared_with_the_better_family_even_where_it_is_nearer_to_the_other(
+    metric: str, best: str
+) -> None:
+    near = {"loss": 0.5625 + 0.03, "auc": 0.5625 - 0.03}[metric]
+    values = {"trees": 0.5, "net": 0.625, "both": near}
+    blend = replace(choice("both", 0.1), metric=metric, values=values, share=0.5)
+    assert f" against {best} and " in (said := blend.describe())
+    assert said.endswith(" ± 0.1, not certainly worse)") and "better" not in said
+    ahead = {"loss": 0.45, "auc": 0.65}[metric]
+    assert "not certainly better" in replace(blend, values=values | {"both": ahead}).describe()
 
 
 def trained() -> Trained:

@@ -23,7 +23,7 @@ from sparkring.conf.manifest import ManifestError
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
-from sparkring.conf.tasks import Families, Family
+from sparkring.conf.tasks import LOWER_IS_BETTER, Families, Family, is_better
 from sparkring.training.model.calibration import Calibration
 from sparkring.training.model.start_match import StartMatch
 from sparkring.training.worker.plan_record import PlanRecord
@@ -296,8 +296,8 @@ FAMILY_TITLES: dict[Families, str] = {"net": "the network", "trees": "trees"}
 class FamilyChoice:
     """What the model is, of a job that trains both families (model.family), by scores on the validation rows.
 
-    The value of a blend (both) is of rows that its share was not fitted on; without one none was tried. Where it is
-    the winner, the interval is that of its difference from the better family. Made by `choose` in
+    Without a value of a blend (both) none was tried. Where it is the winner, the interval is that of its difference
+    from the better family, and it may be behind that by less than a standard error. Made by `choose` in
     pipelines/job/families.py.
     """
 
@@ -315,10 +315,12 @@ class FamilyChoice:
         """In a line: which, by what values, and whether that is certain."""
         best = self.values[self.winner]
         families = {name: value for name, value in self.values.items() if name not in (self.winner, "both")}
-        others = sorted(families, key=lambda name: abs(families[name] - best))
+        others = sorted(families, key=lambda name: families[name], reverse=self.metric not in LOWER_IS_BETTER)
         gap, width = best - families[others[0]], self.half_width
         interval = "" if width is None else f" ± {width:.2g}"
-        unsure = ", not certainly better" if width is not None and abs(gap) <= width else ""
+        behind = self.winner == "both" and not is_better(self.metric, best, self.values[others[0]])
+        is_unsure = width is not None and abs(gap) <= width
+        unsure = f", not certainly {'worse' if behind else 'better'}" if is_unsure else ""
         of_others = " and ".join(f"{families[name]:.5g} of {FAMILY_TITLES[name]}" for name in others)
         tried = "" if self.winner == "both" or "both" not in self.values else f"; a blend: {self.values['both']:.5g}"
         certainty = f"({gap:+.2g}{interval}{unsure})"

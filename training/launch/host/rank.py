@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sparkring.conf.errors import first_line
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.references import NoSuchName, load_reference, module_of
 from sparkring.training.launch.channel.frames import ProtocolError, SocketChannel
@@ -286,21 +287,27 @@ def load_call(entry: Entry) -> tuple[Callable[..., Any], tuple[Any, ...], dict[s
 
 
 def load_function(reference: str) -> Callable[..., Any]:
-    """Import the callable behind "module:function"; the error says how to ship its module."""
+    """Import the callable behind "module:function"; the error says how to ship its module, or what it needs here."""
     module = module_of(reference)
     try:
         function: Callable[..., Any] = load_reference(reference)
         return function
-    except ModuleNotFoundError as error:
-        if error.name != module and not module.startswith(f"{error.name}."):
-            raise
-        raise ModuleNotFoundError(
-            f"entry = {reference!r}: module {error.name!r} is not on this executor; ship it with --py-files "
-            f"(a .zip or .py; executors do not import wheels) or install it there. sys.path = {sys.path}",
-            name=error.name,
-        ) from error
     except NoSuchName as error:
         raise AttributeError(f"entry = {reference!r}: {error}") from None
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise ModuleNotFoundError(
+                f"entry = {reference!r}: module {error.name!r} is not on this executor; ship it with --py-files "
+                f"(a .zip or .py; executors do not import wheels) or install it there. sys.path = {sys.path}",
+                name=error.name,
+            ) from error
+        if not module.startswith("sparkring."):
+            raise
+        # Ours imports where the driver runs, so a package of this host is missing, or its compiled library.
+        raise ImportError(
+            f"this host lacks what {module} imports ({type(error).__name__}: {first_line(error)}); install the "
+            f"packages of the driver for {sys.executable} there, with its extras, such as sparkring[trees] for xgboost"
+        ) from None
 
 
 def _run_script(entry: Entry) -> None:
@@ -352,7 +359,7 @@ def describe_error(error: BaseException, child: Child, attempt: int) -> ChildErr
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next  # our own frames say nothing to a user
     try:
-        text = "".join(traceback.format_exception(type(error), error, trace))
+        text = "" if _says_it_all(error) else "".join(traceback.format_exception(type(error), error, trace))
     except Exception:
         text = "".join(traceback.format_tb(trace))
     return ChildError(
@@ -363,6 +370,12 @@ def describe_error(error: BaseException, child: Child, attempt: int) -> ChildErr
         traceback=text[-MAX_TRACEBACK_CHARS:],
         is_value_error=isinstance(error, ValueError),
     )
+
+
+def _says_it_all(error: BaseException) -> bool:
+    """Whether this folder's code alone led to the error, and no other error: no frame adds to its message."""
+    files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    return error.__cause__ is None and {os.path.dirname(file) for file in files} == {os.path.dirname(__file__)}
 
 
 def flush_output() -> None:
