@@ -182,7 +182,10 @@ def test_a_job_is_offloaded_where_it_fits_in_no_other_way() -> None:
     assert not block.offload
 
 
-def test_a_gpu_of_no_named_cluster_has_the_memory_of_this_host_and_none_elsewhere() -> None:
+def test_a_gpu_of_no_named_cluster_has_the_memory_of_this_host_and_none_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sparkring.pipelines.run.spark.active_context", lambda: None)  # other tests leave a session
     words = [*SMALL, "train.device=cuda", "launch.world=1", "launch.min_world=null"]
     here, away = (load_config("gpt-124m", [*words, f"spark.master={m}"]).config for m in ("local[2]", "spark://h:7077"))
     assert cluster_of_recipe(here).of_ranks(1).node.memory_bytes == pytest.approx(usable_memory())

@@ -36,11 +36,11 @@ def test_a_gpu_is_missed_only_where_the_ranks_run_on_this_host(monkeypatch: pyte
         config = {"name": "a", "etl": ETL, "parallel": parallel} | blocks
         return [*device_problems(RunConfig.model_validate(config))]
 
+    session = SimpleNamespace(master="local[2]")  # which the job would run in
+    monkeypatch.setattr("sparkring.pipelines.run.spark.active_context", lambda: session)
+    assert found(0, "local[4]") == found(0, "spark://a:7077") == [NO_GPU]
+    monkeypatch.setattr("sparkring.pipelines.run.spark.active_context", lambda: None)
     assert found(0, None) == found(0, "local[4]") == [NO_GPU]
-    session = SimpleNamespace(master="local[2]")  # of another application in this process
-    monkeypatch.setattr("sparkring.etl.spark_platform.jvm.active_context", lambda: session)
-    assert found(0, "local[4]") == [NO_GPU] and not found(0, "spark://a:7077")
-    monkeypatch.setattr("sparkring.etl.spark_platform.jvm.active_context", lambda: None)
     (line,) = found(1, None)
     assert "launch.world = 2 ranks need a GPU each, and torch sees 1 on this host; set launch.world=1" in line
     assert not found(2, None) and not found(0, "spark://a:7077") and not found(1, None, servers={"per_host": 1})
