@@ -26,8 +26,8 @@ DATES = ("date", "timestamp", "timestamp_ntz")
 FEWEST_ROWS = 50  # below, a split by hash may have none
 MOST_CLASSES = 1000
 CLASS_NUMBERS = 10  # a label of at most so many whole numbers is taken for classes
-CATEGORY_NUMBERS, ROWS_PER_NUMBER = 12, 20  # few whole numbers, each in many rows, may be categories
-CODE_NUMBERS, ROWS_PER_CODE, CODE_ROWS = 300, 50, 5  # and so may some more; a value has a code from CODE_ROWS rows on
+CATEGORY_NUMBERS, ROWS_PER_NUMBER = 12, 20  # a feature of few whole numbers, each in many rows, is one of categories
+CODE_NUMBERS, ROWS_PER_CODE, CODE_ROWS = 300, 50, 5  # one of some more is a code too, where a value has CODE_ROWS rows
 SKEWED = 2.0  # numbers from 0 on whose skewness is larger are taken by their logarithm
 SHOWN = 5
 IDS = re.compile(r"(?i:(?:^|_| |-)(?:id|ids|nr|no|num|number|code|key|zip|zipcode|plz|postcode|sku)$)|[a-z0-9]I[dD]$")
@@ -254,13 +254,12 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
         return
     found.selected[name] = quoted(column)
     found.features[name] = feature = feature_of(kind, values)
-    if kind not in WHOLE:
+    if kind not in WHOLE or feature["kind"] != "numeric":
         return
     if repeats(values):  # hours, ages and zones are amounts and names at once, and a model finds out which counts
-        found.features[name] = numeric_of(kind, values)
         code = {"kind": "categorical", "column": name, "min_count": CODE_ROWS}
         found.features[free_name(f"{name}_code", found, sample)] = code
-    elif feature["kind"] == "numeric" and IDS.search(column):
+    elif IDS.search(column):
         found.remarks[column] = (
             "its name is one of ids or codes, and its whole numbers are taken for amounts; if they are ids, "
             f"set etl.features.{name}.kind to categorical"
@@ -293,30 +292,18 @@ def left_out_reason(kind: str, values: Any) -> str | None:
 def feature_of(kind: str, values: Any) -> dict[str, Any]:
     """The feature that a column is, by its type and its distinct values."""
     distinct = pc.count_distinct(values, mode="only_valid").as_py()
+    is_few = distinct <= CATEGORY_NUMBERS and len(values) >= ROWS_PER_NUMBER * distinct
     if kind == "string" and distinct > MOST_CLASSES:
         return {"kind": "categorical", "min_count": 5}
-    if kind in ("string", "boolean") or (kind in WHOLE and is_few(distinct, len(values))):
+    if kind in ("string", "boolean") or (kind in WHOLE and is_few):
         return {"kind": "categorical"}
-    return numeric_of(kind, values)
-
-
-def numeric_of(kind: str, values: Any) -> dict[str, Any]:
-    """The feature that numbers are."""
     return {"kind": "numeric"} | ({"transform": "log1p"} if is_skewed(kind, values) else {})
 
 
-def is_few(distinct: int, rows: int) -> bool:
-    """Whether there are so few whole numbers, each in many rows on average, that they may be names."""
-    return distinct <= CATEGORY_NUMBERS and rows >= ROWS_PER_NUMBER * distinct
-
-
 def repeats(values: Any) -> bool:
-    """Whether there are few values, each in many rows on average, so that each may have a code of its own.
-
-    Of two values, the code says all that the number says.
-    """
-    distinct, rows = pc.count_distinct(values, mode="only_valid").as_py(), len(values)
-    return distinct > 2 and (is_few(distinct, rows) or (distinct <= CODE_NUMBERS and rows >= ROWS_PER_CODE * distinct))
+    """Whether there are few values, each in many rows on average, so that each may have a code of its own."""
+    distinct = pc.count_distinct(values, mode="only_valid").as_py()
+    return 2 < distinct <= CODE_NUMBERS and len(values) >= ROWS_PER_CODE * distinct
 
 
 def is_skewed(kind: str, values: Any) -> bool:

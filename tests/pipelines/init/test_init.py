@@ -26,7 +26,7 @@ from PIL import Image
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.pipelines.cli import main, parse
 from sparkring.pipelines.init import table
-from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers, repeats
+from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers
 from sparkring.pipelines.init.folder import readme, run_name
 from sparkring.pipelines.init.images import IMAGES
 from sparkring.pipelines.init.sample import read_sample, text_type
@@ -65,8 +65,7 @@ def test_features_are_chosen_by_type_and_distinct_values(tmp_path: Path) -> None
     assert found.features == {
         "Size_m2": {"kind": "numeric"},
         "zip": {"kind": "categorical"},
-        "rooms": {"kind": "numeric"},
-        "rooms_code": {"kind": "categorical", "column": "rooms", "min_count": 5},
+        "rooms": {"kind": "categorical"},
         "owned": {"kind": "categorical"},
         "sold_on_month": {"kind": "cyclic", "period": 12},
         "sold_on_weekday": {"kind": "cyclic", "period": 7},
@@ -83,14 +82,12 @@ def test_features_are_chosen_by_type_and_distinct_values(tmp_path: Path) -> None
 
 
 def test_whole_numbers_that_repeat_are_amounts_and_codes(tmp_path: Path) -> None:
-    """Unless a value has too few rows to be known by, or there are but two values, which a code tells apart."""
+    """Unless a value has too few rows to be known by, or there are so few values that codes alone do."""
     many = 5000
     draw = np.random.default_rng(1)
     columns: dict[str, Any] = {
         "age": draw.integers(17, 90, many),
         "few": draw.integers(0, 5, many),
-        "two": draw.integers(3, 5, many),
-        "tail": draw.poisson(0.1, many),
         "wide": draw.integers(0, 2000, many),
         "part": draw.integers(0, 50, many) / 2,
         "zone id": draw.integers(0, 60, many),
@@ -101,38 +98,18 @@ def test_whole_numbers_that_repeat_are_amounts_and_codes(tmp_path: Path) -> None
     assert found.features == {
         "age": {"kind": "numeric"},
         "age_code": {"kind": "categorical", "column": "age", "min_count": 5},
-        "few": {"kind": "numeric"},
-        "few_code": {"kind": "categorical", "column": "few", "min_count": 5},
-        "two": {"kind": "categorical"},
-        "tail": {"kind": "numeric", "transform": "log1p"},
-        "tail_code": {"kind": "categorical", "column": "tail", "min_count": 5},
+        "few": {"kind": "categorical"},
         "wide": {"kind": "numeric"},
         "part": {"kind": "numeric"},
         "zone_id": {"kind": "numeric"},
         "zone_id_code": {"kind": "categorical", "column": "zone_id", "min_count": 5},
     }
-    assert {"age_code", "few_code", "zone_id_code"}.isdisjoint(found.selected) and not found.remarks
+    assert {"age_code", "zone_id_code"}.isdisjoint(found.selected) and not found.remarks
     project = table_project(str(tmp_path / "rows.parquet"), "y", None, tmp_path / "mine")
-    assert "amounts whose values are codes too, as they repeat: age, few, tail, zone_id" in project.decided
+    assert "amounts whose values are codes too, as they repeat: age, zone_id" in project.decided
     taken = pa.table(columns | {"Age_Code": draw.normal(size=many), "age_code_2": draw.normal(size=many)})
     pq.write_table(taken, tmp_path / "rows.parquet")
     assert "age_code_3" in decide_columns(read_sample(str(tmp_path / "rows.parquet")), "y").features
-
-
-@pytest.mark.parametrize(
-    ("values", "rows_each", "known"),
-    [
-        (2, 100, False),
-        (3, 20, True),
-        (12, 20, True),
-        (12, 19, False),
-        (13, 20, False),
-        (13, 50, True),
-        (301, 50, False),
-    ],
-)
-def test_values_have_codes_where_each_has_many_rows(values: int, rows_each: int, known: bool) -> None:
-    assert repeats(pa.chunked_array([[*range(values)] * rows_each])) == known
 
 
 def test_a_recipe_of_trees_has_no_block_of_a_network(tmp_path: Path) -> None:
