@@ -200,7 +200,7 @@ def build_dataset(spark: SparkSession, request: BuildRequest) -> Built:
     """Build the dataset, or find it built. Raises EtlError (ChecksFailed) for whatever the user must correct."""
     root, fingerprint = open_storage(request.root_uri), request.pinned.fingerprint
     storage = root.at(dataset_folder(request.name, fingerprint))
-    if (manifest := find_dataset(storage, fingerprint)) is not None:
+    if (manifest := stored_dataset(storage, fingerprint)[0]) is not None:  # a job has looked before, and has reported
         log.info("dataset %s is built already: %s", request.name, storage.uri)
         return Built(manifest, storage.uri, rebuilt=False)
     job = RowsJob(request.config, build_session(spark, request.settings), root, on_label=request.on_label)
@@ -221,21 +221,26 @@ def dataset_folder(name: str, fingerprint: str) -> str:
 
 def find_dataset(storage: Storage, fingerprint: str) -> DatasetManifest | None:
     """Read the manifest of a whole dataset; None, so a new build, if a listed file is missing or of another size."""
+    manifest, problem = stored_dataset(storage, fingerprint)
+    if problem:
+        log.warning("rebuilding: %s", problem)
+    return manifest
+
+
+def stored_dataset(storage: Storage, fingerprint: str) -> tuple[DatasetManifest | None, str]:
+    """(the manifest of a whole dataset, or None; what is wrong with one that is there, or empty)."""
     if not storage.exists(MANIFEST_NAME):
-        return None
+        return None, ""
     try:
         manifest = read_manifest(storage)
     except ManifestError as error:
-        log.warning("rebuilding: %s", error)
-        return None
+        return None, str(error)
     files = manifest.files_folder(storage)
     sizes = files.sizes_bytes([f.path for f in manifest.files])
     damaged = [f.path for f, size in zip(manifest.files, sizes, strict=True) if size != f.bytes]
-    if damaged or manifest.fingerprint != fingerprint:
-        reason = f"damaged files {damaged[:3]}" if damaged else "other fingerprint"
-        log.warning("rebuilding %s: %s", storage.uri, reason)
-        return None
-    return manifest
+    if damaged:
+        return None, f"{storage.uri}: damaged files {damaged[:3]}"
+    return (manifest, "") if manifest.fingerprint == fingerprint else (None, f"{storage.uri}: other fingerprint")
 
 
 def assemble(job: RowsJob, request: BuildRequest, stored: StoredRows) -> DatasetManifest:

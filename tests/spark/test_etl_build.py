@@ -188,13 +188,14 @@ def test_the_same_input_is_not_rebuilt_and_a_changed_byte_is(spark, built_plain,
     assert sorted(str(p) for p in root.rglob("*") if p.is_file()) == [p for p in before if Path(p).is_file()]
 
 
-def test_a_dataset_with_a_missing_file_is_built_again_to_the_same_bytes(spark, built_plain, raw):
+def test_a_dataset_with_a_missing_file_is_built_again_to_the_same_bytes(spark, built_plain, raw, caplog):
     built = built_plain
     victim = Path(built.uri) / built.manifest.files[0].path
     victim.unlink()
     assert find_dataset(open_storage(built.uri), built.manifest.fingerprint) is None
     again = build(spark, plain(raw), Path(built.uri).parent)
     assert again.rebuilt and again.uri == built.uri
+    assert caplog.text.count("rebuilding: ") == 1, "by the job that looked for it, and not again by the build"
     assert [f.sha256 for f in again.manifest.files] == [f.sha256 for f in built.manifest.files]
     assert all((Path(again.uri) / f.path).exists() for f in again.manifest.files)
 
@@ -258,7 +259,7 @@ def test_a_failed_build_leaves_the_dataset_that_was_there_or_none(spark, built_p
     built = built_plain
     manifest = Path(built.uri) / "_manifest.json"
     before, files = manifest.read_bytes(), {str(p) for p in Path(built.uri).rglob("*.parquet")}
-    monkeypatch.setattr("sparkring.etl.build.find_dataset", lambda storage, fingerprint: None)
+    monkeypatch.setattr("sparkring.etl.build.stored_dataset", lambda storage, fingerprint: (None, ""))
     put = Storage.put_atomic
 
     def put_or_die(storage, relative, data):
