@@ -15,6 +15,7 @@ device's dense bf16 peak. N counts every weight that is multiplied, the head onc
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import importlib.util
 import os
@@ -44,6 +45,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.conf.blocks.parallel import ParallelConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
 from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.rank_info import RankInfo
@@ -93,6 +95,18 @@ LAYOUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (2, ("ddp-codec", "zero3-offload", "zero2-lamb", "zero3-lars", "tp-lamb", "zero3-shared", "tp-untied-grouped")),
 )
 BATCH = {"gpt-124m": 64, "gpt-1b": 16}  # rows per step of each recipe
+# Steps whose memory and seconds are predicted and then measured: recipe, rows of a step, other keys.
+PLANNED: tuple[tuple[str, int, tuple[str, ...]], ...] = (
+    ("gpt-124m", 16, ("train.compile=false",)),
+    ("gpt-124m", 16, ("train.compile=false", "parallel.precision=fp32")),
+    ("gpt-124m", 64, ("train.compile=false",)),
+    ("gpt-124m", 64, ("train.compile=false", "parallel.activation_checkpointing=true")),
+    ("gpt-124m", 64, ("train.compile=false", "parallel.accumulate=4")),
+    ("gpt-1b", 16, ("train.compile=false", "parallel.activation_checkpointing=false")),
+    ("gpt-1b", 16, ("train.compile=false",)),
+    ("gpt-124m", 64, ()),
+    ("gpt-1b", 16, ("train.compile=true", "parallel.activation_checkpointing=false")),
+)
 
 
 @dataclass(frozen=True)
@@ -341,6 +355,68 @@ def recipes(device: torch.device) -> list[Line]:
     return lines
 
 
+def planned(device: torch.device) -> list[Line]:
+    """Peak memory and seconds of steps of the named GPTs as the planner predicts them, beside what they take."""
+    if device.type == "cpu":
+        return [Line("planned", "-", "skipped: needs a GPU")]
+    return [line for recipe, rows, keys in PLANNED for line in planned_step(recipe, rows, keys, device)]
+
+
+def planned_step(recipe: str, rows: int, keys: tuple[str, ...], device: torch.device) -> list[Line]:
+    """One layout on one rank."""
+    from sparkring.conf.clusters.catalog import load_cluster
+    from sparkring.pipelines.model import layouts
+    from sparkring.pipelines.model.fits import held_bytes
+    from sparkring.pipelines.model.machine import gpu_cluster
+    from sparkring.pipelines.model.plan import cost_plan
+
+    alone = ("launch.world=1", "launch.min_world=1", "parallel.zero=0", f"etl.text.seq_len={TOKENS + 1}")
+    config = load_config(recipe, (*alone, f"train.global_batch={rows}", *keys)).config
+    seen = torch.cuda.get_device_properties(device)
+    cluster = gpu_cluster(seen.name, seen.total_memory)
+    plan = layouts.planned(config, load_cluster(cluster), None)
+    predicted = plan.costs.layout(config.parallel, Mesh())
+    torch._dynamo.reset()
+    gc.collect()  # models and optimizers have cycles
+    torch.cuda.empty_cache()
+    step_s, peak = measured_step(config, rows, device)
+    name = " ".join((recipe, f"{rows} rows", *keys))
+    found = []
+    for what, expected, came, tolerance in (
+        ("peak", (held_bytes(cost_plan(config, None)) or 0) / 2**30, peak / 2**30, 0.02),
+        ("peak, as searches estimate it", predicted.memory / 2**30, peak / 2**30, 0.02),
+        ("step", predicted.time.total * 1e3, step_s * 1e3, 0.10),
+    ):
+        error = expected / came - 1
+        unit = "ms" if what == "step" else "GiB"
+        text = f"{came:.2f} {unit}; predicted {expected:.2f} ({error:+.1%})"
+        found.append(Line(f"{name}: {what} on {cluster}", f"within {tolerance:.0%}", text, abs(error) <= tolerance))
+    print(*found, sep="\n", file=sys.stderr, flush=True)
+    return found
+
+
+def measured_step(config: RunConfig, rows: int, device: torch.device) -> tuple[float, int]:
+    """Seconds of a step, the median of ten, and the most bytes that torch had allocated in them."""
+    torch.manual_seed(0)
+    model = GPT(**config.model.args)
+    strategy = build_strategy(config.parallel, RankInfo(), device, clip_norm=1.0)
+    strategy.prepare(
+        model, LanguageModelTask(), lambda named: build_optimizer(named, config.optim), compiled=config.train.compile
+    )
+    tokens = torch.randint(0, config.model.args["vocab"], (rows, TOKENS + 1), device=device)
+    seconds = []
+    for step in range(13):
+        if step == 3:  # compilation, and what the first step sets up
+            torch.cuda.reset_peak_memory_stats()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        strategy.forward_backward(Batch({"tokens": tokens}, rows, rows, rows))
+        strategy.step(3e-4)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[3:]), torch.cuda.max_memory_allocated()
+
+
 def loss_chunks(device: torch.device) -> list[Line]:
     """The loss of a batch of gpt-124m by the size of its chunks: the default is within a tenth of the best."""
     rows, vocab = (16384, 50304) if device.type == "cuda" else (64, 50304)
@@ -445,6 +521,7 @@ PARTS: dict[str, tuple[Callable[[torch.device], list[Line]], float]] = {
     "transfer": (transfer, 120),
     "checkpoints": (checkpoints, 120),
     "recipes": (recipes, 600),
+    "planned": (planned, 300),
     "loss_chunks": (loss_chunks, 120),
     "out_of_memory": (out_of_memory, 60),
     "two_on_one": (two_on_one, 120),
@@ -549,7 +626,8 @@ def run_parts(parts: list[str], device: str, scale_s: float) -> tuple[str, bool]
             text = done.stdout.strip() or table(part, [Line("the whole part", "an end", last, False)])
             good &= done.returncode == 0
             print(done.stderr[-8000:], file=sys.stderr, flush=True)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as error:
+            print((error.stderr or b"").decode(errors="replace")[-8000:], file=sys.stderr, flush=True)
             text, good = table(part, [Line("the whole part", f"at most {limit_s:g} s", "no end", False)]), False
         print(text, flush=True)
         rows.append(text)

@@ -144,7 +144,12 @@ def leaves_nothing_behind(descendants: Descendants, request: pytest.FixtureReque
     changed = {k for k in environment.keys() | os.environ.keys() if environment.get(k) != os.environ.get(k)}
     sklearn_sets = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}  # when it is imported
     changed -= (
-        {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"}
+        {
+            "PYTEST_CURRENT_TEST",
+            "TORCHINDUCTOR_CACHE_DIR",
+            "TRITON_CACHE_DIR",
+            "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+        }
         | sklearn_sets
         | {k for k in changed if k.startswith(("SPARK_", "PYSPARK_"))}
     )

@@ -125,10 +125,21 @@ def find(name: str) -> ModuleSpec | None:
 
 @cache
 def is_installed(top: str) -> bool:
-    """Whether an import name is of a package that pip installed; never ours."""
+    """Whether an import name is of a package that pip installed, in any folder (`pip install --target`); never ours."""
     spec = None if top == OURS else find(top)
-    where = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or [])]
-    return any(INSTALLED & {*Path(place).parts} for place in where) or (spec is not None and spec.origin == "built-in")
+    if spec is None:
+        return False
+    places = {Path(place) for place in (spec.origin, *(spec.submodule_search_locations or [])) if place}
+    return (
+        spec.origin == "built-in"
+        or any(INSTALLED & {*place.parts} for place in places)
+        or any(is_recorded(top, place.parent) for place in places)
+    )
+
+
+def is_recorded(top: str, folder: Path) -> bool:
+    """Whether pip has put the import name into the folder, as its record there says; an editable install is none."""
+    return any(each.read_text("RECORD") and provides(each, {top}) for each in distributions(path=[str(folder)]))
 
 
 def source_text(spec: ModuleSpec) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -25,10 +27,20 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+@pytest.fixture(autouse=True)
+def compiles_alone() -> Iterator[None]:
+    """torch.compile starts a pool of processes that would live on after a test."""
+    from torch._inductor import config
+
+    with config.patch(compile_threads=1):
+        yield
+
+
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("gpu_session", ROOT / "benchmarks" / "gpu_session.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there for their annotations
     spec.loader.exec_module(module)
     return module
 

@@ -299,9 +299,11 @@ def fsdp_groups(module: nn.Module | FSDPModule) -> list[Any]:
 
 
 def _groups_of(state: Any) -> list[Any]:
-    """A module's parameter groups."""
-    groups: list[Any] = state._fsdp_param_groups
-    return groups
+    """A module's parameter groups; before torch 2.12, which GPU machines have, there was one at most."""
+    if hasattr(state, "_fsdp_param_groups"):
+        groups: list[Any] = state._fsdp_param_groups
+        return groups
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
 def fsdp_parameters(root: FSDPModule) -> Iterator[Any]:

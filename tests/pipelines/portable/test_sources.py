@@ -5,6 +5,7 @@ from __future__ import annotations
 import py_compile
 import subprocess
 import sys
+import zipfile
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
@@ -58,6 +59,34 @@ def test_a_users_modules_travel_with_all_they_import(project: Path) -> None:
     assert found.files["shop/model.py"] == FILES["shop/model.py"]
     assert "sparkring/training/models/tabular.py" in found.files
     assert {"torch", "numpy", "sklearn"} <= found.packages and not {"pyspark", "no_such_package"} & found.packages
+
+
+def test_a_package_in_a_folder_of_its_own_is_required_and_not_copied(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install --target`, as clusters do whose Python is read-only; a checkout with an egg-info is the user's."""
+    folder = tmp_path_factory.mktemp("target")
+    wheel = folder / "shop_rates-1.5-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("shop_rates/__init__.py", "")
+        archive.writestr("shop_rates-1.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: shop-rates\nVersion: 1.5\n")
+        archive.writestr(
+            "shop_rates-1.5.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("shop_rates-1.5.dist-info/RECORD", "shop_rates/__init__.py,,\n")
+    site = folder / "site"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", f"--target={site}", str(wheel)],
+        check=True,
+    )
+    monkeypatch.syspath_prepend(site)
+    (project / "shop_rated.py").write_text("import shop_rates, shop_helpers\n")
+    (project / "shop.egg-info").mkdir()
+    (project / "shop.egg-info/top_level.txt").write_text("shop_rated\nshop_helpers\n")
+    found = collect(["shop_rated"])
+    assert "shop_rates" in found.packages and not [name for name in found.files if name.startswith("shop_rates")]
+    assert {"shop_rated.py", "shop_helpers.py"} <= found.files.keys()
+    assert "shop-rates==1.5" in requirements({"shop_rates"})
 
 
 def test_a_model_of_ours_needs_neither_spark_nor_plots_nor_the_store() -> None:
