@@ -68,6 +68,7 @@ from sparkring.training.parallel.model_parallel.placement import make_placement
 from sparkring.training.parallel.process_groups import RankContext, make_device_mesh, start_process_group
 from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.worker.device import pick_device
+from sparkring.training.worker.hardware import device_facts, host_copy_rates, host_memory_rate, host_step_rate
 
 ROOT = Path(__file__).resolve().parent.parent
 # Dense bf16, by NVIDIA's data sheets; the first key found in the device's name counts. V100 has no bf16.
@@ -236,6 +237,26 @@ def ran(path: str, device: torch.device) -> Line:
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no output"]
     failed = [line.partition("::")[2].partition(" - ")[0] for line in lines if line.startswith("FAILED")]
     return Line(path, "passed", "; ".join([lines[-1].strip("= "), *failed]), done.returncode == 0)
+
+
+def host(device: torch.device) -> list[Line]:
+    """What `plan measure` finds of the host's memory and its link to the device, of one rank alone, and as the keys of
+    a cluster's file."""
+    memory, step, copies = host_memory_rate(), host_step_rate(), host_copy_rates(device)
+    named = {"host memory, read and written": memory, "AdamW's step on the host, 28 bytes a parameter": step}
+    named |= {f"pinned copy {direction}": each for direction, each in copies.items()}
+    lines = [
+        Line(what, "-", f"{each.per_s / 1e9:.3g} GB/s (middle half of the repetitions: {each.spread:.1%})")
+        for what, each in named.items()
+    ]
+    facts = device_facts(device, local_size=1)
+    best = max(memory.per_s, step.per_s)
+    node = f"memory_gib: {float(facts['host_bytes']) / 2**30:.3g}, memory_gb_per_s: {best / 1e9:.3g}"
+    copied = min(each.per_s for each in copies.values())
+    threads = f"{torch.get_num_threads()} threads of {facts['cores']} cores"
+    lines.append(Line("node", threads, f"{node}, copy_gb_per_s: {copied / 1e9:.3g}"))
+    lines.append(Line("reached", "0.43 published", f"host: {step.per_s / best:.3g}"))
+    return lines
 
 
 def transfer(device: torch.device) -> list[Line]:
@@ -517,6 +538,7 @@ PARTS: dict[str, tuple[Callable[[torch.device], list[Line]], float]] = {
     "imports": (imports, 60),
     "equality": (equality, 180),
     "alone": (alone, 240),
+    "host": (host, 60),
     "syncs": (syncs, 120),
     "transfer": (transfer, 120),
     "checkpoints": (checkpoints, 120),

@@ -141,6 +141,9 @@ class Reached(Strict):
     )
     kernel_us: NonNegativeFloat = Field(3.0, description="beginning and end of a kernel on the device, microseconds")
     launch_us: NonNegativeFloat = Field(10.0, description="what a host needs to start one operation, microseconds")
+    host: Share = Field(
+        0.43, description="share of the host memory's bandwidth that an optimizer's step on offloaded shards reaches"
+    )
     depth: NonNegativeFloat = Field(
         300.0, description="depth of a product at which half of its time fills the pipeline"
     )

@@ -67,7 +67,7 @@ def payload_of(config: RunConfig, dataset: tuple[str, DatasetManifest] | None) -
 
 
 def measure(ctx: WorkerContext) -> dict[str, Any]:
-    """Measure links, products, memory, operators, storage and the reader, on every rank."""
+    """Measure links, products, memory, operators, the host, storage and the reader, on every rank."""
     from dataclasses import asdict
 
     import torch.distributed as dist
@@ -85,6 +85,10 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
         dist.barrier()
         if measuring[ctx.rank].turn == turn:
             found |= measure_device(ctx, device)
+    for turn in range(1 + max(each.turn for each in measuring)):
+        dist.barrier()  # ranks share the host's memory: those of a turn measure it at once
+        if measuring[ctx.rank].turn == turn:
+            found |= measure_host(ctx, device)
     dist.barrier()
     if device.type == "cpu":
         ctx.heartbeat(0, "exchanges")
@@ -131,6 +135,20 @@ def measure_device(ctx: WorkerContext, device: Any) -> dict[str, Any]:
     starts = OperationTable(operation for operations in layers.values() for operation in operations).starts
     found["operator_s"] = hardware.operator_seconds(device, starts)
     return found
+
+
+def measure_host(ctx: WorkerContext, device: Any) -> dict[str, Any]:
+    """Measure the host's memory, an optimizer's step there, and copies between it and the device, on this rank."""
+    from dataclasses import asdict
+
+    from sparkring.training.worker import hardware
+
+    ctx.heartbeat(0, "host memory")
+    return {
+        "host": asdict(hardware.host_memory_rate()),
+        "host_step": asdict(hardware.host_step_rate()),
+        "copies": {direction: asdict(each) for direction, each in hardware.host_copy_rates(device).items()},
+    }
 
 
 class MeasuringRank(NamedTuple):
@@ -190,14 +208,17 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
         for dtype in first["products"]
     }
     rates = [r for each in results for of in each["products"].values() for r in of.values()]
-    spread = max(rate["spread"] for rate in [*rates, *(each["memory"] for each in results)])
+    others = [each[name] for each in results for name in ("memory", "host", "host_step")]
+    copies = [rate for each in results for rate in each["copies"].values()]
+    spread = max(rate["spread"] for rate in [*rates, *others, *copies])
     memory = median(each["memory"]["per_s"] for each in results)
     read, written = (median(each["storage"][i] for each in results if each["storage"]) for i in (0, 1))
     is_cpu = first["type"] == "cpu"
+    host = host_rates(results, len(hosts))
     links = exchanged_links(results, memory) if is_cpu else paired_links(net, memory)
     starts = {"kernel_us" if is_cpu else "launch_us": median(each["operator_s"] for each in results) / MICRO}
     reached = {"matmul": MOST_SHARE, "memory": MOST_SHARE, "kernel_us": 0.0, "launch_us": 0.0, **starts}
-    reached |= links.reached
+    reached |= links.reached | {"host": host.step_share}
     if is_cpu:
         reached["attention"] = median(each["attention"]["per_s"] for each in results) / peaks["fp32"]
         reached["depth"] = median(depth_of(each["products"]["fp32"]) for each in results)
@@ -218,6 +239,9 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
             link_latency_us=rounded(links.link.latency_s / MICRO),
             turn_us=rounded(links.turn_s / MICRO),
             cores=int(first["cores"]),
+            memory_gib=0.0 if is_cpu else rounded(first["host_bytes"] / GIB),
+            memory_gb_per_s=rounded(host.memory_per_s / GIGA),
+            copy_gb_per_s=rounded(host.copy_per_s / GIGA),
         ),
         network=Network(
             kind="ethernet",
@@ -235,6 +259,24 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
             reader_threads=first.get("reader_threads", 1),
         ),
     )
+
+
+class HostRates(NamedTuple):
+    """Bytes per second of a machine's memory, and of one device's copies; share of the first that an optimizer's step
+    reaches."""
+
+    memory_per_s: float
+    copy_per_s: float
+    step_share: float
+
+
+def host_rates(results: Sequence[dict[str, Any]], hosts: int) -> HostRates:
+    """Rates of a machine's memory while as many ranks use it as can at once; of copies the slower direction's."""
+    first, per_host = results[0], -(-len(results) // hosts)
+    copied, step = (median(each[name]["per_s"] for each in results) for name in ("host", "host_step"))
+    memory = max(copied, step)
+    copies = median(min(rate["per_s"] for rate in each["copies"].values()) for each in results)
+    return HostRates(memory * min(per_host, ranks_at_once(first, first["type"] == "cuda")), copies, step / memory)
 
 
 class Link(NamedTuple):
@@ -298,7 +340,9 @@ def depth_of(rates: Mapping[Any, Mapping[str, float]]) -> float:
 
 def most(name: str) -> float:
     """Shares are at most 1."""
-    return MOST_SHARE if name in ("matmul", "memory", "attention", "link", "network", "overlap") else float("inf")
+    return (
+        MOST_SHARE if name in ("matmul", "memory", "attention", "link", "network", "overlap", "host") else float("inf")
+    )
 
 
 def links_of(net: NetReport, within: bool) -> Link | None:

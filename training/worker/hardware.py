@@ -15,12 +15,14 @@ from torch import nn
 from torch.nn import functional
 
 from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.launch.host.processes import usable_cores, usable_memory
 from sparkring.training.models.gpt import GPT
+from sparkring.training.optim.build import build_optimizer
 
 SECONDS = 0.4  # of one measurement
 READING_S = 4.0  # of the reader
@@ -31,6 +33,8 @@ STORED = 32 << 20  # bytes
 SMALL = 16  # elements, whose operation is all overhead
 ROWS = 1024  # rows and columns of what elementwise operations are measured on
 MOST_SETS = 256  # operands that are kept
+HOST_COPIED = 256 << 20  # bytes of host memory, more than caches hold
+STEP_BYTES = 28  # that Adam reads and writes of a parameter in fp32: its gradient, weight and two moments
 ATTENTION = (8, 4, 128, 64)  # rows, heads, tokens, width of a head
 
 
@@ -112,6 +116,39 @@ def memory_rate(device: torch.device, backward: float) -> Rate:
         finish(device)
 
     return rate(run, 2.0 * COPIED[device.type])
+
+
+def host_memory_rate() -> Rate:
+    """Bytes per second that this rank's threads read and write where they copy host memory.
+
+    A step on the host may be faster: a copy writes half of its bytes, of which a CPU reads the lines first.
+    """
+    source = torch.zeros(HOST_COPIED // 4)
+    target = torch.empty_like(source)
+    return rate(lambda: target.copy_(source), 2.0 * HOST_COPIED)
+
+
+def host_step_rate() -> Rate:
+    """Bytes per second of an optimizer's step on the host, as offloaded shards take it."""
+    shard = nn.Parameter(torch.zeros(HOST_COPIED // 4))
+    optimizer = build_optimizer([("shard", shard)], OptimConfig(name="adamw"))
+    shard.grad = torch.ones_like(shard)
+    return rate(optimizer.step, float(STEP_BYTES * shard.numel()))
+
+
+def host_copy_rates(device: torch.device) -> dict[str, Rate]:
+    """Bytes per second between pinned host memory and the device, by direction; on a CPU between two places of it."""
+    on_host = torch.zeros(HOST_COPIED, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    there = torch.zeros(HOST_COPIED, dtype=torch.uint8, device=device)
+
+    def measured(target: torch.Tensor, source: torch.Tensor) -> Rate:
+        def run() -> None:
+            target.copy_(source, non_blocking=True)
+            finish(device)
+
+        return rate(run, float(HOST_COPIED))
+
+    return {"to device": measured(there, on_host), "to host": measured(on_host, there)}
 
 
 def elementwise_rate(backward: float) -> Rate:
@@ -196,13 +233,19 @@ def reader_rows_per_s(
 
 
 def device_facts(device: torch.device, local_size: int) -> dict[str, str | float]:
-    """Name, memory in bytes, and processors of one rank's device, and the cores of its machine."""
+    """Name, memory in bytes, and processors of one rank's device, and the cores and memory of its machine."""
     if device.type == "cuda":
         seen = torch.cuda.get_device_properties(device)
         name, memory, processors = seen.name, float(seen.total_memory), seen.multi_processor_count
     else:
         name, memory, processors = processor_name(), usable_memory() / local_size, torch.get_num_threads()
-    return {"name": name, "memory_bytes": memory, "processors": processors, "cores": usable_cores()}
+    return {
+        "name": name,
+        "memory_bytes": memory,
+        "processors": processors,
+        "cores": usable_cores(),
+        "host_bytes": usable_memory(),
+    }
 
 
 def processor_name(path: Path = Path("/proc/cpuinfo")) -> str:

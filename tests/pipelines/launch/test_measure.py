@@ -11,10 +11,13 @@ import torch
 from sparkring.conf.clusters.catalog import cluster_text, load_cluster
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.launch.measure import MeasuringRank, cluster_of, exchange_groups, ranks_at_once
+from sparkring.pipelines.launch.measure import MeasuringRank, cluster_of, exchange_groups, host_rates, ranks_at_once
 from sparkring.pipelines.launch.netcheck import NetReport, Pair
 from sparkring.training.worker.hardware import (
     attention_rate,
+    host_copy_rates,
+    host_memory_rate,
+    host_step_rate,
     memory_rate,
     operator_seconds,
     rate,
@@ -40,6 +43,10 @@ def result(scale: float = 1.0, host: str = "a", **other: Any) -> dict[str, Any]:
         "attention": {"per_s": 5e10 * scale, "spread": 0.1},
         "memory": {"per_s": 1e10, "spread": 0.05},
         "operator_s": 2e-6,
+        "host_bytes": 64 * 2**30,
+        "host": {"per_s": 2e10 * scale, "spread": 0.1},
+        "host_step": {"per_s": 5e9 * scale, "spread": 0.1},
+        "copies": {"to device": {"per_s": 2.5e10, "spread": 0.1}, "to host": {"per_s": 2e10 * scale, "spread": 0.1}},
         "links": {"host": host},
         "exchanges": {},
         "storage": (1e9, 5e8),
@@ -56,6 +63,9 @@ def test_gpus_have_the_slowest_links_and_the_median_ranks_rates(tmp_path: Path) 
     assert cluster.device.peak_tflops == {"fp32": 0.4} and cluster.device.memory_gib == 8
     assert (cluster.node.devices, cluster.node.link_gb_per_s, cluster.node.link_latency_us) == (2, 4.0, 10.0)
     assert (cluster.network.gbit_per_s, cluster.network.latency_us) == (8.0, 200.0)
+    node = cluster.node
+    assert (node.memory_gib, node.memory_gb_per_s, node.copy_gb_per_s) == (64, 80.0, 25.0), "two ranks at once"
+    assert cluster.reached.host == 0.25
     assert cluster.reached.network == 0.5 and cluster.reached.launch_us == 2.0
     assert cluster.measured is not None
     assert (cluster.measured.hosts, cluster.measured.spread) == (["a", "b"], 0.3)
@@ -123,3 +133,18 @@ def test_the_command_writes_a_file_that_the_plan_reads(
     cluster = load_cluster(str(path))
     assert cluster.node.devices == 2 and cluster.device.type == "cpu" and cluster.measured is not None
     assert cluster.measured.ranks == 2 and cluster.node.link_latency_us > 0
+
+
+def test_a_hosts_memory_its_optimizers_step_and_copies_are_measured() -> None:
+    memory, step, copies = host_memory_rate(), host_step_rate(), host_copy_rates(CPU)
+    assert memory.per_s > 0 < step.per_s
+    assert set(copies) == {"to device", "to host"} and all(each.per_s > 0 for each in copies.values())
+
+
+def test_the_slower_direction_is_what_a_device_copies_and_of_too_few_cores_not_all_ranks_measure_at_once() -> None:
+    found = host_rates([result(cores=2) for _ in range(4)], hosts=1)
+    assert (found.memory_per_s, found.copy_per_s, found.step_share) == (4e10, 2e10, 0.25)
+    assert host_rates([result(type="cuda") for _ in range(4)], hosts=2).memory_per_s == 4e10
+    assert host_rates([result(type="cuda") for _ in range(4)], hosts=1).memory_per_s == 8e10
+    faster = host_rates([result(type="cuda", host_step={"per_s": 3e10, "spread": 0.1})], hosts=1)
+    assert (faster.memory_per_s, faster.step_share) == (3e10, 1.0), "than a copy"

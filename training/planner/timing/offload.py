@@ -7,7 +7,7 @@ those that it has: it waits for the copy before it starts more operations.
 
 The host's cores update the shards of all devices of a machine at once, as fast as its memory is: 2.57 s for 10^10
 parameters and 0.22 s for 10^9 by Adam (https://arxiv.org/abs/2101.06840, table 4), 28 bytes each, are 0.43 and 0.50 of
-the 256 GB/s of that machine (DGX-2, 12 channels of DDR4-2666).
+the 256 GB/s of that machine (DGX-2, 12 channels of DDR4-2666): `reached.host`, unless `plan measure` has measured it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from sparkring.conf.clusters.cluster import Cluster
 from sparkring.training.planner.traffic import gathered_elements, reductions_of
 from sparkring.training.planner.workload import RankParameters
 
-HOST_REACHED = 0.43  # share of the host memory's bandwidth that an optimizer's step reaches
 ADDED = 3  # tensors that the host reads or writes to add a gradient to another
 
 
@@ -42,7 +41,7 @@ def shard_copies(rank: RankParameters) -> ShardCopies | None:
 
 def host_bytes_per_s(cluster: Cluster, world: int) -> float:
     """What the host reads and writes for one of the ranks that step at once."""
-    return cluster.node.memory_bytes_per_s * HOST_REACHED / min(world, cluster.node.devices)
+    return cluster.node.memory_bytes_per_s * cluster.reached.host / min(world, cluster.node.devices)
 
 
 def copy_seconds(copies: ShardCopies, cluster: Cluster, world: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.training.models.gpt import GPT
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.search import traced_model
-from sparkring.training.planner.timing.offload import HOST_REACHED, copy_seconds, host_bytes_per_s, shard_copies
+from sparkring.training.planner.timing.offload import copy_seconds, host_bytes_per_s, shard_copies
 from sparkring.training.planner.timing.step_time import step_counts, step_time
 from sparkring.training.planner.workload import RankParameters, Workload
 
@@ -58,8 +58,8 @@ def test_nothing_is_copied_without_offload_or_on_cpus() -> None:
 
 
 def test_the_devices_of_a_machine_share_its_hosts_memory() -> None:
-    assert host_bytes_per_s(A100, 8) == pytest.approx(281e9 * HOST_REACHED / 8)
-    assert host_bytes_per_s(A100, 2) == pytest.approx(281e9 * HOST_REACHED / 2)
+    assert host_bytes_per_s(A100, 8) == pytest.approx(281e9 * A100.reached.host / 8)
+    assert host_bytes_per_s(A100, 2) == pytest.approx(281e9 * A100.reached.host / 2)
     assert host_bytes_per_s(A100, 64) == host_bytes_per_s(A100, 8)
 
 
