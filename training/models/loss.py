@@ -10,6 +10,8 @@ chunk or less goes through torch's own, whose kernels take half the time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ Tensor = torch.Tensor
 # Elements of the logits worked on at a time: 16 MiB in float32 on the CPU, whose caches they pass through. A GPU needs
 # 256 MiB to be busy: at 2^22 a step of gpt-124m would be 790 chunks of kernels that take less than their launch.
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
+_planned_for: ContextVar[str] = ContextVar("planned_for", default="")
 
 
 def token_cross_entropy(logits: Tensor, target: Tensor, ignored: int) -> Tensor:
@@ -40,7 +43,17 @@ def token_cross_entropy(logits: Tensor, target: Tensor, ignored: int) -> Tensor:
 
 def chunk_elements(device: torch.device) -> int:
     """Elements of the logits that the loss works on at a time."""
-    return CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cpu"])
+    return CHUNK_ELEMENTS.get(_planned_for.get() or device.type, CHUNK_ELEMENTS["cpu"])
+
+
+@contextmanager
+def chunks_as_on(device_type: str) -> Iterator[None]:
+    """Within, chunks are those of a device, whatever the logits are on: the planner's have no memory."""
+    token = _planned_for.set(device_type)
+    try:
+        yield
+    finally:
+        _planned_for.reset(token)
 
 
 def _chunks(logits_NV: Tensor) -> Iterator[slice]:
@@ -64,6 +77,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             chunk_CV = logits_NV[rows].to(dtype)
             torch.logsumexp(chunk_CV, dim=1, out=norm_N[rows])
             loss_N[rows] = norm_N[rows] - chunk_CV.gather(1, index_N[rows, None]).squeeze(1)
+            del chunk_CV  # not beside the next one
         ctx.save_for_backward(logits_NV, index_N, kept_N, norm_N)
         return loss_N.masked_fill_(~kept_N, 0.0)
 
@@ -76,4 +90,5 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             chunk_CV = (logits_NV[rows].to(norm_N.dtype) - norm_N[rows, None]).exp_()
             chunk_CV.scatter_add_(1, index_N[rows, None], chunk_CV.new_full((len(chunk_CV), 1), -1.0))
             gradient_NV[rows] = chunk_CV.mul_(weight_N[rows, None])
+            del chunk_CV
         return gradient_NV, None, None

@@ -107,6 +107,9 @@ def _try_trace(workload: Workload) -> tuple[Trace | None, str]:
             raise workload.inputs
         layers = [name for stage in workload.stages for name in stage]
         names = {*workload.kinds, *layers, *workload.attention_cores, *workload.block_names}
-        return trace_model(workload.model, workload.inputs, names, workload.kinds, workload.rows_per_pass), ""
+        trace = trace_model(
+            workload.model, workload.inputs, names, workload.kinds, workload.rows_per_pass, workload.device_type
+        )
+        return trace, ""
     except Untraceable as error:
         return None, str(error)

@@ -64,7 +64,9 @@ def traced_model(workload: Workload) -> TracedModel:
     layers = workload.sharding.layer_names(workload.model) or workload.block_names
     names = {*workload.kinds, *layers, *workload.attention_cores, *workload.block_names, ""}
     # First: its error names the module. With as many rows as in a pass: what is made of weights alone is kept once.
-    trace = trace_model(workload.model, workload.inputs, names, workload.kinds, workload.rows_per_pass)
+    trace = trace_model(
+        workload.model, workload.inputs, names, workload.kinds, workload.rows_per_pass, workload.device_type
+    )
     return TracedModel(workload, trace_operations(workload.model, workload.inputs, layers, workload.kinds), trace)
 
 

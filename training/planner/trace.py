@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from sparkring.conf.errors import first_line
 from sparkring.training.data.batch import Ragged
-from sparkring.training.models.torch_private import flash_attention_on_meta, storage_key
+from sparkring.training.models.torch_private import storage_key
+from sparkring.training.planner.kernels import DeviceKernels
 
 INDEX_BYTES = 4  # what an element counts for: integers and masks, as of pooling, are larger or smaller than a float
 
@@ -61,27 +60,6 @@ class Trace:
             places[place] = places.get(place, 0) + numel
 
 
-class FusedAttention(TorchFunctionMode):
-    """Keep for backward what fused attention keeps: torch would keep all scores."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is functional.scaled_dot_product_attention and args[0].dim() == 4:
-            return fused_attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def fused_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **_: Any) -> Any:
-    """As `scaled_dot_product_attention`.
-
-    Args:
-        q, k, v: (B, heads, T, D).
-        attn_mask: broadcast to (B, heads, T, T), or None.
-        dropout_p: probability.
-        rest: further options, which keep nothing.
-    """
-    return flash_attention_on_meta(q, k, v, attn_mask, dropout_p)
-
-
 def repeated(given: Any, rows: int) -> Any:
     """An input of one row as one of `rows` rows, on the meta device: a tensor, a ragged column, or a dict of them."""
     if isinstance(given, Mapping):
@@ -96,7 +74,12 @@ def repeated(given: Any, rows: int) -> Any:
 
 
 def trace_model(
-    model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str], kinds: Mapping[str, str], rows: int = 1
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    names: Iterable[str],
+    kinds: Mapping[str, str],
+    rows: int = 1,
+    device_type: str = "cpu",
 ) -> Trace:
     """Trace the named modules in one forward of a copy of `model`.
 
@@ -109,6 +92,7 @@ def trace_model(
         names: modules to trace.
         kinds: module name -> how it is cut over tensor ranks (models/sharding_plan.py).
         rows: in the forward, as many as in a pass: what is made of weights alone is kept once, whatever the rows.
+        device_type: whose kernels keep what they keep there.
     """
     traced = copy.deepcopy(model).to("meta")
     entered_modules = running_modules(traced)
@@ -149,7 +133,7 @@ def trace_model(
         module = traced.get_submodule(name)
         module.register_forward_pre_hook(before(name))
         module.register_forward_hook(after(name))
-    with FusedAttention(), torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+    with DeviceKernels(device_type), torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
         try:
             traced(*given)
         except Exception as error:  # a user's forward may fail in any way

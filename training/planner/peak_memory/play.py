@@ -27,6 +27,9 @@ from sparkring.training.planner.trace import Untraceable, repeated
 from sparkring.training.planner.workload import RankParameters, Workload
 
 CUT_LOSS = 3  # tensors like the logits that torch's loss_parallel makes beside the log-softmax
+# cuBLAS's, of forward's thread and of backward's: 32 MiB each on Hopper, 8 MiB on other GPUs
+# (https://docs.pytorch.org/docs/stable/notes/cuda.html, "cuBLAS workspaces")
+WORKSPACES = {"cuda": 2 * 32 * 2**20}
 PASSES = 3  # of a step that are played: the first, one like all between, and the last
 
 
@@ -441,6 +444,7 @@ def with_peaks(ranks: Sequence[RankParameters], memory: Sequence[StageMemory]) -
     for number, (rank, stage) in enumerate(zip(ranks, memory, strict=True)):
         held = {"weights": stage.weights, "optimizer": stage.optimizer} if not stage.offloaded else {}
         held["residuals"] = stage.residuals
+        held["workspaces"] = WORKSPACES.get(rank.workload.device_type, 0)
         player = StepPlayer(rank, held | {"batch": batch_bytes(rank.workload)})
         player.step(number, timelines)
         level = player.level
@@ -476,6 +480,7 @@ def stage_timelines(workload: Workload, units: set[str]) -> list[Timeline]:
                 units={"", *units, *workload.kinds},
                 checkpointing=workload.config.activation_checkpointing,
                 precision=workload.config.precision,
+                device_type=workload.device_type,
                 weights=DTYPES.get(workload.config.precision) if is_gathered else None,
                 is_stage=count > 1,
                 is_split=number > 0 and workload.config.schedule == "zero-bubble" and workload.mesh.pp > 1,

@@ -31,7 +31,8 @@ from sparkring.training.parallel.measure import MemoryMeter
 from sparkring.training.parallel.model_parallel.blocks import checkpoint_blocks, repeated_blocks
 from sparkring.training.parallel.precision import autocast
 from sparkring.training.parallel.state import plain_name
-from sparkring.training.planner.trace import FusedAttention, running_modules, untraceable
+from sparkring.training.planner.kernels import kernels_of, with_kernels
+from sparkring.training.planner.trace import running_modules, untraceable
 
 LOSS = "loss"  # place of what is held outside of the model
 GRADIENT = "gradient of "  # and the name of a parameter: place of its gradient
@@ -218,6 +219,7 @@ class Pass:
         weights: dtype in which the weights are gathered; None: their own.
         is_stage: outputs are kept until they are sent, and not to the end of backward.
         is_split: backward goes to the input first, and then to the weights (zero-bubble).
+        device_type: `cpu` or `cuda`, whose kernels keep what they keep there.
     """
 
     module: nn.Module
@@ -233,6 +235,7 @@ class Pass:
     weights: torch.dtype | None = None
     is_stage: bool = False
     is_split: bool = False
+    device_type: str = "cpu"
 
 
 def trace_pass(work: Pass) -> tuple[Timeline, Any]:
@@ -247,7 +250,7 @@ def trace_pass(work: Pass) -> tuple[Timeline, Any]:
     recorder.count_existing([*module.parameters(), *module.buffers(), *filter(torch.is_tensor, there)])
     recorder.begin()
     try:
-        with shapes.mode, recorder:
+        with shapes.mode, kernels_of(work.device_type), recorder:
             outputs = _run(module, replace(work, columns=columns, received=received), recorder)
     except Exception as error:  # a user's forward may fail in any way
         raise untraceable(work.module, running, error) from error
@@ -261,7 +264,7 @@ def prepare_module(module: nn.Module, work: Pass) -> None:
         core = module.get_submodule(name)
         core.forward = with_exchange(core.forward)
     for each in [module, *(block for _, _, block in repeated_blocks(module))]:  # backward leaves a mode around it
-        each.forward = with_fused_attention(each.forward)
+        each.forward = with_kernels(each.forward, work.device_type)
     if work.checkpointing:
         checkpoint_blocks(module)
 
@@ -288,14 +291,6 @@ class Shapes:
             made = self.like(p.detach(), weights if p.is_floating_point() else None)
             memo[id(p)] = nn.Parameter(made, p.requires_grad)
         return copy.deepcopy(module, memo)
-
-
-def with_fused_attention(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def fused(*args: Any, **kwargs: Any) -> Any:
-        with FusedAttention():
-            return forward(*args, **kwargs)
-
-    return fused
 
 
 def with_exchange(core: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from sparkring.conf.errors import first_line
 from sparkring.training.models.torch_private import DispatchMode, call_without_memory, storage_key
-from sparkring.training.planner.trace import FusedAttention, Untraceable, repeated
+from sparkring.training.planner.kernels import DeviceKernels
+from sparkring.training.planner.trace import Untraceable, repeated
 
 # Operations of aten that only make another view of a tensor, or no work at all
 UNCOUNTED = ("detach", "empty", "lift_fresh", "alias", "arange", "zeros", "ones", "scalar_tensor")
@@ -114,7 +115,7 @@ class _Recorder(DispatchMode):
         return "inner" if "enter" in kinds else "between"
 
 
-class _FusedKernels(FusedAttention):
+class _FusedKernels(DeviceKernels):
     """Record as one kernel what is one on a device and many on meta; causal attention skips half of the work."""
 
     def __init__(self, recorder: _Recorder) -> None:
