@@ -85,6 +85,7 @@ def test_all_ranks_take_the_same_device_and_one_says_why(gpus: list[SeenGpu]) ->
     assert first[0] == second[0] == "cpu" and second[1] == []
     (line,) = first[1]
     assert line.startswith("train.device=auto: all ranks are on the CPU, since ")
+    assert ("launch.world=1" in line) == all(each.gpu for each in gpus)
 
 
 @pytest.mark.ranks

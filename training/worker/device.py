@@ -91,6 +91,13 @@ def gpu_problem(seen: Sequence[SeenGpu]) -> str | None:
     return None
 
 
+def gpu_advice(seen: Sequence[SeenGpu]) -> str:
+    """Say how many ranks would train on GPUs, where every rank sees one."""
+    if not all(rank.gpu for rank in seen):
+        return ""
+    return f"; with launch.world={len({(rank.machine, rank.gpu) for rank in seen})} they would be on GPUs"
+
+
 def pick_device(wanted: str, info: RankInfo, timeout: timedelta, together: bool = True) -> torch.device:
     """Pick this rank's device. Collective where `together` and `wanted` is not `cpu`.
 
@@ -109,7 +116,7 @@ def pick_device(wanted: str, info: RankInfo, timeout: timedelta, together: bool 
     device_type, why = choose_device_type(wanted, seen)
     if device_type == "cpu":
         if why and info.rank == 0:
-            log.warning("train.device=auto: all ranks are on the CPU, since %s", why)
+            log.warning("train.device=auto: all ranks are on the CPU, since %s%s", why, gpu_advice(seen))
         return torch.device("cpu")
     device = torch.device("cuda", gpu_index(info.local_rank))
     torch.cuda.set_device(device)
