@@ -21,7 +21,7 @@ from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.blocks.storage import StorageConfig
 from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.blocks.tracking import TrackingConfig
-from sparkring.conf.blocks.train import TrainConfig
+from sparkring.conf.blocks.train import TrainConfig, evaluation_batch
 from sparkring.conf.blocks.trees import TreesConfig
 from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.schedule.block import ScheduleConfig
@@ -61,9 +61,8 @@ class RunConfig(Strict):
     drift: DriftConfig | None = None
 
     def evaluation_batch(self, split_rows: int) -> int:
-        """Rows that all ranks compute at a time: not more than training does by default, nor than there are."""
-        asked = self.train.eval_batch or max(1, self.train.global_batch // self.parallel.accumulate)
-        return min(asked, max(1, split_rows))
+        """Rows of a split that all ranks compute at a time."""
+        return evaluation_batch(self.train.eval_batch, self.train.global_batch, self.parallel.passes, split_rows)
 
     @property
     def model_code(self) -> dict[str, str]:

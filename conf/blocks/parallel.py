@@ -126,3 +126,8 @@ class ParallelConfig(Strict):
     compress: CompressConfig = CompressConfig()
     averaging: AveragingConfig = AveragingConfig()
     servers: ServersConfig = ServersConfig()
+
+    @property
+    def passes(self) -> int:
+        """Passes that a step is cut into; a pipeline folds its accumulation into its micro-batches."""
+        return self.accumulate * (self.micro_batches if self.pp != 1 else 1)

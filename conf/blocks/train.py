@@ -27,7 +27,7 @@ class TrainConfig(Strict):
     eval_batch: PositiveInt | None = Field(
         None,
         description="rows that all ranks compute at a time in evaluation; None: as many as in training, which is "
-        "global_batch / parallel.accumulate",
+        "global_batch / parallel.accumulate, and in a pipeline / parallel.micro_batches too",
     )
     eval_every_steps: PositiveInt | None = Field(None, description="None: at the end of every epoch")
     valid_split: str = Field("valid", description="split that is scored while training")
@@ -67,3 +67,15 @@ class TrainConfig(Strict):
     )
     compile: bool = Field(False, description="torch.compile the model")
     dtype: Literal["float32", "float64"] = Field("float32", description="type of the master parameters")
+
+
+def evaluation_batch(asked: int | None, global_batch: int, passes: int, split_rows: int) -> int:
+    """Rows that all ranks evaluate at a time: by default not more than training computes at a time, nor than there are.
+
+    Args:
+        asked: train.eval_batch.
+        global_batch: rows of a training step.
+        passes: that a training step is cut into.
+        split_rows: of the split.
+    """
+    return min(asked or max(1, global_batch // passes), max(1, split_rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -48,13 +49,14 @@ def rank_room(config: RunConfig, cluster: Cluster | None) -> Room | None:
 
 
 def held_bytes(plan: CostPlan, is_host: bool = False) -> int | None:
-    """The most that a rank holds: at the start, or in a step. None: not traced.
+    """The most that a rank holds: at the start, in a step, or in evaluation. None: not traced.
 
     `is_host`: what its reader and its sparse tables hold is in the same memory.
     """
     peak = fullest(plan).peak
     host = host_bytes(plan) if is_host else 0
-    return None if peak is None else host + max(peak, *(stage.start for stage in plan.stages))
+    others = [stage.start for stage in plan.stages] + [stage.evaluation or 0 for stage in plan.stages]
+    return None if peak is None else host + max(peak, *others)
 
 
 def host_bytes(plan: CostPlan) -> int:
@@ -103,22 +105,26 @@ def gib(size: float) -> str:
 
 def smaller(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     """Recipes of the same training that hold less, those that change the least first, and the keys that differ."""
+    as_trained: dict[str, Any] = {"train.eval_batch": None}  # not more rows than a pass of training has
     sharded: dict[str, Any] = {"parallel.zero": 1 if config.parallel.engine == "horovod" else 3}
     recomputed: dict[str, Any] = {"parallel.activation_checkpointing": True}
+    smallest = sharded | recomputed | more_passes(config, 8)
     on_gpus = device_of(config) == "cuda"
     for keys in (
+        as_trained,
         recomputed,
         more_passes(config, 2),
         {"parallel.zero": 1},
         sharded,
         more_passes(config, 8),
         sharded | recomputed,
-        sharded | recomputed | more_passes(config, 8),
-        *([sharded | recomputed | more_passes(config, 8) | {"parallel.offload": True}] if on_gpus else []),
+        *([smallest] if config.train.eval_batch is None else [smallest, smallest | as_trained]),
+        *([smallest | as_trained | {"parallel.offload": True}] if on_gpus else []),
     ):
         changed = with_keys(config, keys)
         if changed != config and not layout_problems_of(changed):
-            yield " ".join(f"{key}={str(value).lower()}" for key, value in keys.items()), changed
+            differing = {key: value for key, value in keys.items() if key_of(config, key) != value}
+            yield " ".join(f"{key}={json.dumps(value)}" for key, value in differing.items()), changed
 
 
 def more_passes(config: RunConfig, times: int) -> dict[str, Any]:
@@ -129,6 +135,15 @@ def more_passes(config: RunConfig, times: int) -> dict[str, Any]:
 
 
 def with_keys(config: RunConfig, keys: dict[str, Any]) -> RunConfig:
-    """The configuration with other keys of its parallel block."""
-    update = {key.removeprefix("parallel."): value for key, value in keys.items()}
-    return config.model_copy(update={"parallel": config.parallel.model_copy(update=update)})
+    """The configuration with other keys of its blocks."""
+    for key, value in keys.items():
+        block, _, name = key.partition(".")
+        changed = getattr(config, block).model_copy(update={name: value})
+        config = config.model_copy(update={block: changed})
+    return config
+
+
+def key_of(config: RunConfig, key: str) -> Any:
+    """The value of a block's key."""
+    block, _, name = key.partition(".")
+    return getattr(getattr(config, block), name)

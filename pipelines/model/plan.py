@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from sparkring.etl.build import PinnedDataset
 
 log = logging.getLogger(__name__)
+UNKNOWN_ROWS = 1 << 62
 UNPLANNED_TREES = "each rank holds its rows, and ranks add up histograms; there is no layout to plan"
 UNPLANNED = "activations, and what is sent for them, are not planned"
 
@@ -134,7 +135,17 @@ def plan_workload(config: RunConfig, manifest: DatasetManifest | None, mesh: Mes
         tables=planned_tables(config, dataset, model),
         reader_bytes=reader_bytes(config, dataset, mesh.dp),
         device_type=device_of(config),
+        eval_batch=config.train.eval_batch,
+        eval_rows=evaluated_split(config, manifest),
     )
+
+
+def evaluated_split(config: RunConfig, manifest: DatasetManifest | None) -> int:
+    """Rows of the largest split that ranks evaluate; without a dataset more than any batch has."""
+    if manifest is None:
+        return UNKNOWN_ROWS
+    names = {config.train.valid_split, config.train.test_split}
+    return max((split.rows for name, split in manifest.splits.items() if name in names), default=0)
 
 
 def optimizer_states(optim: OptimConfig) -> int:

@@ -135,3 +135,13 @@ def test_sparse_tables_are_spread_over_the_data_ranks_unless_each_has_them_all()
     )
     assert everywhere == table_bytes(1_000_000, 192) and spread == table_bytes(250_000, 192)
     assert tables_bytes(replace(workload, tables=(replace(table, most_rows=0),))) == 0, "not known"
+
+
+def test_what_does_not_fit_in_evaluation_alone_is_named_with_its_key() -> None:
+    config = small("train.eval_batch=4096", "train.global_batch=64", "parallel.activation_checkpointing=true")
+    plan = cost_plan(config, None)
+    stage = plan.stages[0]
+    assert stage.peak is not None and stage.evaluation is not None and stage.evaluation > 2 * stage.peak
+    assert held_bytes(plan) == stage.evaluation
+    text = fits_text(config, None, plan, Room(1.5 * stage.peak, "a device"))
+    assert text.startswith("does not fit: ") and "; with train.eval_batch=null it needs " in text

@@ -70,7 +70,10 @@ def with_memory(folder: Path, device_gib: float, host_gib: float = 1152) -> list
 def test_a_model_that_only_fits_offloaded_is_offloaded_and_written_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words, path = ["search", *SMALL, *with_memory(tmp_path, 0.03)], str(tmp_path / "planned.yaml")
+    words, path = (
+        ["search", *SMALL, "train.eval_batch=null", *with_memory(tmp_path, 0.03)],
+        str(tmp_path / "planned.yaml"),
+    )
     best = json.loads(output(capsys, *words, "--json", "--write", path))[0]
     assert best["layout"]["offload"] and best["host_gib"] > 0 and best["seconds_by_cause"]["offload"] > 0
     written = load_config(path).config.parallel

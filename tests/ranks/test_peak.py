@@ -1,5 +1,6 @@
-"""The peak of a step's memory is what torch allocates within 2 %: weights, gradients, optimizer, activations, loss,
-batch, what ZeRO gathers, what codecs, exchanges and pipelines hold. Each rank's, under every layout of layouts.py."""
+"""The peak of a step's memory, and of an evaluation's, is what torch allocates within 2 %: weights, gradients,
+optimizer, activations, loss, batch, what ZeRO gathers, what codecs, exchanges and pipelines hold. Each rank's, under
+every layout of layouts.py."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,9 @@ class Given:
     """A strategy whose model returns the column `score`, on one of several ranks without a network."""
 
     is_data_leader = True
+
+    def measuring_evaluation(self, batch: Batch) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         return batch.columns["score"]

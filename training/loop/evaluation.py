@@ -37,25 +37,35 @@ def evaluate_split(
     """
     names = ("loss", *task.metric_names())
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)  # each metric's, and the divisor
+    seen_by = [*([on_batch] if on_batch else []), *([whole.add] if whole else [])]
     for number, batch in enumerate(batches):
         on_progress(number)
-        outputs = ranks.evaluate(batch)
-        if outputs is None or batch.rows == 0:
-            continue
-        if on_batch is not None:
-            on_batch(batch, outputs)
-        if whole is not None:
-            whole.add(batch, outputs)
-        # weight, each value: (B,)
-        weight = batch.row_weights(outputs.device).double()
-        values = {"loss": task.loss(outputs, batch.columns)} | task.metric_sums(outputs, batch.columns)
-        sums[:-1] += torch.stack([(values[name].double() * weight).sum() for name in names]).cpu()
-        share = task.counted_share(batch.columns)
-        sums[-1] += (weight if share is None else share.to(weight) * weight).sum().cpu()
+        with ranks.measuring_evaluation(batch):
+            sums += _batch_sums(ranks, batch, task, seen_by)
     sums = ranks.meeting.sum_over_data(sums)
     total = float(sums[-1])
     found = {name: float(sums[i]) / total if total else math.nan for i, name in enumerate(names)}
     return found if whole is None else found | whole.metrics()
+
+
+def _batch_sums(
+    ranks: Ranks, batch: Batch, task: Task, seen_by: Iterable[Callable[[Batch, Any], None]]
+) -> torch.Tensor:
+    """Sums (metrics + 1,) of a batch's weighted values, and of its weights. Its outputs end with this function: those
+    of two batches are never in memory together.
+    """
+    names = ("loss", *task.metric_names())
+    outputs = ranks.evaluate(batch)
+    if outputs is None or batch.rows == 0:
+        return torch.zeros(len(names) + 1, dtype=torch.float64)
+    for see in seen_by:
+        see(batch, outputs)
+    # weight, each value: (B,)
+    weight = batch.row_weights(outputs.device).double()
+    values = task.row_values(outputs, batch.columns)
+    share = task.counted_share(batch.columns)
+    divisor = weight if share is None else share.to(weight) * weight
+    return torch.stack([*((values[name].double() * weight).sum() for name in names), divisor.sum()]).cpu()
 
 
 class WholeSplit:

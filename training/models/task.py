@@ -28,6 +28,10 @@ class Task(ABC):
         """Per-row contributions (B,) to each metric; the loop weights, sums over ranks and divides by rows."""
         return {}
 
+    def row_values(self, outputs: Any, columns: Columns) -> dict[str, torch.Tensor]:
+        """Per-row loss and contributions to each metric (B,), which evaluation adds up."""
+        return {"loss": self.loss(outputs, columns)} | self.metric_sums(outputs, columns)
+
     def split_metric_names(self) -> tuple[str, ...]:
         """Metrics of all rows of a split together: AUC, F1 and the like."""
         return ()

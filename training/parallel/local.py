@@ -34,9 +34,9 @@ from sparkring.training.parallel.gradients import (
     square_sum,
 )
 from sparkring.training.parallel.initialize import initialize_parameters
-from sparkring.training.parallel.measure import (
+from sparkring.training.parallel.measure import CommsMeter
+from sparkring.training.parallel.memory.meters import (
     ActivationMeter,
-    CommsMeter,
     RankMemoryMeter,
     held_tensors,
     memory_bytes,
@@ -140,6 +140,7 @@ class LocalStep:
         self.memory: dict[str, float] = {}  # bytes at the first optimizer step
         self.activations = ActivationMeter()
         self.meter: RankMemoryMeter | None = None  # of the second step
+        self.evaluation_meter: RankMemoryMeter | None = None  # of the first batch that is evaluated
         self.holder: object = self  # of all that a step may need: its strategy, where there is one
         self.loss_sum = torch.zeros((), dtype=torch.float64)  # of the last batch
         self.table_settings = tables or TableSettings()
@@ -329,11 +330,26 @@ class LocalStep:
             yield
             return
         if self.meter is None:
-            self.meter = RankMemoryMeter(self.data_parallel.gathered_tensors)
-            self.meter.count_rows([] if batch is None else held_tensors(batch.columns))
-            self.meter.count_existing(held_tensors(self.holder))
+            self.meter = self._memory_meter(batch)
         with self.meter, self.prepared.comms, self.data_parallel.measuring_gathered():
             yield
+
+    @contextmanager
+    def measuring_evaluation(self, batch: Batch) -> Iterator[None]:
+        """Count the memory of the first batch that is evaluated, but under torch.compile."""
+        if self.evaluation_meter is not None or self.prepared.compiled:
+            yield
+            return
+        self.evaluation_meter = self._memory_meter(batch)
+        with self.evaluation_meter:
+            yield
+
+    def _memory_meter(self, batch: Batch | None) -> RankMemoryMeter:
+        """A meter that knows what this rank holds now, and the rows of the batch."""
+        meter = RankMemoryMeter(self.device, self.data_parallel.gathered_tensors)
+        meter.count_rows([] if batch is None else held_tensors(batch.columns))
+        meter.count_existing(held_tensors(self.holder))
+        return meter
 
     def _measuring_activations(self, module: nn.Module, batch: tuple[Any, ...]) -> AbstractContextManager[object]:
         """Around a forward pass, whose activations are counted in the second step too.
@@ -440,6 +456,7 @@ class LocalStep:
             sent["sent_bytes dp x cp"] = sent.get("sent_bytes dp x cp", 0.0) + self.tables.step_bytes
         peaks = {"gathered_bytes": self.data_parallel.gathered_bytes, "activations_bytes": self.activations.peak}
         peaks["peak_bytes"] = self.meter.peak if self.meter is not None else 0
+        peaks["evaluation_bytes"] = self.evaluation_meter.peak if self.evaluation_meter is not None else 0
         peaks["residuals_bytes"] = 2 * storage_bytes(self.data_parallel.codec_state().residuals.values())
         found = {name: float(peak) for name, peak in peaks.items() if peak}
         return self.memory | found | sent | (self.pipeline.seconds if self.pipeline is not None else {})

@@ -61,6 +61,10 @@ class Ranks(ABC):
         """Open the rows that this rank trains on: its share of each global batch."""
         return open_share(self.data_rank, self.data_size)
 
+    def measuring_evaluation(self, batch: Batch) -> AbstractContextManager[object]:
+        """Around the evaluation of a batch, loss and metrics included: its memory may be measured."""
+        return nullcontext()
+
     @abstractmethod
     def evaluate(self, batch: Batch) -> Any:
         """Model outputs without gradients; None on ranks that do not see them. Collective: every rank calls it."""
@@ -169,6 +173,9 @@ class Strategy(Ranks):
     @abstractmethod
     def step(self, lr: float) -> StepInfo:
         """Finish the reduction, clip, step at learning rate `lr`, zero the gradients."""
+
+    def measuring_evaluation(self, batch: Batch) -> AbstractContextManager[object]:
+        return self.local.measuring_evaluation(batch)
 
     def evaluate(self, batch: Batch) -> Any:
         """Model outputs without gradients; None where not `is_output_rank`. Collective: every rank calls it."""

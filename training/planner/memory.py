@@ -31,6 +31,7 @@ class StageMemory:
     offloaded: int = 0  # host memory of offloaded shards and their optimizer state
     peak: int | None = None  # the most that is held at a moment of a step, all of it together; None: not traced
     at_peak: Mapping[str, int] = field(default_factory=dict)  # by kind
+    evaluation: int | None = None  # the most that is held while a batch is evaluated; None: none is, or not traced
 
     @property
     def on_device(self) -> int:

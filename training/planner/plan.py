@@ -39,6 +39,7 @@ class CostPlan:
     dense_bytes: int = 0  # what it would send without
     reader: int | None = None  # the most that a rank's reader holds, on the host; None: not known
     tables: int = 0  # the same of its share of sparse tables
+    evaluated_rows: int = 0  # that a rank evaluates at a time; 0: none, or not known
     untraced: str = ""  # why activations, and the bytes sent because of them, are not planned
 
 
@@ -79,6 +80,7 @@ def make_plan(workload: Workload, peaks: bool = True) -> CostPlan:
         dense_bytes=sum(batch_axes_bytes(rank, dense=True) for rank in ranks) // mesh.pp,
         reader=workload.reader_bytes,
         tables=tables_bytes(workload),
+        evaluated_rows=workload.evaluated_rows,
         untraced=untraced,
     )
 

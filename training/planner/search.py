@@ -25,6 +25,7 @@ from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.memory import KeptElements, StageMemory, kept_elements, stage_memory
+from sparkring.training.planner.peak_memory.play import row_evaluation_bytes
 from sparkring.training.planner.timing.operations import ModelWork, trace_operations
 from sparkring.training.planner.timing.step_time import (
     StepCounts,
@@ -259,7 +260,18 @@ class LayoutCosts:
         loss = workload.rows_per_pass * outputs * (LOSS_BYTES + workload.compute_bytes) / (mesh.tp * mesh.cp)
         if not config.zero:  # a ring's buckets, and weights as autocast casts them
             loss += state.gradients * (mesh.dp * mesh.cp > 1) + rank.whole * 2 * (config.precision != "fp32")
-        return state.on_device + int(elements * workload.compute_bytes + loss), state.offloaded
+        evaluated = self._evaluated(rank)
+        return state.on_device + int(max(elements * workload.compute_bytes + loss, evaluated)), state.offloaded
+
+    def _evaluated(self, rank: RankParameters) -> float:
+        """Bytes that the last rank of a pipeline, which has the outputs, holds in evaluation beside its state."""
+        workload, config = rank.workload, rank.workload.config
+        if not workload.evaluated_rows or rank.stages[-1] != workload.stages[-1]:
+            return 0.0
+        key = ("evaluated", workload.mesh.tp, workload.mesh.cp, config.sequence_parallel, config.precision)
+        of_row: float = self._once(key, lambda: row_evaluation_bytes(workload))
+        cast = 0 if config.zero or config.precision == "fp32" else 2 * rank.whole
+        return of_row * workload.evaluated_rows + cast
 
     def _sent(self, workload: Workload) -> dict[str, int]:
         """Bytes over tp, cp and pp, which grow with the rows of a rank."""

@@ -29,6 +29,11 @@ def table_rows(plan: CostPlan, measured: dict[str, float] | None = None) -> list
             continue
         rows.append((f"{kind}_bytes", "per rank, largest", None if None in sizes else max(sizes)))
     rows.append(("peak_bytes", peak_unit(plan), fullest(plan).peak))
+    evaluations = [stage.evaluation for stage in plan.stages if stage.evaluation is not None]
+    if evaluations:
+        rows.append(
+            ("evaluation_bytes", f"per rank, largest: {plan.evaluated_rows:,} rows at a time", max(evaluations))
+        )
     if any(stage.offloaded for stage in plan.stages):
         rows.append(("offloaded_bytes", "host memory per rank, largest", max(s.offloaded for s in plan.stages)))
     if plan.reader is not None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from sparkring.conf.blocks.parallel import ParallelConfig
+from sparkring.conf.blocks.train import evaluation_batch
 from sparkring.training.data.batch import Columns
 from sparkring.training.models.sharding_plan import ShardingPlan, plan_of
 from sparkring.training.models.task import Task
@@ -65,6 +66,8 @@ class Workload:
         tables: sparse ones.
         reader_bytes: the most that a rank's reader holds on the host; None: not known.
         device_type: `cpu` or `cuda`, what ranks compute on; a CPU's memory is the host's.
+        eval_batch: train.eval_batch.
+        eval_rows: of the largest split that is evaluated; 0: none is.
         known: what was found out about the model; the same model's other layouts have it too.
     """
 
@@ -81,6 +84,8 @@ class Workload:
     tables: tuple[SparseTable, ...] = ()
     reader_bytes: int | None = None
     device_type: str = "cpu"
+    eval_batch: int | None = None
+    eval_rows: int = 0
     known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -119,6 +124,14 @@ class Workload:
     @property
     def rows_per_rank(self) -> int:
         return part_bounds(self.global_batch, self.mesh.dp)[0][1]
+
+    @property
+    def evaluated_rows(self) -> int:
+        """Rows that a rank evaluates at a time; 0: none."""
+        if not self.eval_rows:
+            return 0
+        rows = evaluation_batch(self.eval_batch, self.global_batch, self.micro_batches, self.eval_rows)
+        return part_bounds(rows, self.mesh.dp)[0][1]
 
     @property
     def is_coded(self) -> bool:

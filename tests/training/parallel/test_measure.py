@@ -11,13 +11,8 @@ from torch import nn
 
 from sparkring.training.data.batch import Batch
 from sparkring.training.models.torch_private import fake_tensors
-from sparkring.training.parallel.measure import (
-    ActivationMeter,
-    RankMemoryMeter,
-    combined,
-    held_tensors,
-    memory_bytes,
-)
+from sparkring.training.parallel.measure import combined
+from sparkring.training.parallel.memory.meters import ActivationMeter, RankMemoryMeter, held_tensors, memory_bytes
 
 
 def test_memory_is_the_fullest_ranks_bytes_the_mean_and_the_bubble_the_slowest_pass_over_the_most_work() -> None:
@@ -123,7 +118,7 @@ def test_tensors_are_found_wherever_an_object_holds_them_and_nowhere_else() -> N
 
 
 def test_a_ranks_meter_counts_what_is_made_and_freed_but_for_traces_and_sparse_tensors() -> None:
-    meter = RankMemoryMeter()
+    meter = RankMemoryMeter(torch.device("cpu"))
     with meter:
         kept = torch.zeros(1000)
         freed = torch.zeros(500)
@@ -134,10 +129,21 @@ def test_a_ranks_meter_counts_what_is_made_and_freed_but_for_traces_and_sparse_t
     assert meter.live == kept.nbytes and 6000 <= meter.peak < 7000
 
 
+def test_of_a_gpus_rank_nothing_on_the_host_is_counted() -> None:
+    """As offloaded shards, their optimizer's state, and the columns that readers keep there."""
+    meter = RankMemoryMeter(torch.device("cuda"))
+    kept = torch.zeros(1000)
+    meter.count_rows([kept])
+    meter.count_existing([kept])
+    with meter:
+        shard = kept + 1.0
+    assert (meter.live, meter.peak) == (0, 0) and len(shard) == 1000
+
+
 def test_of_batches_a_peak_has_the_rows_of_its_step_and_not_the_chunks_that_a_reader_cut_them_from() -> None:
     chunk = torch.zeros(8, 100)
     ahead = [Batch({"x": rows}, 2, 2, 2) for rows in chunk.split(2)]
-    meter = RankMemoryMeter()
+    meter = RankMemoryMeter(torch.device("cpu"))
     meter.count_rows(held_tensors(ahead[0].columns))
     meter.count_existing(held_tensors(ahead[0].columns))
     with meter:

@@ -20,7 +20,7 @@ from sparkring.training.models.tabular import Tabular
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.dtensor import local_tensor
-from sparkring.training.parallel.measure import ActivationMeter
+from sparkring.training.parallel.memory.meters import ActivationMeter
 from sparkring.training.parallel.mesh import Mesh, resolve_mesh
 from sparkring.training.planner import Workload, format_rows, make_plan, table_rows
 

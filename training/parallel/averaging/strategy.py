@@ -29,8 +29,8 @@ from sparkring.training.parallel.averaging.links import Links
 from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS, RULES, copy_into
 from sparkring.training.parallel.data_parallel.base import DataParallel
 from sparkring.training.parallel.local import LocalStep, OptimizerFactory, StepInfo
-from sparkring.training.parallel.measure import storage_bytes
 from sparkring.training.parallel.meeting import GroupMeeting
+from sparkring.training.parallel.memory.meters import storage_bytes
 from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 from sparkring.training.parallel.process_groups import RankContext
 from sparkring.training.parallel.residuals import Residuals
@@ -77,6 +77,7 @@ class AveragedStrategy(Strategy):
         self.rule = RULES[self.settings.kind](self.settings, links)
         self.clock = 0  # steps so far, skipped ones included: the same on every rank
         self.skipped_in_window = 0  # steps, by this replica
+        self._kept: list[torch.Tensor] = []  # this replica's own values, while those of all are evaluated
         self.window_bytes = 0.0  # sent by this rank when the last window ended
 
     @property
@@ -163,10 +164,12 @@ class AveragedStrategy(Strategy):
             values = self.rule.evaluated(weights, self.in_window)
             firsts = self.links.of_first(buffers) if self.in_window else []
         changed = [*(weights if values is not None else []), *(buffers if firsts else [])]
-        kept = [tensor.clone() for tensor in changed]
+        self._kept = [tensor.clone() for tensor in changed]
         copy_into(changed, [*(values or []), *firsts])
+        del values, firsts  # as large as the weights, and not needed while ranks evaluate
         yield  # not in a `try`: after an error nothing is evaluated any more
-        copy_into(changed, kept)
+        copy_into(changed, self._kept)
+        self._kept = []
 
     def measure(self) -> dict[str, float]:
         sent = self.window_bytes / self.settings.every

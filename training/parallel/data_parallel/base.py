@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from sparkring.training.parallel.measure import storage_bytes
+from sparkring.training.parallel.memory.meters import storage_bytes
 
 MOMENTS = 128  # most moments at which gathered tensors are counted, in the one step that is measured
 

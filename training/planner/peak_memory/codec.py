@@ -9,7 +9,7 @@ from torch import nn
 
 from sparkring.training.parallel.data_parallel.compress import CodecTransport, Collectives, compressed
 from sparkring.training.parallel.data_parallel.reduce import Bucket, GradientReducer, Transport
-from sparkring.training.parallel.measure import MemoryMeter
+from sparkring.training.parallel.memory.meters import MemoryMeter
 from sparkring.training.planner.workload import RankParameters
 
 

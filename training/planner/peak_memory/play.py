@@ -4,6 +4,9 @@ Weights, optimizer state and what a codec or averages keep are there all the tim
 (timeline.py), of which tensor and context ranks have their share; where it enters and leaves modules ZeRO gathers and
 frees weights and reduces gradients, in the order of torch's fully_shard; a pipeline plays its schedule's actions, with
 the messages that it receives ahead and keeps until they are sent.
+
+Between steps ranks evaluate: passes without gradients, of other rows. What is there all the time is there too, as are a
+ring's buckets; outputs are put together on every rank before the loss and the metrics.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from typing import Any
 
 import torch
 
+from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.training.data.batch import Columns
+from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.pipeline import AHEAD, PipelineStage
 from sparkring.training.parallel.model_parallel.schedules import Action, schedule_table
 from sparkring.training.parallel.precision import DTYPES
@@ -83,6 +88,9 @@ class GradientMemory:
 
     def end(self) -> None:
         """After the last pass."""
+
+    def end_evaluation(self) -> None:
+        """After the forward pass of an evaluation."""
 
 
 class BucketMemory(GradientMemory):
@@ -315,6 +323,15 @@ class ZeroMemory(GradientMemory):
         self.order.clear()
         self.left.clear()
 
+    def end_evaluation(self) -> None:
+        """Free the weights: a later pass gathers them again."""
+        self._free_copied()
+        for unit in self.received:
+            self._free_flat(unit)
+        self.received.clear()
+        for unit in [*self.gathered]:
+            self._free(unit)
+
 
 def gradient_memory(rank: RankParameters, level: Level) -> list[GradientMemory]:
     """What combines the gradients of each of the rank's stages, or of all of them."""
@@ -335,6 +352,7 @@ class StepPlayer:
         self.rank, self.level = rank, Level(held)
         self.of_stages = gradient_memory(rank, self.level)
         self.gradients = self.of_stages[0]  # of the pass that is played
+        self.pieces: list[float] = []  # of the inputs of the cut layers that the pass is in
         config, mesh = rank.workload.config, rank.workload.mesh
         self.is_split = mesh.pp > 1 and config.schedule == "zero-bubble"
         self.has_cut_loss = "vocab_head" in rank.workload.kinds.values()
@@ -370,7 +388,8 @@ class StepPlayer:
     def _exchange(self, event: PassEvent, timeline: Timeline) -> None:
         """What is held for a moment where tensor ranks gather inputs, sum outputs, and compute the loss of cut logits.
 
-        Under sequence parallelism both are put together from pieces: once more.
+        Under sequence parallelism both are put together from pieces: once more; and a layer's caller keeps this rank's
+        piece of the input until the layer has returned.
         """
         config, mesh = self.rank.workload.config, self.rank.workload.mesh
         if mesh.tp == 1:
@@ -381,7 +400,11 @@ class StepPlayer:
         elif (event.kind, kind) in (("leave", "row"), ("leave", "vocab")):
             self.level.pulse("buffers", whole * (2 if config.sequence_parallel else 1))
         elif config.sequence_parallel and (event.kind, kind) in (("enter", "enter"), ("enter", "vocab_head")):
+            self.level.add("activations", whole / mesh.tp)
+            self.pieces.append(whole / mesh.tp)
             self.level.pulse("buffers", whole)
+        elif config.sequence_parallel and (event.kind, kind) in (("leave", "enter"), ("leave", "vocab_head")):
+            self.level.add("activations", -self.pieces.pop())
         elif config.sequence_parallel and (event.kind, kind) == ("back", "row"):
             self.level.pulse("buffers", 2 * whole)
 
@@ -428,6 +451,40 @@ class StepPlayer:
         for each in self.of_stages:
             each.end()
 
+    def evaluate(self, number: int, timelines: Sequence[Timeline]) -> None:
+        """Play an evaluation's pass on the pipeline rank `number`: its stages one after the other, then the loss."""
+        pp, last = self.rank.workload.mesh.pp, len(timelines) - 1
+        stages = range(number, len(timelines), pp)
+        received = {stage: timelines[stage].input_bytes * self.shares["between"] for stage in stages}
+        self.level.add("messages", sum(received.values()))
+        for stage in stages:
+            self.gradients = self.of_stages[stage // pp if len(self.of_stages) > 1 else 0]
+            self.play(timelines[stage], "F")
+            self.level.add("messages", -received[stage])
+        for stage in stages:  # all is sent by now
+            self.level.add("activations", -timelines[stage].output_bytes * self.shares["between"] * (stage != last))
+        if last in stages:
+            self._put_together(timelines[last].output_bytes)
+        for each in self.of_stages:
+            each.end_evaluation()
+        if last in stages:
+            self.play(timelines[last], "B")
+
+    def _put_together(self, size: int) -> None:
+        """Make outputs of `size` bytes whole on every tensor rank, and then on every context rank, of all ranks' parts.
+
+        The parts are there until that is done.
+        """
+        mesh, part, parts = self.rank.workload.mesh, size * self.shares[LOSS], 0.0
+        for ranks in (mesh.tp if self.has_cut_loss else 1, mesh.cp):
+            if ranks > 1:
+                parts, part = parts + part, part * ranks
+                self.level.add("buffers", part)  # what is received
+                self.level.add("activations", part)
+                self.level.add("buffers", -part)
+        self.level.add("activations", -parts)
+        self.shares[LOSS], self.has_cut_loss = 1.0, False
+
     def message(self, action: Action, timelines: Sequence[Timeline]) -> float:
         """Bytes of the message that the action waits for."""
         timeline, between = timelines[action.stage], self.shares["between"]
@@ -438,36 +495,81 @@ class StepPlayer:
 
 
 def with_peaks(ranks: Sequence[RankParameters], memory: Sequence[StageMemory]) -> list[StageMemory]:
-    """Add the peaks of the pipeline ranks' steps. Untraceable if a pass is."""
-    timelines = stage_timelines(ranks[0].workload, {unit for rank in ranks for unit in rank.units})
+    """Add the peaks of the pipeline ranks' steps and evaluations. Untraceable if a pass is."""
+    workload, units = ranks[0].workload, {unit for rank in ranks for unit in rank.units}
+    timelines = stage_timelines(workload, units)
+    evaluation = stage_timelines(workload, units, is_evaluation=True) if workload.evaluated_rows else []
     found = []
     for number, (rank, stage) in enumerate(zip(ranks, memory, strict=True)):
         held = {"weights": stage.weights, "optimizer": stage.optimizer} if not stage.offloaded else {}
         held["residuals"] = stage.residuals
-        held["workspaces"] = WORKSPACES.get(rank.workload.device_type, 0)
-        player = StepPlayer(rank, held | {"batch": batch_bytes(rank.workload)})
+        held["workspaces"] = WORKSPACES.get(workload.device_type, 0)
+        player = StepPlayer(rank, held | {"batch": batch_bytes(workload, workload.rows_per_rank)})
         player.step(number, timelines)
         level = player.level
-        found.append(replace(stage, peak=int(level.peak), at_peak={k: int(v) for k, v in level.at_peak.items() if v}))
+        stage = replace(stage, peak=int(level.peak), at_peak={k: int(v) for k, v in level.at_peak.items() if v})
+        if evaluation:
+            held |= {"batch": batch_bytes(workload, workload.evaluated_rows), **evaluated_weights(stage, workload)}
+            evaluating = StepPlayer(rank, held)
+            evaluating.evaluate(number, evaluation)
+            stage = replace(stage, evaluation=int(evaluating.level.peak))
+        found.append(stage)
     return found
 
 
-def batch_bytes(workload: Workload) -> int:
-    """Bytes of a rank's rows of a step."""
+def evaluated_weights(stage: StageMemory, workload: Workload) -> dict[str, int]:
+    """A rank's own weights, which it keeps while it evaluates those of all replicas (AveragedStrategy.averaged)."""
+    return {"own weights": stage.weights} if workload.is_averaged else {}
+
+
+def row_evaluation_bytes(workload: Workload) -> float:
+    """The most bytes per row that an evaluation of the whole model holds on one tensor and context rank.
+
+    Beside weights, and what is there all the time. Untraceable if the pass is.
+    """
+    config, mesh = workload.config, Mesh(tp=workload.mesh.tp, cp=workload.mesh.cp)
+    plain = ParallelConfig(precision=config.precision, sequence_parallel=config.sequence_parallel)
+    alone = workload.with_layout(plain, mesh, workload.engine)
+    alone = replace(alone, eval_batch=workload.evaluated_rows)
+    key = ("evaluation", config.precision, mesh.cp > 1, workload.evaluated_rows)
+    timelines = workload.once(key, lambda: stage_timelines(alone, set(), is_evaluation=True, in_compute_dtype=True))
+    player = StepPlayer(RankParameters(alone, 0), {})
+    before = player.level.now
+    player.evaluate(0, timelines)
+    return (player.level.peak - before) / workload.evaluated_rows
+
+
+def batch_bytes(workload: Workload, rows: int) -> int:
+    """Bytes of so many rows."""
     tensors = [column for column in batch_columns(workload).values() if isinstance(column, torch.Tensor)]
-    return workload.rows_per_rank * sum(t.numel() * t.element_size() for t in tensors)
+    return rows * sum(t.numel() * t.element_size() for t in tensors)
 
 
-def stage_timelines(workload: Workload, units: set[str]) -> list[Timeline]:
-    """The timelines of all pipeline stages, or of the whole model."""
-    model, task, count = workload.model, workload.task, len(workload.stages)
-    columns = {name: repeated(column, workload.rows_per_pass) for name, column in batch_columns(workload).items()}
+def stage_timelines(
+    workload: Workload, units: set[str], is_evaluation: bool = False, in_compute_dtype: bool = False
+) -> list[Timeline]:
+    """The timelines of all pipeline stages, or of the whole model, in a training pass or an evaluation.
+
+    Args:
+        workload: the step.
+        units: modules whose events are written.
+        is_evaluation: of the rows that a rank evaluates at a time.
+        in_compute_dtype: weights are in the dtype of compute, as if they were gathered.
+    """
+    model, task, count, config = workload.model, workload.task, len(workload.stages), workload.config
+    rows = workload.evaluated_rows if is_evaluation else workload.rows_per_pass
+    columns = {name: repeated(column, rows) for name, column in batch_columns(workload).items()}
     found: list[Timeline] = []
     like: Any = None
-    is_gathered = workload.config.zero > 0 and not workload.engine.startswith("horovod")
+    is_gathered = in_compute_dtype or (config.zero > 0 and not workload.engine.startswith("horovod"))
+
+    def loss(outputs: Any, columns: Columns) -> Any:
+        assert task is not None
+        return task.row_values(outputs, columns) if is_evaluation else task.loss(outputs, columns).sum()
+
     for number, names in enumerate(workload.stages):
         if number:
-            x = torch.empty(like[0], dtype=like[1], device="meta", requires_grad=True)
+            x = torch.empty(like[0], dtype=like[1], device="meta", requires_grad=not is_evaluation)
         timeline, like = trace_pass(
             Pass(
                 module=model if count == 1 else PipelineStage(model, names),
@@ -475,15 +577,16 @@ def stage_timelines(workload: Workload, units: set[str]) -> list[Timeline]:
                 given=lambda columns: first_inputs(workload, columns),
                 received=x if number else None,
                 exchanged=[n for n in workload.attention_cores if is_in(n, names)] if workload.mesh.cp > 1 else (),
-                loss=(lambda out, columns: task.loss(out, columns).sum()) if task and number == count - 1 else None,
+                loss=loss if task and number == count - 1 else None,
                 kinds=workload.kinds,
                 units={"", *units, *workload.kinds},
-                checkpointing=workload.config.activation_checkpointing,
-                precision=workload.config.precision,
+                checkpointing=config.activation_checkpointing,
+                precision=config.precision,
+                weights=DTYPES.get(config.precision) if is_gathered else None,
                 device_type=workload.device_type,
-                weights=DTYPES.get(workload.config.precision) if is_gathered else None,
                 is_stage=count > 1,
-                is_split=number > 0 and workload.config.schedule == "zero-bubble" and workload.mesh.pp > 1,
+                is_split=number > 0 and config.schedule == "zero-bubble" and workload.mesh.pp > 1,
+                is_evaluation=is_evaluation,
             )
         )
         timeline.input_bytes = x.numel() * x.element_size() if number else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from sparkring.training.models.torch_private import (
     tree_flatten,
     tree_map,
 )
-from sparkring.training.parallel.measure import MemoryMeter
+from sparkring.training.parallel.memory.meters import MemoryMeter
 from sparkring.training.parallel.model_parallel.blocks import checkpoint_blocks, repeated_blocks
 from sparkring.training.parallel.precision import autocast
 from sparkring.training.parallel.state import plain_name
@@ -44,8 +44,8 @@ class PassEvent(NamedTuple):
 
     kind: "hold" or "free" of memory in the place `name` (`inner`, `between` or `entered`, as in trace.py, LOSS, or
     GRADIENT or PART and a parameter); "enter", "leave" of a module in forward, "back", "done" in backward, whose `size`
-    is that of its inputs (enter) or output; "loss" between forward and backward, "split" between the halves of a
-    backward; "gradient" of the parameter `name`, complete.
+    is that of its inputs (enter) or output; "loss" between forward and backward, or, in evaluation, between forward
+    and loss; "split" between the halves of a backward; "gradient" of the parameter `name`, complete.
     """
 
     kind: str
@@ -63,7 +63,9 @@ class Timeline:
     output_bytes: int = 0
 
     def part(self, kind: str) -> list[PassEvent]:
-        """Events of a schedule's action: forward F, backward B or its halves I and W; "" is all."""
+        """Events of a schedule's action: forward F, backward B or its halves I and W; "" is all. B of an evaluation is
+        its loss.
+        """
         marks = {event.kind: index for index, event in enumerate(self.events) if event.kind in ("loss", "split")}
         loss, split = marks["loss"], marks.get("split", len(self.events))
         bounds = {"F": (0, loss), "B": (loss, None), "I": (loss, split), "W": (split, None)}
@@ -209,7 +211,7 @@ class Pass:
         module: the model, or a pipeline's stage.
         columns: of the batch, in the rows of the pass.
         given: makes the module's inputs of them.
-        loss: outputs and columns -> what is differentiated; None: another rank has it.
+        loss: outputs and columns -> what is differentiated, or added up in evaluation; None: another rank has it.
         kinds: module -> how it is cut over tensor ranks.
         units: modules whose events are written.
         checkpointing: recompute blocks in backward.
@@ -220,12 +222,13 @@ class Pass:
         is_stage: outputs are kept until they are sent, and not to the end of backward.
         is_split: backward goes to the input first, and then to the weights (zero-bubble).
         device_type: `cpu` or `cuda`, whose kernels keep what they keep there.
+        is_evaluation: forward alone, without gradients, and then the loss and the metrics.
     """
 
     module: nn.Module
     columns: Columns
     given: Callable[[Columns], tuple[Any, ...]]
-    loss: Callable[[Any, Columns], torch.Tensor] | None
+    loss: Callable[[Any, Columns], Any] | None
     kinds: Mapping[str, str]
     units: Iterable[str]
     checkpointing: bool = False
@@ -236,12 +239,13 @@ class Pass:
     is_stage: bool = False
     is_split: bool = False
     device_type: str = "cpu"
+    is_evaluation: bool = False
 
 
 def trace_pass(work: Pass) -> tuple[Timeline, Any]:
     """Run the pass on a copy of its module; returns its outputs' shape too. Untraceable if it needs values."""
     shapes, recorder = Shapes(work.precision), Recorder(work.kinds, work.units)
-    module = shapes.copy(work.module, work.weights)
+    module = shapes.copy(work.module, work.weights).train(not work.is_evaluation)
     running = running_modules(module)
     prepare_module(module, work)
     recorder.follow_all(module)
@@ -252,6 +256,9 @@ def trace_pass(work: Pass) -> tuple[Timeline, Any]:
     try:
         with shapes.mode, kernels_of(work.device_type), recorder:
             outputs = _run(module, replace(work, columns=columns, received=received), recorder)
+        with shapes.mode, recorder:
+            run = _evaluate if work.is_evaluation else _run
+            outputs = run(module, replace(work, columns=columns, received=received), recorder)
     except Exception as error:  # a user's forward may fail in any way
         raise untraceable(work.module, running, error) from error
     timeline = recorder.timeline
@@ -324,6 +331,29 @@ def _run(module: nn.Module, work: Pass, recorder: Recorder) -> Any:
     elif value.requires_grad:
         torch.autograd.backward(value, None if work.loss is not None else torch.empty_like(value))
     recorder.finish()
+    return like
+
+
+def _evaluate(module: nn.Module, work: Pass, recorder: Recorder) -> Any:
+    """Forward, loss and metrics, as Strategy.evaluate and evaluate_split run them; returns shape and dtype as `_run`.
+
+    What a metric does with values, on the host, is not seen.
+    """
+    timeline, like = recorder.timeline, None
+    with torch.no_grad(), autocast(work.precision, torch.device("cpu")):
+        given = work.given(work.columns) if work.received is None else (work.received,)
+        outputs = module(*given)
+    del given
+    if isinstance(outputs, torch.Tensor):
+        timeline.output_bytes = outputs.numel() * outputs.element_size()
+        like = outputs.shape, outputs.dtype
+    recorder.is_loss = True
+    timeline.events.append(PassEvent("loss", "", 0))
+    if work.loss is None:
+        recorder.sent = outputs
+    else:
+        with suppress(Exception):  # a metric may need values; a loss that does has no training pass either
+            work.loss(outputs, work.columns)
     return like
 
 

@@ -1,0 +1,1 @@
+"""Measure the memory that a rank holds."""
