@@ -255,8 +255,6 @@ def trace_pass(work: Pass) -> tuple[Timeline, Any]:
     recorder.begin()
     try:
         with shapes.mode, kernels_of(work.device_type), recorder:
-            outputs = _run(module, replace(work, columns=columns, received=received), recorder)
-        with shapes.mode, recorder:
             run = _evaluate if work.is_evaluation else _run
             outputs = run(module, replace(work, columns=columns, received=received), recorder)
     except Exception as error:  # a user's forward may fail in any way
