@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from sparkring.conf.clusters.cluster import GIB, Cluster
+from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.pipelines.model.plan import cost_plan, device_of, layout_problems_of, runs_here
+from sparkring.pipelines.model.sizes import size_text
 from sparkring.training.launch.host.processes import usable_memory
 from sparkring.training.parallel.mesh import resolve_mesh
 from sparkring.training.planner import CostPlan
@@ -69,7 +70,7 @@ def fits_text(config: RunConfig, manifest: DatasetManifest | None, plan: CostPla
     needed = held_bytes(plan, room is not None and room.is_host)
     if room is None or needed is None:
         return ""
-    text = f"{gib(needed)} a rank of {gib(room.size)} ({room.what}){host_text(plan, room)}"
+    text = f"{size_text(needed)} a rank of {size_text(room.size)} ({room.what}){host_text(plan, room)}"
     if needed <= room.size:
         return f"fits: {text}" if has_host_room(plan, room) else f"does not fit: {text}"
     tried: list[tuple[int, str]] = []
@@ -77,30 +78,28 @@ def fits_text(config: RunConfig, manifest: DatasetManifest | None, plan: CostPla
         other = cost_plan(changed, manifest)
         size = held_bytes(other, room.is_host) or needed
         if size <= room.size and has_host_room(other, room):
-            return f"does not fit: {text}; with {words} it needs {gib(size)}{host_text(other, room)}"
+            return f"does not fit: {text}; with {words} it needs {size_text(size)}{host_text(other, room)}"
         tried.append((size, words))
     least = min(tried, default=(needed, "no change"))
-    return f"does not fit: {text}; nor does the smallest of what was tried, {least[1]}, which needs {gib(least[0])}"
+    return (
+        f"does not fit: {text}; nor does the smallest of what was tried, {least[1]}, which needs {size_text(least[0])}"
+    )
 
 
 def host_text(plan: CostPlan, room: Room) -> str:
     """What rows and sparse tables take of the room, or of the host beside it."""
     offloaded = max(stage.offloaded for stage in plan.stages)
     held = [("the reader", plan.reader or 0), ("sparse tables", plan.tables), ("offloaded shards", offloaded)]
-    parts = " and ".join(f"{gib(size)} of {what}" for what, size in held if size)
+    parts = " and ".join(f"{size_text(size)} of {what}" for what, size in held if size)
     if not parts:
         return ""
-    known = "" if room.host is None else f", of {gib(room.host)} that it has for each"
+    known = "" if room.host is None else f", of {size_text(room.host)} that it has for each"
     return f", with {parts}" if room.is_host else f"; the host holds {parts} a rank beside it{known}"
 
 
 def has_host_room(plan: CostPlan, room: Room) -> bool:
     """Whether the host beside a device has what a rank holds there, as far as that is known."""
     return room.is_host or room.host is None or host_bytes(plan) <= room.host
-
-
-def gib(size: float) -> str:
-    return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / GIB * 1024:,.1f} MiB"
 
 
 def smaller(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from sparkring.conf.blocks.parallel import PLANNED, ParallelConfig
-from sparkring.conf.clusters.cluster import GIB, Cluster
+from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.load import Resolved
@@ -17,6 +17,7 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.pipelines.model.layouts import layout_text, plan_record, seconds_text, traced_recipe, why_behind
 from sparkring.pipelines.model.machine import RankCluster, cluster_of_recipe
 from sparkring.pipelines.model.plan import on_world
+from sparkring.pipelines.model.sizes import size_text
 from sparkring.training.parallel.data_parallel.batch_norm import batch_norms
 from sparkring.training.parallel.mesh import resolve_mesh
 from sparkring.training.planner.advice import distribute_advice
@@ -151,7 +152,7 @@ class LaunchPlan:
             used = best[0]
         elif ranked:
             used = min(ranked, key=order("memory"))
-            needed = f"{used.memory / GIB:.1f} GiB of {costs.limit / GIB:.1f}"
+            needed = f"{size_text(used.memory)} of {size_text(costs.limit)}"
             log.warning("no layout fits on %d ranks: %s needs %s, the least", world, layout_text(used), needed)
         else:
             raise ValueError(f"no layout can run on {world} ranks")

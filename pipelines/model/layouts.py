@@ -17,6 +17,7 @@ from sparkring.conf.errors import ConfigError
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.recipe_file import EXTENDS, is_path
 from sparkring.pipelines.model.plan import UNPLANNED_TREES, known_manifest, plan_workload
+from sparkring.pipelines.model.sizes import size_text, too_large_text
 from sparkring.training.parallel.mesh import AXES, Mesh, describe, resolve_mesh
 from sparkring.training.planner import Untraceable
 from sparkring.training.planner.advice import (
@@ -171,15 +172,15 @@ def searched(plan: Planned, devices: int, objective: Objective, precisions: Sequ
         return result
     limit, smallest = plan.costs.limit, result.smallest
     if smallest is None:
-        state = gib_text(least_bytes(plan.costs.traced.workload, devices))
-        need = f"weights, gradients and optimizer state alone, spread over all devices, are {state} GiB of each"
+        state = size_text(least_bytes(plan.costs.traced.workload, devices))
+        need = f"weights, gradients and optimizer state alone, spread over all devices, are {state} of each"
     else:
-        need = f"the smallest layout, {layout_text(smallest)}, needs {gib_text(smallest.memory)} GiB"
+        need = f"the smallest layout, {layout_text(smallest)}, needs {size_text(smallest.memory)}"
     remedy = "take more devices, or ones with more memory"
     if plan.cluster.device.type != "cpu" and not plan.cluster.node.memory_gib:
         remedy += ", or say how much memory a machine has, node.memory_gib of the cluster, to offload to it"
     where = f"{plan.config.name} on {devices} x {plan.cluster.device.name}"
-    raise ConfigError(where, [f"no layout fits in {gib_text(limit)} GiB per device: {need}; {remedy}"])
+    raise ConfigError(where, [f"no layout fits in {size_text(limit)} per device: {need}; {remedy}"])
 
 
 def ending_within(plan: Planned, result: SearchResult, limit_s: float) -> SearchResult:
@@ -213,18 +214,13 @@ def price_text(dollars: float) -> str:
     return f"{dollars:,.0f} US dollars" if dollars >= 10 else f"{dollars:.2f} US dollars"
 
 
-def gib_text(size: float) -> str:
-    """Bytes in GiB, of small ones two digits that say something."""
-    return f"{size / GIB:,.1f}" if size >= GIB else f"{size / GIB:.2g}"
-
-
 def search_report(plan: Planned, result: SearchResult, devices: int, order_words: str) -> str:
     """The best layouts as text, why each loses, and advice. `order_words`: by what they are ranked."""
     best = distinct(result.best, SHOWN)
     tried = f"{len(result.best):,} of {result.tried:,}"
     head = (
         f"{plan.config.name} on {devices} x {plan.cluster.device.name}: {tried} layouts that can run fit in "
-        f"{gib_text(plan.costs.limit)} GiB{order_words}"
+        f"{size_text(plan.costs.limit)}{order_words}"
     )
     alone = f"do not distribute: of 1 to {devices} devices one is the best"
     blocks = [_numbered(plan, number, layout, best[0]) for number, layout in enumerate(best, 1)]
@@ -242,8 +238,8 @@ def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -
     facts = layout_facts(plan, layout)
     causes = ", ".join(f"{name} {seconds_text(value)}" for name, value in layout.time.causes.items() if value > 0)
     hidden = "" if facts["hidden_share"] is None else f", {facts['hidden_share']:.0%} of the exchange hidden"
-    offloaded = f" and {gib_text(layout.host)} GiB of its host" if layout.host else ""
-    memory = f"{gib_text(layout.memory)} GiB per device{offloaded}, " if with_memory else ""
+    offloaded = f" and {size_text(layout.host)} of its host" if layout.host else ""
+    memory = f"{size_text(layout.memory)} per device{offloaded}, " if with_memory else ""
     lines = [
         f"step {seconds_text(layout.time.total)} = {causes}",
         f"{memory}{facts['mfu']:.1%} of the peak, bubble {facts['bubble_share']:.1%}"
@@ -312,8 +308,8 @@ def precision_line(plan: Planned, layout: PlannedLayout) -> str:
         return ""
     return (
         f"with parallel.precision=bf16, which rounds differently, this layout takes {seconds_text(other.time.total)} a "
-        f"step, {other.time.total / layout.time.total:.2f} times, and {gib_text(other.memory)} GiB in place of "
-        f"{gib_text(layout.memory)}"
+        f"step, {other.time.total / layout.time.total:.2f} times, and {size_text(other.memory)} in place of "
+        f"{size_text(layout.memory)}"
     )
 
 
@@ -369,7 +365,7 @@ def checkpoint_line(plan: Planned, layout: PlannedLayout) -> str:
     state = numel * workload.element_bytes * (1 + workload.states)
     found = checkpoint_plan(state, plan.cluster, layout.mesh.world)
     return (
-        f"a checkpoint of {gib_text(state)} GiB takes {seconds_text(found.write_s)}; best every "
+        f"a checkpoint of {size_text(state)} takes {seconds_text(found.write_s)}; best every "
         f"{duration_text(found.interval_s)} (checkpoint.every_s: {found.interval_s:.0f}), and "
         f"{found.goodput:.2%} of the time then trains"
     )
@@ -404,10 +400,10 @@ def why(
     lines += [f"it would be at best {layout_text(closest)}", *fact_lines(plan, closest)]
     limit, host_limit = plan.costs.limit, plan.costs.host_limit(asked.mesh.world)
     if closest.memory > limit:
-        lines.append(f"does not fit: {gib_text(closest.memory)} GiB of {gib_text(limit)}")
+        lines.append(too_large_text(closest.memory, limit))
     if closest.host > host_limit:
-        known = f"{gib_text(host_limit)} for each device" if host_limit else "0, since node.memory_gib is not known"
-        lines.append(f"the host has no room: {gib_text(closest.host)} GiB of {known}")
+        known = f"{size_text(host_limit)} for each device" if host_limit else "0, since node.memory_gib is not known"
+        lines.append(f"the host has no room: {size_text(closest.host)} of {known}")
     return "\n   ".join([*lines, why_behind(closest, best)])
 
 

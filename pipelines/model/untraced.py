@@ -8,9 +8,9 @@ from typing import Any
 from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.pipelines.model.fits import gib
 from sparkring.pipelines.model.layouts import cut_words
 from sparkring.pipelines.model.plan import plan_workload
+from sparkring.pipelines.model.sizes import size_text, too_large_text
 from sparkring.training.parallel.mesh import AXES, Mesh
 from sparkring.training.planner.search import AskedLayout, LayoutCosts, StateLayout, state_layouts
 
@@ -38,7 +38,7 @@ class StateSearch:
             f"{self.config.name} on {self.devices} x {self.cluster.device.name}: activations, the loss and seconds "
             f"are not planned: {why}\n\n"
             f"{len(self.fitting):,} of {len(self.layouts):,} layouts that can run hold weights, gradients and "
-            f"optimizer state in {gib(self.costs.limit)}, without activations; those that send least come first:"
+            f"optimizer state in {size_text(self.costs.limit)}, without activations; those that send least come first:"
         )
         lines = [state_line(layout) for layout in self.fitting[:SHOWN]]
         return "\n".join([head, *(lines or [self._missing()])])
@@ -48,8 +48,8 @@ class StateSearch:
         lines = []
         for layout in self.layouts:
             if layout.mesh == asked.mesh and asked.includes(layout.config):
-                may_be_used = f"; does not fit: {gib(self.costs.limit)} may be used"
-                lines.append(state_line(layout) + ("" if self.costs.fits(layout) else may_be_used))
+                too_large = f"; {too_large_text(layout.memory, self.costs.limit)}"
+                lines.append(state_line(layout) + ("" if self.costs.fits(layout) else too_large))
         return "\n".join(lines or self.costs.mesh_problems(self.config.parallel, asked.mesh))
 
     def _missing(self) -> str:
@@ -60,8 +60,9 @@ class StateSearch:
 
 def state_line(layout: StateLayout) -> str:
     """A layout with its memory and what it sends."""
-    offloaded = f" and {gib(layout.host)} of the host" if layout.host else ""
-    return f"{cut_words(layout.config, layout.mesh)}: {gib(layout.memory)}{offloaded}, sends {gib(layout.sent)} a step"
+    offloaded = f" and {size_text(layout.host)} of the host" if layout.host else ""
+    held = f"{size_text(layout.memory)}{offloaded}"
+    return f"{cut_words(layout.config, layout.mesh)}: {held}, sends {size_text(layout.sent)} a step"
 
 
 def state_facts(layout: StateLayout) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from sparkring.conf.clusters.cluster import GIB
-from sparkring.pipelines.model.fits import gib
+from sparkring.pipelines.model.sizes import size_text
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import Cell, Drawn, FigureNumbers
 from sparkring.training.worker.plan_record import LayoutCost, PlanRecord, pareto
@@ -22,7 +22,7 @@ def plan_facts(record: PlanRecord) -> dict[str, str]:
         "cluster": f"{record.cluster} ({record.machines}), {record.world} ranks",
         "layout": record.used.layout,
         "step": beside("{:.4g} s".format, record.used.step_s, record.measured_step_s),
-        "peak memory": beside(gib, peak, record.measured_peak),
+        "peak memory": beside(size_text, peak, record.measured_peak),
     }
     if record.others:
         best = min(record.others, key=lambda each: each.step_s)

@@ -13,7 +13,8 @@ from torch import nn
 from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.load import load_config
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.model.layouts import duration_text, gib_text, price_text, rate_text
+from sparkring.pipelines.model.layouts import duration_text, price_text, rate_text
+from sparkring.pipelines.model.sizes import size_text
 from sparkring.pipelines.run.exit_codes import Exit
 
 SMALL = ["gpt-124m", "model.args.layers=2", "model.args.vocab=1024", "etl.text.seq_len=129"]
@@ -32,7 +33,7 @@ def problem(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_the_best_layouts_are_shown_with_seconds_memory_and_price(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "search", *SMALL, *EFA, "--devices", "8")
-    assert "1. dp(" in text and "GiB per device" in text and "US dollars" in text and "checkpoint.every_s" in text
+    assert "1. dp(" in text and " per device" in text and "US dollars" in text and "checkpoint.every_s" in text
     assert " for 50,000 steps, " in text
 
 
@@ -79,7 +80,7 @@ def test_a_model_that_only_fits_offloaded_is_offloaded_and_written_so(
     written = load_config(path).config.parallel
     assert written.offload and written.zero == best["layout"]["zero"] and written.precision == "bf16"
     text = output(capsys, *words)
-    assert ", offload, bf16" in text and " GiB of its host, " in text
+    assert ", offload, bf16" in text and " of its host, " in text
     text = problem(capsys, "search", *SMALL, *with_memory(tmp_path, 0.03, 0))
     assert "no layout fits" in text and "node.memory_gib of the cluster, to offload to it" in text
 
@@ -294,7 +295,7 @@ def test_nothing_fits_and_it_says_what_is_missing(tmp_path: Path, capsys: pytest
     path = tmp_path / "tiny.yaml"
     path.write_text("extends: a100-80gb-efa\ndevice: {memory_gib: 0.02}\n")
     text = problem(capsys, "search", *SMALL, "--cluster", str(path), "--devices", "8")
-    assert "no layout fits in 0.019 GiB per device" in text and "take more devices" in text
+    assert "no layout fits in 19.3 MiB per device" in text and "take more devices" in text
 
 
 def test_a_calibrated_cluster_is_written_and_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,7 +322,7 @@ def test_small_prices_and_sizes_keep_digits_that_say_something() -> None:
         "9.99 US dollars",
         "1,234 US dollars",
     ]
-    assert [gib_text(each) for each in (5e7, 2**30, 7.44e10)] == ["0.047", "1.0", "69.3"]
+    assert [size_text(each) for each in (5e7, 2**30, 7.44e10)] == ["47.7 MiB", "1.00 GiB", "69.29 GiB"]
 
 
 def test_rates_of_rows_are_no_powers_of_ten() -> None:

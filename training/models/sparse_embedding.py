@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparkring.training.data.batch import Ragged
-from sparkring.training.models.torch_private import disable_dynamo
+from sparkring.training.models.torch_private import disable_dynamo, has_memory
 
 
 class RowSource(Protocol):
@@ -32,7 +32,7 @@ class PulledRows:
 
     def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
         place = torch.searchsorted(self.ids, ids).clamp_(max=max(len(self.ids) - 1, 0))
-        if len(ids) and (not len(self.ids) or not torch.equal(self.ids[place], ids)):
+        if has_memory(ids) and len(ids) and (not len(self.ids) or not torch.equal(self.ids[place], ids)):
             raise ValueError(
                 "SparseEmbedding: was given ids that are not in its columns of this batch, so their rows were not "
                 "pulled; pass the columns it is made with, unchanged"
@@ -84,7 +84,7 @@ class SparseEmbedding(nn.Module):
         return out_BD if self.bag == "sum" else out_BD / sizes_B.clamp(min=1)[:, None].to(out_BD.dtype)
 
     def _rows(self, ids: torch.Tensor) -> torch.Tensor:
-        if ids.is_meta:  # looked at by the planner, never run
+        if ids.is_meta and self.source is None:  # looked at by the planner, never run
             return torch.empty(len(ids), self.dim, device="meta")
         return self._given_rows(ids)
 

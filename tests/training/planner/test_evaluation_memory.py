@@ -20,6 +20,7 @@ from sparkring.training.data.batch import Batch, Columns
 from sparkring.training.loop.evaluation import evaluate_split
 from sparkring.training.models.factors import FactorizationMachine
 from sparkring.training.models.gpt import GPT, LanguageModelTask
+from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.models.tabular import Tabular
 from sparkring.training.models.task import Task
 from sparkring.training.optim.build import build_optimizer
@@ -28,6 +29,7 @@ from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.strategy import Strategy
 from sparkring.training.planner import CostPlan, Workload, make_plan, table_rows
 from sparkring.training.planner.search import LayoutCosts, traced_model
+from sparkring.training.planner.workload import SparseTable
 from sparkring.training.tasks import BinaryTask
 
 CPU = torch.device("cpu")
@@ -44,7 +46,7 @@ class Family(NamedTuple):
 
 def table(rows: int) -> Columns:
     return {
-        "c": torch.zeros(rows, dtype=torch.int64),
+        "c": torch.arange(rows) % 9,
         "x": torch.rand(rows),
         "y": torch.rand(rows),
         "label": torch.ones(rows),
@@ -57,8 +59,14 @@ def text(rows: int) -> Columns:
 
 TABLE = Family(lambda: Tabular({"c": 9}, ["x", "y"], width=64), BinaryTask(["c", "x", "y"], "label"), table)
 TEXT = Family(lambda: GPT(vocab=128, width=64, layers=3, heads=4), LanguageModelTask(), text)
+
+
+def ids(rows: int) -> Columns:
+    return table(rows) | {"c": torch.arange(rows)}
+
+
 RECOMMENDER = Family(
-    lambda: FactorizationMachine(["c"], [], {}, ["x", "y"], factors=16), BinaryTask(["c", "x", "y"], "label"), table
+    lambda: FactorizationMachine(["c"], [], {}, ["x", "y"], factors=16), BinaryTask(["c", "x", "y"], "label"), ids
 )
 
 
@@ -68,9 +76,10 @@ def batch_of(family: Family, rows: int) -> Batch:
 
 def planned(family: Family, evaluated: int, **settings: Any) -> CostPlan:
     row = {name: column[:1].to("meta") for name, column in family.columns(1).items()}
+    model = family.model()
     return make_plan(
         Workload(
-            family.model(),
+            model,
             ParallelConfig(**settings),
             Mesh(),
             "none",
@@ -78,6 +87,7 @@ def planned(family: Family, evaluated: int, **settings: Any) -> CostPlan:
             ROWS,
             task=family.task,
             columns=row,
+            tables=tuple(SparseTable(name, lambda rows: rows, 68, 204) for name in sparse_embeddings(model)),
             eval_batch=evaluated,
             eval_rows=1 << 20,
         )
@@ -101,6 +111,14 @@ def test_an_evaluation_holds_what_is_planned(family: Family, times: int) -> None
     evaluate_split(strategy, [batch_of(family, times * ROWS) for _ in range(2)], family.task)
     measured = strategy.measure()["evaluation_bytes"]
     assert stage.evaluation == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+@pytest.mark.parametrize("family", [TABLE, TEXT, RECOMMENDER], ids=["table", "text", "recommender"])
+def test_a_step_holds_what_is_planned(family: Family, passes: int) -> None:
+    """Of a recommender the rows that are pulled for its tables, their ids and gradients among them."""
+    (stage,) = planned(family, ROWS, accumulate=passes).stages
+    assert stage.peak == pytest.approx(trained(family, accumulate=passes).measure()["peak_bytes"], rel=0.02)
 
 
 def test_by_default_an_evaluation_has_the_rows_of_a_pass_and_its_outputs_are_smaller_than_what_training_keeps() -> None:

@@ -21,6 +21,7 @@ import torch
 
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.training.data.batch import Columns
+from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.pipeline import AHEAD, PipelineStage
 from sparkring.training.parallel.model_parallel.schedules import Action, schedule_table
@@ -35,6 +36,7 @@ CUT_LOSS = 3  # tensors like the logits that torch's loss_parallel makes beside 
 # cuBLAS's, of forward's thread and of backward's: 32 MiB each on Hopper, 8 MiB on other GPUs
 # (https://docs.pytorch.org/docs/stable/notes/cuda.html, "cuBLAS workspaces")
 WORKSPACES = {"cuda": 2 * 32 * 2**20}
+ID_BYTES = 8  # of an id of a sparse table
 PASSES = 3  # of a step that are played: the first, one like all between, and the last
 
 
@@ -422,7 +424,10 @@ class StepPlayer:
         passes = min(self.rank.workload.micro_batches, PASSES)
         for number in range(passes):
             self.gradients.begin_pass(last=number == passes - 1)
+            before = self.level.held["activations"]
             self.play(timeline)
+            if self.rank.workload.tables and number:  # a pass adds its gradients of their rows to those of the first
+                self.level.add("activations", before - self.level.held["activations"])
             self.gradients.end_pass()
         self.gradients.end()
 
@@ -502,7 +507,7 @@ def with_peaks(ranks: Sequence[RankParameters], memory: Sequence[StageMemory]) -
     found = []
     for number, (rank, stage) in enumerate(zip(ranks, memory, strict=True)):
         held = {"weights": stage.weights, "optimizer": stage.optimizer} if not stage.offloaded else {}
-        held["residuals"] = stage.residuals
+        held |= {"residuals": stage.residuals, "tables": pulled_bytes(workload, is_evaluation=False)}
         held["workspaces"] = WORKSPACES.get(workload.device_type, 0)
         player = StepPlayer(rank, held | {"batch": batch_bytes(workload, workload.rows_per_rank)})
         player.step(number, timelines)
@@ -510,11 +515,27 @@ def with_peaks(ranks: Sequence[RankParameters], memory: Sequence[StageMemory]) -
         stage = replace(stage, peak=int(level.peak), at_peak={k: int(v) for k, v in level.at_peak.items() if v})
         if evaluation:
             held |= {"batch": batch_bytes(workload, workload.evaluated_rows), **evaluated_weights(stage, workload)}
+            held |= {"tables": pulled_bytes(workload, is_evaluation=True)}
             evaluating = StepPlayer(rank, held)
             evaluating.evaluate(number, evaluation)
             stage = replace(stage, evaluation=int(evaluating.level.peak))
         found.append(stage)
     return found
+
+
+def pulled_rows(workload: Workload, is_evaluation: bool) -> dict[str, int]:
+    """Rows that a rank has of each sparse table, by its name: the distinct ids of a step, or of an evaluated batch."""
+    rows = workload.evaluated_rows if is_evaluation else workload.rows_per_rank
+    return {table.name: table.distinct(rows) for table in workload.tables}
+
+
+def pulled_bytes(workload: Workload, is_evaluation: bool) -> int:
+    """Bytes of these rows, and of their ids."""
+    embeddings = sparse_embeddings(workload.model)
+    return sum(
+        count * (embeddings[name].dim * workload.element_bytes + ID_BYTES)
+        for name, count in pulled_rows(workload, is_evaluation).items()
+    )
 
 
 def evaluated_weights(stage: StageMemory, workload: Workload) -> dict[str, int]:
@@ -587,6 +608,7 @@ def stage_timelines(
                 is_stage=count > 1,
                 is_split=number > 0 and config.schedule == "zero-bubble" and workload.mesh.pp > 1,
                 is_evaluation=is_evaluation,
+                tables=pulled_rows(workload, is_evaluation) if count == 1 else {},
             )
         )
         timeline.input_bytes = x.numel() * x.element_size() if number else 0

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from sparkring.training.data.batch import Columns
+from sparkring.training.models.sparse_embedding import PulledRows, SparseEmbedding
 from sparkring.training.models.torch_private import (
     fake_tensors,
     stage_backward_input,
@@ -223,6 +224,7 @@ class Pass:
         is_split: backward goes to the input first, and then to the weights (zero-bubble).
         device_type: `cpu` or `cuda`, whose kernels keep what they keep there.
         is_evaluation: forward alone, without gradients, and then the loss and the metrics.
+        tables: sparse embeddings -> rows that are pulled for them; of others it is not known what they keep.
     """
 
     module: nn.Module
@@ -240,17 +242,19 @@ class Pass:
     is_split: bool = False
     device_type: str = "cpu"
     is_evaluation: bool = False
+    tables: Mapping[str, int] = field(default_factory=dict)
 
 
 def trace_pass(work: Pass) -> tuple[Timeline, Any]:
     """Run the pass on a copy of its module; returns its outputs' shape too. Untraceable if it needs values."""
     shapes, recorder = Shapes(work.precision), Recorder(work.kinds, work.units)
     module = shapes.copy(work.module, work.weights).train(not work.is_evaluation)
+    pulled = pull_rows(module, work, shapes)
     running = running_modules(module)
     prepare_module(module, work)
     recorder.follow_all(module)
     columns, received = tree_map(shapes.like, (work.columns, work.received))
-    there = tree_flatten((columns, received))[0]
+    there = tree_flatten((columns, received, pulled))[0]
     recorder.count_existing([*module.parameters(), *module.buffers(), *filter(torch.is_tensor, there)])
     recorder.begin()
     try:
@@ -261,6 +265,19 @@ def trace_pass(work: Pass) -> tuple[Timeline, Any]:
         raise untraceable(work.module, running, error) from error
     timeline = recorder.timeline
     return replace(timeline, events=[*timeline.events]), outputs  # what is freed from here on is no part of the pass
+
+
+def pull_rows(module: nn.Module, work: Pass, shapes: Shapes) -> list[torch.Tensor]:
+    """Give sparse embeddings ids and rows, as SparseTables.pull does; returns them."""
+    found: list[torch.Tensor] = []
+    for name, count in work.tables.items():
+        embedding = module.get_submodule(name)
+        assert isinstance(embedding, SparseEmbedding)
+        ids = shapes.like(torch.empty(count, dtype=torch.int64, device="meta"))
+        rows = shapes.like(torch.empty(count, embedding.dim, device="meta")).requires_grad_(not work.is_evaluation)
+        embedding.source = PulledRows(ids, rows)
+        found += [ids, rows]
+    return found
 
 
 def prepare_module(module: nn.Module, work: Pass) -> None:
