@@ -1,4 +1,4 @@
-"""Chaos on a real standalone cluster in network namespaces: three faults on two workers; all of them on three (slow)."""
+"""Chaos on a standalone cluster in network namespaces: three faults on two workers, all of them on three (slow)."""
 
 from __future__ import annotations
 
