@@ -31,6 +31,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 if not os.environ.get("SPARKRING_TEST_GPU"):  # ranks with device `auto` would take them: results of tests are the CPU's
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process that a test starts would compile our files again
 # Of all that tests start: a thread of OpenMP that waits for others gives its core away, as in our ranks.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # Of all JVMs that tests start, clusters and users' own sessions too: what a short job's has.
