@@ -326,12 +326,12 @@ def sent_to_driver(spark, group):
 
 
 def test_the_driver_is_sent_no_more_for_more_rows(spark, tmp_path, monkeypatch):
-    """Eight times the rows in as many shards: as many bytes of results, and no more of Python's memory at the peak."""
+    """16 times the rows in as many shards: as many bytes of results, and no more of Python's memory at the peak."""
     # Limits of a fraction, or reaching them would take a thousand times the rows.
     for limit, value in {"BUCKET_BITS": 8, "EXPECTED_HASHES": 1 << 14, "MOST_HASHES": 1 << 15}.items():
         monkeypatch.setattr(layout, limit, value)
     sent, peaks = {}, {}
-    for rows in (1000, 150_000, 1_200_000):  # the first for what is imported and compiled once
+    for rows in (1000, 150_000, 2_400_000):  # the first for what is imported and compiled once
         frame = spark.range(0, rows, 1, 4).selectExpr("id", "id % 7 as x")
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", f"{rows} rows")
         tracemalloc.start()
@@ -343,7 +343,7 @@ def test_the_driver_is_sent_no_more_for_more_rows(spark, tmp_path, monkeypatch):
             spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
         assert sum(f.rows for f in files) == rows and len(files) == 16
         sent[rows] = sent_to_driver(spark, f"{rows} rows")
-    few, many = sent[150_000], sent[1_200_000]
+    few, many = sent[150_000], sent[2_400_000]
     assert few > 8 * 8_000, sent  # hashes were among it
     assert 0.8 * few < many < 1.2 * few, sent
-    assert peaks[1_200_000] < 1.3 * peaks[150_000], peaks
+    assert peaks[2_400_000] < 1.3 * peaks[150_000], peaks
