@@ -120,6 +120,7 @@ def main() -> int:
         written.touch()
         paths = [str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, WRITTEN: str(written), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as make does: each process would compile us anew
         command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "suite", "-m", "not slow"]
         command += ["-n", str(arguments.jobs), "--dist", "loadfile", "--no-loadscope-reorder"]
         began = time.monotonic()

@@ -22,6 +22,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck
 
+from sparkring.pipelines.run.jvm_options import found_archive, options_of
 from sparkring.training.launch.host.processes import usable_cores
 from sparkring.training.launch.host.shared_imports import shared_imports
 from tests.descendants import Descendants, imports_for_all
@@ -30,10 +31,11 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 if not os.environ.get("SPARKRING_TEST_GPU"):  # ranks with device `auto` would take them: results of tests are the CPU's
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process that a test starts would compile our files again
 # Of all that tests start: a thread of OpenMP that waits for others gives its core away, as in our ranks.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-# Of all JVMs that tests start, clusters and spark-submit too: what pipelines/run/jvm_options.py gives to a short job.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+# Of all JVMs that tests start, clusters and users' own sessions too: what a short job's has.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", options_of({"spark.master": "local"}, 0, found_archive(os.environ)))
 ROOT = Path(__file__).resolve().parent.parent
 SPARK_DAEMONS = ("pyspark.daemon", "pyspark/daemon", "sparkring.pipelines.run.worker_daemon")
 KEPT = SimpleNamespace(modules=0)  # how many were imported when collections of garbage last left out what there was
@@ -183,7 +185,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     from sparkring.conf.blocks.spark import SparkConfig
-    from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, options_of
+    from sparkring.pipelines.run.jvm_options import OPTIONS
     from sparkring.pipelines.run.spark import session_settings
     from tests.etl.sources.postgres import driver_jar
 

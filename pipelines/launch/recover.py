@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 WATCH_S = 0.5
+SLOTS_WAIT_S = 15.0  # for slots to come, before fewer ranks are used
 
 
 def restart_policy(
@@ -149,7 +150,7 @@ class Recovery:
         on_event: OnEvent,
         control: Control | None = None,
         limits: Limits | None = None,
-        slots_wait_s: float = 15.0,
+        slots_wait_s: float | None = None,
     ):
         """Prepare the first attempt.
 
@@ -159,11 +160,12 @@ class Recovery:
             on_event: called with every Event.
             control: requests to the ranks, from other threads.
             limits: of each attempt.
-            slots_wait_s: for slots to come, before fewer ranks are used.
+            slots_wait_s: for slots to come, before fewer ranks are used; None: SLOTS_WAIT_S.
         """
         self._platform, self._job, self._policy = platform, job, job.policy
         self._on_event, self._control = on_event, control or Control()
-        self._limits, self._slots_wait_s = limits or Limits(), slots_wait_s
+        self._limits = limits or Limits()
+        self._slots_wait_s = SLOTS_WAIT_S if slots_wait_s is None else slots_wait_s
         self._history: list[AttemptOutcome] = []
         self._group: WorkerGroup | None = None
         self._left: frozenset[str] = frozenset()  # hosts that were leaving when the group was opened: not in it

@@ -104,7 +104,7 @@ def host_variables(hosts: Hosts, rank: int) -> dict[str, str]:
 
 
 def test_training_goes_on_when_everything_of_a_host_is_killed(folder: Path) -> None:
-    words = ["launch.min_world=1", "launch.backoff_s=0", "train.epochs=80"]
+    words = ["launch.min_world=1", "launch.backoff_s=0", "train.epochs=30"]
     with hosts_of_one_machine("srk", 2) as hosts:
         logs = [folder / f"host{rank}.log" for rank in range(2)]
         started = [
@@ -120,7 +120,7 @@ def test_training_goes_on_when_everything_of_a_host_is_killed(folder: Path) -> N
     (failed,) = result.failed_attempts
     assert (failed.cause, failed.world, failed.next_world, failed.decision) == ("lost", 2, 1, "shrink")
     assert hosts.address(1) in failed.message
-    assert result.train.world == 1 and result.train.steps == 1200
+    assert result.train.world == 1 and result.train.steps == 450
 
 
 @pytest.mark.slow

@@ -168,6 +168,7 @@ def test_java_is_told_or_starts_without(
         "PYTHONPATH": str(Path(__file__).parents[2]),
         "TMPDIR": str(tmp_path),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "JAVA_TOOL_OPTIONS": "",  # else it is told what all JVMs of the suite are
     }
     path = class_archive(environment)
     assert path is not None
@@ -202,6 +203,7 @@ def test_workers_of_the_etl_and_agents_of_ranks_are_of_one_daemon_with_what_they
 @pytest.mark.slow
 def test_the_archive_is_made_once_and_the_next_jvm_maps_it(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "XDG_CACHE_HOME": str(tmp_path)}
+    environment |= {"JAVA_TOOL_OPTIONS": ""}  # the suite's names the archive that there is
     made = [sys.executable, "-m", "sparkring.pipelines.run.spark_classes"]
     subprocess.run(made, env=environment, check=True, cwd=tmp_path)
     archive = found_archive(environment)

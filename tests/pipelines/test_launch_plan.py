@@ -19,6 +19,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.job.job import run_on_platform
+from sparkring.pipelines.launch import recover
 from sparkring.pipelines.launch.recover import Platform
 from sparkring.pipelines.model import launch_plan
 from sparkring.pipelines.model.launch_plan import LaunchPlan, planning
@@ -291,8 +292,9 @@ def weights_of(result: TrainResult) -> str:
 
 @pytest.mark.ranks
 def test_a_planned_job_survives_a_kill_on_fewer_ranks_and_is_made_again_from_its_record(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(recover, "SLOTS_WAIT_S", 0.5)  # the slot does not come back
     caplog.set_level(logging.INFO, "sparkring")
     whole = run_here(folder, lambda: 2)
     block = whole.config["parallel"]

@@ -86,18 +86,20 @@ def test_a_missing_ray_is_named_with_its_extra(folder: Path) -> None:
 def test_training_shrinks_when_a_node_is_lost_and_grows_when_one_comes(folder: Path, cluster: Any) -> None:
     words = ["launch.on=ray", "launch.min_world=1", "launch.backoff_s=0", "train.epochs=2000"]
     log = folder / "train.log"
+    whole = command(folder, *words, "checkpoint.every_steps=500", "train.early_stopping=null")
+    whole[2] = "from sparkring.pipelines.launch import recover\nrecover.SLOTS_WAIT_S = 1.0\n" + whole[2]
     with log.open("w") as output:
         started = subprocess.Popen(
-            command(folder, *words, "checkpoint.every_steps=500", "train.early_stopping=null"),
+            whole,
             env={**os.environ, **variables(cluster)},
             cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
 
-    def said(text: str) -> None:
-        wait_for(lambda: text in log.read_text() or started.poll() is not None)
-        assert text in log.read_text(), log.read_text()[-3000:]
+    def said(text: str, times: int = 1) -> None:
+        wait_for(lambda: log.read_text().count(text) >= times or started.poll() is not None)
+        assert log.read_text().count(text) >= times, log.read_text()[-3000:]
 
     try:
         said("training from step 0 to")
@@ -105,7 +107,7 @@ def test_training_shrinks_when_a_node_is_lost_and_grows_when_one_comes(folder: P
         said("going on with 1 rank")
         added = cluster.add_node(num_cpus=1)
         said("going on with 2 ranks")
-        said("2 ranks started")
+        said("ring of 2 formed", times=2)
     finally:
         started.terminate()
         started.wait(120)

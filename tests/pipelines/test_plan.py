@@ -29,6 +29,7 @@ from sparkring.training.planner import Workload, format_rows, make_plan, table_r
 from tests.helpers.datasets import manifest_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+SMALL = ["model.args.layers=2", "model.args.vocab=1024", "etl.text.seq_len=129"]  # traced in a tenth of the time
 
 
 @pytest.fixture(autouse=True)
@@ -64,13 +65,13 @@ def test_the_plan_of_a_named_recipe() -> None:
     ],
 )
 def test_the_optimizers_tensors_and_the_average_are_planned(words: list[str], tensors: int) -> None:
-    rows = table(show_plan(load_config("gpt-124m", words).config))
+    rows = table(show_plan(load_config("gpt-124m", [*SMALL, *words]).config))
     weights, optimizer = (int(rows[name][-1].replace(",", "")) for name in ("weights_bytes", "optimizer_bytes"))
     assert optimizer == tensors * weights
 
 
 def test_after_training_the_table_shows_both() -> None:
-    config = load_config("gpt-124m", ["launch.world=4", "train.global_batch=64", "train.device=cpu"]).config
+    config = load_config("gpt-124m", [*SMALL, "launch.world=4", "train.global_batch=64", "train.device=cpu"]).config
     measured = {"weights_bytes": 5e8, "sent_bytes dp x cp": 123456789.0, "bubble_share": 0.25}
     rows = table(format_rows(table_rows(cost_plan(config, None), measured)))
     assert rows["weights_bytes"][-1] == "500,000,000"
@@ -79,7 +80,7 @@ def test_after_training_the_table_shows_both() -> None:
 
 
 def test_stages_that_training_will_measure_are_said_to_be_estimated() -> None:
-    words = ["train.device=cpu", "parallel.pp=2", "parallel.micro_batches=2", "parallel.zero=1"]
+    words = [*SMALL, "train.device=cpu", "parallel.pp=2", "parallel.micro_batches=2", "parallel.zero=1"]
     unit = table(show_plan(load_config("gpt-124m", words).config))["parameters_per_stage"][0]
     measured = table(show_plan(load_config("gpt-124m", [*words, "parallel.balance=measured"]).config))
     assert unit == "count, largest"
@@ -87,7 +88,7 @@ def test_stages_that_training_will_measure_are_said_to_be_estimated() -> None:
 
 
 def test_settings_without_effect_are_said_below_the_table() -> None:
-    words = ["launch.world=4", "train.device=cpu", "parallel.tp=4", "parallel.dp=1", "train.global_batch=64"]
+    words = [*SMALL, "launch.world=4", "train.device=cpu", "parallel.tp=4", "parallel.dp=1", "train.global_batch=64"]
     assert "no effect" not in show_plan(load_config("gpt-124m", [*words, "parallel.zero=0"]).config)
     shown = show_plan(load_config("gpt-124m", [*words, "parallel.zero=2"]).config)
     assert "parallel.zero=2, parallel.offload=False with dp(1) * cp(1): have no effect" in shown
@@ -149,7 +150,7 @@ def test_a_layout_that_cannot_be_ends_the_command_before_spark(
         raise AssertionError("Spark was started")
 
     monkeypatch.setattr("sparkring.pipelines.run.spark.session_ahead", started)
-    words = ["gpt-124m", "train.device=cpu", *override.split()]
+    words = ["gpt-124m", *SMALL, "train.device=cpu", *override.split()]
     assert said in "\n".join(layout_problems_of(load_config(words[0], words[1:]).config))
     assert main(["run", *words]) == 2
     assert said in capsys.readouterr().err
@@ -224,6 +225,6 @@ def test_after_training_no_failure_of_the_plan_is_the_jobs(
         raise RuntimeError("no such thing\n  in many lines")
 
     monkeypatch.setattr("sparkring.pipelines.model.plan.cost_plan", fail)
-    rows = plan_and_measured(load_config("gpt-124m").config, dataset_of(ODD[0][0]), {"weights_bytes": 16.0})
+    rows = plan_and_measured(load_config("gpt-124m", SMALL).config, dataset_of(ODD[0][0]), {"weights_bytes": 16.0})
     assert table(format_rows(rows))["weights_bytes"] == ["16"]
     assert caplog.records[0].message.endswith("measured: RuntimeError: no such thing")

@@ -50,6 +50,8 @@ LAGGED: dict[str, dict[str, Any]] = {
     "admitted": {"tables": {"lag": 1, "admit_after": 2}},
     "zero1": {"tables": {"lag": 2}, "parallel": {"zero": 1}},
 }
+# In `make test`: the others are these without one of clipping, eviction or accumulation.
+COVERING = ("adam, 2", "unclipped, 2", "uneven, accumulated", "evicted, replicate", "admitted", "zero1")
 LAGGED_ON_THREE = {name: LAGGED[name] for name in ("unclipped, 2", "replicate", "evicted")}
 TWICE = {name: LAGGED[name] for name in ("adam, 2", "uneven, accumulated", "evicted, replicate")}
 LAGGED_ON_HOROVOD = {
@@ -127,7 +129,8 @@ def test_gradients_that_ranks_apply_one_after_the_other_make_another_table(launc
 @pytest.mark.parametrize(
     ("world", "engine", "cases"),
     [
-        (2, "torch", LAGGED),
+        (2, "torch", {name: case for name, case in LAGGED.items() if name in COVERING}),
+        pytest.param(2, "torch", LAGGED, marks=pytest.mark.slow),
         pytest.param(3, "torch", LAGGED_ON_THREE, marks=pytest.mark.slow),
         (2, "horovod", LAGGED_ON_HOROVOD),
     ],
@@ -137,7 +140,9 @@ def test_a_lag_on_ranks_is_that_of_one_process_and_two_runs_are_equal_in_bits(
 ) -> None:
     """The thread and its process group are not in what is compared with: it reads copies of the table."""
     found = launch(world, "cases_tables:many", {"cases": cases}, engine=engine)
-    again = launch(world, "cases_tables:many", {"cases": TWICE}, engine=engine) if cases is LAGGED else []
+    again = (
+        launch(world, "cases_tables:many", {"cases": TWICE}, engine=engine) if (world, engine) == (2, "torch") else []
+    )
     for name, case in cases.items():
         settings = {key: value for key, value in case["tables"].items() if key not in ("place", "lag")}
         expected = lagged(case["tables"]["lag"], {"tables": settings, "clip_norm": case.get("clip_norm", 0.5)})

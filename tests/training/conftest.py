@@ -26,7 +26,7 @@ MakeDataset = Callable[..., DatasetManifest]
 # What a rank would import by itself, for seconds: torch's first optimizer imports dynamo, pyarrow's first array pandas.
 PRELOAD = (
     *("torch", "horovod.torch", "torch._dynamo", "pandas", "sparkring.training.models.tabular"),
-    *("sparkring.training.worker.train", "sparkring.training.worker.server"),
+    *("sparkring.training.worker.train", "sparkring.training.worker.train_trees", "sparkring.training.worker.server"),
 )
 
 

@@ -72,7 +72,11 @@ def test_with_bound_0_the_model_is_the_rings(group: WorkerGroup, ring: Job, hash
 
 
 @pytest.mark.parametrize(
-    ("bound", "more"), [("1", ()), ("null", ("parallel.servers.damp=true", "model.args.dropout=0.2", NOISY))]
+    ("bound", "more"),
+    [
+        pytest.param("1", (), marks=pytest.mark.slow),
+        ("null", ("parallel.servers.damp=true", "model.args.dropout=0.2", NOISY)),
+    ],
 )
 def test_an_asynchronous_run_learns_and_is_made_again_bit_for_bit_after_a_stop_on_other_ranks(
     group: WorkerGroup,
@@ -294,7 +298,7 @@ def test_a_rank_whose_gradients_are_not_finite_is_named_and_its_pushes_are_refus
 BACKED = (*SERVED, "parallel.servers.backup=1")
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_with_backup_workers_every_row_makes_one_step_and_the_logs_give_the_same_bits(
     group: WorkerGroup,
     ring: Job,

@@ -350,6 +350,8 @@ def test_a_multinomial_regression_of_too_many_coefficients_is_not_fitted(
         multinomial_scores(frame, frame)
 
 
+# Spark reads the same rows: its frame is counted here, and its fit is the driver's below.
+@pytest.mark.parametrize("by", ["driver", pytest.param("spark", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.spark
 def test_all_is_compared_on_the_rows_the_ranks_read(by: Any, spark: Any, tmp_path: Path) -> None:
     """Filters and a damaged test file: predictions, groups and baselines are of the same rows."""

@@ -104,7 +104,7 @@ def recovery(
         platform or local_platform(policy.world),
         RestartableJob(lambda attempt, world: job, policy, latest_step, lambda result: result.result["finished"]),
         (events if events is not None else []).append,
-        limits=Limits(60, 5.0),
+        limits=Limits(60, 3.0),
         slots_wait_s=0.5,
     )
 
@@ -290,7 +290,7 @@ def test_the_first_attempt_waits_for_the_slots_still_coming(
     tmp_path: Path, cluster: Filling, policy: RestartPolicy, world: int, waits: bool
 ) -> None:
     job = recovery(tmp_path, [], policy, cluster.platform())
-    job._slots_wait_s = 1.5 if waits else 600.0
+    job._slots_wait_s = 0.5 if waits else 600.0
     assert job._first_world() == world
     assert (cluster.asked > len(cluster.given)) == waits
 

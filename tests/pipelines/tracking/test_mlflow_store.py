@@ -6,16 +6,19 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -699,6 +702,42 @@ def mlflow_server(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         server.wait()
 
 
+@contextmanager
+def forwarded(port: int, inner: int) -> Iterator[None]:
+    """Let the server of `inner` answer at `port`: one that is not started anew is there sooner."""
+
+    class Forward(BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection(("127.0.0.1", inner)) as to:
+                ends.extend((self.request, to))
+                back = threading.Thread(target=pump, args=(to, self.request))
+                back.start()
+                pump(self.request, to)
+                back.join()
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while part := source.recv(1 << 16):
+                target.sendall(part)
+            target.shutdown(socket.SHUT_WR)
+
+    ends: list[socket.socket] = []
+    server = ThreadingTCPServer(("127.0.0.1", port), Forward, bind_and_activate=False)
+    server.allow_reuse_address = True
+    server.server_bind(), server.server_activate()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        for end in ends:  # a connection that is kept alive goes too
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        server.server_close()
+        thread.join()
+
+
 def test_a_server_that_comes_and_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     port = unused_port()
@@ -709,7 +748,8 @@ def test_a_server_that_comes_and_goes(tmp_path: Path, caplog: pytest.LogCaptureF
     tracker.artifact("job", "hello", "note.txt")
     assert tracker.run_id(timeout_s=0.5) is None and not tracker.flush(0.5)
     assert "cannot be reached" in caplog.text and "secret" not in caplog.text
-    with mlflow_server(tmp_path, port):
+    with ExitStack() as gone, mlflow_server(tmp_path, inner := unused_port()):
+        gone.enter_context(forwarded(port, inner))
         assert tracker.flush(300)
         run = tracker.run_id()
         assert run
@@ -725,12 +765,13 @@ def test_a_server_that_comes_and_goes(tmp_path: Path, caplog: pytest.LogCaptureF
         tracker.model("job", tmp_path / "model", tiny_model("remote"))
         assert tracker.flush(300)
         assert client.get_model_version_by_alias("remote", "champion").run_id == run
-    tracker.metrics("job", 101, {"loss": 0.5})
-    assert tracker.version("job") == "1" and tracker.version("other", timeout_s=0.5) is None
-    tracker.close(ValueError("the job failed, too"), timeout_s=30)
-    assert "tracking operations wait" in caplog.text
-    assert len(list((tmp_path / "local" / "buffer").iterdir())) == 1
-    with mlflow_server(tmp_path, port):
+        gone.close()
+        tracker.metrics("job", 101, {"loss": 0.5})
+        assert tracker.version("job") == "1" and tracker.version("other", timeout_s=0.5) is None
+        tracker.close(ValueError("the job failed, too"), timeout_s=30)
+        assert "tracking operations wait" in caplog.text
+        assert len(list((tmp_path / "local" / "buffer").iterdir())) == 1
+        gone.enter_context(forwarded(port, inner))
         assert replay(settings) == (1, 2)
         assert [step for step, _ in history(client, run, "loss")] == list(range(1, 102))
         assert client.get_run(run).info.status == "FAILED"

@@ -218,7 +218,7 @@ def test_every_engine_tells_waiting_from_work(group: WorkerGroup, engine: str, z
     assert slow.rank == 1 and min(slow.busy_s, slow.others_wait_s) > 0
 
 
-def run_until_hang(group: WorkerGroup, entry: Any, hang_s: float = 4.0) -> tuple[WorkerFailed, list[Event]]:
+def run_until_hang(group: WorkerGroup, entry: Any, hang_s: float = 2.5) -> tuple[WorkerFailed, list[Event]]:
     events: list[Event] = []
     with pytest.raises(WorkerFailed) as caught:
         group.run(JobSpec(entry), 2, events.append, limits=Limits(60, hang_s))

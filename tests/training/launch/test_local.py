@@ -255,14 +255,14 @@ def test_a_script_that_says_nothing_any_more_hangs_and_one_that_prints_does_not(
     group: WorkerGroup, tmp_path: Path
 ) -> None:
     script = tmp_path / "quiet.py"
-    script.write_text("import time\nfor _ in range(8): print('.', flush=True); time.sleep(0.5)\ntime.sleep(60)\n")
+    script.write_text("import time\nfor _ in range(8): print('.', flush=True); time.sleep(0.3)\ntime.sleep(60)\n")
     lines: list[str] = []
     with pytest.raises(WorkerFailed) as caught:
         group.run(
             JobSpec(str(script)),
             2,
             lambda event: lines.extend(event.lines) if isinstance(event, LogLines) else None,
-            limits=Limits(hang_s=3.0, by_output=True),
+            limits=Limits(hang_s=2.0, by_output=True),
         )
     assert caught.value.failure.cause == "hang"
     assert len(lines) >= 16, "both have printed eight lines before"

@@ -162,24 +162,24 @@ def test_the_first_agents_rank_is_replaced_and_the_servers_beside_it_stay(group:
 def test_a_rank_that_is_slow_to_come_back_is_not_taken_to_hang(
     group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last step was long ago when its new process has not begun; here nobody starts that process for 4 s."""
+    """Its last step was long ago when its new process has not begun; here nobody starts that process for 3 s."""
     monkeypatch.setattr("sparkring.training.launch.health.DUMP_S", 0.5)
     seen = Seen()
     send = group.server.send
 
     def late(agent: str, message: Any) -> bool:
         if isinstance(message, StartChild) and message.rank and message.rank.replacement:
-            threading.Timer(4.0, send, (agent, message)).start()
+            threading.Timer(3.0, send, (agent, message)).start()
             return True
         return send(agent, message)
 
     group.server.send = late  # type: ignore[method-assign]
     job = JobSpec(
-        WORK, {"steps": 250, "step_s": 0.02, "faults": [[1, 10, 0, "SIGKILL"]]}, preload=(), servers_per_host=1,
+        WORK, {"steps": 160, "step_s": 0.02, "faults": [[1, 10, 0, "SIGKILL"]]}, preload=(), servers_per_host=1,
         server_entry=SERVE, replaceable_ranks=True,
     )  # fmt: skip
     try:
-        ranks = group.run(job, 2, seen, seen.attempt, limits=Limits(30, 3.0)).results
+        ranks = group.run(job, 2, seen, seen.attempt, limits=Limits(30, 2.0)).results
     finally:
         group.server.send = send  # type: ignore[method-assign]
     assert [rank["replacement"] for rank in ranks] == [0, 1]
@@ -227,8 +227,8 @@ def test_a_server_that_raises_returns_or_is_never_ready_is_named(group: WorkerGr
 
 def test_a_server_is_no_rank_its_output_and_silence_are_not_taken_for_a_hang(group: WorkerGroup) -> None:
     seen = Seen()
-    job = JobSpec(WORK, {"steps": 24, "step_s": 0.25}, preload=(), servers_per_host=1, server_entry=SERVE)
-    ranks = group.run(job, 2, seen, seen.attempt, limits=Limits(30, 5.0)).results
+    job = JobSpec(WORK, {"steps": 24, "step_s": 0.125}, preload=(), servers_per_host=1, server_entry=SERVE)
+    ranks = group.run(job, 2, seen, seen.attempt, limits=Limits(30, 2.5)).results
     assert {rank["step"] for rank in ranks} == {24}
 
 

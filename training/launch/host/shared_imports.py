@@ -34,6 +34,8 @@ READ_AT_IMPORT = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "MALLOC_", "LD_"),
     *("TORCH", "PYTORCH_", "HOROVOD_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "PYTHONHASHSEED"),
 )
+# What libraries of this process set meanwhile, torch's inductor and scikit-learn; a rank's own would do the same.
+SET_BY_LIBRARIES = ("TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 MOST_BYTES = 100_000  # of a request: a message is sent whole or not at all
 
 
@@ -174,4 +176,5 @@ def _command(function: str, fds: Iterable[int], arguments: Iterable[str]) -> lis
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
+    read = {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
+    return {name: value for name, value in read.items() if name not in SET_BY_LIBRARIES}

@@ -183,7 +183,7 @@ def test_a_hello_has_ten_seconds_in_all(server: ControlServer, monkeypatch: pyte
 def test_idle_connections_floods_and_garbage_disturb_no_agent(
     server: ControlServer, thread: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_server, "HELLO_S", 3.0)
+    monkeypatch.setattr(control_server, "HELLO_S", 1.5)
     client = thread.call(opened(endpoint_of(server), "honest"))
     idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_UNAUTHENTICATED + 20)]
     for i in range(60):

@@ -33,6 +33,9 @@ PRELOAD = ("sqlite3",)
         ({"OMP_WAIT_POLICY": "ACTIVE"}, False),
         ({"CUDA_VISIBLE_DEVICES": "1"}, False),
         ({"LD_PRELOAD": "x.so"}, False),
+        # Of a driver that has imported torch's inductor, or scikit-learn: all its later ranks imported for themselves.
+        ({"TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_root"}, True),
+        ({"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}, True),
     ],
 )
 def test_libraries_that_would_be_imported_in_another_way_are_not_shared(
