@@ -12,6 +12,7 @@ from sparkring.conf.load import load_config
 from sparkring.pipelines.model.fits import held_bytes
 from sparkring.pipelines.model.plan import cost_plan
 from sparkring.training.models.loss import CHUNK_ELEMENTS, chunk_elements, chunks_as_on, token_cross_entropy
+from sparkring.training.parallel.memory.meters import MemoryMeter
 from sparkring.training.planner.kernels import FLOAT32_ON_CUDA, FLOAT32_RESULT_ON_CUDA
 from sparkring.training.planner.peak_memory.timeline import Pass, trace_pass
 
@@ -115,8 +116,6 @@ def test_the_loss_has_the_chunks_of_the_device_that_is_planned() -> None:
 
 
 def test_a_loss_of_many_chunks_frees_each_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkring.training.parallel.measure import MemoryMeter
-
     monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 1 << 20)
     logits = torch.randn(1 << 13, 1 << 10).bfloat16().requires_grad_()  # 8 chunks
     target = torch.zeros(1 << 13, dtype=torch.int64)
