@@ -59,6 +59,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "scoring": ("pipelines/evaluation",),
     "seconds": ("etl", "training", "pipelines"),
     "servers": ("training/servers", "training/parallel/servers"),
+    "slow_tests": ("tests",),
     "soak": ("training/launch", "pipelines/launch", "training/checkpoint", "training/servers"),
     "sparse_tables": ("training/tables", "training/parallel/sparse.py"),
     "strategies": ("training/parallel",),

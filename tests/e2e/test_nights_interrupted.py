@@ -25,11 +25,13 @@ from tests.e2e.test_nights import RECIPE, write_day
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parent.parent.parent
-DOUBLE_STARTS, KILLS = 20, 30
-DAYS = [f"2024-03-{day:02}" for day in range(1, 3 + DOUBLE_STARTS)]
+DOUBLE_STARTS = 6  # eight that ask for one lease at the same moment: tests/pipelines/schedule/test_lease.py
+KILLS, MOST_OF_ONE = 12, 5
+DAYS = [f"2024-03-{day:02}" for day in range(1, 3 + KILLS)]  # of the first two, no date is made
+LIMIT_S = 400  # of a command that nothing ends
 
 HOST = """
-import json, sys
+import sys
 from sparkring.pipelines.cli import main
 
 print("READY", flush=True)
@@ -87,11 +89,12 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def read_code(process: subprocess.Popen[str]) -> int:
+def read_word(process: subprocess.Popen[str], kind: str) -> str:
+    """The last word of the next line of a host that begins with `kind`."""
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("CODE"):
-            return int(line.split()[1])
+        if line.startswith(kind):
+            return line.split()[-1]
     raise AssertionError("the host ended")
 
 
@@ -99,13 +102,15 @@ def test_of_two_hosts_that_start_a_date_at_once_one_trains(tmp_path: Path, s3: s
     recipe = write_recipe(tmp_path, DAYS, storage={"datasets": str(tmp_path / "datasets"), "runs": s3})
     hosts = [start(tmp_path, name, "-c", HOST, str(recipe)) for name in ("a", "b")]
     try:
-        codes = []
-        for ds in DAYS[2:]:
+        codes, days = [], DAYS[2 : 2 + DOUBLE_STARTS]
+        for host in hosts:
+            read_word(host, "READY")  # or the second could start when the first has finished a date
+        for ds in days:
             for host in hosts:
                 assert host.stdin is not None
                 host.stdin.write(f"{ds}\n")
                 host.stdin.flush()
-            codes.append(sorted(read_code(host) for host in hosts))
+            codes.append(sorted(int(read_word(host, "CODE")) for host in hosts))
     finally:
         for host in hosts:
             end(host)
@@ -145,14 +150,14 @@ def test_a_job_that_is_stopped_past_its_lease_and_goes_on_publishes_nothing(tmp_
         time.sleep(8)
         second = start(tmp_path, "b", *command)
         try:
-            out, _ = second.communicate(timeout=400)
+            out, _ = second.communicate(timeout=LIMIT_S)
         finally:
             end(second)
         assert second.returncode == 0, (tmp_path / "b/log").read_text()
         published = json.loads(out.splitlines()[-1])
         before = snapshot(tmp_path / "runs")
         os.killpg(first.pid, signal.SIGCONT)
-        assert first.wait(timeout=60) == 75, (tmp_path / "a/log").read_text()
+        assert first.wait(timeout=LIMIT_S) == 75, (tmp_path / "a/log").read_text()
         time.sleep(2)
     finally:
         end(first)
@@ -176,38 +181,47 @@ def weights(runs: Path, record: DateRecord) -> str:
 
 
 def do_date(folder: Path, recipe: Path, ds: str, kill_after_s: Sequence[float] = ()) -> int:
-    """Give the command of a date until it ends with 0, killing its driver alone after these times; how often it was."""
-    kills = 0
-    while True:
+    """Repeat the command of a date until it ends with 0; return how often its driver was killed.
+
+    Each of the first commands is killed after a time of `kill_after_s`. Its driver alone: its JVM and ranks end by
+    themselves, while the next command runs.
+    """
+    for kills, limit_s in enumerate([*kill_after_s, LIMIT_S]):
         job = start(folder, "home", "-m", "sparkring.pipelines.cli", "run", str(recipe), "--date", ds)
         try:
-            job.wait(timeout=kill_after_s[kills] if kills < len(kill_after_s) else 400)
+            job.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
+            assert kills < len(kill_after_s), f"no end after {limit_s} s: {(folder / 'home/log').read_text()[-3000:]}"
             job.kill()
-            kills += 1
+            job.wait()
         finally:
             end(job)
         assert job.returncode in (0, -signal.SIGKILL), (folder / "home/log").read_text()[-3000:]
         if job.returncode == 0:
             return kills
+    raise AssertionError(f"{ds} was killed by something else")
 
 
 def test_dates_whose_driver_is_killed_at_any_moment_end_with_the_same_models(tmp_path: Path) -> None:
-    """Dates are begun until 30 drivers have been killed, at most ten of one date."""
+    """Dates are begun until twelve drivers have been killed, at most five of one date."""
     draw, days = random.Random(14), DAYS[2:]
     changed: dict[str, Any] = {"train": {"epochs": 20, "global_batch": 64}, "checkpoint": {"every_steps": 10}}
-    found, kills, done = dict[str, list[str]](), 0, 0
+    recipes = {}
     for name in ("killed", "undisturbed"):
         (folder := tmp_path / name).mkdir()
-        recipe = write_recipe(folder, DAYS, **changed)
-        if name == "killed":
-            while kills < KILLS:
-                moments = [draw.uniform(1, 25) for _ in range(min(10, KILLS - kills))]
-                kills, done = kills + do_date(folder, recipe, days[done], moments), done + 1
-        else:
-            assert not any(do_date(folder, recipe, ds) for ds in days[:done])
+        recipes[folder] = write_recipe(folder, DAYS, **changed)
+    (killed, undisturbed), began = recipes, time.monotonic()
+    assert do_date(undisturbed, recipes[undisturbed], days[0]) == 0
+    whole_s = time.monotonic() - began
+    kills = done = 0
+    while kills < KILLS:
+        moments = [draw.uniform(1, whole_s) for _ in range(min(MOST_OF_ONE, KILLS - kills))]
+        kills, done = kills + do_date(killed, recipes[killed], days[done], moments), done + 1
+    assert not any(do_date(undisturbed, recipes[undisturbed], ds) for ds in days[1:done])
+    found = {}
+    for folder in recipes:
         records = Ledger(str(folder / "runs"), "sales").records()
         assert [record.status for record in records] == ["succeeded"] * done
-        found[name] = [weights(folder / "runs", record) for record in records]
-    assert len({*found["killed"]}) == done
-    assert found["killed"] == found["undisturbed"]
+        found[folder] = [weights(folder / "runs", record) for record in records]
+    assert len({*found[killed]}) == done
+    assert found[killed] == found[undisturbed]

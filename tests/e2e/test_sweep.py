@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from sparkring.pipelines.sweep import study
 from sparkring.pipelines.tracking.tags import ERROR
 from sparkring.pipelines.tracking.views import NOTE
 from sparkring.training.checkpoint.catalog import committed
+from tests import waits
 
 pytestmark = pytest.mark.spark
 ROWS = 4000
@@ -132,12 +132,14 @@ def test_a_killed_sweep_goes_on_in_the_trial_it_was_in(tmp_path: Path) -> None:
         )  # fmt: skip
 
     process = start("first")
-    folder, deadline = tmp_path / "data/runs/shop-sweep", time.monotonic() + 300
-    while time.monotonic() < deadline and process.poll() is None:
+    folder = tmp_path / "data/runs/shop-sweep"
+
+    def is_in_second_trial() -> bool:
+        assert process.poll() is None, (tmp_path / "first").read_text()[-3000:]
         begun = sorted(folder.glob("2*-*/run.json"))
-        if len(begun) == 2 and committed(open_storage(str(begun[1].parent / "checkpoints")))[0]:
-            break
-        time.sleep(0.05)
+        return len(begun) == 2 and bool(committed(open_storage(str(begun[1].parent / "checkpoints")))[0])
+
+    waits.wait_for(is_in_second_trial)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     second = start("second")
