@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal, get_args
 
+import torch
 from torch import nn
 
 from sparkring.conf.blocks.parallel import ParallelConfig
@@ -24,8 +25,10 @@ from sparkring.conf.clusters.cluster import Cluster, Precision
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.parallel.precision import DTYPES
 from sparkring.training.planner.memory import KeptElements, StageMemory, kept_elements, stage_memory
-from sparkring.training.planner.peak_memory.play import row_evaluation_bytes
+from sparkring.training.planner.peak_memory.play import batch_columns, row_evaluation_bytes
+from sparkring.training.planner.peak_memory.timeline import loss_bytes
 from sparkring.training.planner.timing.operations import ModelWork, trace_operations
 from sparkring.training.planner.timing.step_time import (
     StepCounts,
@@ -36,12 +39,12 @@ from sparkring.training.planner.timing.step_time import (
     stage_tables,
     step_time,
 )
-from sparkring.training.planner.trace import Trace, Untraceable, trace_model
+from sparkring.training.planner.trace import Trace, Untraceable, repeated, trace_model
 from sparkring.training.planner.traffic import activation_bytes, batch_axes_bytes, schedule_cost
 from sparkring.training.planner.workload import RankParameters, Workload
 
 Objective = Literal["time", "cost", "memory"]
-LOSS_BYTES = 8  # of an output beyond its own: the loss's copy in fp32, and its gradient
+LOSS_BYTES = 8  # of an output beyond its own, where its loss is not traced: a copy in fp32, and its gradient
 USABLE = 0.94  # share of a device's memory: the rest is the context's, the collectives' and the allocator's
 USABLE_HOST = 0.8  # share of a machine's memory for offloaded shards: the rest is the readers', tables' and Spark's
 MOST_PARTS = 64  # passes of a step
@@ -62,13 +65,22 @@ def traced_model(workload: Workload) -> TracedModel:
     """Trace the workload's model. Untraceable if that cannot be done."""
     if isinstance(workload.inputs, Untraceable):
         raise workload.inputs
-    layers = workload.sharding.layer_names(workload.model) or workload.block_names
-    names = {*workload.kinds, *layers, *workload.attention_cores, *workload.block_names, ""}
-    # First: its error names the module. With as many rows as in a pass: what is made of weights alone is kept once.
-    trace = trace_model(
-        workload.model, workload.inputs, names, workload.kinds, workload.rows_per_pass, workload.device_type
-    )
+    trace = trace_of(workload)  # first: its error names the module
+    layers = traced_layers(workload)
     return TracedModel(workload, trace_operations(workload.model, workload.inputs, layers, workload.kinds), trace)
+
+
+def traced_layers(workload: Workload) -> Sequence[str]:
+    return workload.sharding.layer_names(workload.model) or workload.block_names
+
+
+def trace_of(workload: Workload, precision: str = "fp32") -> Trace:
+    """Trace a model with as many rows as in a pass: what is made of weights alone is kept once."""
+    assert not isinstance(workload.inputs, Untraceable)
+    names = {*workload.kinds, *traced_layers(workload), *workload.attention_cores, *workload.block_names, ""}
+    return trace_model(
+        workload.model, workload.inputs, names, workload.kinds, workload.rows_per_pass, workload.device_type, precision
+    )
 
 
 @dataclass(frozen=True)
@@ -251,17 +263,47 @@ class LayoutCosts:
         workload = rank.workload
         config, mesh = workload.config, workload.mesh
         state = self._state(rank)
+        trace, cast = self._trace(workload, may_fit=state.on_device <= self.limit)
         kept_key = (tuple(rank.names), mesh.tp, mesh.cp, config.sequence_parallel, config.activation_checkpointing)
-        kept: KeptElements = self._once(
-            ("kept", kept_key), lambda: kept_elements(workload, self.traced.trace, rank.names)
-        )
-        elements = kept.of_passes(alive / config.stages_per_rank) * workload.rows_per_pass / mesh.cp
-        outputs = self._once("outputs", lambda: output_elements(self.traced.work))
-        loss = workload.rows_per_pass * outputs * (LOSS_BYTES + workload.compute_bytes) / (mesh.tp * mesh.cp)
+        kept: KeptElements = self._once(("kept", cast, kept_key), lambda: kept_elements(workload, trace, rank.names))
+        element = workload.compute_bytes * workload.rows_per_pass / mesh.cp
+        # a block is computed again when the loss has freed what it held
+        loss = self._loss(workload) if rank.stages[-1] == workload.stages[-1] else 0.0
+        held = kept.alive * alive / config.stages_per_rank * element + max(kept.once * element, loss)
         if not config.zero:  # a ring's buckets, and weights as autocast casts them
-            loss += state.gradients * (mesh.dp * mesh.cp > 1) + rank.whole * 2 * (config.precision != "fp32")
+            held += state.gradients * (mesh.dp * mesh.cp > 1) + rank.whole * 2 * (config.precision != "fp32")
         evaluated = self._evaluated(rank)
-        return state.on_device + int(max(elements * workload.compute_bytes + loss, evaluated)), state.offloaded
+        return state.on_device + int(max(held, evaluated)), state.offloaded
+
+    def _trace(self, workload: Workload, may_fit: bool) -> tuple[Trace, str]:
+        """What the model keeps, and under which autocast: ZeRO gathers weights in the dtype of compute instead.
+
+        `may_fit`: else the trace there is will do, since another takes seconds of a large model.
+        """
+        config, base = workload.config, self.traced.workload
+        if config.zero or config.precision == "fp32" or not may_fit:
+            return self.traced.trace, ""
+        key = ("trace", config.precision, self.cluster.device.type)
+        found = self._once(key, lambda: trace_of(base.on_device(self.cluster.device.type), config.precision))
+        return found, config.precision
+
+    def _loss(self, workload: Workload) -> float:
+        """Bytes of the outputs and of what the loss holds beside them, on one tensor and context rank."""
+        rows, mesh, precision = workload.rows_per_pass, workload.mesh, workload.config.precision
+        outputs = rows * self._once("outputs", lambda: output_elements(self.traced.work)) / mesh.cp
+        is_cut = mesh.tp > 1 and "vocab_head" in workload.kinds.values()
+        shape, task = self.traced.trace.output, workload.task
+        if is_cut or shape is None or task is None:
+            return outputs * (LOSS_BYTES + workload.compute_bytes) / (mesh.tp if is_cut else 1)
+
+        def beside() -> int:
+            dtype = DTYPES.get(precision, torch.float32)
+            columns = {name: repeated(column, rows) for name, column in batch_columns(workload).items()}
+            return loss_bytes(
+                task, columns, torch.empty(rows, *shape, dtype=dtype, device="meta"), precision, workload.device_type
+            )
+
+        return outputs * workload.compute_bytes + self._once(("loss", rows, precision), beside) / mesh.cp
 
     def _evaluated(self, rank: RankParameters) -> float:
         """Bytes that the last rank of a pipeline, which has the outputs, holds in evaluation beside its state."""
@@ -269,7 +311,7 @@ class LayoutCosts:
         if not workload.evaluated_rows or rank.stages[-1] != workload.stages[-1]:
             return 0.0
         key = ("evaluated", workload.mesh.tp, workload.mesh.cp, config.sequence_parallel, config.precision)
-        of_row: float = self._once(key, lambda: row_evaluation_bytes(workload))
+        of_row: float = self._once(key, lambda: row_evaluation_bytes(workload, self.traced.trace))
         cast = 0 if config.zero or config.precision == "fp32" else 2 * rank.whole
         return of_row * workload.evaluated_rows + cast
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import nn
 
 from sparkring.conf.errors import first_line
 from sparkring.training.data.batch import Ragged
-from sparkring.training.models.torch_private import storage_key
+from sparkring.training.models.torch_private import fake_tensors, storage_key, tree_map
+from sparkring.training.parallel.precision import DTYPES, autocast
 from sparkring.training.planner.kernels import DeviceKernels
 
+CASTS = {"ToCopyBackward0", "TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0"}  # autograd's names
 INDEX_BYTES = 4  # what an element counts for: integers and masks, as of pooling, are larger or smaller than a float
 
 
@@ -44,15 +47,52 @@ def untraceable(model: nn.Module, running: list[str], error: Exception) -> Untra
     )
 
 
+class Shapes:
+    """Makes tensors without memory: on the meta device, or, where autocast must see a CPU, torch's fake tensors."""
+
+    def __init__(self, precision: str) -> None:
+        self.mode = fake_tensors() if precision != "fp32" else nullcontext()
+        self.device = "cpu" if precision != "fp32" else "meta"
+
+    def like(self, tensor: Any, dtype: torch.dtype | None = None) -> Any:
+        """A tensor without memory for each tensor of a tree of them."""
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        with self.mode:
+            made = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=self.device)
+        return made.requires_grad_(tensor.requires_grad)
+
+    def copy(self, module: nn.Module, weights: torch.dtype | None) -> nn.Module:
+        """A module in which shared weights are shared. `weights`: dtype of those of floating point."""
+        memo: dict[int, Any] = {id(b): self.like(b) for b in module.buffers()}
+        for p in module.parameters():
+            made = self.like(p.detach(), weights if p.is_floating_point() else None)
+            memo[id(p)] = nn.Parameter(made, p.requires_grad)
+        return copy.deepcopy(module, memo)
+
+
+def is_cast_weight(saved: torch.Tensor) -> bool:
+    """Whether a tensor is a weight in another dtype, as autocast makes it, or a view of one."""
+    node, is_cast = saved.grad_fn, False
+    while node is not None and node.name() in CASTS:
+        is_cast |= node.name() == "ToCopyBackward0"
+        node = node.next_functions[0][0]
+    return is_cast and node is not None and node.name() == "torch::autograd::AccumulateGrad"
+
+
 @dataclass
 class Trace:
-    """Elements per module of the model, for one row of whole sequences; a row's part of what is there once for all."""
+    """Elements per module of the model, for one row of whole sequences; a row's part of what is there once for all.
+
+    Under autocast elements of the dtype of compute: one in float32 counts twice.
+    """
 
     taken: dict[str, int] = field(default_factory=dict)  # of its inputs
     returned: dict[str, int] = field(default_factory=dict)  # of its output
     # kept for backward, by place: `inner`, between cut layers, where a tensor rank has its part; `entered`, the inputs
     # of cut layers, whole on every rank; `between`, all else, whole unless under sequence parallelism
     kept: dict[str, dict[str, float]] = field(default_factory=dict)
+    output: torch.Size | None = None  # shape of the model's for one row, if that is one tensor
 
     def keep(self, names: Iterable[str], place: str, numel: float) -> None:
         for name in names:
@@ -80,6 +120,7 @@ def trace_model(
     kinds: Mapping[str, str],
     rows: int = 1,
     device_type: str = "cpu",
+    precision: str = "fp32",
 ) -> Trace:
     """Trace the named modules in one forward of a copy of `model`.
 
@@ -93,22 +134,31 @@ def trace_model(
         kinds: module name -> how it is cut over tensor ranks (models/sharding_plan.py).
         rows: in the forward, as many as in a pass: what is made of weights alone is kept once, whatever the rows.
         device_type: whose kernels keep what they keep there.
+        precision: under autocast in it. Weights that autocast converts are left out.
     """
-    traced = copy.deepcopy(model).to("meta")
+    shapes = Shapes(precision)
+    traced = shapes.copy(model, None)
     entered_modules = running_modules(traced)
-    given = [repeated(i, rows) for i in inputs]
+    given = tree_map(shapes.like, [repeated(i, rows) for i in inputs])
+    compute = DTYPES[precision].itemsize if precision in DTYPES else None
     trace = Trace()
     seen = {storage_key(t) for t in [*traced.parameters(), *given] if isinstance(t, torch.Tensor)}
     running: list[str] = []  # the named modules around the current operation
-    entered: set[int] = set()  # storages of the inputs of cut layers
+    entered: dict[int, torch.Tensor] = {}  # storages of the inputs of cut layers, alive so that no other has their keys
+
+    def unit(tensor: torch.Tensor) -> int:
+        """Bytes that count as one element."""
+        return (compute or tensor.element_size()) if tensor.is_floating_point() else INDEX_BYTES
 
     def before(name: str) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
             running.append(name)
             tensors = [a for a in args if isinstance(a, torch.Tensor)]
-            trace.taken[name] = sum(a.numel() for a in tensors) // rows
+            floats = [a for a in tensors if a.is_floating_point()]
+            ids = sum(a.numel() for a in tensors if not a.is_floating_point())
+            trace.taken[name] = (ids + sum(a.numel() * a.element_size() // unit(a) for a in floats)) // rows
             if kinds.get(name) in ("enter", "vocab_head"):
-                entered.update(storage_key(a) for a in tensors)
+                entered.update((storage_key(a), a) for a in tensors)
 
         return hook
 
@@ -123,19 +173,23 @@ def trace_model(
         storage = storage_key(saved)
         if storage not in seen:
             seen.add(storage)
+            if compute and is_cast_weight(saved):
+                return saved
             cut = any(kinds.get(name) == "enter" for name in running)
             place = "entered" if storage in entered else "inner" if cut else "between"
-            element = saved.element_size() if saved.is_floating_point() else INDEX_BYTES
-            trace.keep(running, place, saved.untyped_storage().nbytes() / element / rows)
+            trace.keep(running, place, saved.untyped_storage().nbytes() / unit(saved) / rows)
         return saved
 
     for name in names:
         module = traced.get_submodule(name)
         module.register_forward_pre_hook(before(name))
         module.register_forward_hook(after(name))
-    with DeviceKernels(device_type), torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
+    with shapes.mode, autocast(precision, torch.device("cpu")), DeviceKernels(device_type), hooks:
         try:
-            traced(*given)
+            out = traced(*given)
         except Exception as error:  # a user's forward may fail in any way
             raise untraceable(model, entered_modules, error) from error
+    if isinstance(out, torch.Tensor) and out.shape[:1] == (rows,):
+        trace.output = out.shape[1:]
     return trace

@@ -22,7 +22,6 @@ from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.launch.host.processes import usable_cores, usable_memory
 from sparkring.training.models.gpt import GPT
-from sparkring.training.optim.build import build_optimizer
 
 SECONDS = 0.4  # of one measurement
 READING_S = 4.0  # of the reader
@@ -130,6 +129,10 @@ def host_memory_rate() -> Rate:
 
 def host_step_rate() -> Rate:
     """Bytes per second of an optimizer's step on the host, as offloaded shards take it."""
+    from sparkring.training.optim.build import (
+        build_optimizer,  # imports DTensor, which a driver that plans does not need
+    )
+
     shard = nn.Parameter(torch.zeros(HOST_COPIED // 4))
     optimizer = build_optimizer([("shard", shard)], OptimConfig(name="adamw"))
     shard.grad = torch.ones_like(shard)

@@ -8,13 +8,19 @@ import pytest
 import torch
 from torch import nn
 
+from sparkring.conf.clusters.catalog import load_cluster
+from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
 from sparkring.pipelines.model.fits import held_bytes
-from sparkring.pipelines.model.plan import cost_plan
+from sparkring.pipelines.model.layouts import planned
+from sparkring.pipelines.model.plan import cost_plan, own_workload
 from sparkring.training.models.loss import CHUNK_ELEMENTS, chunk_elements, chunks_as_on, token_cross_entropy
 from sparkring.training.parallel.memory.meters import MemoryMeter
+from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.kernels import FLOAT32_ON_CUDA, FLOAT32_RESULT_ON_CUDA
+from sparkring.training.planner.peak_memory import play
 from sparkring.training.planner.peak_memory.timeline import Pass, trace_pass
+from sparkring.training.planner.search import trace_of
 
 GIB = 2**30
 CHUNK = 4 * CHUNK_ELEMENTS["cuda"]  # bytes in float32
@@ -31,14 +37,34 @@ MEASURED = [
 ]
 
 
-@pytest.mark.parametrize(("recipe", "rows", "keys", "measured"), MEASURED)
-def test_a_steps_peak_is_that_of_a_gpu(recipe: str, rows: int, keys: dict[str, str], measured: float) -> None:
+def config_of(recipe: str, rows: int, keys: dict[str, str]) -> RunConfig:
     alone = {"launch.world": "1", "launch.min_world": "1", "parallel.zero": "0", "etl.text.seq_len": "1025"}
     keys = alone | {"train.global_batch": str(rows), "train.compile": "false"} | keys
-    config = load_config(recipe, [f"{key}={value}" for key, value in keys.items()]).config
-    assert held_bytes(cost_plan(config, None)) == pytest.approx(
-        measured * GIB - CHUNK, rel=0.004 if recipe == "gpt-124m" else 0.012
-    )
+    return load_config(recipe, [f"{key}={value}" for key, value in keys.items()]).config
+
+
+@pytest.mark.parametrize(("recipe", "rows", "keys", "measured"), MEASURED)
+def test_a_steps_peak_is_that_of_a_gpu(recipe: str, rows: int, keys: dict[str, str], measured: float) -> None:
+    config = config_of(recipe, rows, keys)
+    near = 0.004 if recipe == "gpt-124m" else 0.012
+    assert held_bytes(cost_plan(config, None)) == pytest.approx(measured * GIB - CHUNK, rel=near)
+
+
+@pytest.mark.parametrize(("recipe", "rows", "keys", "measured"), MEASURED)
+def test_a_search_estimates_the_peak_of_a_gpu(recipe: str, rows: int, keys: dict[str, str], measured: float) -> None:
+    config = config_of(recipe, rows, keys)
+    layout = planned(config, load_cluster("h200-141gb-efa"), None).costs.layout(config.parallel, Mesh())
+    assert layout.memory == pytest.approx(measured * GIB - CHUNK, rel=0.035)
+
+
+def test_an_evaluation_of_two_blocks_holds_as_much_as_one_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row_bytes() -> float:
+        workload = own_workload(config_of("gpt-124m", 64, {}), None)
+        return play.row_evaluation_bytes(workload, trace_of(workload))
+
+    of_two = row_bytes()
+    monkeypatch.setattr(play, "shortened", lambda workload, trace: workload.model)
+    assert of_two == row_bytes()
 
 
 def peak_of(module: nn.Module, device_type: str, precision: str = "fp32", shape: tuple[int, ...] = (8192, 64)) -> int:
@@ -55,11 +81,7 @@ def peak_of(module: nn.Module, device_type: str, precision: str = "fp32", shape:
             device_type=device_type,
         )
     )
-    now = peak = 0
-    for event in timeline.events:
-        now += {"hold": event.size, "free": -event.size}.get(event.kind, 0)
-        peak = max(peak, now)
-    return peak
+    return timeline.peak
 
 
 class Normed(nn.Module):

@@ -269,5 +269,5 @@ def test_what_is_ranked_fits_and_is_in_order(objective: Objective) -> None:
 
 
 def test_nothing_fits_and_the_smallest_layout_is_known() -> None:
-    result = search(LayoutCosts(traced(), cluster(memory_gib=0.003)), BASE, 8)
+    result = search(LayoutCosts(traced(), cluster(memory_gib=0.0025)), BASE, 8)
     assert result.best == () and result.smallest is not None

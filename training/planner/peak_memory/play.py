@@ -11,6 +11,7 @@ ring's buckets; outputs are put together on every rank before the loss and the m
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,18 +19,21 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.training.data.batch import Columns
 from sparkring.training.models.sparse_embedding import sparse_embeddings
+from sparkring.training.models.torch_private import replace_child
 from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.parallel.model_parallel.blocks import repeated_blocks
 from sparkring.training.parallel.model_parallel.pipeline import AHEAD, PipelineStage
 from sparkring.training.parallel.model_parallel.schedules import Action, schedule_table
 from sparkring.training.parallel.precision import DTYPES
 from sparkring.training.planner.memory import StageMemory
 from sparkring.training.planner.peak_memory.codec import BucketCoding, trace_codec
 from sparkring.training.planner.peak_memory.timeline import GRADIENT, LOSS, PART, Pass, PassEvent, Timeline, trace_pass
-from sparkring.training.planner.trace import Untraceable, repeated
+from sparkring.training.planner.trace import Trace, Untraceable, repeated
 from sparkring.training.planner.workload import RankParameters, Workload
 
 CUT_LOSS = 3  # tensors like the logits that torch's loss_parallel makes beside the log-softmax
@@ -543,21 +547,48 @@ def evaluated_weights(stage: StageMemory, workload: Workload) -> dict[str, int]:
     return {"own weights": stage.weights} if workload.is_averaged else {}
 
 
-def row_evaluation_bytes(workload: Workload) -> float:
+def row_evaluation_bytes(workload: Workload, trace: Trace) -> float:
     """The most bytes per row that an evaluation of the whole model holds on one tensor and context rank.
 
-    Beside weights, and what is there all the time. Untraceable if the pass is.
+    Beside weights, and what is there all the time. Untraceable if the pass is. `trace`: of the model.
     """
     config, mesh = workload.config, Mesh(tp=workload.mesh.tp, cp=workload.mesh.cp)
     plain = ParallelConfig(precision=config.precision, sequence_parallel=config.sequence_parallel)
     alone = workload.with_layout(plain, mesh, workload.engine)
-    alone = replace(alone, eval_batch=workload.evaluated_rows)
+    alone = replace(
+        alone, eval_batch=workload.evaluated_rows, model=workload.once("two blocks", lambda: shortened(workload, trace))
+    )
     key = ("evaluation", config.precision, mesh.cp > 1, workload.evaluated_rows)
     timelines = workload.once(key, lambda: stage_timelines(alone, set(), is_evaluation=True, in_compute_dtype=True))
     player = StepPlayer(RankParameters(alone, 0), {})
     before = player.level.now
     player.evaluate(0, timelines)
     return (player.level.peak - before) / workload.evaluated_rows
+
+
+class Passes(nn.Module):
+    """Stands for a block: returns what it is given."""
+
+    def forward(self, x: Any, *_: Any, **__: Any) -> Any:
+        return x
+
+
+def shortened(workload: Workload, trace: Trace) -> nn.Module:
+    """The model with two of its blocks of each kind, as far as they return as much as they take: a pass without
+    gradients holds no more in many of them than in two.
+
+    `trace`: of the model.
+    """
+    model = copy.deepcopy(workload.model)
+    names = {module: name for name, module in model.named_modules()}
+    counts: Counter[Any] = Counter()
+    for container, key, block in repeated_blocks(model):
+        name = names[block]
+        taken, kept = trace.taken.get(name), sum(trace.kept.get(name, {}).values())
+        counts[type(block), taken, kept] += 1
+        if counts[type(block), taken, kept] > 2 and taken == trace.returned.get(name):
+            replace_child(container, key, Passes())
+    return model
 
 
 def batch_bytes(workload: Workload, rows: int) -> int:

@@ -7,12 +7,12 @@ holds at each moment is what torch allocates. What layouts add is put in where t
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +20,8 @@ from torch import nn
 
 from sparkring.training.data.batch import Columns
 from sparkring.training.models.sparse_embedding import PulledRows, SparseEmbedding
+from sparkring.training.models.task import Task
 from sparkring.training.models.torch_private import (
-    fake_tensors,
     stage_backward_input,
     stage_backward_weight,
     storage_key,
@@ -33,7 +33,7 @@ from sparkring.training.parallel.model_parallel.blocks import checkpoint_blocks,
 from sparkring.training.parallel.precision import autocast
 from sparkring.training.parallel.state import plain_name
 from sparkring.training.planner.kernels import kernels_of, with_kernels
-from sparkring.training.planner.trace import running_modules, untraceable
+from sparkring.training.planner.trace import Shapes, running_modules, untraceable
 
 LOSS = "loss"  # place of what is held outside of the model
 GRADIENT = "gradient of "  # and the name of a parameter: place of its gradient
@@ -62,6 +62,12 @@ class Timeline:
     shared: set[str] = field(default_factory=set)  # parameters that have several uses
     input_bytes: int = 0  # of a stage, from the one before
     output_bytes: int = 0
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that are held at once."""
+        held = accumulate({"hold": event.size, "free": -event.size}.get(event.kind, 0) for event in self.events)
+        return max(held, default=0)
 
     def part(self, kind: str) -> list[PassEvent]:
         """Events of a schedule's action: forward F, backward B or its halves I and W; "" is all. B of an evaluation is
@@ -280,6 +286,32 @@ def pull_rows(module: nn.Module, work: Pass, shapes: Shapes) -> list[torch.Tenso
     return found
 
 
+def loss_bytes(task: Task, columns: Columns, output: torch.Tensor, precision: str, device_type: str) -> int:
+    """The most bytes that the loss of a model's output and its backward hold beside the output.
+
+    Untraceable if the loss needs values.
+
+    Args:
+        task: whose loss it is.
+        columns: of the batch.
+        output: of the model for these rows, on the meta device.
+        precision: of compute, parallel.precision.
+        device_type: `cpu` or `cuda`.
+    """
+    work = Pass(
+        module=nn.Identity(),
+        columns=columns,
+        given=lambda _: (),
+        loss=lambda out, columns: task.loss(out, columns).sum(),
+        kinds={},
+        units=(),
+        received=output.requires_grad_(),
+        precision=precision,
+        device_type=device_type,
+    )
+    return trace_pass(work)[0].peak
+
+
 def prepare_module(module: nn.Module, work: Pass) -> None:
     """Let the copy's modules do what they do in training: fused attention, exchanges, recomputation."""
     for name in work.exchanged:
@@ -289,30 +321,6 @@ def prepare_module(module: nn.Module, work: Pass) -> None:
         each.forward = with_kernels(each.forward, work.device_type)
     if work.checkpointing:
         checkpoint_blocks(module)
-
-
-class Shapes:
-    """Makes tensors without memory: on the meta device, or, where autocast must see a CPU, torch's fake tensors."""
-
-    def __init__(self, precision: str) -> None:
-        self.mode = fake_tensors() if precision != "fp32" else nullcontext()
-        self.device = "cpu" if precision != "fp32" else "meta"
-
-    def like(self, tensor: Any, dtype: torch.dtype | None = None) -> Any:
-        """A tensor without memory for each tensor of a tree of them."""
-        if not isinstance(tensor, torch.Tensor):
-            return tensor
-        with self.mode:
-            made = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=self.device)
-        return made.requires_grad_(tensor.requires_grad)
-
-    def copy(self, module: nn.Module, weights: torch.dtype | None) -> nn.Module:
-        """A module in which shared weights are shared. `weights`: dtype of those of floating point."""
-        memo: dict[int, Any] = {id(b): self.like(b) for b in module.buffers()}
-        for p in module.parameters():
-            made = self.like(p.detach(), weights if p.is_floating_point() else None)
-            memo[id(p)] = nn.Parameter(made, p.requires_grad)
-        return copy.deepcopy(module, memo)
 
 
 def with_exchange(core: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

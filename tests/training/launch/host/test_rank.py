@@ -41,6 +41,14 @@ def test_an_error_is_described_even_where_it_cannot_be_printed() -> None:
     assert found.message == "<its __str__ raised RuntimeError>"
 
 
+class Absent:
+    """Finds no xgboost, as where it is not installed, whichever of its modules is imported first."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "xgboost":
+            raise ModuleNotFoundError("No module named 'xgboost'", name=name)
+
+
 @pytest.mark.parametrize("broken", ["raise OSError('libgomp.so.1: cannot open')", None])
 def test_a_package_that_only_this_host_lacks_is_one_line_with_the_host_and_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str | None
@@ -49,8 +57,8 @@ def test_a_package_that_only_this_host_lacks_is_one_line_with_the_host_and_the_r
     for name in [name for name in sys.modules if name.startswith(imported)]:
         monkeypatch.delitem(sys.modules, name)
     if broken is None:
-        monkeypatch.setitem(sys.modules, "xgboost", None)
-        why = "ModuleNotFoundError: import of xgboost halted; None in sys.modules"
+        monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+        why = "ModuleNotFoundError: No module named 'xgboost'"
     else:
         (tmp_path / "xgboost.py").write_text(broken)
         monkeypatch.syspath_prepend(tmp_path)
