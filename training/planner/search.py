@@ -70,6 +70,14 @@ def traced_model(workload: Workload) -> TracedModel:
     return TracedModel(workload, trace_operations(workload.model, workload.inputs, layers, workload.kinds), trace)
 
 
+def traceable(trace: Callable[[], Any]) -> Any:
+    """What a trace finds; None where the model, its loss or its metrics need values."""
+    try:
+        return trace()
+    except Untraceable:
+        return None
+
+
 def traced_layers(workload: Workload) -> Sequence[str]:
     return workload.sharding.layer_names(workload.model) or workload.block_names
 
@@ -284,8 +292,10 @@ class LayoutCosts:
         if config.zero or config.precision == "fp32" or not may_fit:
             return self.traced.trace, ""
         key = ("trace", config.precision, self.cluster.device.type)
-        found = self._once(key, lambda: trace_of(base.on_device(self.cluster.device.type), config.precision))
-        return found, config.precision
+        found: Trace | None = self._once(
+            key, lambda: traceable(lambda: trace_of(base.on_device(self.cluster.device.type), config.precision))
+        )
+        return (self.traced.trace, "") if found is None else (found, config.precision)
 
     def _loss(self, workload: Workload) -> float:
         """Bytes of the outputs and of what the loss holds beside them, on one tensor and context rank."""
@@ -293,8 +303,9 @@ class LayoutCosts:
         outputs = rows * self._once("outputs", lambda: output_elements(self.traced.work)) / mesh.cp
         is_cut = mesh.tp > 1 and "vocab_head" in workload.kinds.values()
         shape, task = self.traced.trace.output, workload.task
+        untraced = outputs * (LOSS_BYTES + workload.compute_bytes) / (mesh.tp if is_cut else 1)
         if is_cut or shape is None or task is None:
-            return outputs * (LOSS_BYTES + workload.compute_bytes) / (mesh.tp if is_cut else 1)
+            return untraced
 
         def beside() -> int:
             dtype = DTYPES.get(precision, torch.float32)
@@ -303,17 +314,23 @@ class LayoutCosts:
                 task, columns, torch.empty(rows, *shape, dtype=dtype, device="meta"), precision, workload.device_type
             )
 
-        return outputs * workload.compute_bytes + self._once(("loss", rows, precision), beside) / mesh.cp
+        found: int | None = self._once(("loss", rows, precision), lambda: traceable(beside))
+        return untraced if found is None else outputs * workload.compute_bytes + found / mesh.cp
 
     def _evaluated(self, rank: RankParameters) -> float:
         """Bytes that the last rank of a pipeline, which has the outputs, holds in evaluation beside its state."""
         workload, config = rank.workload, rank.workload.config
         if not workload.evaluated_rows or rank.stages[-1] != workload.stages[-1]:
             return 0.0
-        key = ("evaluated", workload.mesh.tp, workload.mesh.cp, config.sequence_parallel, config.precision)
-        of_row: float = self._once(key, lambda: row_evaluation_bytes(workload, self.traced.trace))
+        rows, mesh = workload.evaluated_rows, workload.mesh
+        key = ("evaluated", rows, mesh.tp, mesh.cp, config.sequence_parallel, config.precision)
+        of_row: float | None = self._once(
+            key, lambda: traceable(lambda: row_evaluation_bytes(workload, self.traced.trace))
+        )
+        if of_row is None:
+            return 0.0
         cast = 0 if config.zero or config.precision == "fp32" else 2 * rank.whole
-        return of_row * workload.evaluated_rows + cast
+        return of_row * rows + cast
 
     def _sent(self, workload: Workload) -> dict[str, int]:
         """Bytes over tp, cp and pp, which grow with the rows of a rank."""

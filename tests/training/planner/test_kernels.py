@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,13 +15,14 @@ from sparkring.conf.load import load_config
 from sparkring.pipelines.model.fits import held_bytes
 from sparkring.pipelines.model.layouts import planned
 from sparkring.pipelines.model.plan import cost_plan, own_workload
+from sparkring.training.models.gpt import LanguageModelTask
 from sparkring.training.models.loss import CHUNK_ELEMENTS, chunk_elements, chunks_as_on, token_cross_entropy
 from sparkring.training.parallel.memory.meters import MemoryMeter
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.kernels import FLOAT32_ON_CUDA, FLOAT32_RESULT_ON_CUDA
 from sparkring.training.planner.peak_memory import play
 from sparkring.training.planner.peak_memory.timeline import Pass, trace_pass
-from sparkring.training.planner.search import trace_of
+from sparkring.training.planner.search import LayoutCosts, trace_of, traced_model
 
 GIB = 2**30
 CHUNK = 4 * CHUNK_ELEMENTS["cuda"]  # bytes in float32
@@ -149,3 +151,19 @@ def test_a_loss_of_many_chunks_frees_each_before_the_next(monkeypatch: pytest.Mo
     chunk, size = 4 << 20, 2 << 23
     assert forward.peak < size + chunk + (chunk >> 1)  # beside it logsumexp makes one, inside of torch
     assert both.peak < 2 * size + 2 * chunk + (chunk >> 1)  # the logits and their gradient beside them
+
+
+class ReadsValues(LanguageModelTask):
+    def loss(self, outputs: Any, columns: Any) -> Any:
+        return outputs.float().sum() if float(outputs.float().sum()) else outputs  # no tensor of a trace has a value
+
+
+def test_a_search_without_a_traced_loss_counts_copies_of_the_outputs() -> None:
+    config = config_of("gpt-124m", 16, {})
+    traced = own_workload(config, None)
+    cluster = load_cluster("h200-141gb-efa")
+    known, unknown = (
+        LayoutCosts(traced_model(replace(traced, task=task, known={})), cluster).layout(config.parallel, Mesh()).memory
+        for task in (traced.task, ReadsValues())
+    )
+    assert unknown > known

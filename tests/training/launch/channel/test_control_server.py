@@ -62,6 +62,7 @@ def test_silence_is_seen_and_counted_from_the_last_byte(server: ControlServer, t
     thread.loop.call_soon_threadsafe(time.sleep, 1.5)
     wait_for(lambda: server.silent_s("a") > 0.5)
     wait_for(lambda: server.silent_s("a") < 0.5)  # it speaks again
+    assert server.is_connected("a"), "a client that was silent for a while is still the same one"
     thread.call(client.close())
 
 
