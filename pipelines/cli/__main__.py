@@ -2,6 +2,6 @@
 
 import sys
 
-from sparkring.pipelines.cli.entry import main
+from sparkring.pipelines.cli.entry import console
 
-sys.exit(main())
+sys.exit(console())
