@@ -28,6 +28,7 @@ from sparkring.pipelines.job.families import (
     placed,
     record_choice,
     train_best,
+    train_once,
 )
 from sparkring.pipelines.job.outcome import ModelPlace, outcome
 from sparkring.pipelines.sweep.job import SWEEP
@@ -145,6 +146,31 @@ def test_a_training_whose_files_are_missing_or_changed_is_not_kept(
     assert kept_training(run, "net", "a" * 64, "f") == found
     run.put_atomic("net/trained.json", b"{")
     assert kept_training(run, "net", "a" * 64, "f") is None and "trained.json" in caplog.text
+
+
+def test_a_family_that_an_earlier_command_trained_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, found, _ = ended_training(tmp_path)
+    asked: list[Any] = []
+
+    def train(job: Any, start: Any) -> tuple[Trained, dict[str, float]]:
+        asked.append((job, start))
+        return trained(), {"train_s": 2.0}
+
+    monkeypatch.setattr(families, "train", train)
+    monkeypatch.setattr(families, "describe_model", lambda *_: None)
+    monkeypatch.setattr(families, "training_digest", lambda config: config)
+    dataset = SimpleNamespace(manifest=SimpleNamespace(fingerprint="f"))
+    job: Any = SimpleNamespace(
+        config="a" * 64, dataset=dataset, folder=run, family="net", training_folder=run.at("net")
+    )
+    start: Any = object()
+    caplog.set_level("INFO")
+    assert train_once(job, start) == (found, {}) and not asked and "net: trained by an earlier command" in caplog.text
+    job.config = "b" * 64  # of another training: its end is kept in place of the first one's
+    assert train_once(job, start) == (found, {"train_s": 2.0}) and asked == [(job, start)]
+    assert kept_training(run, "net", "b" * 64, "f") == found and kept_training(run, "net", "a" * 64, "f") is None
 
 
 def test_a_dry_run_names_both_trainings(tmp_path: Path) -> None:
