@@ -30,6 +30,7 @@ from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.training.checkpoint.weights import FILE, open_weights
 from sparkring.training.model.folder import MANIFEST, TREES_FILE, weights_at
 from sparkring.training.model.start import match_tensors
+from sparkring.training.model.start_match import StartMatch
 from sparkring.training.models.warm_start import WarmStartError, compare_features
 from sparkring.training.tasks import model_class
 from sparkring.training.worker.result import WorkerResult
@@ -83,7 +84,7 @@ def start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -
             return Problems([f"{key}: is of family trees, whose file has no tensors; begin with a network's"])
         if not folder.exists(file):
             return Problems([f"{key}: there is no {folder.uri}/{file}"])
-        check_matches(config, start, manifest)
+        match_file(config, start, manifest)
     except StoreUnreachable as error:
         return Problems(resources=[f"{key}: the registry does not answer: {error}"])
     except (StoredError, OSError, ValueError) as error:
@@ -91,12 +92,16 @@ def start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -
     return Problems()
 
 
-def check_matches(config: RunConfig, start: StartConfig, manifest: DatasetManifest | None) -> None:
-    """Compare the file's tensors with the model's. ValueError where none matches, StoredError for a damaged file."""
+def match_file(config: RunConfig, start: StartConfig, manifest: DatasetManifest | None) -> StartMatch | None:
+    """Compare the file's tensors with the model's; None where that is not known by now.
+
+    ValueError where none matches, StoredError for a damaged file.
+    """
     given = open_weights(*weights_at(start.weights))
     model = _model(config, manifest)
-    if model is not None:
-        match_tensors(model, {name: each.shape for name, each in given.items()}, start.rename)
+    if model is None:
+        return None
+    return match_tensors(model, {name: each.shape for name, each in given.items()}, start.rename)
 
 
 def _model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module | None:
@@ -134,9 +139,11 @@ def resolve_model_start(
     copy = start.model_copy(update={"weights": f"{run.at(FOLDER).uri}/{FILE}", "sha256": record.sha256})
     config = _with_start(resolved.config, copy)
     try:
-        check_matches(config, copy, manifest)
+        match = match_file(config, copy, manifest)
     except ValueError as error:
         raise ConfigError(config.name, [str(error)]) from error
+    if match is not None:
+        log.info("model.start: %s", match.text)
     return replace(resolved, config=config), record
 
 

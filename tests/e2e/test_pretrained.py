@@ -76,6 +76,7 @@ def test_the_published_file_starts_the_recipe(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": f"{EXAMPLE.parents[1]}{os.pathsep}{EXAMPLE}"}
     job = [sys.executable, "-m", "sparkring.pipelines.cli", "run", str(EXAMPLE / "docstrings.yaml")]
     small = ["--limit-rows", "600", "launch.world=1", "train.steps=2", "train.epochs=null", "data.tail=pad"]
+    small.append("optim.warmup_steps=1")
     with log.open("w") as out:
         for command in ([sys.executable, str(EXAMPLE / "prepare.py"), str(folder)], [*job, *small]):
             subprocess.run(command, cwd=tmp_path, env=environment, stdout=out, stderr=out, check=True, timeout=500)

@@ -51,6 +51,19 @@ def test_a_run_keeps_a_copy_and_its_sha256_whatever_becomes_of_the_file(model: S
     assert resolve(recipe(file), tmp_path / "run") == (config, record)
 
 
+def test_what_a_model_takes_of_the_file_is_said_before_training(
+    model: Storage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    resolve(recipe(model.root), tmp_path / "whole")
+    (whole,) = [text for text in caplog.messages if text.startswith("model.start: ")]
+    total = int(whole.split()[1])
+    assert whole == f"model.start: {total} of {total} tensors begin with its values"
+    resolve(recipe(model.root, rename={"blocks.0.": "elsewhere."}), tmp_path / "part")
+    matched = int(caplog.messages[-1].split()[1])
+    assert 0 < matched < total and f"{total - matched} not in the file (" in caplog.messages[-1]
+
+
 def test_another_file_than_the_sha256_says_is_refused(model: Storage, tmp_path: Path) -> None:
     assert resolve(recipe(model.root, sha256=model.sha256(FILE)), tmp_path / "run")[1] is not None
     with pytest.raises(ConfigError, match=rf"sha256 is {model.sha256(FILE)}, not model\.start\.sha256 = 0000"):
