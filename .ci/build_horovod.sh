@@ -2,7 +2,7 @@
 # Builds the Horovod wheel from its sdist against the torch of the given Python, once; keeps it in the user's cache, by
 # what it is made from: the sdist's hash, this file, torch, Python, the machine.
 # usage: build_horovod.sh PYTHON        prints the wheel's path on the last line
-# Horovod 0.28.1 (2023) predates torch's C++20 headers and CMake 4; the three settings below are all it needs. Compiled
+# Horovod 0.28.1 (2023) predates torch's C++20 headers and CMake 4; the settings below are all it needs. Compiled
 # in groups of eight files and without debug information it takes 164 s of processor time, and 393 s as it comes.
 # HOROVOD_GPU_OPERATIONS=NCCL in the environment builds it for CUDA.
 set -euo pipefail
@@ -28,6 +28,10 @@ if ! compgen -G "$cache/*.whl" >/dev/null; then
         "$source/CMakeLists.txt"
     sed -i -E 's/^( *)target_compile_definitions\(gloo .*/&\n\1set_source_files_properties("${PROJECT_SOURCE_DIR}\/third_party\/gloo\/gloo\/allreduce.cc" TARGET_DIRECTORY gloo PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)/' \
         "$source/CMakeLists.txt"
+    # Nothing of CUDA for the CPU: torch from the package index is a CUDA build, and half a toolkit may be installed.
+    [ -n "${HOROVOD_GPU_OPERATIONS:-}" ] ||
+        sed -i 's/print(True if ((torch\.version\.cuda is not None) .* else False)/print(False)/' \
+            "$source/cmake/Modules/FindPytorch.cmake"
     PATH="$(dirname "$python"):$PATH" CMAKE_POLICY_VERSION_MINIMUM=3.5 CXXFLAGS="-include cstdint" \
         HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_PYTORCH=1 \
         HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
