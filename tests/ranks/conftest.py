@@ -28,11 +28,11 @@ class RanksFailed(AssertionError):
 
 
 class RankForkServer:
-    """A process that has torch imported and forks the ranks of launches; `prefix` goes before its command."""
+    """A process that has torch imported and forks the ranks of launches."""
 
-    def __init__(self, prefix: tuple[str, ...] = ()) -> None:
+    def __init__(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        command = [*prefix, sys.executable, str(HERE / "fork_server.py")]
+        command = [sys.executable, str(HERE / "fork_server.py")]
         self.process = subprocess.Popen(
             command, bufsize=0, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -62,7 +62,13 @@ def fork_server() -> Iterator[RankForkServer]:
 
 
 @pytest.fixture
-def launch(tmp_path: Path, fork_server: RankForkServer) -> Launch:
+def network() -> str | None:
+    """Commands that set up a network namespace for the ranks of `launch`; None: they are on the machine's network."""
+    return None
+
+
+@pytest.fixture
+def launch(tmp_path: Path, fork_server: RankForkServer, network: str | None) -> Launch:
     """A launch with Horovod where it is not installed skips the test and says so."""
     runs = iter(range(1000))
 
@@ -78,6 +84,7 @@ def launch(tmp_path: Path, fork_server: RankForkServer) -> Launch:
         out = tmp_path / f"run{next(runs)}"
         out.mkdir()
         request = {"world": world, "function": f"tests.ranks.{function}", "engine": engine, "out": str(out)}
+        request |= {"network": network} if network else {}
         request["payload"] = {"tmp": str(tmp_path), **(payload or {})}
         code = fork_server.run(request, timeout_s)
         if code != 0:

@@ -1,8 +1,9 @@
 """Imports torch and what ranks use of it once, forks the ranks of each launch, waits, and leaves none behind.
 
 Reads launches from standard input, one JSON line each: world, function ("module:name"), payload, out (a folder),
-engine. Answers with two lines: the process group of the launch, and when it has ended its exit code. Each rank calls
-function(rank, world, payload); its result is torch.save'd to out/<rank>.pt, what is printed goes to out/log.
+engine, and for ranks that are alone on a network the commands that set up its namespace. Answers with two lines: the
+process group of the launch, and when it has ended its exit code. Each rank calls function(rank, world, payload); its
+result is torch.save'd to out/<rank>.pt, what is printed goes to out/log.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import gc
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -48,6 +50,14 @@ def run_rank(rank: int, world: int, function: str, payload: dict, out: Path) -> 
         (out / f"{rank}.error").write_text(traceback.format_exc())
         traceback.print_exc()
         return 1
+
+
+def leave_network(commands: str) -> None:
+    """Move this process to a network namespace of its own, in which `commands` then run."""
+    libc = ctypes.CDLL("libc.so.6", use_errno=True)
+    if libc.unshare(0x40000000):  # CLONE_NEWNET
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["sh", "-c", commands], check=True)
 
 
 def launch(world: int, function: str, payload: dict, out: Path, engine: str) -> int:
@@ -106,6 +116,8 @@ def main() -> None:
             log = os.open(f"{request['out']}/log", os.O_WRONLY | os.O_CREAT)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            if commands := request.pop("network", None):
+                leave_network(commands)
             code = launch(**{**request, "out": Path(request["out"])})
             sys.stdout.flush()
             sys.stderr.flush()

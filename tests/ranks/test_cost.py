@@ -5,13 +5,10 @@ whole in a step, too), what forward keeps for backward within 5 %."""
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 
-from tests.ranks.conftest import RankForkServer
 from tests.ranks.problem import RANKS_ON
 
 pytestmark = [
@@ -20,10 +17,10 @@ pytestmark = [
 ]
 # Nothing is lost on this interface, but TCP sends again what a loaded machine acknowledges late: a probe of the tail,
 # or all after 0.2 s. Without either, the bytes of a step are the same within a thousandth, whatever else runs.
-NOTHING_TWICE = (
-    "ip route change local 127.0.0.1 dev lo table local rto_min 60s; echo 0 > /proc/sys/net/ipv4/tcp_early_retrans"
+NETWORK = (
+    "ip link set lo up || exit; ip route change local 127.0.0.1 dev lo table local rto_min 60s; "
+    "echo 0 > /proc/sys/net/ipv4/tcp_early_retrans"
 )
-NAMESPACE = ("unshare", "--net", "sh", "-c", f'ip link set lo up || exit; {NOTHING_TWICE}; exec "$@"', "sh")
 
 WIDE = {
     "ddp": {"engine": "torch"},
@@ -86,13 +83,17 @@ def chosen(cases: dict[str, Any], part: str) -> dict[str, Any]:
     return {name: case for name, case in cases.items() if (name in COVERING) == (part == "covering")}
 
 
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[RankForkServer]:
-    """Forks the ranks of `launch` in a network namespace in which nothing else sends."""
-    if subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode != 0:
+@pytest.fixture(scope="session")
+def may_be_alone() -> bool:
+    return subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def network(may_be_alone: bool) -> str:
+    """Of a network namespace in which nothing but the ranks sends."""
+    if not may_be_alone:
         pytest.skip("a private network namespace (unshare --net) is not allowed here: bytes were NOT checked")
-    with closing(RankForkServer(NAMESPACE)) as process:
-        yield process
+    return NETWORK
 
 
 def assert_as_planned(launch: Any, world: int, cases: dict[str, Any], engine: str = "torch") -> None:

@@ -122,6 +122,7 @@ def test_a_run_whose_bound_was_changed_at_a_stop_is_made_again_bit_for_bit(
     check_whole(job)
 
 
+@pytest.mark.slow  # rejected pushes, and runs with them again: tests/training/servers
 def test_gradients_that_are_too_old_are_computed_again_and_their_rows_count_once(
     group: WorkerGroup,
     hashed: Path,  # noqa: F811
@@ -143,8 +144,8 @@ def test_a_checkpoint_goes_from_the_ring_to_servers_and_back(
     tmp_path: Path,
 ) -> None:
     job, control = Job(tmp_path / "run", hashed, *SERVED), Control()
-    words = [(*SETTINGS, "data.audit=true"), SERVED] * 2
-    for attempt, (settings, until) in enumerate(zip(words, (5, 11, 17, 99), strict=True), 1):
+    on_ring = (*SETTINGS, "data.audit=true")
+    for attempt, (settings, until) in enumerate([(on_ring, 5), (SERVED, 11), (on_ring, 99)], 1):
         control = Control()
         job.config = Job(tmp_path / "run", hashed, *settings).config
 
@@ -391,6 +392,7 @@ def test_killed_backup_workers_are_replaced_and_no_part_is_lost_or_recorded_twic
     check_whole(job)
 
 
+@pytest.mark.slow  # a slow rank, which is not waited for, is above
 def test_a_stopped_rank_holds_up_only_the_next_meeting(group: WorkerGroup, hashed: Path, tmp_path: Path) -> None:  # noqa: F811
     job = Job(tmp_path / "run", hashed, *BACKED, *FEW_MEETINGS, "train.epochs=5", f"{MODELS}Stopping")
     stopped: list[psutil.Process] = []

@@ -116,7 +116,9 @@ def brute_force(on: Cluster, world: int, precisions: tuple[Precision, ...] = ("b
     return best
 
 
-@pytest.mark.parametrize(("kind", "world"), [("a100-80gb-efa", 2), ("a100-80gb-efa", 4), ("cpu", 2)])
+@pytest.mark.parametrize(
+    ("kind", "world"), [("a100-80gb-efa", 2), pytest.param("a100-80gb-efa", 4, marks=pytest.mark.slow), ("cpu", 2)]
+)
 def test_the_search_finds_what_brute_force_finds(kind: str, world: int) -> None:
     on = cluster(kind, devices=1)
     found = search(LayoutCosts(traced(), on), BASE, world).best
