@@ -42,7 +42,7 @@ LAUNCHES: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["two", "four", pytest.param("horovod", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["two", *(pytest.param(name, marks=pytest.mark.slow) for name in ("four", "horovod"))])
 def test_unusual_models_equal_one_process(launch: Any, name: str) -> None:
     world, every = LAUNCHES[name]
     cases = {layout: case for layout, case in every.items() if runs_here(case, world)}

@@ -122,6 +122,7 @@ def test_rates_are_of_what_was_done(tmp_path: Path) -> None:
     assert min(read, written) > 0 and not list(tmp_path.iterdir()), "its file is gone"
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.ranks
 def test_the_command_writes_a_file_that_the_plan_reads(
