@@ -103,6 +103,7 @@ def host_variables(hosts: Hosts, rank: int) -> dict[str, str]:
     return found | {"SLURM_STEP_NUM_NODES": str(hosts.count), "SLURM_STEP_NODELIST": nodes} | CLEAN
 
 
+@pytest.mark.slow
 def test_training_goes_on_when_everything_of_a_host_is_killed(folder: Path) -> None:
     words = ["launch.min_world=1", "launch.backoff_s=0", "train.epochs=30"]
     with hosts_of_one_machine("srk", 2) as hosts:
