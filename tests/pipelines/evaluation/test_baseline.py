@@ -106,7 +106,6 @@ def test_nulls_and_nan_are_filled_as_the_reader_does(tmp_path: Path, nulls: Any)
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("by", ["driver", pytest.param("spark", marks=pytest.mark.slow)], indirect=True)
 def test_each_of_several_labels_has_its_rate_and_its_regression(
     by: Any, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
