@@ -17,12 +17,11 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.descendants import Descendants
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,12 +33,16 @@ TIMES, IS_WORKER = os.environ.get(WRITTEN, ""), "PYTEST_XDIST_WORKER" in os.envi
 # --- the plugin
 
 
-DESCENDANTS = Descendants()
+@cache
+def descendants() -> Any:
+    from tests.descendants import Descendants  # of the suite's folder, which the script's path lacks
+
+    return Descendants()
 
 
 def cpu_s() -> float:
     """User and system seconds of this process and all below it, and of those they have waited for."""
-    return sum(map(process_cpu_s, DESCENDANTS.pids()), sum(os.times()[:4]))
+    return sum(map(process_cpu_s, descendants().pids()), sum(os.times()[:4]))
 
 
 def process_cpu_s(pid: int) -> float:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import yaml
@@ -231,9 +232,15 @@ def _present(loc: tuple[Any, ...], values: Any, is_missing: bool) -> list[Any]:
     return path or list(loc)
 
 
+@cache
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The model's JSON schema, to read only: making a recipe's takes longer than all else that a check of it does."""
+    return model.model_json_schema()
+
+
 def _known_keys(location: tuple[Any, ...], model: type[BaseModel]) -> set[str]:
     """Names of the keys allowed at a location of pydantic's, through optionals, lists, dicts and unions."""
-    schema = model.model_json_schema()
+    schema = schema_of(model)
     nodes = [schema]
     for part in location:
         nodes = _nodes_below(schema, nodes, part) or nodes
@@ -242,7 +249,7 @@ def _known_keys(location: tuple[Any, ...], model: type[BaseModel]) -> set[str]:
 
 def takes_null(path: tuple[str, ...]) -> bool:
     """Whether null is a value of the key at a path; also where any value is, and where no such key is known."""
-    schema = RunConfig.model_json_schema()
+    schema = schema_of(RunConfig)
     nodes = [schema]
     for part in path:
         nodes = _nodes_below(schema, nodes, part)
@@ -252,7 +259,7 @@ def takes_null(path: tuple[str, ...]) -> bool:
 
 def of_other_kinds(path: tuple[str, ...], kind: str) -> set[str]:
     """The keys that only other kinds of the block at a path have; none where it has no kinds, or not this one."""
-    schema = RunConfig.model_json_schema()
+    schema = schema_of(RunConfig)
     nodes = [schema]
     for part in path:
         nodes = _nodes_below(schema, nodes, part)

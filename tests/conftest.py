@@ -46,7 +46,6 @@ LONGEST = (
         "test_mesh",
         "test_cost",
         "test_spark_submit",
-        "test_promotion_job",
         "test_mlflow_store",
     ),
     *("test_baseline", "test_etl_build", "test_recover", "test_jdbc", "test_tutorials", "test_lake_job"),

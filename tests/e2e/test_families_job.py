@@ -168,6 +168,7 @@ def test_a_job_killed_in_one_family_and_stopped_in_the_other_gives_the_same(
     assert after["choice"]["half_width"] == before["choice"]["half_width"]
 
 
+@pytest.mark.slow
 def test_a_blend_is_judged_registered_applied_and_reproduced(folder: Path, undisturbed: Path) -> None:
     """Of trees and a network that are both short of what they could learn; the champion is a model of trees."""
     done = run_here(folder, *BLEND)

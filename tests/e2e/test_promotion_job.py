@@ -18,7 +18,7 @@ from sparkring.pipelines.context.context import Publication
 from sparkring.pipelines.job import job
 from tests.e2e.commands import run_here
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 RECIPE = {
     "name": "sales",

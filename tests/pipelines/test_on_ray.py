@@ -83,6 +83,14 @@ def test_a_missing_ray_is_named_with_its_extra(folder: Path) -> None:
     assert "launch.on = 'ray': needs Ray, which is not installed: pip install 'sparkring[ray]'" in done.stderr
 
 
+def test_a_job_trains_on_the_nodes_of_a_cluster(folder: Path, cluster: Any) -> None:
+    done = run(folder, "launch.on=ray", **variables(cluster))
+    assert done.returncode in (Exit.OK, Exit.QUALITY), done.stderr[-3000:]
+    result = result_of(folder)
+    assert (result.train.world, result.train.steps) == (2, 30) and "ring of 2 formed" in done.stderr
+
+
+@pytest.mark.slow
 def test_training_shrinks_when_a_node_is_lost_and_grows_when_one_comes(folder: Path, cluster: Any) -> None:
     words = ["launch.on=ray", "launch.min_world=1", "launch.backoff_s=0", "train.epochs=2000"]
     log = folder / "train.log"

@@ -119,7 +119,7 @@ def test_another_application_has_the_settings_beside_the_recipes_and_takes_the_f
 
 
 AHEAD = """
-import sys, threading, time
+import os, sys, threading, time
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.pipelines.run import spark as spark_module
@@ -146,6 +146,7 @@ try:
         if until == "used":
             spark = session()
             assert session() is spark
+            print("workers", spark.sparkContext.pythonExec == sys.executable, os.environ.get("PYSPARK_PYTHON"))
             active = spark._jvm.org.apache.spark.sql.classic.SparkSession.getActiveSession()
             print("active", active.isDefined(), "found", spark.sql("SELECT 10").collect()[0][0])
         elif until == "signal":
@@ -163,7 +164,8 @@ print("left", context, [thread.name for thread in threading.enumerate() if threa
 
 
 def start_ahead(folder: Path, until: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder)}
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder)}
     return subprocess.Popen(
         [sys.executable, "-c", AHEAD, until],
         env=environment,
@@ -185,7 +187,11 @@ def wait_for_empty_group(group: int) -> None:
 
 @pytest.mark.parametrize(
     ("until", "said"),
-    [("starting", []), pytest.param("opened", [], marks=pytest.mark.slow), ("used", ["active True found 10"])],
+    [
+        ("starting", []),
+        pytest.param("opened", [], marks=pytest.mark.slow),
+        ("used", ["workers True None", "active True found 10"]),
+    ],
 )
 def test_a_session_that_is_opened_ahead_is_used_or_leaves_nothing(tmp_path: Path, until: str, said: list[str]) -> None:
     process = start_ahead(tmp_path, until)
@@ -252,13 +258,13 @@ with spark_session("named", SparkConfig(), LaunchConfig(world=1)) as spark:
 """
 
 
-@pytest.mark.parametrize("python", ["/of/the/cluster/python", None])
-def test_workers_run_the_python_that_spark_defaults_name_or_else_this_one(tmp_path: Path, python: str | None) -> None:
-    (tmp_path / "spark-defaults.conf").write_text(f"spark.pyspark.python {python}\n" if python else "")
+def test_workers_run_the_python_that_spark_defaults_name(tmp_path: Path) -> None:
+    """Where none is named it is this one, as in a session that is opened ahead."""
+    (tmp_path / "spark-defaults.conf").write_text("spark.pyspark.python /of/the/cluster/python\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
     environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "SPARK_CONF_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", NAMED], env=environment, capture_output=True, text=True)
-    expected = f"{python or sys.executable} None\n"
+    expected = "/of/the/cluster/python None\n"
     assert (done.returncode, done.stdout) == (0, expected), "a later session names its own: " + done.stderr
 
 

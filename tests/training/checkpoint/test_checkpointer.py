@@ -74,7 +74,7 @@ def test_who_waits_for_a_slow_save_tells_how_far_it_is_and_says_nothing_of_a_stu
             wait_for(is_told)
 
         entry = write(folder, path, parts, written)
-        if stuck:
+        if stuck and not grew:
             time.sleep(1.0)  # what is written has been told by now
             before = len(told)
             time.sleep(0.3)
@@ -83,12 +83,12 @@ def test_who_waits_for_a_slow_save_tells_how_far_it_is_and_says_nothing_of_a_stu
 
     monkeypatch.setattr(writer_module, "write_file", slowly)
     told: list[str] = []
-    grew: list[int] = []  # texts while a file was stuck
+    grew: list[int] = []  # texts while the first file was stuck
     checkpointer = Checkpointer(open_storage(str(tmp_path)), on_progress=told.append)
     checkpointer.save(1, {"w": torch.arange(2048.0)}, TRAINER)  # 8 pieces
     checkpointer.wait()
     assert len(set(told)) == len(told)
-    assert grew == [0] * 4 if stuck else len(told) >= 6
+    assert grew == [0] if stuck else len(told) >= 6
     assert all(words.startswith("checkpoint-1: piece ") for words in told)
     told.clear()
     info = checkpointer.latest()

@@ -424,7 +424,7 @@ run_local(JobSpec(entry, preload=()), 2, show)
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_nothing_outlives_a_driver_that_is_ended(how: signal.Signals) -> None:
     import subprocess
 

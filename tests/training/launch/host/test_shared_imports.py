@@ -136,7 +136,7 @@ time.sleep(600)
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_processes_that_are_forked_later_share_it_and_nothing_outlives_them(how: signal.Signals) -> None:
     """As the agents of Spark's Python workers do, which its daemon forks."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4]), "OMP_NUM_THREADS": "1"}
