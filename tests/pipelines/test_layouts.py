@@ -152,6 +152,10 @@ def test_weights_that_fit_nowhere_name_the_smallest_layout(tmp_path: Path, capsy
     assert "none; the smallest, dp(8) * pp(1) * tp(1), zero " in text
     text = output(capsys, "search", *ASKS[:-4], *with_memory(tmp_path, 0.0085))
     assert ", offload, bf16: " in text and " of the host, sends " in text
+    no_host = with_memory(tmp_path, 0.0085, 0.01)
+    assert ", offload" not in output(capsys, "search", *ASKS[:-4], *no_host).partition("none; ")[0]
+    text = output(capsys, "search", *ASKS[:-4], *no_host, "--why", "dp=8,offload=true")
+    assert "does not fit" not in text and "; the host has no room: " in text
 
 
 def test_a_small_model_is_not_worth_a_ring(capsys: pytest.CaptureFixture[str]) -> None:

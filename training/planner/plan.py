@@ -74,7 +74,7 @@ def make_plan(workload: Workload, peaks: bool = True) -> CostPlan:
         stages=tuple(stages),
         sent_bytes={axis: size for axis, size in sent.items() if size},
         bubble=schedule.bubble,
-        micro_batches=workload.micro_batches,
+        micro_batches=workload.config.passes,
         measured_cut=workload.config.balance == "measured",
         fewer_bytes_by=workload.fewer_bytes_by,
         dense_bytes=sum(batch_axes_bytes(rank, dense=True) for rank in ranks) // mesh.pp,
