@@ -33,6 +33,11 @@ class Device(Strict):
         return known.get(precision, min(known.values())) * 1e12
 
     @property
+    def reached_flops(self) -> float:
+        """The peak of the dtype whose `attention` and `depth` a cluster has: of GPUs the fastest, of CPUs fp32."""
+        return self.peak_flops("fp32") if self.type == "cpu" else max(self.peak_tflops.values()) * 1e12
+
+    @property
     def memory_bytes(self) -> float:
         return self.memory_gib * GIB
 
