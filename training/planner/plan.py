@@ -70,7 +70,7 @@ def make_plan(workload: Workload, peaks: bool = True) -> CostPlan:
         mesh=mesh,
         engine=workload.engine,
         parameters=sum(sizes),
-        export=max(sizes) * workload.element_bytes,
+        export=max(sizes, default=0) * workload.element_bytes,
         stages=tuple(stages),
         sent_bytes={axis: size for axis, size in sent.items() if size},
         bubble=schedule.bubble,
