@@ -130,4 +130,4 @@ class ParallelConfig(Strict):
     @property
     def passes(self) -> int:
         """Passes that a step is cut into; a pipeline folds its accumulation into its micro-batches."""
-        return self.accumulate * (self.micro_batches if self.pp != 1 else 1)
+        return self.accumulate * self.micro_batches

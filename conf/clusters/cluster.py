@@ -12,6 +12,11 @@ from sparkring.conf.schema import Strict
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Share = Annotated[float, Field(gt=0, le=1)]
+# Beyond any hardware: a value in another unit is refused
+Tflops = Annotated[float, Field(gt=0, le=100_000)]
+GbPerS = Annotated[float, Field(gt=0, le=20_000)]
+Gib = Annotated[float, Field(gt=0, le=32_768)]
+Microseconds = Annotated[float, Field(ge=0, le=1e6)]
 MICRO, GIGA, GIB, DAY_S = 1e-6, 1e9, 2**30, 86_400.0
 
 
@@ -20,17 +25,22 @@ class Device(Strict):
 
     name: str = Field(description="as it is sold, such as A100-SXM4-80GB")
     type: Literal["cuda", "cpu"] = Field("cuda", description="what `train.device` is on it")
-    peak_tflops: dict[Precision, PositiveFloat] = Field(
+    peak_tflops: dict[Precision, Tflops] = Field(
         min_length=1, description="dense matrix products by dtype of compute, 10^12 operations per second"
     )
-    memory_gib: PositiveFloat = Field(description="memory that a process can allocate, GiB")
-    memory_gb_per_s: PositiveFloat = Field(description="bandwidth of its memory, 10^9 bytes per second")
+    memory_gib: Gib = Field(description="memory that a process can allocate, GiB")
+    memory_gb_per_s: GbPerS = Field(description="bandwidth of its memory, 10^9 bytes per second")
     processors: PositiveInt = Field(108, description="multiprocessors of a GPU, cores of a CPU: tiles at once")
 
     def peak_flops(self, precision: str) -> float:
         """Operations per second; a dtype that is not listed computes as the slowest one that is."""
         known: dict[str, float] = {str(dtype): peak for dtype, peak in self.peak_tflops.items()}
         return known.get(precision, min(known.values())) * 1e12
+
+    @property
+    def reached_flops(self) -> float:
+        """The peak of the dtype whose `attention` and `depth` a cluster has: of GPUs the fastest, of CPUs fp32."""
+        return self.peak_flops("fp32") if self.type == "cpu" else max(self.peak_tflops.values()) * 1e12
 
     @property
     def memory_bytes(self) -> float:
@@ -45,17 +55,17 @@ class Node(Strict):
     """One machine, and the links between its devices."""
 
     devices: PositiveInt = Field(description="devices of a machine")
-    link_gb_per_s: PositiveFloat = Field(description="what a device sends to the others, 10^9 bytes per second")
-    link_latency_us: NonNegativeFloat = Field(5.0, description="of a message between two of its devices, microseconds")
-    turn_us: NonNegativeFloat = Field(
+    link_gb_per_s: GbPerS = Field(description="what a device sends to the others, 10^9 bytes per second")
+    link_latency_us: Microseconds = Field(5.0, description="of a message between two of its devices, microseconds")
+    turn_us: Microseconds = Field(
         0.0, description="of a message where ranks on CPUs take turns on too few cores, microseconds"
     )
     cores: PositiveInt = Field(96, description="CPU cores of a machine, which read and decode rows")
-    memory_gib: NonNegativeFloat = Field(
+    memory_gib: Annotated[float, Field(ge=0, le=65_536)] = Field(
         0.0, description="host memory of a machine with GPUs, GiB; 0: not known, and no layout is offloaded to it"
     )
-    memory_gb_per_s: PositiveFloat = Field(200.0, description="bandwidth of the host memory, 10^9 bytes per second")
-    copy_gb_per_s: PositiveFloat = Field(
+    memory_gb_per_s: GbPerS = Field(200.0, description="bandwidth of the host memory, 10^9 bytes per second")
+    copy_gb_per_s: GbPerS = Field(
         12.0, description="what a device copies from or to host memory while all do, 10^9 bytes per second"
     )
     price_per_hour: NonNegativeFloat = Field(0.0, description="of a machine, US dollars; 0: not known")
@@ -96,10 +106,8 @@ class Network(Strict):
     """What connects the machines."""
 
     kind: Literal["ethernet", "efa", "infiniband", "roce"] = Field(description="what it is sold as")
-    gbit_per_s: PositiveFloat = Field(
-        description="what a machine sends, all its adapters together, 10^9 bits per second"
-    )
-    latency_us: NonNegativeFloat = Field(description="of a message between two machines, microseconds")
+    gbit_per_s: GbPerS = Field(description="what a machine sends, all its adapters together, 10^9 bits per second")
+    latency_us: Microseconds = Field(description="of a message between two machines, microseconds")
 
     @property
     def bytes_per_s(self) -> float:
@@ -113,8 +121,8 @@ class Network(Strict):
 class StorageSpeed(Strict):
     """What one machine reads from and writes to the storage of datasets and checkpoints."""
 
-    read_gb_per_s: PositiveFloat = Field(1.0, description="10^9 bytes per second")
-    write_gb_per_s: PositiveFloat = Field(1.0, description="10^9 bytes per second")
+    read_gb_per_s: GbPerS = Field(1.0, description="10^9 bytes per second")
+    write_gb_per_s: GbPerS = Field(1.0, description="10^9 bytes per second")
 
     @property
     def read_bytes_per_s(self) -> float:
@@ -139,8 +147,8 @@ class Reached(Strict):
     overlap: Annotated[float, Field(ge=0, le=1)] = Field(
         0.8, description="share of the gradients' and weights' exchange that can run while ranks compute"
     )
-    kernel_us: NonNegativeFloat = Field(3.0, description="beginning and end of a kernel on the device, microseconds")
-    launch_us: NonNegativeFloat = Field(10.0, description="what a host needs to start one operation, microseconds")
+    kernel_us: Microseconds = Field(3.0, description="beginning and end of a kernel on the device, microseconds")
+    launch_us: Microseconds = Field(10.0, description="what a host needs to start one operation, microseconds")
     host: Share = Field(
         0.43, description="share of the host memory's bandwidth that an optimizer's step on offloaded shards reaches"
     )

@@ -54,12 +54,12 @@ def _batch_problems(layout: Layout) -> Iterator[str]:
 
     A pipeline's micro-batches are equal; elsewhere parts may be uneven, but never more than there are rows.
     """
-    batch, pp, accumulate = layout.global_batch, layout.pp, layout.parallel.accumulate
-    micro_batches = layout.parallel.micro_batches
+    batch, pp, config = layout.global_batch, layout.pp, layout.parallel
     if batch is None:
         return
-    parts = layout.dp * accumulate * (micro_batches if pp > 1 else 1)
-    factors = f"dp({layout.dp}) * accumulate({accumulate})" + (f" * micro_batches({micro_batches})" if pp > 1 else "")
+    parts = layout.dp * config.passes
+    factors = f"dp({layout.dp}) * accumulate({config.accumulate})"
+    factors += f" * micro_batches({config.micro_batches})" if pp > 1 else ""
     if pp > 1 and batch % parts:
         yield f"train.global_batch = {batch} is not divisible by {factors} = {parts}"
     elif batch < parts:

@@ -129,7 +129,7 @@ def smaller(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
 def more_passes(config: RunConfig, times: int) -> dict[str, Any]:
     """Accumulation over so many times the passes, as far as a pass has a row."""
     mesh = resolve_mesh(config.parallel, config.launch.world)
-    rows = config.train.global_batch // mesh.dp // (config.parallel.micro_batches if mesh.pp > 1 else 1)
+    rows = config.train.global_batch // mesh.dp // config.parallel.micro_batches
     return {"parallel.accumulate": max(1, min(config.parallel.accumulate * times, rows // LEAST_ROWS))}
 
 

@@ -33,6 +33,7 @@ from sparkring.training.planner.search import (
     Objective,
     PlannedLayout,
     SearchResult,
+    StateLayout,
     TracedModel,
     distinct,
     layout_variants,
@@ -398,13 +399,17 @@ def why(
         return "\n   ".join(lines)
     closest = next(filter(plan.costs.fits, forced), None) or min(forced, key=lambda layout: layout.memory)
     lines += [f"it would be at best {layout_text(closest)}", *fact_lines(plan, closest)]
-    limit, host_limit = plan.costs.limit, plan.costs.host_limit(asked.mesh.world)
-    if closest.memory > limit:
-        lines.append(too_large_text(closest.memory, limit))
-    if closest.host > host_limit:
-        known = f"{size_text(host_limit)} for each device" if host_limit else "0, since node.memory_gib is not known"
-        lines.append(f"the host has no room: {size_text(closest.host)} of {known}")
-    return "\n   ".join([*lines, why_behind(closest, best)])
+    return "\n   ".join([*lines, *missing_room(plan.costs, closest), why_behind(closest, best)])
+
+
+def missing_room(costs: LayoutCosts, layout: PlannedLayout | StateLayout) -> Iterator[str]:
+    """What a layout needs more than a device, or its machine, has."""
+    if layout.memory > costs.limit:
+        yield too_large_text(layout.memory, costs.limit)
+    if not costs.has_host_for(layout):
+        limit = costs.host_limit(layout.mesh.world)
+        known = f"{size_text(limit)} for each device" if limit else "0, since node.memory_gib is not known"
+        yield f"the host has no room: {size_text(layout.host)} of {known}"
 
 
 def asked_text(asked: AskedLayout) -> str:
@@ -431,8 +436,7 @@ def _forced(plan: Planned, asked: AskedLayout, precisions: Sequence[Precision]) 
     """The asked layouts whose passes and schedule can be predicted, whether the rules allow them or not."""
     batch, mesh = plan.config.train.global_batch, asked.mesh
     for config in _configs(plan, mesh):
-        parts = mesh.dp * config.micro_batches * config.accumulate
-        if config.stages_per_rank > 1 or config.schedule != "1f1b" or batch % parts:
+        if config.stages_per_rank > 1 or config.schedule != "1f1b" or batch % (mesh.dp * config.passes):
             continue
         for precision in precisions or (config.precision,):
             variant = config.model_copy(update={"offload": bool(asked.offload and config.zero), "precision": precision})

@@ -35,6 +35,7 @@ from sparkring.training.models.torch_private import meta_device
 from sparkring.training.optim.own import states_per_parameter
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import decide_engine
+from sparkring.training.parallel.gradients import check_trainable
 from sparkring.training.parallel.mesh import Mesh, layout_of, resolve_mesh
 from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
 from sparkring.training.planner.workload import OPTIMIZER_STATES
@@ -74,7 +75,8 @@ def knows_its_size(config: RunConfig) -> bool:
 
 def meta_model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module:
     """The recipe's model without memory for its parameters, if its constructor does not read values of tensors
-    (`linspace(0, rate, depth).tolist()`). Else, or if the constructor fails, it is made with memory."""
+    (`linspace(0, rate, depth).tolist()`). Else, or if the constructor fails, it is made with memory. ValueError where
+    it cannot be made, or has nothing to train."""
 
     def build() -> nn.Module:
         if manifest is not None:
@@ -84,9 +86,11 @@ def meta_model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module
 
     try:
         with meta_device():
-            return build()
+            model = build()
     except Exception:  # missing values raise many exception types
-        return build()
+        model = build()
+    check_trainable(model)
+    return model
 
 
 def device_of(config: RunConfig) -> str:

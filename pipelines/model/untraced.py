@@ -8,9 +8,9 @@ from typing import Any
 from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.pipelines.model.layouts import cut_words
+from sparkring.pipelines.model.layouts import cut_words, missing_room
 from sparkring.pipelines.model.plan import plan_workload
-from sparkring.pipelines.model.sizes import size_text, too_large_text
+from sparkring.pipelines.model.sizes import size_text
 from sparkring.training.parallel.mesh import AXES, Mesh
 from sparkring.training.planner.search import AskedLayout, LayoutCosts, StateLayout, state_layouts
 
@@ -48,8 +48,7 @@ class StateSearch:
         lines = []
         for layout in self.layouts:
             if layout.mesh == asked.mesh and asked.includes(layout.config):
-                too_large = f"; {too_large_text(layout.memory, self.costs.limit)}"
-                lines.append(state_line(layout) + ("" if self.costs.fits(layout) else too_large))
+                lines.append("; ".join([state_line(layout), *missing_room(self.costs, layout)]))
         return "\n".join(lines or self.costs.mesh_problems(self.config.parallel, asked.mesh))
 
     def _missing(self) -> str:

@@ -254,7 +254,6 @@ def test_the_code_that_a_model_needs_is_named_by_key() -> None:
         ({"parallel": {"accumulate": 8}}, 10_000, 128),  # as much of it as is computed at a time
         ({"train": {"global_batch": 3}, "parallel": {"accumulate": 4}}, 10_000, 1),
         ({"parallel": {"pp": 2, "micro_batches": 4, "accumulate": 2}}, 10_000, 128),
-        ({"parallel": {"micro_batches": 4}}, 10_000, 1024),  # of no pipeline
         ({"train": {"eval_batch": 8192}}, 10_000, 8192),
         ({"train": {"eval_batch": 8192}}, 250, 250),  # the rest would be padding, and computed
         ({}, 0, 1),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.load import load_config
@@ -139,6 +140,23 @@ def test_a_model_that_cannot_be_traced_is_searched_by_what_is_known(capsys: pyte
     assert "dp(8) * pp(1) * tp(1), bf16: 24.0 MiB, sends 10.5 MiB a step" in text and "dp(7)" not in text
 
 
+class OneHot(nn.Module):
+    """Has nothing to train."""
+
+    def __init__(self, vocab: int, **_: int) -> None:
+        super().__init__()
+        self.vocab = vocab
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return functional.one_hot(tokens, self.vocab).float()
+
+
+@pytest.mark.parametrize("words", [["show"], ["search", *EFA, "--devices", "8"]], ids=["show", "search"])
+def test_a_model_without_parameters_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    given = [words[0], *SMALL, f"model.factory={__name__}:OneHot", "train.compile=false", *words[1:]]
+    assert "1 problem\n  - the model has no trainable parameters" in problem(capsys, *given)
+
+
 def test_what_needs_seconds_is_refused_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--any-precision: 1 problem\n  - need seconds" in problem(capsys, "search", *ASKS, "--any-precision")
     text = problem(capsys, "search", *ASKS, "--within", "3d")
@@ -152,6 +170,10 @@ def test_weights_that_fit_nowhere_name_the_smallest_layout(tmp_path: Path, capsy
     assert "none; the smallest, dp(8) * pp(1) * tp(1), zero " in text
     text = output(capsys, "search", *ASKS[:-4], *with_memory(tmp_path, 0.0085))
     assert ", offload, bf16: " in text and " of the host, sends " in text
+    no_host = with_memory(tmp_path, 0.0085, 0.01)
+    assert ", offload" not in output(capsys, "search", *ASKS[:-4], *no_host).partition("none; ")[0]
+    text = output(capsys, "search", *ASKS[:-4], *no_host, "--why", "dp=8,offload=true")
+    assert "does not fit" not in text and "; the host has no room: " in text
 
 
 def test_a_small_model_is_not_worth_a_ring(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,18 +50,19 @@ class ShardingPlan:
 
     def check_fits(self, model: nn.Module, axis: str | None = None) -> None:
         """Raise ValueError where a module that the plan names is not there, or is not of a kind that `axis` can cut."""
-        for pattern in (*self.layers, *self.tensor, *self.heads):
-            expand(pattern, model)
-        attention = self.attention_names(model) if axis in ("tp", "cp") else []
-        wanted = [(name, count) for name in attention for count in ("heads", "kv_heads")]
-        if axis == "tp":
-            wanted += [(name, "weight") for name, kind in self.kinds(model).items() if kind in CUT_KINDS]
-        for name, attribute in wanted:
-            if not hasattr(model.get_submodule(name), attribute):
-                raise ValueError(
-                    f"the sharding plan names {name!r}, which has no {attribute!r} in {type(model).__name__}; change "
-                    "PLAN, or move the class to another file"
-                )
+        heads = ("heads", "kv_heads") if axis in ("tp", "cp") else ()
+        weight = ("weight",) if axis == "tp" else ()
+        wanted: list[tuple[str, tuple[str, ...]]] = [(pattern, ()) for pattern in self.layers]
+        wanted += [(pattern, heads) for pattern in self.heads]
+        wanted += [(pattern, weight if kind in CUT_KINDS else ()) for pattern, kind in self.tensor.items()]
+        for pattern, attributes in wanted:
+            for name, module in expand(pattern, model).items():
+                for attribute in attributes:
+                    if not hasattr(module, attribute):
+                        raise ValueError(
+                            f"the sharding plan names {name!r}, which has no {attribute!r} in {type(model).__name__}; "
+                            "change PLAN, or move the class to another file"
+                        )
 
 
 def plan_of(model: nn.Module, axis: str | None = None) -> ShardingPlan | None:
@@ -93,17 +94,16 @@ def required_plan(model: nn.Module, axis: str) -> ShardingPlan:
     return plan
 
 
-def expand(pattern: str, model: nn.Module) -> list[str]:
-    """`blocks.*.attn.q` -> `blocks.0.attn.q`, ...; ValueError when the model has no such module."""
+def expand(pattern: str, model: nn.Module) -> dict[str, nn.Module]:
+    """`blocks.*.attn.q` -> `blocks.0.attn.q`, ..., with the modules; ValueError when the model has none."""
     found: list[tuple[str, nn.Module]] = [("", model)]
     for part in pattern.split("."):
         grown = []
         for prefix, module in found:
             # not named_children(), which has a module that is in two places once
-            children = direct_children(module)
-            keys = list(children) if part == "*" else [part] if part in children else []
-            grown += [(f"{prefix}.{key}" if prefix else key, children[key]) for key in keys]
+            children = direct_children(module, part)
+            grown += [(f"{prefix}.{key}" if prefix else key, child) for key, child in children.items()]
         found = grown
     if not found:
         raise ValueError(f"the sharding plan names {pattern!r}, which {type(model).__name__} does not have")
-    return [name for name, _ in found]
+    return dict(found)

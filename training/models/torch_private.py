@@ -171,9 +171,10 @@ def flash_attention_on_meta(q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: f
 # --- modules ---------------------------------------------------------------------------------------------------------
 
 
-def direct_children(module: nn.Module) -> dict[str, nn.Module]:
-    """Children by key; a module at two keys has both, unlike in `named_children()`."""
-    return {key: child for key, child in module._modules.items() if child is not None}
+def direct_children(module: nn.Module, key: str = "*") -> dict[str, nn.Module]:
+    """Children by key, all (`*`) or one; a module at two keys has both, unlike in `named_children()`."""
+    found = module._modules if key == "*" else {key: module._modules.get(key)}
+    return {name: child for name, child in found.items() if child is not None}
 
 
 def replace_child(container: nn.Module, key: str, module: nn.Module) -> None:

@@ -17,6 +17,11 @@ def part_bounds(rows: int, parts: int) -> list[tuple[int, int]]:
     return list(zip([0, *stops[:-1]], stops, strict=True))
 
 
+def longest_part(rows: int, parts: int) -> int:
+    """Rows of the longest of `part_bounds`."""
+    return -(-rows // parts)
+
+
 def slice_column(column: Any, start: int, stop: int) -> Any:
     """Rows start..stop of a tensor, a Ragged or a list."""
     return column.rows(start, stop) if isinstance(column, Ragged) else column[start:stop]

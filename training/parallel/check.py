@@ -43,8 +43,7 @@ def layout_problems(
     if not problems:
         problems = _refusal(lambda: decide_engine(config, mesh, device_type))
     if mesh.pp > 1:
-        micro = config.micro_batches * config.accumulate
-        problem = schedule_problem(config.schedule, mesh.pp, micro, config.stages_per_rank)
+        problem = schedule_problem(config.schedule, mesh.pp, config.passes, config.stages_per_rank)
         problems += [problem] if problem else []
     return problems + (_model_problems(model, config, mesh) if model is not None else [])
 
@@ -77,7 +76,7 @@ def check_widths(model: nn.Module, mesh: Mesh) -> None:
 
     Attention is cut by whole heads, matrices into equal parts (a vocabulary need not be).
     """
-    plan = plan_of(model, "tp" if mesh.tp > 1 else "cp")
+    plan = plan_of(model, "tp" if mesh.tp > 1 else "cp") if mesh.tp * mesh.cp > 1 else None
     if plan is None:
         return
     for name in plan.attention_names(model):

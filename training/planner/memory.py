@@ -43,13 +43,12 @@ class StageMemory:
 def stage_memory(rank: RankParameters, activations: int | None) -> StageMemory:
     element = rank.workload.element_bytes
     weights = rank.whole if rank.on_horovod else rank.owned
-    sizes = [p.numel() for p in rank.parameters.values()]
     return StageMemory(
-        parameters=sum(sizes),
+        parameters=sum(rank.sizes),
         weights=weights * element,
         gradients=rank.owned * element,
         optimizer=0 if rank.workload.is_served else rank.workload.states * rank.owned * element,
-        start=((0 if rank.is_offloaded else weights) + max(sizes)) * element,
+        start=((0 if rank.is_offloaded else weights) + max(rank.sizes, default=0)) * element,
         gathered=gathered_bytes(rank) if rank.zero else 0,
         activations=activations,
         residuals=2 * rank.owned * element if rank.workload.is_coded else 0,
@@ -63,10 +62,14 @@ def offloaded_bytes(rank: RankParameters) -> int:
     torch allocates pinned memory, of weights and of the gradients copied to them, in powers of two
     (ATen/core/CachingHostAllocator.h).
     """
-    element = rank.workload.element_bytes
-    shards = [math.ceil(numel / rank.shard) * element for numel in rank.local.values()]
-    pinned = sum(1 << (size - 1).bit_length() for size in shards if size)
-    return 2 * pinned + rank.workload.states * sum(shards)
+    workload = rank.workload
+
+    def make() -> tuple[int, int]:
+        shards = [math.ceil(numel / rank.shard) * workload.element_bytes for numel in rank.local.values()]
+        return sum(1 << (size - 1).bit_length() for size in shards if size), sum(shards)
+
+    pinned, needed = workload.once(("offloaded", rank.key, workload.mesh.tp, rank.shard), make)
+    return int(2 * pinned + workload.states * needed)
 
 
 def tables_bytes(workload: Workload) -> int:
@@ -97,7 +100,7 @@ def gathered_bytes(rank: RankParameters) -> int:
     copied = 2 * element * math.ceil(max(rest, unit) / rank.shard) if rank.is_offloaded else 0  # in and out
     weights = size * (rest + unit if rank.zero == 3 else whole)
     gradients = size * (_after_first_unit(rank) + unit)
-    if workload.micro_batches > 1 and (rank.zero == 1 or mesh.pp > 1):
+    if workload.config.passes > 1 and (rank.zero == 1 or mesh.pp > 1):
         # added to in place, unless they need to be converted first
         return copied + weights + element * whole + (gradients if size != element else 0)
     return copied + max(weights + gradients, 2 * size * rest)
@@ -106,9 +109,13 @@ def gathered_bytes(rank: RankParameters) -> int:
 def _after_first_unit(rank: RankParameters) -> int:
     """Elements of no unit that come after the first unit: their gradients are there before a unit's."""
     inside = tuple(f"{name}." for name in rank.units)
-    names = list(rank.local)
-    first = next((i for i, name in enumerate(names) if name.startswith(inside)), len(names))
-    return sum(rank.local[name] for name in names[first:] if not name.startswith(inside))
+
+    def make() -> int:
+        names = list(rank.local)
+        first = next((i for i, name in enumerate(names) if name.startswith(inside)), len(names))
+        return sum(rank.local[name] for name in names[first:] if not name.startswith(inside))
+
+    return int(rank.workload.once(("after first unit", rank.key, inside, rank.workload.mesh.tp), make))
 
 
 class KeptElements(NamedTuple):

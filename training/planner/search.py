@@ -26,6 +26,7 @@ from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.precision import DTYPES
+from sparkring.training.planner.equal_blocks import lengthened, shortened, stand_ins
 from sparkring.training.planner.memory import KeptElements, StageMemory, kept_elements, stage_memory
 from sparkring.training.planner.peak_memory.play import batch_columns, row_evaluation_bytes
 from sparkring.training.planner.peak_memory.timeline import loss_bytes
@@ -166,7 +167,11 @@ class LayoutCosts:
         return is_known * node.memory_bytes * USABLE_HOST / min(world, node.devices)
 
     def fits(self, layout: PlannedLayout | StateLayout) -> bool:
-        return layout.memory <= self.limit and layout.host <= self.host_limit(layout.mesh.world)
+        return layout.memory <= self.limit and self.has_host_for(layout)
+
+    def has_host_for(self, layout: PlannedLayout | StateLayout) -> bool:
+        """Whether a machine's memory has room for what its ranks have offloaded."""
+        return layout.host <= self.host_limit(layout.mesh.world)
 
     @classmethod
     def without_trace(cls, workload: Workload, cluster: Cluster) -> LayoutCosts:
@@ -201,7 +206,7 @@ class LayoutCosts:
     def layout(self, config: ParallelConfig, mesh: Mesh) -> PlannedLayout:
         """A layout with its memory, and its seconds when they are asked for."""
         workload = self._workload(config, mesh)
-        alive = zip(self._ranks(workload), self._alive(workload), strict=True)
+        alive = zip(self._ranks(workload), schedule_cost(workload).peak_alive, strict=True)
         memory, host = (max(each) for each in zip(*(self._memory(rank, most) for rank, most in alive), strict=True))
         return PlannedLayout(config, mesh, memory, host, -(-mesh.world // self.cluster.node.devices), self)
 
@@ -253,16 +258,11 @@ class LayoutCosts:
         key = ("tables", tuple(rank.names), config.activation_checkpointing)
         return self._once(key, lambda: stage_tables(rank, self.traced.work))
 
-    def _alive(self, workload: Workload) -> list[int]:
-        config, pp = workload.config, workload.mesh.pp
-        key = ("alive", pp, config.schedule, config.stages_per_rank, workload.micro_batches)
-        return self._once(key, lambda: schedule_cost(workload).peak_alive)
-
     def _state(self, rank: RankParameters) -> StageMemory:
         """What a rank holds without activations, and what ZeRO gathers."""
         workload, config = rank.workload, rank.workload.config
         cut = (workload.mesh, config.zero, config.shard, config.offload, config.precision, config.stages_per_rank)
-        key = ("state", cut, rank.names[0], workload.micro_batches > 1)
+        key = ("state", cut, rank.names[0], config.passes > 1)
         found: StageMemory = self._once(key, lambda: stage_memory(rank, None))
         return found
 
@@ -291,17 +291,20 @@ class LayoutCosts:
         config, base = workload.config, self.traced.workload
         if config.zero or config.precision == "fp32" or not may_fit:
             return self.traced.trace, ""
+
+        def under_autocast() -> Trace:
+            short = shortened(base.on_device(self.cluster.device.type), self.traced.trace)
+            return lengthened(trace_of(short, config.precision), stand_ins(base.model, self.traced.trace))
+
         key = ("trace", config.precision, self.cluster.device.type)
-        found: Trace | None = self._once(
-            key, lambda: traceable(lambda: trace_of(base.on_device(self.cluster.device.type), config.precision))
-        )
+        found: Trace | None = self._once(key, lambda: traceable(under_autocast))
         return (self.traced.trace, "") if found is None else (found, config.precision)
 
     def _loss(self, workload: Workload) -> float:
         """Bytes of the outputs and of what the loss holds beside them, on one tensor and context rank."""
         rows, mesh, precision = workload.rows_per_pass, workload.mesh, workload.config.precision
         outputs = rows * self._once("outputs", lambda: output_elements(self.traced.work)) / mesh.cp
-        is_cut = mesh.tp > 1 and "vocab_head" in workload.kinds.values()
+        is_cut = mesh.tp > 1 and self._once("head", lambda: "vocab_head" in workload.kinds.values())
         shape, task = self.traced.trace.output, workload.task
         untraced = outputs * (LOSS_BYTES + workload.compute_bytes) / (mesh.tp if is_cut else 1)
         if is_cut or shape is None or task is None:
@@ -334,8 +337,8 @@ class LayoutCosts:
 
     def _sent(self, workload: Workload) -> dict[str, int]:
         """Bytes over tp, cp and pp, which grow with the rows of a rank."""
-        rows = workload.rows_per_pass * workload.micro_batches
         mesh, config = workload.mesh, workload.config
+        rows = workload.rows_per_pass * config.passes
         key = (mesh, config.activation_checkpointing, config.stages_per_rank, config.precision)
         known, of_rows = self._once(("sent", key), lambda: (activation_bytes(workload, self.traced.trace), rows))
         return {axis: int(size / of_rows * rows) for axis, size in known.items()}
@@ -488,7 +491,7 @@ def layout_variants(
     """A layout in each of the precisions, then the same offloaded, as far as it can run and the host has memory."""
     for variant in config_variants(costs, config, mesh, precisions):
         layout = costs.layout(variant, mesh)
-        if layout.host <= costs.host_limit(mesh.world):
+        if costs.has_host_for(layout):
             yield layout
 
 

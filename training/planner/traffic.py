@@ -10,7 +10,7 @@ from sparkring.training.parallel.data_parallel.codecs import sent_bytes
 from sparkring.training.parallel.data_parallel.reduce import bucket_limit, plan_buckets
 from sparkring.training.parallel.measure import ring_share
 from sparkring.training.parallel.mesh import shard_groups
-from sparkring.training.parallel.model_parallel.schedules import schedule_table, simulate
+from sparkring.training.parallel.model_parallel.schedules import schedule_run
 from sparkring.training.planner.trace import Trace
 from sparkring.training.planner.workload import RankParameters, Workload
 from sparkring.training.tables import sharded
@@ -25,8 +25,7 @@ def schedule_cost(workload: Workload) -> ScheduleCost:
     pp, config = workload.mesh.pp, workload.config
     if pp == 1:
         return ScheduleCost(0.0, [1])
-    table = schedule_table(config.schedule, pp, workload.micro_batches, config.stages_per_rank)
-    outcome = simulate(table, pp * config.stages_per_rank)
+    outcome = schedule_run(config.schedule, pp, config.passes, config.stages_per_rank)
     return ScheduleCost(outcome.bubble, outcome.peak_alive)
 
 
@@ -61,7 +60,7 @@ def gathered_elements(rank: RankParameters) -> float:
     # gathered again in backward, except for the last layer, whose backward comes next
     blocks = rank.workload.block_names
     twice = [name for name in rank.units if [name] != rank.layers[-1:] or name in blocks]
-    return rank.workload.micro_batches * (float(rank.whole) + sum(rank.numels_of(twice)))
+    return rank.workload.config.passes * (float(rank.whole) + sum(rank.numels_of(twice)))
 
 
 def replica_bytes(rank: RankParameters) -> int:
@@ -83,7 +82,7 @@ def tables_sent_bytes(workload: Workload) -> int:
 
 def reductions_of(rank: RankParameters) -> int:
     """Times that ZeRO reduces the gradients in a step."""
-    return 1 if rank.workload.mesh.pp > 1 or rank.zero <= 1 else rank.workload.micro_batches
+    return 1 if rank.workload.mesh.pp > 1 or rank.zero <= 1 else rank.workload.config.passes
 
 
 def coded_bytes(rank: RankParameters) -> int:
@@ -135,7 +134,7 @@ def activation_bytes(workload: Workload, trace: Trace) -> dict[str, int]:
         (1 + passes(name)) * (trace.taken[name] + trace.returned[name]) for name in workload.attention_cores
     )
     sent["cp"] = ring_share(mesh.cp) * exchanged / (mesh.cp * mesh.tp * mesh.pp)
-    per_element = workload.compute_bytes * workload.rows_per_pass * workload.micro_batches
+    per_element = workload.compute_bytes * workload.rows_per_pass * workload.config.passes
     return {axis: int(value * per_element) for axis, value in sent.items()}
 
 

@@ -17,7 +17,7 @@ from sparkring.training.data.batch import Columns
 from sparkring.training.models.sharding_plan import ShardingPlan, plan_of
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.averaging.rules import RULES
-from sparkring.training.parallel.batching import part_bounds
+from sparkring.training.parallel.batching import longest_part
 from sparkring.training.parallel.mesh import Mesh, shard_groups
 from sparkring.training.parallel.model_parallel.blocks import own_units, repeated_blocks
 from sparkring.training.parallel.model_parallel.pipeline import PipelineStage, estimated_costs, layer_names, partition
@@ -112,26 +112,21 @@ class Workload:
         costs = self.once("costs", lambda: estimated_costs(self.model, names))
         return partition(names, costs, self.mesh.pp * self.config.stages_per_rank)
 
-    @cached_property
-    def micro_batches(self) -> int:
-        """Passes per step; a pipeline's accumulation is folded into its micro-batches."""
-        return self.config.accumulate * (self.config.micro_batches if self.mesh.pp > 1 else 1)
-
     @property
     def rows_per_pass(self) -> int:
-        return -(-self.rows_per_rank // self.micro_batches)
+        return -(-self.rows_per_rank // self.config.passes)
 
     @property
     def rows_per_rank(self) -> int:
-        return part_bounds(self.global_batch, self.mesh.dp)[0][1]
+        return longest_part(self.global_batch, self.mesh.dp)
 
     @property
     def evaluated_rows(self) -> int:
         """Rows that a rank evaluates at a time; 0: none."""
         if not self.eval_rows:
             return 0
-        rows = evaluation_batch(self.eval_batch, self.global_batch, self.micro_batches, self.eval_rows)
-        return part_bounds(rows, self.mesh.dp)[0][1]
+        rows = evaluation_batch(self.eval_batch, self.global_batch, self.config.passes, self.eval_rows)
+        return longest_part(rows, self.mesh.dp)
 
     @property
     def is_coded(self) -> bool:
@@ -232,6 +227,7 @@ class RankParameters:
             ("local", self.key, mesh.tp),
             lambda: {name: workload.local_numel(name, p) for name, p in self.parameters.items()},
         )
+        self.sizes: list[int] = once(("sizes", self.key), lambda: [p.numel() for p in self.parameters.values()])
         self.whole = sum(self.local.values())  # elements on a tensor rank before ZeRO
         self.replicas, self.shard = shard_groups(mesh, config.shard)
         self.zero = config.zero if self.shard * self.replicas > 1 else 0

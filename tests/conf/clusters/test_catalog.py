@@ -53,6 +53,10 @@ def test_units_are_those_of_the_data_sheet() -> None:
         ("reached: {matmul: 1.5}\n", "reached.matmul = 1.5: input should be less than or equal to 1"),
         ("network: {kind: ethernt}\n", "did you mean 'ethernet'?"),
         ("node: {devices: true}\n", "node.devices = true: must be a number, and this is a boolean"),
+        ("device: {peak_tflops: {bf16: 312.0e+12}}\n", "input should be less than or equal to 100000"),
+        ("device: {memory_gib: 81920}\n", "device.memory_gib = 81920: input should be less than or equal to 32768"),
+        ("network: {gbit_per_s: 100000}\n", "network.gbit_per_s = 100000: input should be less than or equal to 20000"),
+        ("node: {memory_gib: 1179648}\n", "node.memory_gib = 1179648: input should be less than or equal to 65536"),
         ("device: {peak_tflops: {bf16: on}}\n", "device.peak_tflops.bf16 = true: must be a number"),
     ],
 )

@@ -15,7 +15,7 @@ from sparkring.training.parallel.mesh import Mesh
 def test_a_star_stands_for_every_key_also_of_a_module_in_two_places() -> None:
     block = nn.Sequential(nn.Linear(1, 1))
     model = nn.ModuleDict({"blocks": nn.ModuleList([block, nn.Sequential(nn.Linear(1, 1)), block])})
-    assert expand("blocks.*.0", model) == ["blocks.0.0", "blocks.1.0", "blocks.2.0"]
+    assert [*expand("blocks.*.0", model)] == ["blocks.0.0", "blocks.1.0", "blocks.2.0"]
 
 
 def test_a_pattern_without_a_module_is_refused() -> None:

@@ -28,6 +28,7 @@ from sparkring.training.planner.search import (
     TracedModel,
     any_precision,
     meshes,
+    possible_layouts,
     search,
     traced_model,
     worlds,
@@ -273,3 +274,12 @@ def test_what_is_ranked_fits_and_is_in_order(objective: Objective) -> None:
 def test_nothing_fits_and_the_smallest_layout_is_known() -> None:
     result = search(LayoutCosts(traced(), cluster(memory_gib=0.0025)), BASE, 8)
     assert result.best == () and result.smallest is not None
+
+
+def test_what_a_host_has_no_room_for_is_no_layout() -> None:
+    """Nothing fits in 10 MiB of a device, nor, offloaded, in 10 MiB of a machine."""
+    small = cluster(memory_gib=0.01)
+    small = small.model_copy(update={"node": small.node.model_copy(update={"memory_gib": 0.01})})
+    every, none = (LayoutCosts(traced(), each) for each in (cluster(memory_gib=0.01), small))
+    assert any(each.host for each in possible_layouts(every, BASE, 2))
+    assert not any(each.host for each in possible_layouts(none, BASE, 2))

@@ -143,7 +143,7 @@ class MeshPlacement(ModelPlacement):
     def _cut(self, model: nn.Module, stages: list[list[str]]) -> nn.Module:
         """Keep this rank's stages; returns one module that holds them all under the plain names."""
         config, ranks = self.config, self.mesh.pp
-        table = schedule_table(config.schedule, ranks, config.micro_batches * config.accumulate, config.stages_per_rank)
+        table = schedule_table(config.schedule, ranks, config.passes, config.stages_per_rank)
         self._tie(model, stages)
         mine: dict[int, nn.Module] = {}
         local = nn.Module()

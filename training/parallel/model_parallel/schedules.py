@@ -13,7 +13,7 @@ Stage s is on rank s mod p. Bubble over ideal time, with F = I = W = 1 and B = 2
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
@@ -114,11 +114,15 @@ class SimulatedRun(NamedTuple):
     peak_alive: list[int]  # per rank, most micro-batch x stage activations alive at once
 
 
-def simulate(
-    table: Table, stages: int, cost: Callable[[Action], int] = lambda action: COST[action.kind]
-) -> SimulatedRun:
+@lru_cache(maxsize=4096)
+def schedule_run(name: str, ranks: int, micro_batches: int, stages_per_rank: int) -> SimulatedRun:
+    """The run of a schedule's table; kept, since many layouts have the same. ValueError as in `schedule_problem`."""
+    return simulate(schedule_table(name, ranks, micro_batches, stages_per_rank), ranks * stages_per_rank)
+
+
+def simulate(table: Table, stages: int) -> SimulatedRun:
     """Run the table without communication time. Deadlock when it cannot end."""
-    finished: dict[Action, int] = {}
+    finished: dict[Result, int] = {}
     at, clock = [0] * len(table), [0] * len(table)
     alive, peak = [0] * len(table), [0] * len(table)
     while any(at[rank] < len(actions) for rank, actions in enumerate(table)):
@@ -127,11 +131,10 @@ def simulate(
             while at[rank] < len(actions):
                 action = actions[at[rank]]
                 needed = _needs(action, stages)
-                if not all(any(n in finished for n in options) for options in needed):
+                if not all(each in finished for each in needed):
                     break
-                ready = max((min(finished[n] for n in options if n in finished) for options in needed), default=0)
-                clock[rank] = max(clock[rank], ready) + cost(action)
-                finished[action] = clock[rank]
+                clock[rank] = max([clock[rank], *(finished[each] for each in needed)]) + COST[action.kind]
+                finished[_result(action)] = clock[rank]
                 alive[rank] += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
                 peak[rank] = max(peak[rank], alive[rank])
                 at[rank] += 1
@@ -139,20 +142,27 @@ def simulate(
         if not moved:
             stuck = [f"rank {r} at {a[at[r]]}" for r, a in enumerate(table) if at[r] < len(a)]
             raise Deadlock(f"the schedule cannot go on: {'; '.join(stuck)}")
-    work = max(sum(cost(action) for action in actions) for actions in table)
+    work = max(sum(COST[action.kind] for action in actions) for actions in table)
     return SimulatedRun(max(clock), (max(clock) - work) / work, peak)
 
 
-def _needs(action: Action, stages: int) -> list[list[Action]]:
-    """Conditions of an action: of every inner list one member must be finished."""
+Result = tuple[str, int, int]  # F, the outputs; B, the input's gradient; or W, the weights' own; stage; micro-batch
+
+
+def _result(action: Action) -> Result:
+    """What others wait for of an action."""
+    return ("B", action.stage, action.micro) if action.kind == "I" else action
+
+
+def _needs(action: Action, stages: int) -> list[Result]:
+    """What an action waits for."""
     kind, stage, micro = action
     if kind == "F":
-        return [[Action("F", stage - 1, micro)]] if stage else []
+        return [("F", stage - 1, micro)] if stage else []
     if kind == "W":
-        return [[Action("I", stage, micro)]]
-    own = [[Action("F", stage, micro)]]
-    later = [[Action("B", stage + 1, micro), Action("I", stage + 1, micro)]] if stage + 1 < stages else []
-    return own + later
+        return [("B", stage, micro)]
+    own: list[Result] = [("F", stage, micro)]
+    return [*own, ("B", stage + 1, micro)] if stage + 1 < stages else own
 
 
 def balance(costs: list[float], stages: int) -> list[int]:

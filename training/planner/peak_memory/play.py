@@ -11,7 +11,6 @@ ring's buckets; outputs are put together on every rank before the loss and the m
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,17 +18,15 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
 
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.training.data.batch import Columns
 from sparkring.training.models.sparse_embedding import sparse_embeddings
-from sparkring.training.models.torch_private import replace_child
 from sparkring.training.parallel.mesh import Mesh
-from sparkring.training.parallel.model_parallel.blocks import repeated_blocks
 from sparkring.training.parallel.model_parallel.pipeline import AHEAD, PipelineStage
 from sparkring.training.parallel.model_parallel.schedules import Action, schedule_table
 from sparkring.training.parallel.precision import DTYPES
+from sparkring.training.planner.equal_blocks import shortened
 from sparkring.training.planner.memory import StageMemory
 from sparkring.training.planner.peak_memory.codec import BucketCoding, trace_codec
 from sparkring.training.planner.peak_memory.timeline import GRADIENT, LOSS, PART, Pass, PassEvent, Timeline, trace_pass
@@ -420,12 +417,12 @@ class StepPlayer:
         config, pp = workload.config, workload.mesh.pp
         if pp == 1:
             return self.whole_passes(timelines[0])
-        table = schedule_table(config.schedule, pp, workload.micro_batches, config.stages_per_rank)
+        table = schedule_table(config.schedule, pp, workload.config.passes, config.stages_per_rank)
         return self.pipeline(table[number], timelines)
 
     def whole_passes(self, timeline: Timeline) -> None:
         """The passes of an accumulation, without a pipeline."""
-        passes = min(self.rank.workload.micro_batches, PASSES)
+        passes = min(self.rank.workload.config.passes, PASSES)
         for number in range(passes):
             self.gradients.begin_pass(last=number == passes - 1)
             before = self.level.held["activations"]
@@ -554,41 +551,14 @@ def row_evaluation_bytes(workload: Workload, trace: Trace) -> float:
     """
     config, mesh = workload.config, Mesh(tp=workload.mesh.tp, cp=workload.mesh.cp)
     plain = ParallelConfig(precision=config.precision, sequence_parallel=config.sequence_parallel)
-    alone = workload.with_layout(plain, mesh, workload.engine)
-    alone = replace(
-        alone, eval_batch=workload.evaluated_rows, model=workload.once("two blocks", lambda: shortened(workload, trace))
-    )
-    key = ("evaluation", config.precision, mesh.cp > 1, workload.evaluated_rows)
+    rows = workload.evaluated_rows
+    alone = replace(shortened(workload, trace), eval_batch=rows).with_layout(plain, mesh, workload.engine)
+    key = ("evaluation", config.precision, mesh.cp > 1, rows, workload.device_type)
     timelines = workload.once(key, lambda: stage_timelines(alone, set(), is_evaluation=True, in_compute_dtype=True))
     player = StepPlayer(RankParameters(alone, 0), {})
     before = player.level.now
     player.evaluate(0, timelines)
-    return (player.level.peak - before) / workload.evaluated_rows
-
-
-class Passes(nn.Module):
-    """Stands for a block: returns what it is given."""
-
-    def forward(self, x: Any, *_: Any, **__: Any) -> Any:
-        return x
-
-
-def shortened(workload: Workload, trace: Trace) -> nn.Module:
-    """The model with two of its blocks of each kind, as far as they return as much as they take: a pass without
-    gradients holds no more in many of them than in two.
-
-    `trace`: of the model.
-    """
-    model = copy.deepcopy(workload.model)
-    names = {module: name for name, module in model.named_modules()}
-    counts: Counter[Any] = Counter()
-    for container, key, block in repeated_blocks(model):
-        name = names[block]
-        taken, kept = trace.taken.get(name), sum(trace.kept.get(name, {}).values())
-        counts[type(block), taken, kept] += 1
-        if counts[type(block), taken, kept] > 2 and taken == trace.returned.get(name):
-            replace_child(container, key, Passes())
-    return model
+    return (player.level.peak - before) / rows
 
 
 def batch_bytes(workload: Workload, rows: int) -> int:

@@ -34,6 +34,7 @@ CPU_BOUNDS = {"kernel_us": (0.0, 200.0)}  # with what autograd and Python add to
 REACHED_BY = {"torch": "reached", "megatron": "reached_by_megatron"}
 OUTLIER = 0.03  # |log(predicted / measured)| from which the loss grows linearly
 FAR = 0.3  # median |log(predicted / measured)| before, from which a fit without that loss comes first
+UNEXPLAINED = 0.3  # the same after it, from which the steps are none of this hardware's
 PULL = 0.1  # to the values before, against the rows' errors
 MOST_ROWS, MOST_ROUNDS = 400, 25  # rows of a fit, drawn evenly
 
@@ -69,7 +70,8 @@ class FitErrors:
 
 
 def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[TimedStep], data: str) -> Cluster:
-    """Return the cluster with the parameters that the rows determine. ValueError: too few, or of two frameworks.
+    """Return the cluster with the parameters that the rows determine. ValueError: too few, of two frameworks, or such
+    as this hardware cannot take.
 
     Args:
         cluster: whose parameters to start from.
@@ -112,7 +114,17 @@ def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[Timed
     found = least_squares(
         residuals, near, bounds=(0, 1), loss="soft_l1", f_scale=OUTLIER, diff_step=1e-2, max_nfev=MOST_ROUNDS
     )
+    _check_explained(np.median(residuals(found.x)[: len(seconds)]), cluster)
     return with_values(found.x).model_copy(update={"fitted_on": f"{len(steps)} steps of {data}"})
+
+
+def _check_explained(error: float, cluster: Cluster) -> None:
+    """ValueError for steps that no share of the hardware explains. `error`: median log(predicted / measured)."""
+    if abs(error) > UNEXPLAINED:
+        raise ValueError(
+            f"fitted, {cluster.device.name} takes {np.exp(error):,.3g} times the seconds measured, in the median: "
+            "these are steps of other machines, or step_s is not in seconds; name their cluster with --cluster"
+        )
 
 
 def determined(cluster: Cluster, steps: Sequence[TimedStep]) -> list[str]:

@@ -5,6 +5,10 @@ its time is that of whole waves of tiles (https://docs.nvidia.com/deeplearning/p
 a tile's loop over k has a beginning and an end, which cost as much as `reached.depth` of k; small tiles load more than
 they compute. The library takes the best tile. No operation is faster than its bytes through the memory.
 
+`depth` and `attention` are of one dtype (`Device.reached_flops`). What they stand for beside products takes as long in
+any other: a loop begins and ends by waiting for memory, and the exponentials of attention's softmax are computed in
+fp32 by units of their own (https://arxiv.org/abs/2407.08608, section 3.2). So only products follow the dtype's peak.
+
 A device waits for the host where starting the operations takes longer than they do.
 """
 
@@ -95,18 +99,22 @@ class Roofline:
             elements: read and written of activations.
         """
         device, reached = self.cluster.device, self.cluster.reached
-        rate = device.peak_flops(self.precision) * reached.matmul / device.processors  # of one processor
+        peak = device.peak_flops(self.precision)
+        rate = peak * reached.matmul / device.processors  # of one processor
+        depth = reached.depth * peak / device.reached_flops
         times = []
         for rows, columns, share in CPU_TILES if device.type == "cpu" else TILES:
             tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
             waves = np.ceil(tiles / device.processors)
-            times.append(waves * 2.0 * rows * columns * (k + reached.depth) / (rate * share))
+            times.append(waves * 2.0 * rows * columns * (k + depth) / (rate * share))
         moved = np.minimum(elements, batch * (m * k + m * n)) + batch * k * n
         return np.maximum(np.min(times, axis=0), self.memory_s(moved))
 
     def _attention(self, batch: Array, m: Array, k: Array, n: Array) -> Array:
-        peak = self.cluster.device.peak_flops(self.precision) * self.cluster.reached.attention
-        return 2.0 * batch * m * k * n / peak
+        device, reached = self.cluster.device, self.cluster.reached
+        share = max(reached.matmul, reached.attention)
+        slower = 1 / device.peak_flops(self.precision) - 1 / device.reached_flops  # of one operation of a product
+        return 2.0 * batch * m * k * n * (1 / (device.reached_flops * reached.attention) + slower / share)
 
 
 class OperationTable:

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sparkring.conf.clusters.cluster import MICRO, Cluster
 from sparkring.training.parallel.mesh import Mesh
-from sparkring.training.parallel.model_parallel.schedules import schedule_table, simulate
+from sparkring.training.parallel.model_parallel.schedules import schedule_run
 from sparkring.training.planner.timing.collectives import RankGroup, Topology
 from sparkring.training.planner.timing.offload import ShardCopies, copy_seconds, host_bytes_per_s, shard_copies
 from sparkring.training.planner.timing.operations import ModelWork, Operation
@@ -138,7 +137,7 @@ def counts_of_stages(
         sent: bytes of one rank and step over tp, cp and pp.
     """
     mesh, config = workload.mesh, workload.config
-    micro = workload.micro_batches
+    micro = config.passes
     units = max(len(rank.units) for rank in ranks) + 1
     in_every_pass = ranks[0].zero == 3
     return StepCounts(
@@ -354,10 +353,4 @@ def pipeline_seconds(counts: StepCounts, stages: list[StageSeconds]) -> float:
         return micro * slowest
     if counts.per_rank == 1 and counts.schedule in ("1f1b", "gpipe"):
         return (micro - 1) * slowest + sum(stage.both for stage in stages)
-    return micro * slowest * (1 + _bubble(counts.schedule, len(stages), micro, counts.per_rank))
-
-
-@lru_cache(maxsize=4096)
-def _bubble(schedule: str, ranks: int, micro: int, per_rank: int) -> float:
-    """Idle over ideal time of a schedule whose stages take equally long."""
-    return simulate(schedule_table(schedule, ranks, micro, per_rank), ranks * per_rank).bubble
+    return micro * slowest * (1 + schedule_run(counts.schedule, len(stages), micro, counts.per_rank).bubble)

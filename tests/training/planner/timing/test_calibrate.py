@@ -52,6 +52,16 @@ def test_parameters_are_found_again_from_what_they_predict() -> None:
     assert "36 steps of made up" in found.fitted_on
 
 
+@pytest.mark.parametrize("times", [1000, 0.1])
+def test_steps_that_the_hardware_cannot_take_are_of_another_machine(times: float) -> None:
+    """In milliseconds, or faster than its peaks."""
+    known, counts = load_cluster("a100-80gb-infiniband"), [counts_of(step) for step in steps()]
+    seconds = times * predicted(counts, known)
+    measured = [step.model_copy(update={"step_s": s}) for step, s in zip(steps(), seconds, strict=True)]
+    with pytest.raises(ValueError, match=r"A100-SXM4-80GB takes .* times the seconds measured.*of other machines"):
+        fitted(known, counts, measured, "made up")
+
+
 def test_steps_of_two_frameworks_are_two_fits() -> None:
     both = [step.model_copy(update={"framework": name}) for step in steps() for name in ("torch", "megatron")]
     with pytest.raises(ValueError, match=r"steps of megatron and of torch.*a file of each"):

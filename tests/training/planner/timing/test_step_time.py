@@ -78,6 +78,35 @@ def test_a_large_product_takes_its_flops_over_the_peak() -> None:
     assert work.backward == pytest.approx(2 * flops / 312e12, rel=0.1)
 
 
+def test_what_is_no_product_takes_as_long_in_another_dtype() -> None:
+    """Softmax beside attention's products, and the beginning and end of a tile's loop, on a GPU of two peaks."""
+    device = IDEAL.device.model_copy(update={"peak_tflops": {"bf16": 300.0, "fp32": 20.0}})
+    gpu = with_reached(IDEAL, attention=0.25, depth=600).model_copy(update={"device": device})
+    attention = OperationTable([Operation("attention", "inner", 64, 2048, 128, 2048)])
+    product = OperationTable([Operation("matmul", "between", 1, 108 * 256, 8192, 128)])
+    of_products, of_loops = 2 * 64 * 2048 * 128 * 2048, 2 * 108 * 256 * 128
+    assert IDEAL.reached.matmul == 1
+    for precision, peak in ("bf16", 300e12), ("fp32", 20e12):
+        roofline = Roofline(gpu, precision)
+        softmax = of_products * (1 / (0.25 * 300e12) - 1 / 300e12)
+        assert roofline.pass_work(attention, RankShare(1)).forward == pytest.approx(of_products / peak + softmax)
+        expected = of_loops * (8192 / peak + 600 / 300e12)
+        assert roofline.pass_work(product, RankShare(1)).forward == pytest.approx(expected)
+
+
+def test_a_cpus_parameters_are_of_fp32() -> None:
+    """AMX makes products in bf16 faster than what was measured, and attention no faster than its softmax."""
+    cpu = load_cluster("cpu")
+    assert cpu.device.reached_flops == cpu.device.peak_flops("fp32")
+    device = cpu.device.model_copy(update={"peak_tflops": {"bf16": 9.6, "fp32": 1.2}})
+    attention = OperationTable([Operation("attention", "inner", 64, 2048, 128, 2048)])
+    bf16, fp32 = (
+        Roofline(cpu.model_copy(update={"device": device}), precision).pass_work(attention, RankShare(1)).forward
+        for precision in ("bf16", "fp32")
+    )
+    assert fp32 / 4 < bf16 < fp32
+
+
 def test_a_small_product_is_bound_by_memory_and_launches() -> None:
     table = OperationTable([Operation("matmul", "between", 1, 1, 4096, 4096, 8192)])
     work = Roofline(IDEAL, "bf16").pass_work(table, RankShare(1))
