@@ -73,8 +73,10 @@ class Failure:
 
     @property
     def headline(self) -> str:
-        """Who, where, what, when."""
+        """Who, where, what, when; the words of an exception last, which may be sentences."""
         at = "" if self.step is None else f" at step {self.step}{f' ({self.phase})' if self.phase else ''}"
+        if self.cause == "exception":
+            return f"{self.child} on {self.host}{at} {self.words}"
         return f"{self.child} on {self.host} {self.words}{at}"
 
 
@@ -142,6 +144,15 @@ def fold_traceback(text: str) -> str:
     return "\n".join(shown)
 
 
+def is_bad_input(failure: Failure) -> bool:
+    """Whether our own code has refused a value, as of a damaged file: its message says it all, and no frame more."""
+    frames = [lines[0] for is_frame, lines in _blocks(failure.traceback.splitlines()) if is_frame]
+    if not failure.is_value_error or not frames or not all(map(_is_framework, frames)):
+        return False
+    found = _FRAME.match(frames[-1])
+    return found is not None and "/sparkring/" in found[1]
+
+
 def _blocks(lines: Sequence[str]) -> list[tuple[bool, list[str]]]:
     """Cut a traceback into its frames (True), each with the lines of its source, and other lines."""
     blocks: list[tuple[bool, list[str]]] = []
@@ -179,10 +190,15 @@ class WorkerFailed(RuntimeError):
         f = self.failure
         parts = [f.headline]
         if self.others:
-            parts.append("then: " + "; ".join(f"{o.child} {o.words[:120]}" for o in self.others[:8]))
+            same = (f.error_type, f.message)
+            words_of = [
+                (o.child, "the same" if f.message and same == (o.error_type, o.message) else o.words[:120])
+                for o in self.others[:8]
+            ]
+            parts.append("then: " + "; ".join(f"{child} {words}" for child, words in words_of))
         if f.cause in REMEDIES:
             parts.append(f"what to do: {REMEDIES[f.cause]}")
-        if f.traceback:
+        if f.traceback and not is_bad_input(f):
             parts.append(f"traceback of {f.child}:\n{fold_traceback(f.traceback).rstrip()}")
         if f.last_lines:
             lines = "\n".join(f"  {line}" for line in f.last_lines)
