@@ -88,6 +88,7 @@ def test_a_rank_that_cannot_take_the_place_of_a_dead_one_failed_by_that_death() 
         ("/w/sparkring/training/data/files.py", True, False),
         ("/w/sparkring/training/data/files.py", False, True),  # a defect of ours: frames say where
         ("/usr/lib/python3.11/json/decoder.py", True, True),  # another's words: frames say of what
+        ("/w/sparkring/.venv/lib/python3.11/site-packages/torch/nn.py", True, True),
         ("/home/me/model.py", True, True),
     ],
 )
