@@ -1,8 +1,9 @@
-"""What is shown of an exception; the one of a configuration that cannot be used."""
+"""What is shown of an exception and its traceback; the one of a configuration that cannot be used."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from sparkring.conf.secrets import redact
 
@@ -10,6 +11,10 @@ RETRIED = re.compile(
     r"HTTPS?ConnectionPool\(host='(?P<host>[^']*)', port=(?P<port>\w+)\): "
     r"Max retries exceeded with url: \S+ \(Caused by (?P<cause>.*)\)"
 )
+_FRAME = re.compile(r'  File "([^"]+)", line \d+')
+# Of a frame's file: an installed package, Python itself, or ours, in a checkout, a wheel or the zip that Spark ships.
+_OURS = r"/sparkring/(conf|etl|training|pipelines)/"
+_FRAMEWORK = re.compile(rf"/(site|dist)-packages/|/lib/python3|^<frozen|{_OURS}")
 
 
 def first_line(error: object) -> str:
@@ -32,6 +37,51 @@ def _without_retries(line: str) -> str:
         return f"{found['host']}:{found['port']}: {': '.join(causes)}" if quoted else found[0]
 
     return RETRIED.sub(host_and_cause, line)
+
+
+def fold_traceback(text: str) -> str:
+    """Fold the frames of Python, installed packages and sparkring in a traceback, so that the user's stand out.
+
+    The innermost frame stays, and says where the error arose. A traceback without a frame of the user's is left whole.
+    """
+    blocks = _blocks(text.splitlines())
+    if not any(is_frame and not _is_framework(lines[0]) for is_frame, lines in blocks):
+        return text
+    shown: list[str] = []
+    folded = 0
+    for (is_frame, lines), (next_is_frame, _) in zip(blocks, [*blocks[1:], (False, [])], strict=True):
+        if is_frame and next_is_frame and _is_framework(lines[0]):
+            folded += 1
+            continue
+        if folded:
+            shown.append(f"  [{folded} frame{'s' if folded > 1 else ''} of Python, packages and sparkring]")
+            folded = 0
+        shown += [line for line in lines if not is_frame or line.strip("~^ ")]
+    return "\n".join(shown)
+
+
+def is_raised_here(text: str) -> bool:
+    """Whether sparkring's own code has raised the error, and no frame of the traceback is the user's."""
+    frames = [lines[0] for is_frame, lines in _blocks(text.splitlines()) if is_frame]
+    return bool(frames) and all(map(_is_framework, frames)) and re.search(_OURS, frames[-1]) is not None
+
+
+def _blocks(lines: Sequence[str]) -> list[tuple[bool, list[str]]]:
+    """Cut a traceback into its frames (True), each with the lines of its source, and other lines."""
+    blocks: list[tuple[bool, list[str]]] = []
+    for line in lines:
+        if _FRAME.match(line):
+            blocks.append((True, [line]))
+        elif blocks and blocks[-1][0] and line.startswith("    "):
+            blocks[-1][1].append(line)
+        else:
+            blocks.append((False, [line]))
+    return blocks
+
+
+def _is_framework(frame: str) -> bool:
+    found = _FRAME.match(frame)
+    return found is not None and bool(_FRAMEWORK.search(found[1]))
 
 
 class ConfigError(ValueError):

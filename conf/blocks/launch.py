@@ -6,6 +6,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from sparkring.conf.schema import Seconds, Strict
 
+HOSTS_WAIT_S = 300.0  # as long as a cluster that grows by itself takes
+
 
 class LaunchConfig(Strict):
     """How ranks are started, watched and started again."""
@@ -49,7 +51,7 @@ class LaunchConfig(Strict):
         description="that the driver of launch.on: hosts listens on; None: MASTER_PORT, under torchrun the next one",
     )
     hosts_wait_s: Seconds = Field(
-        300.0,
+        HOSTS_WAIT_S,
         description="for all hosts of launch.on: hosts to come, or for room on Spark or Ray, as long as a cluster that "
         "grows by itself takes; at the start, and where there is too little for another attempt",
     )

@@ -31,6 +31,7 @@ Slopes = Callable[[Array], tuple[float, Array, Array]]
 """Parameters (P,) -> what is minimized, its gradient (P,) and its second derivatives (P, P)."""
 FOLDS = 5
 FEWEST = 100  # validation rows that count; fewer say too little
+FEWEST_OTHERS = 10  # of them beside the most frequent class: without any, every probability would go to 0 or 1
 METHODS = {LabelForm.FLAG: "Platt scaling", LabelForm.CLASS: "temperature scaling"}
 
 
@@ -116,11 +117,15 @@ def shift_between(balance: Mapping[str, LabelBalance], valid: str) -> str:
 def fit_calibration(rows: ValidationRows, shift: str = "") -> CalibrationFit:
     """Fit a calibration, and keep it where it lowers the log loss of rows that it was not fitted on.
 
-    ValueError where there are too few rows. `shift`: how their labels differ from those of training rows.
+    ValueError where there are too few rows, or too few of other labels than most.
+    `shift`: how their labels differ from those of training rows.
     """
     count = len(rows.labels)
     if count < FEWEST:
         raise ValueError(f"{count} say too little, at least {FEWEST} are needed")
+    others = count - int(np.unique(rows.labels, return_counts=True)[1].max())
+    if others < FEWEST_OTHERS:
+        raise ValueError(f"{others} have another label than most, at least {FEWEST_OTHERS} are needed")
     folds = np.arange(count) % FOLDS
     scores = np.empty_like(rows.scores)
     for fold in range(FOLDS):

@@ -17,8 +17,9 @@ from sparkring.conf.load import ConfigError
 from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, TASKS, LabelForm
 from sparkring.etl.sources.files.read import quoted
 from sparkring.etl.sources.values import DECIMAL, convert
-from sparkring.pipelines.init.sample import TableSample
-from sparkring.pipelines.init.written import DECIMAL_COMMAS, written_otherwise
+from sparkring.pipelines.init.leaks import gives_away
+from sparkring.pipelines.init.sample import CODE, TableSample
+from sparkring.pipelines.init.written import DECIMAL_COMMAS, MOST_ODD, written_otherwise
 
 WHOLE = ("tinyint", "smallint", "int", "bigint")
 TAGS = "array<string>"
@@ -28,6 +29,8 @@ MOST_CLASSES = 1000
 CLASS_NUMBERS = 10  # a label of at most so many whole numbers is taken for classes
 CATEGORY_NUMBERS, ROWS_PER_NUMBER = 12, 20  # a feature of few whole numbers, each in many rows, is one of categories
 CODE_NUMBERS, ROWS_PER_CODE, CODE_ROWS = 300, 50, 5  # one of some more is a code too, where a value has CODE_ROWS rows
+INFINITY = "double('infinity')"
+LEAK_ROWS = 100_000  # in which a column may say what the label is
 SKEWED = 2.0  # numbers from 0 on whose skewness is larger are taken by their logarithm
 SHOWN = 5
 IDS = re.compile(r"(?i:(?:^|_| |-)(?:id|ids|nr|no|num|number|code|key|zip|zipcode|plz|postcode|sku)$)|[a-z0-9]I[dD]$")
@@ -95,6 +98,8 @@ def decide_columns(sample: TableSample, label: str, task: str | None = None) -> 
     for name in names:
         if name not in labels:
             _decide_column(found, sample, name, known[name])
+    if len(labels) == 1 and found.label.task != MULTILABEL.name:
+        _remark_leaks(found, sample, labels[0])
     if not found.features:
         why = "; ".join(f"{name}: {reason}" for name, reason in found.left_out.items())
         raise ConfigError(str(sample.path), [f"no column can be a feature ({why})"])
@@ -155,12 +160,18 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
     looked_at = "all rows" if sample.is_whole else f"the first {sample.rows.num_rows} rows"
     if not _is_counted(kind) or kind in DATES:
         raise ConfigError(str(sample.path), [f"{where}: is {kind}; a label is a number, a text or true and false"])
+    if read_as(column, values) != quoted(column):
+        values = values.filter(pc.is_finite(values))
     distinct = pc.count_distinct(values).as_py()
     if distinct < 2:
         has = "no value" if not distinct else f"one value, {values[0].as_py()!r},"
         raise ConfigError(str(sample.path), [f"{where}: has {has} in {looked_at}; there is nothing to learn"])
-    number = _is_number(kind)
+    number, sql = _is_number(kind), read_as(column, sample.rows.column(column))
     decided, why = _task_of(kind, distinct, len(values))
+    may_be_numbers = task is None and kind == "string" and distinct > CLASS_NUMBERS
+    if may_be_numbers and (remedy := number_remedy(pc.unique(values).to_pylist())):
+        what = f"{where}: {distinct} texts that look like numbers or dates; {remedy}"
+        raise ConfigError(str(sample.path), [f"{what}; where they are classes: --task {MULTICLASS.name}"])
     task = task or decided
     if task is None:
         raise ConfigError(str(sample.path), [f"{where}: {why}; {label_remedy(pc.unique(values).to_pylist())}"])
@@ -182,18 +193,36 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
         if problem := described.range_problem(column, low, high):
             has = f"{column!r} has values from {low:.10g} to {high:.10g}"
             raise ConfigError(str(sample.path), [f"--task {task}: {has}, {problem}"])
-        return Label({name: f"CAST({quoted(column)} AS double)"}, task, why, mean, deviation)
+        return Label({name: f"CAST({sql} AS double)"}, task, why, mean, deviation)
     if kind in ("string", "boolean"):
         return Label({name: quoted(column)}, task, f"{why}: {shown}")
     is_flag = described.form is LabelForm.FLAG and set(map(float, pc.unique(values).to_pylist())) == {0.0, 1.0}
-    made = f"CAST({quoted(column)} AS {'int' if is_flag else 'string'})"
+    made = f"CAST({sql} AS {'int' if is_flag else 'string'})"
     return Label({name: made}, task, f"{why}: {shown}")
 
 
+def read_as(column: str, values: Any, is_label: bool = True) -> str:
+    """SQL of a column, in which infinite numbers are nulls, and of a label NaN: a feature's is one to the reader."""
+    if not pa.types.is_floating(values.type):
+        return quoted(column)
+    odd = pc.or_(pc.is_inf(values), pc.is_nan(values)) if is_label else pc.is_inf(values)
+    if not pc.any(odd).as_py():
+        return quoted(column)
+    return f"IF(abs({quoted(column)}) < {INFINITY}, {quoted(column)}, NULL)"
+
+
 def label_remedy(texts: list[str]) -> str:
-    """What to do about a label of so many texts: most of them may be meant as numbers."""
+    """What to do about a label of so many texts."""
+    return number_remedy(texts, most_odd=0.5) or "name another label"
+
+
+def number_remedy(texts: list[str], most_odd: float = MOST_ODD) -> str:
+    """What to do about a label whose texts are meant as numbers or dates; empty for others.
+
+    `most_odd`: the share of them that may be no numbers. Codes such as 00123 are none.
+    """
     wrong = [texts[i] for i in convert(pa.array(texts, pa.string()), "double")[1]]
-    if len(wrong) < len(texts) / 2:
+    if 0 < len(wrong) < len(texts) * most_odd and not any(map(CODE.fullmatch, texts)):
         shown = ", ".join(map(repr, wrong[:SHOWN])) + ", ..." * (len(wrong) > SHOWN)
         return f"all but {len(wrong)} are numbers; leave {shown} empty in the file, or name another label"
     if written := written_otherwise(texts):
@@ -203,7 +232,7 @@ def label_remedy(texts: list[str]) -> str:
                 f"write numbers with a decimal point, {example.replace(',', '.')} for {example}, or name another label"
             )
         return f"they are {what}, such as {example!r}: write plain numbers in the file, or name another label"
-    return "name another label"
+    return ""
 
 
 def written_remark(kind: str, values: Any, column: str) -> str:
@@ -252,7 +281,9 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
             found.selected[f"{name}_{part}"] = f"{function}({quoted(column)})"
             found.features[f"{name}_{part}"] = {"kind": "cyclic", "period": period}
         return
-    found.selected[name] = quoted(column)
+    found.selected[name] = read_as(column, values, is_label=False)
+    if found.selected[name] != quoted(column):
+        found.remarks[column] = "its infinite values are taken for nulls, in the view"
     found.features[name] = feature = feature_of(kind, values)
     if kind not in WHOLE or feature["kind"] != "numeric":
         return
@@ -264,6 +295,18 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
             "its name is one of ids or codes, and its whole numbers are taken for amounts; if they are ids, "
             f"set etl.features.{name}.kind to categorical"
         )
+
+
+def _remark_leaks(found: Columns, sample: TableSample, label: str) -> None:
+    """Remark the columns that say what the label is."""
+    rows = sample.rows.slice(0, LEAK_ROWS)
+    is_number = TASKS[found.label.task].form is LabelForm.NUMBER
+    read = " ".join(sql for name, sql in found.selected.items() if name not in found.key)
+    for column in rows.column_names:
+        is_feature = column != label and quoted(column) in read
+        if is_feature and gives_away(rows.column(column), rows.column(label), is_number):
+            what = f"it says what {label} is in all rows that were looked at: leave it out if it is not known earlier"
+            found.remarks[column] = "; ".join(filter(None, [found.remarks.get(column), what]))
 
 
 def free_name(wanted: str, found: Columns, sample: TableSample) -> str:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sparkring.conf.blocks.predict import OURS
 from sparkring.conf.tasks import REGRESSION, TASKS, Families, LabelForm
 from sparkring.etl.sources.files.read import quoted
-from sparkring.pipelines.init.columns import DATES, Columns, Label, counts, decide_columns, in_sql
+from sparkring.pipelines.init.columns import DATES, INFINITY, Columns, Label, counts, decide_columns, in_sql
 from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, example_rows, python_use, run_name
 from sparkring.pipelines.init.sample import TableSample, read_sample
 
@@ -156,11 +156,13 @@ def decided(sample: TableSample, columns: Columns) -> list[str]:
 
 
 def has_null(values: pa.ChunkedArray) -> np.ndarray:
-    """Whether each value is null, or an array with a null in it: (rows,) bool."""
+    """Whether each value is null, infinite, NaN, or an array with a null in it: (rows,) bool."""
     whole = values.combine_chunks()
     found: np.ndarray = np.array(whole.is_null().to_numpy(zero_copy_only=False))
     if pa.types.is_list(whole.type) or pa.types.is_large_list(whole.type):
         found[pc.list_parent_indices(whole).filter(pc.list_flatten(whole).is_null())] = True
+    if pa.types.is_floating(whole.type):
+        found |= ~np.isfinite(whole.to_numpy(zero_copy_only=False))
     return found
 
 
@@ -186,8 +188,9 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
         )
     lines += [f"{column}: {remark}" for column, remark in columns.remarks.items()]
     if nulls:
+        finite = "finite " * any(INFINITY in sql for sql in columns.label.columns.values())
         lines.append(
-            f"{nulls} rows have no {' or '.join(columns.label.columns)}; the check label_known leaves them out"
+            f"{nulls} rows have no {finite}{' or '.join(columns.label.columns)}; the check label_known leaves them out"
         )
     if not sample.is_whole:
         lines.append("rows that were not looked at may hold other types or classes; the run names each such value")

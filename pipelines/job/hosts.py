@@ -135,16 +135,20 @@ def find_secret(env: Mapping[str, str], hosts: int) -> str | None:
     """Read the secret that all hosts of a job know; ConfigError where several have none, or a short one."""
     if hosts == 1:
         return None
-    place, secret = SECRET, env.get(SECRET, "")
+    place, secret = SECRET, env.get(SECRET, "").strip()
     if path := env.get(SECRET_FILE):
-        place = f"the file {path} of {SECRET_FILE}"
+        place, given = f"the file {path} of {SECRET_FILE}", secret
         try:
             secret = Path(path).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 NAME, [f"{SECRET_FILE} names a file that cannot be read ({first_line(error)})"]
             ) from error
+        if given and given != secret:
+            raise ConfigError(NAME, [f"{SECRET} is another secret than {place}; set one of the two"])
     remedy = f"make one by `openssl rand -hex 32`, and give it to every host in {SECRET}, or in a file by {SECRET_FILE}"
+    if not secret and path:
+        raise ConfigError(NAME, [f"{place} is empty; {remedy}"])
     if not secret:
         raise ConfigError(NAME, [f"there is no secret by which {hosts} hosts know each other; {remedy}"])
     if len(secret) < SHORTEST_SECRET:

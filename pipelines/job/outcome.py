@@ -12,9 +12,9 @@ from sparkring.conf.load import Resolved
 from sparkring.conf.rules.recipe import RECIPE
 from sparkring.conf.rules.rule import find_problems
 from sparkring.conf.secrets import redact
-from sparkring.pipelines.evaluation.trees import named_beside
+from sparkring.pipelines.evaluation.trees import TREES, named_beside
 from sparkring.pipelines.run.trial import TAG
-from sparkring.training.worker.result import TrainResult, WorkerResult
+from sparkring.training.worker.result import MODEL, TrainResult, WorkerResult
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,9 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
     config, recipe = resolved.config, shlex.quote(resolved.recipe)
     split = config.train.test_split or config.train.valid_split
     local_ui = f"sparkring ui {recipe}   (MLflow experiment {config.tracking.named(config.name).experiment!r})"
-    gap = result.trees_gap
-    loss = config.model.kind.metric("loss").title if config.model.kind.is_table else ""
     facts = {
         "family": "" if result.choice is None else result.choice.describe(),
-        "verdict": "" if gap is None else gap.describe(loss, named_beside(config.model)),
+        "verdict": verdict_line(result, config),
         "model": model.text,
         "report": f"{result.run}/report.html",
         "browse": result.tracking_url or local_ui if config.tracking.enabled else "",
@@ -88,6 +86,18 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
     is_blend = result.choice is not None and result.choice.winner == "both"
     head = f"{config.name}: {'a blend; its network ' * is_blend}{ended_line(result.train, config, is_blend)}"
     return "\n".join([head, "", *(f"  {line}".rstrip() for line in lines)])
+
+
+def verdict_line(result: TrainResult, config: RunConfig) -> str:
+    """What the model is beside trees, and the baseline that has a lower loss than both; empty where it has no such."""
+    if not config.model.kind.is_table:
+        return ""
+    gap, losses = result.trees_gap, {name: scores["loss"] for name, scores in result.scores.items() if "loss" in scores}
+    parts = [] if gap is None else [gap.describe(config.model.kind.metric("loss").title, named_beside(config.model))]
+    best = min(losses, key=lambda name: losses[name], default=MODEL)
+    if best not in (MODEL, TREES):
+        parts.append(f"{best} has a lower loss than this model, {losses[best]:.5g} against {losses[MODEL]:.5g}")
+    return "; ".join(parts)
 
 
 def reader_advice(result: TrainResult, config: RunConfig) -> str:

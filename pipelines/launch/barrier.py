@@ -24,7 +24,7 @@ from pyspark import BarrierTaskContext
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.launch import HOSTS_WAIT_S, LaunchConfig
 from sparkring.conf.errors import first_line
 from sparkring.etl.spark_platform.application import (
     application_id,
@@ -61,7 +61,7 @@ class LaunchOptions:
     lines_per_s: float | None = 200.0
     silence_timeout_s: float = 20.0
     patience_s: float = 20.0  # how long an agent goes on without the driver
-    room_wait_s: float = 300.0  # for executors to come (launch.hosts_wait_s)
+    room_wait_s: float = HOSTS_WAIT_S  # for executors to come (launch.hosts_wait_s)
     profile: ResourceProfile | None = None  # of the training stage, see training_profile; None: the application's
 
 

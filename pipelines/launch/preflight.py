@@ -13,6 +13,7 @@ import pyspark
 from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
+from sparkring.conf.blocks.launch import HOSTS_WAIT_S
 from sparkring.etl.spark_platform.application import has_ended, master_of, settings_of
 from sparkring.etl.spark_platform.executors import task_slots
 from sparkring.etl.spark_platform.jvm import JavaThrew
@@ -64,7 +65,7 @@ class SlotRequest:
     world: int  # ranks
     least: int | None = None  # launch.min_world: fewer ranks are enough to begin; None: all of `world`
     profile: ResourceProfile | None = None  # of each rank's task; None: the application's own tasks'
-    wait_s: float = 300.0  # launch.hosts_wait_s: for executors to come
+    wait_s: float = HOSTS_WAIT_S  # launch.hosts_wait_s: for executors to come
 
 
 def check_slots(spark: SparkSession, request: SlotRequest, control: Control | None = None) -> None:

@@ -16,7 +16,7 @@ from sparkring.pipelines.tracking.views import TRAINING, scores_of
 from sparkring.training.worker.result import MODEL, Evaluated, RunIdentity
 
 VERSION = "<version>"  # in a card: the number that the registry will give
-CARD_BEGINS = "**Data** "
+CARD_BEGINS = "**Scores** "
 FAILED = "**failed**: "
 LONGEST_CARD = 3500  # characters; MLflow takes 5,000 for a version's description
 MOST_CHANGES, MOST_CHARACTERS = 3, 24  # in a run's name
@@ -108,12 +108,13 @@ def registered_note(config: RunConfig) -> str:
 
 
 def model_card(run: RunIdentity, evaluated: Evaluated, manifest: DatasetManifest, raw: Sequence[str]) -> str:
-    """The model card of a version: data, scores beside baselines, how to load, limits, where the report is.
+    """The model card of a version: scores beside baselines, data, how to load, limits, where the report is.
 
     `raw`: names of the raw columns that the model takes.
     """
     config = run.run_config()
     tracking = config.tracking.named(config.name)
+    table, split = score_table(evaluated), config.train.test_split or config.train.valid_split
     named = sorted(manifest.splits.items(), key=lambda split: (split[0] != "train", split[0]))
     splits = ", ".join(f"{in_markdown(name)} {info.rows:,}" for name, info in named)
     load = (
@@ -124,8 +125,9 @@ def model_card(run: RunIdentity, evaluated: Evaluated, manifest: DatasetManifest
     folder, dataset = code_in_markdown(run.run), code_in_markdown(run.dataset)
     report = f"**Report** `report.html` among the artifacts of the job's run; run folder {folder}{commit}"
     parts = [
-        f"{CARD_BEGINS}rows by split: {splits}; dataset `{run.fingerprint[:12]}` in {dataset}",
-        score_table(evaluated),
+        f"{CARD_BEGINS}{f'of the split {in_markdown(split)}' if table else 'none'}",
+        table,
+        f"**Data** rows by split: {splits}; dataset `{run.fingerprint[:12]}` in {dataset}",
         load,
         "**Limits** " + "; ".join(limits(config, evaluated)),
         report,

@@ -225,8 +225,9 @@ class Tracker:
             code: the modules that travel with it; None: it is loaded where they are installed.
         """
         texts = {"tags": texts_of(info.tags), "params": flat_params(info.params)}
+        scores = split_finite(info.scores)[0]  # an AUC of test rows of one class is NaN
         copied = self._copied(key, code, "code") if code is not None else None
-        self._put_file(ops.Model, key, folder, "data", **(vars(info) | texts | {"code": copied}))
+        self._put_file(ops.Model, key, folder, "data", **(vars(info) | texts | {"scores": scores, "code": copied}))
 
     def promote(
         self, key: str, registered_model: str, alias: str, promotion: Promotion, judged_against: str | None

@@ -222,6 +222,26 @@ def test_the_secret_is_read_from_a_file_or_a_variable(tmp_path: Path) -> None:
     assert find_secret({"SPARKRING_SECRET": "0123456789abcdef"}, 2) == "0123456789abcdef"
 
 
+@pytest.mark.parametrize(
+    ("text", "variable", "said"),
+    [
+        (" \n", "", "of SPARKRING_SECRET_FILE is empty; make one by `openssl"),
+        ("0123456789abcdef\n", "fedcba9876543210", "SPARKRING_SECRET is another secret than the file"),
+        ("0123456789abcdef\n", "0123456789abcdef\n", ""),
+    ],
+)
+def test_an_empty_file_and_two_secrets_are_named(tmp_path: Path, text: str, variable: str, said: str) -> None:
+    """Of an empty file the error was that there is no secret; of two the file's was taken without a word."""
+    (tmp_path / "secret").write_text(text)
+    env = {"SPARKRING_SECRET_FILE": str(tmp_path / "secret"), "SPARKRING_SECRET": variable}
+    if not said:
+        assert find_secret(env, 2) == text.strip()
+        return
+    with pytest.raises(ConfigError) as error:
+        find_secret(env, 2)
+    assert said in str(error.value) and "0123456789abcdef" not in str(error.value)
+
+
 def test_a_world_that_the_hosts_have_no_room_for_is_refused() -> None:
     assert room_problems(LaunchConfig(world=4), 2, 2) == []
     (line,) = room_problems(LaunchConfig(world=5), 2, 2)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sparkring.conf.errors import fold_traceback, is_raised_here
 from sparkring.training.launch.topology import Child
 
 Cause = Literal[
@@ -21,9 +22,6 @@ _RING_BROKE = re.compile(
     r"|HTTP request failed",
     re.IGNORECASE,
 )
-_FRAME = re.compile(r'  File "([^"]+)", line \d+')
-# Of a frame's file: an installed package, Python itself, or ours, in a checkout, a wheel or the zip that Spark ships.
-_FRAMEWORK = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen|/sparkring/(conf|etl|training|pipelines)/")
 # ENOSPC and EDQUOT as Python, torch and pyarrow word them, and as a rank repeats what another one met.
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
@@ -73,8 +71,10 @@ class Failure:
 
     @property
     def headline(self) -> str:
-        """Who, where, what, when."""
+        """Who, where, what, when; the words of an exception last, which may be sentences."""
         at = "" if self.step is None else f" at step {self.step}{f' ({self.phase})' if self.phase else ''}"
+        if self.cause == "exception":
+            return f"{self.child} on {self.host}{at} {self.words}"
         return f"{self.child} on {self.host} {self.words}{at}"
 
 
@@ -121,45 +121,6 @@ def cause_of(error_type: str, message: str) -> Cause:
     return "disk" if _DISK_FULL.search(message) else "exception"
 
 
-def fold_traceback(text: str) -> str:
-    """Fold the frames of Python, installed packages and sparkring in a traceback, so that the user's stand out.
-
-    The innermost frame stays, and says where the error arose. A traceback without a frame of the user's is left whole.
-    """
-    blocks = _blocks(text.splitlines())
-    if not any(is_frame and not _is_framework(lines[0]) for is_frame, lines in blocks):
-        return text
-    shown: list[str] = []
-    folded = 0
-    for (is_frame, lines), (next_is_frame, _) in zip(blocks, [*blocks[1:], (False, [])], strict=True):
-        if is_frame and next_is_frame and _is_framework(lines[0]):
-            folded += 1
-            continue
-        if folded:
-            shown.append(f"  [{folded} frame{'s' if folded > 1 else ''} of Python, packages and sparkring]")
-            folded = 0
-        shown += [line for line in lines if not is_frame or line.strip("~^ ")]
-    return "\n".join(shown)
-
-
-def _blocks(lines: Sequence[str]) -> list[tuple[bool, list[str]]]:
-    """Cut a traceback into its frames (True), each with the lines of its source, and other lines."""
-    blocks: list[tuple[bool, list[str]]] = []
-    for line in lines:
-        if _FRAME.match(line):
-            blocks.append((True, [line]))
-        elif blocks and blocks[-1][0] and line.startswith("    "):
-            blocks[-1][1].append(line)
-        else:
-            blocks.append((False, [line]))
-    return blocks
-
-
-def _is_framework(frame: str) -> bool:
-    found = _FRAME.match(frame)
-    return found is not None and bool(_FRAMEWORK.search(found[1]))
-
-
 class WorkerFailed(RuntimeError):
     """A rank failed, and with it the attempt. `failure` is the first one, `others` are those it caused."""
 
@@ -179,10 +140,15 @@ class WorkerFailed(RuntimeError):
         f = self.failure
         parts = [f.headline]
         if self.others:
-            parts.append("then: " + "; ".join(f"{o.child} {o.words[:120]}" for o in self.others[:8]))
+            same = (f.error_type, f.message)
+            words_of = [
+                (o.child, "the same" if f.message and same == (o.error_type, o.message) else o.words[:120])
+                for o in self.others[:8]
+            ]
+            parts.append("then: " + "; ".join(f"{child} {words}" for child, words in words_of))
         if f.cause in REMEDIES:
             parts.append(f"what to do: {REMEDIES[f.cause]}")
-        if f.traceback:
+        if f.traceback and not (f.is_value_error and is_raised_here(f.traceback)):  # else its message says it all
             parts.append(f"traceback of {f.child}:\n{fold_traceback(f.traceback).rstrip()}")
         if f.last_lines:
             lines = "\n".join(f"  {line}" for line in f.last_lines)

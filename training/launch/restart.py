@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sparkring.conf.blocks.launch import HOSTS_WAIT_S
 from sparkring.conf.errors import first_line
 from sparkring.training.launch.topology import check_world
 
@@ -36,7 +37,8 @@ class RestartPolicy:
     max_backoff_s: float = 60.0
     # Before the world grows again after a host was lost; doubled each time it is the same one.
     cool_down_s: float = 60.0
-    room_wait_s: float = 20.0  # for room to come, where there is too little for the least world (launch.hosts_wait_s)
+    # For room to come, where there is too little for the least world (launch.hosts_wait_s).
+    room_wait_s: float = HOSTS_WAIT_S
     grace_s: float | None = None  # for the ranks of a host that leaves to end by themselves; None: no limit
     multiple_of: int = 1  # worlds must be a multiple: pipeline stages times tensor ranks
     fits: Callable[[int], bool] = lambda world: True  # whether the layout fits such a world

@@ -9,6 +9,7 @@ import pytest
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved, load_config
+from sparkring.pipelines.evaluation.trees import TREES
 from sparkring.pipelines.job.outcome import (
     ModelPlace,
     ended_line,
@@ -18,6 +19,7 @@ from sparkring.pipelines.job.outcome import (
     score_table,
     suggested_commands,
     trees_command,
+    verdict_line,
 )
 from sparkring.pipelines.run.trial import TAG
 from sparkring.training.worker.result import MODEL, TreesGap
@@ -81,6 +83,20 @@ def test_the_last_words_name_the_version_the_report_and_what_to_run(tmp_path: Pa
     gap = TreesGap(rows=100, ours=0.5, theirs=0.25, half_width=0.125)
     beside = outcome(train_result(trees_gap=gap), resolved(tmp_path), ModelPlace("m"))
     assert "\n  verdict  worse than gradient-boosted trees (log loss (nats) 0.5 against 0.25, +0.25 ± 0.12)\n" in beside
+
+
+def test_a_linear_model_that_is_the_best_of_all_is_named_beside_the_trees(tmp_path: Path) -> None:
+    """A job that had lost to logistic regression ended in "better than gradient-boosted trees"."""
+    gap = TreesGap(rows=100, ours=0.5, theirs=0.75, half_width=0.125)
+    scores = {MODEL: {"loss": 0.5}, "majority rate": {"loss": 0.6}, "logistic regression": {"loss": 0.4}}
+    lost = train_result(trees_gap=gap, scores=scores)
+    better = "better than gradient-boosted trees (log loss (nats) 0.5 against 0.75, -0.25 ± 0.12)"
+    linear = "logistic regression has a lower loss than this model, 0.4 against 0.5"
+    config = recipe(tmp_path)
+    assert verdict_line(lost, config) == f"{better}; {linear}"
+    assert verdict_line(replace(lost, trees_gap=None), config) == linear
+    trees = replace(lost, scores=scores | {TREES: {"loss": 0.3}})
+    assert verdict_line(trees, config) == better, "the gap says how good trees are"
 
 
 @pytest.mark.parametrize(

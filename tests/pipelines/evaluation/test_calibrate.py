@@ -13,6 +13,7 @@ from sparkring.conf.tasks import BINARY, MULTICLASS, LabelForm
 from sparkring.pipelines.evaluation.balance import shifted_class
 from sparkring.pipelines.evaluation.calibrate import (
     FEWEST,
+    FEWEST_OTHERS,
     ValidationRows,
     class_slopes,
     fit,
@@ -96,6 +97,20 @@ def test_what_is_kept_lowers_the_loss_of_rows_it_was_not_fitted_on(seed: int) ->
     found = fit_calibration(ValidationRows(made.form, made.labels, made.scores, weights / weights.mean()))
     assert (found.kept is not None) == (found.loss_after < found.loss_before)
     assert np.isfinite([found.loss_before, found.loss_after]).all()
+
+
+@pytest.mark.parametrize("others", [0, FEWEST_OTHERS - 1])
+@pytest.mark.parametrize("form", [LabelForm.FLAG, LabelForm.CLASS])
+def test_rows_of_nearly_one_label_calibrate_nothing(form: LabelForm, others: int) -> None:
+    """117 rows without a positive one made all probabilities of a rare label 0."""
+    labels = np.zeros(ROWS // 100)
+    labels[:others] = 1
+    scores = np.full(len(labels), 0.05)
+    rows = ValidationRows(
+        form, labels, scores if form is LabelForm.FLAG else np.column_stack([1 - scores, scores]), labels * 0 + 1
+    )
+    with pytest.raises(ValueError, match=f"{others} have another label than most, at least 10 are needed"):
+        fit_calibration(rows)
 
 
 def test_noise_is_not_kept_and_this_is_said() -> None:

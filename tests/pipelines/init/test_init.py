@@ -214,6 +214,81 @@ def test_the_label_says_which_task_it_is(tmp_path: Path, values: list[Any], task
     assert found.label.task == task and [*found.label.columns] == ["y"]
 
 
+def decide_parquet(folder: Path, task: str | None = None, **columns: Any) -> Columns:
+    pq.write_table(pa.table(columns), folder / "t.parquet")
+    return decide_columns(read_sample(str(folder / "t.parquet")), "y", task)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_infinite_numbers_are_nulls_and_a_label_that_is_none_is_left_out(tmp_path: Path, kind: str) -> None:
+    """They ended in a recipe that no command took, or in an ETL that refused the column."""
+    x, y = np.arange(100).astype(kind) / 7, np.arange(100)[::-1].astype(kind) % 13 / 3
+    x[[3, 5]], y[[7, 9]] = [np.inf, -np.inf], [np.inf, np.nan]
+    columns = decide_parquet(tmp_path, x=x, nan=np.where(x > 5, np.nan, x * x), y=y)
+    assert columns.selected["x"] == "IF(abs(`x`) < double('infinity'), `x`, NULL)"
+    assert columns.remarks["x"] == "its infinite values are taken for nulls, in the view"
+    known = y[np.isfinite(y)].astype("float64")
+    assert (columns.label.mean, columns.label.deviation) == pytest.approx((known.mean(), known.std()))
+    said = table.look_at(read_sample(str(tmp_path / "t.parquet")), columns)
+    assert "2 rows have no finite y; the check label_known leaves them out" in said
+
+
+def test_a_flag_of_0_1_and_nan_is_one_label_of_two_values(tmp_path: Path) -> None:
+    columns = decide_parquet(
+        tmp_path, x=np.arange(100) % 7 / 3, y=np.where(np.arange(100) % 9, np.arange(100) % 2, np.nan)
+    )
+    assert columns.label.task == "binary"
+    assert columns.label.columns == {"y": "CAST(IF(abs(`y`) < double('infinity'), `y`, NULL) AS int)"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "why"),
+    [
+        ([f"{n % 40},5" for n in range(200)], "write numbers with a decimal point, 0.5 for 0,5"),
+        ([f"{n % 40} %" for n in range(200)], "they are percentages, such as '0 %'"),
+        ([f"{n % 28 + 1}.12.2023" for n in range(200)], "they are dates with the day or month first"),
+        ([f"{n % 40}" if n % 40 else "unknown" for n in range(200)], "all but 1 are numbers; leave 'unknown' empty"),
+    ],
+)
+def test_a_label_of_numbers_in_another_form_is_not_taken_for_classes(
+    tmp_path: Path, texts: list[str], why: str
+) -> None:
+    """395 amounts such as 2,50, each in some rows, were a task of 395 classes."""
+    with pytest.raises(ConfigError) as error:
+        decide_parquet(tmp_path, x=np.arange(200), y=texts)
+    assert why in str(error.value) and "where they are classes: --task multiclass" in str(error.value)
+    assert decide_parquet(tmp_path, "multiclass", x=np.arange(200) % 9 / 2, y=texts).label.task == "multiclass"
+
+
+@pytest.mark.parametrize("texts", [[f"{n % 40:05}" for n in range(200)], [f"M{n % 40}" for n in range(200)]])
+def test_codes_are_classes(tmp_path: Path, texts: list[str]) -> None:
+    assert decide_parquet(tmp_path, x=np.arange(200) % 9 / 2, y=texts).label.task == "multiclass"
+
+
+LATE = np.arange(400) % 3 == 0
+NOISE = np.random.default_rng(0).normal(size=400)
+
+
+@pytest.mark.parametrize(
+    ("y", "column", "is_told"),
+    [
+        (LATE, np.where(LATE, "Y", "N"), True),
+        (LATE, LATE * 10 + np.arange(400) % 5, True),  # each value goes with one class
+        (LATE, np.where(LATE, 5 + NOISE / 100, NOISE / 100), True),  # all numbers of one are above the other's
+        (LATE, [f"2024-01-{n % 28 + 1:02}" if n % 3 else None for n in range(400)], True),  # written with the label
+        (LATE, NOISE, False),
+        (LATE, [f"c{n % 15}" for n in np.random.default_rng(1).integers(0, 15, 400)], False),
+        (np.arange(400) == 7, np.where(np.arange(400) == 7, "Y", "N"), False),  # of one row nothing is known
+        (NOISE, NOISE * 1.8 + 32, True),  # another unit
+        (NOISE, NOISE + np.arange(400) % 2, False),
+    ],
+)
+def test_a_column_that_says_what_the_label_is_is_told(tmp_path: Path, y: Any, column: Any, is_told: bool) -> None:
+    """A copy of the label gave an AUC of 1, and no word."""
+    told = decide(tmp_path, "y", x=np.arange(400) % 7 / 3, copy=column, y=y).remarks
+    assert ("it says what y is in all rows" in told.get("copy", "")) == is_told and "x" not in told
+
+
 def test_a_task_may_be_given(tmp_path: Path) -> None:
     values = [i % 5 for i in range(ROWS)]
     assert decide(tmp_path, "y", "regression", y=values).label.mean == 2.0

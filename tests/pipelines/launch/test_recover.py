@@ -18,6 +18,7 @@ import pytest
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.etl.spark_platform.executors import executors
 from sparkring.pipelines.launch.barrier import LaunchOptions
+from sparkring.pipelines.launch.preflight import SlotRequest
 from sparkring.pipelines.launch.recover import (
     Platform,
     Recovery,
@@ -302,6 +303,12 @@ def test_a_job_that_starts_on_the_first_free_slot_runs_on_all_that_come(tmp_path
     job._slots_wait_s = 600.0
     assert job.run().result == {"finished": True, "total": EXPECTED, "world": 2}
     assert not ends(events)
+
+
+def test_executors_are_waited_for_as_long_by_every_part() -> None:
+    """Of four defaults of launch.hosts_wait_s one was 20 s."""
+    waits = {RestartPolicy(1).room_wait_s, LaunchOptions().room_wait_s, SlotRequest(1).wait_s}
+    assert waits == {LaunchConfig().hosts_wait_s}
 
 
 def test_a_cancel_is_heard_while_slots_are_waited_for(tmp_path: Path) -> None:

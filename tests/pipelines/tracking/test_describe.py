@@ -72,8 +72,10 @@ def test_a_key_that_is_back_at_its_default_is_in_the_name() -> None:
 
 
 def test_a_card_has_rows_scores_beside_baselines_how_to_load_limits_and_the_report() -> None:
-    data, table, load, known, report = model_card(SCORED, SCORED, manifest(), ["carrier", "x"]).split("\n\n")
-    assert data == f"{CARD_BEGINS}rows by split: train 32,000, test 400; dataset `aaaaaaaaaaaa` in `/datasets/again`"
+    parts = model_card(SCORED, SCORED, manifest(), ["carrier", "x"]).split("\n\n")
+    scores, table, data, load, known, report = parts  # what a reader wants first is first
+    assert scores == f"{CARD_BEGINS}of the split test"
+    assert data == "**Data** rows by split: train 32,000, test 400; dataset `aaaaaaaaaaaa` in `/datasets/again`"
     assert table.splitlines() == [
         "|  | loss | auc |", "| --- | --- | --- |", "| this model | 0.2500 | 0.7500 |", "| majority rate | 0.5000 |  |",
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking.checkout import git_remote
-from sparkring.pipelines.tracking.ops import DatasetInfo
+from sparkring.pipelines.tracking.ops import DatasetInfo, ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker, git_commit
 
 
@@ -97,3 +98,13 @@ def test_settings_travel_with_the_journal(tmp_path: Path) -> None:
     tracker.close(timeout_s=20)
     (folder,) = (tmp_path / "buffer").iterdir()
     assert json.loads((folder / "state.json").read_text())["settings"] == {"experiment": "tests", "uri": settings.uri}
+
+
+def test_a_model_with_a_score_that_is_no_number_is_recorded_without_it(tmp_path: Path) -> None:
+    """Test rows of one class have no AUC: the job ended in a traceback of the JSON encoder."""
+    put: dict[str, Any] = {}
+    of_tracker: Any = Tracker.__new__(Tracker)
+    of_tracker._put_file = lambda *where, **fields: put.update(fields)
+    info = ModelInfo(name="m", step=1, sha256="a", loader_module="m", scores={"test/auc": math.nan, "test/loss": 0.5})
+    of_tracker.model("job", tmp_path, info)
+    assert put["scores"] == {"test/loss": 0.5}

@@ -436,6 +436,15 @@ def test_an_unlisted_file_is_ignored_and_said(
         batches = epoch_of(read(tmp_path, manifest, 5))
     assert sorted(i for b in batches for i in real_ids(b)) == list(range(10))
     assert "1 Parquet files are not in the manifest" in caplog.text and "train-99999.parquet" in caplog.text
+    caplog.clear()
+    of_test = manifest.files[0].model_copy(update={"path": "data-test/test-00000.parquet", "split": "test"})
+    (tmp_path / of_test.path).write_bytes((tmp_path / manifest.files[0].path).read_bytes())
+    both = manifest.model_copy(
+        update={"files": [*manifest.files, of_test], "splits": {"test": manifest.splits["train"], **manifest.splits}}
+    )
+    request = ReadRequest(open_storage(str(tmp_path)), both, "test", None, 5)
+    epoch_of(ParquetReader(request, DataRank(0, 1), DataConfig()))
+    assert "not in the manifest" not in caplog.text, "the reader of the training rows has said it"
 
 
 def test_schema_drift_names_both_files(make_dataset: MakeDataset, tmp_path: Path) -> None:

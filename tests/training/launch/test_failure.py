@@ -82,6 +82,35 @@ def test_a_rank_that_cannot_take_the_place_of_a_dead_one_failed_by_that_death() 
     assert because_of_death(later, death) is later and because_of_death(refused, None) is refused
 
 
+@pytest.mark.parametrize(
+    ("innermost", "is_value_error", "shown"),
+    [
+        ("/w/sparkring/training/data/files.py", True, False),
+        ("/w/sparkring/training/data/files.py", False, True),  # a defect of ours: frames say where
+        ("/usr/lib/python3.11/json/decoder.py", True, True),  # another's words: frames say of what
+        ("/w/sparkring/.venv/lib/python3.11/site-packages/torch/nn.py", True, True),
+        ("/home/me/model.py", True, True),
+    ],
+)
+def test_a_value_that_our_code_refuses_is_said_once_without_frames(
+    innermost: str, is_value_error: bool, shown: bool
+) -> None:
+    """A shard that was cut had 30 lines of frames around it, and once more by each rank."""
+    ours = "/w/sparkring/training/worker/train.py"
+    frames = "".join(f'  File "{file}", line 7, in f\n    f()\n' for file in (ours, innermost))
+    message = "train-0.parquet: 10 bytes, the manifest says 11; rebuild the dataset"
+    of_rank = replace(
+        failed(0, "exception", f"raised DataError: {message}", "DataError", message),
+        traceback=f"Traceback (most recent call last):\n{frames}DataError: {message}\n",
+        is_value_error=is_value_error,
+    )
+    text = str(WorkerFailed(of_rank, [replace(of_rank, child=Child("rank", 1))]))
+    assert ("traceback of rank 0" in text) == shown
+    assert "then: rank 1 the same" in text.splitlines()
+    headline = replace(of_rank, step=0, phase="ring").headline
+    assert headline == f"rank 0 on h0 at step 0 (ring) raised DataError: {message}", "not: rebuild it at step 0"
+
+
 def test_an_error_says_who_what_when_and_what_to_do() -> None:
     first = Failure(
         Child("rank", 1),

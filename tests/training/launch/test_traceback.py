@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from sparkring.training.launch.failure import Failure, WorkerFailed, fold_traceback
+from sparkring.conf.errors import fold_traceback
+from sparkring.training.launch.failure import Failure, WorkerFailed
 from sparkring.training.launch.topology import Child
 
 MODULE = """

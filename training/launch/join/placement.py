@@ -53,7 +53,7 @@ def find_placement(env: Variables) -> Placement:
         return _checked(_of_slurm(env), env)
     if "OMPI_COMM_WORLD_SIZE" in env:
         return _checked(_of_mpi(env), env)
-    if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= env.keys():  # a Kubeflow PyTorchJob numbers its pods so
+    if {"RANK", "MASTER_ADDR"} <= env.keys():  # a Kubeflow PyTorchJob numbers its pods so
         return _checked(_of_variables(env, "RANK"), env)
     return ALONE
 

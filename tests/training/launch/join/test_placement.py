@@ -84,6 +84,10 @@ def test_a_job_of_several_hosts_that_srun_has_not_started_is_told() -> None:
         (TRAIN_JOB | {"PET_MASTER_ADDR": ""}, "PET_MASTER_ADDR is not set"),
         ({key: value for key, value in MPIRUN.items() if key != "MASTER_ADDR"}, "MASTER_ADDR is not set"),
         ({"NODE_RANK": "0"}, "NODE_RANK = '0': NNODES, the number of hosts, is not set"),
+        (
+            {"RANK": "1", "MASTER_ADDR": "h0"},
+            "RANK = '1': WORLD_SIZE, the number of hosts, is not set",
+        ),  # trained alone
         (BY_HAND | {"NODE_RANK": "2"}, "NODE_RANK = '2': there are 2 hosts, numbered from 0"),
         (BY_HAND | {"NODE_RANK": "first"}, "NODE_RANK = 'first': must be a whole number"),
         (BY_HAND | {"MASTER_PORT": "70000"}, "MASTER_PORT = 70000: a port from 1 to 65534"),
