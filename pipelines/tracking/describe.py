@@ -6,6 +6,7 @@ description     first line: the version it registered, or why it failed; then th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from sparkring.conf.config import RunConfig
@@ -17,6 +18,7 @@ from sparkring.training.worker.result import MODEL, Evaluated, RunIdentity
 
 VERSION = "<version>"  # in a card: the number that the registry will give
 CARD_BEGINS = "**Scores** "
+CARD = re.compile(r"\*\*(Scores|Data)\*\* ")  # begins one; with the data those of before 0.2
 FAILED = "**failed**: "
 LONGEST_CARD = 3500  # characters; MLflow takes 5,000 for a version's description
 MOST_CHANGES, MOST_CHARACTERS = 3, 24  # in a run's name
@@ -62,7 +64,7 @@ def without_headline(note: str, begins: str) -> str:
 
 def with_card(note: str, card: str) -> str:
     """The description with the card behind it, in place of one that it has."""
-    return "\n\n".join(filter(None, [note.partition(CARD_BEGINS)[0].strip(), card]))
+    return "\n\n".join(filter(None, [CARD.split(note, 1)[0].strip(), card]))
 
 
 def reason_line(message: str) -> str:

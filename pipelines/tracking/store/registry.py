@@ -26,7 +26,7 @@ from sparkring.conf.storage import Storage, exclusive, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.alias import Refusal, Version, refuse_move
-from sparkring.pipelines.tracking.describe import CARD_BEGINS
+from sparkring.pipelines.tracking.describe import CARD
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.mlmodel import read_mlmodel
 from sparkring.pipelines.tracking.store.embedded import open_client
@@ -178,7 +178,7 @@ def described(text: str, before: Mapping[str, str], now: Mapping[str, str]) -> s
     `text`: as it is, under the tags `before`.
     """
     card = text.removeprefix(decision_text(before)).lstrip("\n")
-    if card and not card.startswith(CARD_BEGINS):
+    if card and not CARD.match(card):
         return None
     return "\n\n".join(filter(None, [decision_text(now), card]))
 

@@ -104,6 +104,7 @@ def test_a_description_keeps_its_words_under_headlines_that_change() -> None:
     assert without_headline("Late flights\n\nmore", FAILED) == "Late flights\n\nmore"
     carded = with_card(note, f"{CARD_BEGINS}1")
     assert carded == f"{note}\n\n{CARD_BEGINS}1" and with_card(carded, f"{CARD_BEGINS}2") == f"{note}\n\n{CARD_BEGINS}2"
+    assert with_card(f"{note}\n\n**Data** rows", f"{CARD_BEGINS}2") == f"{note}\n\n{CARD_BEGINS}2", "an older card"
 
 
 @pytest.mark.parametrize(
@@ -121,6 +122,7 @@ def test_a_versions_decision_stands_above_its_card_and_a_users_words_stay() -> N
     card, first, second = f"{CARD_BEGINS}rows", {DECISION: "held", REASON: "drift"}, {DECISION: "promoted"}
     assert described("", {}, first) == "held: drift" and described(card, {}, first) == f"held: drift\n\n{card}"
     assert described(f"held: drift\n\n{card}", first, second) == f"promoted\n\n{card}"
+    assert described("**Data** rows", {}, first) == "held: drift\n\n**Data** rows", "an older card"
     assert described("Ann has looked at it", {}, first) is None
     assert described(f"Ann's\n\n{card}", first, second) is None
 
