@@ -42,4 +42,4 @@ def test_zero_needs_several_batch_ranks() -> None:
 
 def test_rows_per_pass_are_the_fullest_ranks() -> None:
     assert workload(Mesh(dp=3), accumulate=2).rows_per_pass == 3
-    assert workload(Mesh(pp=2), pp=2, micro_batches=4, accumulate=2).micro_batches == 8
+    assert workload(Mesh(pp=2), pp=2, micro_batches=4, accumulate=2).config.passes == 8
