@@ -280,6 +280,7 @@ NOISE = np.random.default_rng(0).normal(size=400)
         (LATE, [f"c{n % 15}" for n in np.random.default_rng(1).integers(0, 15, 400)], False),
         (np.arange(400) == 7, np.where(np.arange(400) == 7, "Y", "N"), False),  # of one row nothing is known
         (NOISE, NOISE * 1.8 + 32, True),  # another unit
+        (NOISE, -NOISE, True),
         (NOISE, NOISE + np.arange(400) % 2, False),
     ],
 )
