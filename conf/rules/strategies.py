@@ -59,7 +59,7 @@ def _batch_problems(layout: Layout) -> Iterator[str]:
         return
     parts = layout.dp * config.passes
     factors = f"dp({layout.dp}) * accumulate({config.accumulate})"
-    factors += f" * micro_batches({config.micro_batches})" if pp > 1 else ""
+    factors += f" * micro_batches({config.micro_batches})" if config.micro_batches > 1 or pp > 1 else ""
     if pp > 1 and batch % parts:
         yield f"train.global_batch = {batch} is not divisible by {factors} = {parts}"
     elif batch < parts:
