@@ -56,9 +56,9 @@ from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.data.transfer import to_device
 from sparkring.training.launch.failure import cause_of
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models import loss as loss_module
 from sparkring.training.models.gpt import GPT, LanguageModelTask
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.data_parallel.codecs import QUANTIZERS
 from sparkring.training.parallel.data_parallel.zero import TorchZero

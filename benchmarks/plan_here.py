@@ -41,8 +41,8 @@ from sparkring.pipelines.launch.measure import cluster_of, measure
 from sparkring.pipelines.launch.netcheck import summarize
 from sparkring.pipelines.model.fed import step_seconds
 from sparkring.training.data.batch import Batch
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.gpt import GPT, LanguageModelTask
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.batching import part_bounds, slice_batch
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.engine import choose_engine

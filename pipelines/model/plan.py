@@ -27,12 +27,12 @@ from sparkring.pipelines.model.table_work import planned_tables, table_notes
 from sparkring.pipelines.run.installed import has_spark
 from sparkring.training.data.batch import SAMPLE, Columns, Ragged
 from sparkring.training.data.decoding.columns import is_fixed
+from sparkring.training.loop.optim.own import states_per_parameter
 from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.gpt import LanguageModelTask
 from sparkring.training.models.task import Task
 from sparkring.training.models.torch_private import meta_device
-from sparkring.training.optim.own import states_per_parameter
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.gradients import check_trainable

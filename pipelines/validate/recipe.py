@@ -32,13 +32,13 @@ from sparkring.pipelines.validate.labels import label_range_problems
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.data.decoding.cells import own_decoder
 from sparkring.training.hooks import hook_problems
+from sparkring.training.loop.optim.own import optimizer_problems
+from sparkring.training.loop.optim.schedules import schedule_problems
 from sparkring.training.model.recipe_model import ModelColumns, pick_columns, recipe_task
 from sparkring.training.model.starting import change_since, starting_model
 from sparkring.training.models.arguments import argument_problems
 from sparkring.training.models.groups import freeze
 from sparkring.training.models.torch_private import meta_device
-from sparkring.training.optim.own import optimizer_problems
-from sparkring.training.optim.schedules import schedule_problems
 from sparkring.training.tasks import check_takes_weights, model_class
 from sparkring.training.worker.device import NO_GPU
 

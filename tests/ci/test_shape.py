@@ -15,7 +15,7 @@ from tests.ci.test_strings import CORE
 
 MOST_PARAMETERS = 4  # that need no `Args:` in a docstring
 MOST_LINES = 3000  # of a folder's own files
-MOST_ROOMS = {"conf": 25, "etl": 21, "training": 17, "pipelines": 18}  # direct children of a package
+MOST_ROOMS = {"conf": 25, "etl": 21, "training": 16, "pipelines": 18}  # direct children of a package
 RIDDLES = re.compile(r"\b(said|told|who(?:ever)? gave|of one's own|there is none|as it stands|whoever|bites|unheard)\b")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

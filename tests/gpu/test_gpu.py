@@ -16,8 +16,8 @@ from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.gpt import GPT, LanguageModelTask
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.compose import build_strategy
 
 pytestmark = [

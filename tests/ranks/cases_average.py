@@ -9,8 +9,8 @@ import torch
 from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.gpt import LanguageModelTask
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.step import MeshStrategy
 from tests.ranks.cases_mesh import small_gpt, token_batch

@@ -13,9 +13,9 @@ from torch import nn
 
 from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.training.data.batch import Batch, Ragged
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.models.task import Task
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.planner import Workload, make_plan
 from sparkring.training.tables.sharded import sent_bytes
 from tests.ranks.cases_tables import recommending

@@ -16,9 +16,9 @@ from sparkring.conf.storage import open_storage
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.peers import torch_peers
 from sparkring.training.checkpoint.weights import write_weights
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.models.initial import record_model
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.step import MeshStrategy
 from tests.ranks.problem import make_strategy
 

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 
 from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.models.gpt import PLAN as GPT_PLAN
 from sparkring.training.models.sharding_plan import ShardingPlan
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.batching import slice_batch
 from tests.ranks.cases_mesh import small_gpt, token_batch
 from tests.ranks.problem import SquaredError, make_strategy, on_device, rank_part, table_batch, train

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.training.data.batch import Batch
 from sparkring.training.loop.evaluation import evaluate_split
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.gpt import GPT, LanguageModelTask
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.planner import Workload, make_plan
 from sparkring.training.planner.memory import StageMemory

@@ -19,9 +19,9 @@ from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch, BatchShare
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.models.task import Task
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.batching import part_bounds, slice_batch
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.servers.backup import BackupStrategy

@@ -11,8 +11,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from sparkring.conf.blocks.optim import OptimConfig
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.gpt import LanguageModelTask
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.gradients import REACH_STEPS
 from sparkring.training.parallel.step import MeshStrategy
 from tests.ranks.cases_mesh import small_gpt, token_batch

@@ -14,9 +14,9 @@ from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch, Ragged
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.models.task import Task
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.step import MeshStrategy

@@ -18,8 +18,8 @@ from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.data.transfer import moved
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.task import Task
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.batching import part_bounds, slice_batch
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.dtensor import local_tensor

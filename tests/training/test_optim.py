@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from sparkring.conf.blocks.optim import OptimConfig, ParameterGroup
+from sparkring.training.loop.optim.build import LayerWise, build_optimizer, parameter_groups
 from sparkring.training.models.groups import freeze
-from sparkring.training.optim.build import LayerWise, build_optimizer, parameter_groups
 from sparkring.training.parallel.state import optimizer_tensors
 
 

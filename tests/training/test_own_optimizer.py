@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sparkring.conf.blocks.optim import OptimConfig
-from sparkring.training.optim.build import build_optimizer
-from sparkring.training.optim.own import optimizer_problems, states_per_parameter
+from sparkring.training.loop.optim.build import build_optimizer
+from sparkring.training.loop.optim.own import optimizer_problems, states_per_parameter
 
 OWN = "tests.training.own_optimizers"
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sparkring.conf.blocks.optim import OptimConfig, PlateauConfig
-from sparkring.training.optim.schedules import (
+from sparkring.training.loop.optim.schedules import (
     PlateauState,
     after_value,
     learning_rate,

@@ -20,8 +20,8 @@ from sparkring.conf.blocks.train import TrainConfig
 from sparkring.conf.stored import Count
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.launch.messages import WindowTiming
+from sparkring.training.loop.optim.schedules import PlateauState
 from sparkring.training.loop.timing import LoopTiming
-from sparkring.training.optim.schedules import PlateauState
 from sparkring.training.parallel.local import StepInfo
 from sparkring.training.parallel.strategy import Strategy
 

@@ -129,7 +129,7 @@ def host_memory_rate() -> Rate:
 
 def host_step_rate() -> Rate:
     """Bytes per second of an optimizer's step on the host, as offloaded shards take it."""
-    from sparkring.training.optim.build import (
+    from sparkring.training.loop.optim.build import (
         build_optimizer,  # imports DTensor, which a driver that plans does not need
     )
 

@@ -21,11 +21,11 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.loop.fit import total_steps
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.model.folder import open_tables
 from sparkring.training.model.prepare import prepare_model
 from sparkring.training.model.recipe_model import build_model, start_model
 from sparkring.training.models.initial import InitialModel, eager_model
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.placement import make_placement
 from sparkring.training.parallel.process_groups import RankContext

@@ -7,7 +7,7 @@ import os
 import torch
 
 from sparkring.training.launch.host.server import ServerContext
-from sparkring.training.optim.build import build_optimizer
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.servers.event_log import EVENTS
 from sparkring.training.servers.server import Server, ServerPlace
 from sparkring.training.worker.payload import TrainPayload

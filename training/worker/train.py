@@ -47,11 +47,11 @@ from sparkring.training.loop.fit import (
     sum_over_ranks,
     total_steps,
 )
+from sparkring.training.loop.optim.build import build_optimizer
+from sparkring.training.loop.optim.schedules import after_value, make_schedule, scaled_lr
 from sparkring.training.model.folder import open_tables, write_tables
 from sparkring.training.model.prepare import TrainableModel, prepare_model
 from sparkring.training.model.recipe_model import start_model
-from sparkring.training.optim.build import build_optimizer
-from sparkring.training.optim.schedules import after_value, make_schedule, scaled_lr
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.data_parallel.batch_norm import batch_norms
 from sparkring.training.parallel.local import OptimizerFactory

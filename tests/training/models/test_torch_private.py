@@ -163,7 +163,7 @@ def test_private_functions_take_the_arguments_they_are_called_with() -> None:
     parameters = inspect.signature(_backward.stage_backward_input).parameters
     assert list(parameters)[:4] == ["stage_outputs_or_loss", "output_grads", "input_values", "weights"]
     assert "weights" in inspect.signature(_backward.stage_backward_weight).parameters
-    assert hasattr(torch.optim.AdamW, "_init_group"), "training/optim/build.py overrides it"
+    assert hasattr(torch.optim.AdamW, "_init_group"), "training/loop/optim/build.py overrides it"
     q = torch.zeros(1, 2, 4, 8, device="meta")
     assert private.flash_attention_on_meta(q, q, q, None, 0.0).shape == q.shape
 

@@ -13,8 +13,8 @@ from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.rules.rule import find_notes
 from sparkring.conf.rules.strategies import LAYOUT, Layout
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.gpt import GPT
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.mesh import layout_of, resolve_mesh

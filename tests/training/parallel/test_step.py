@@ -12,8 +12,8 @@ from sparkring.conf.blocks.optim import OptimConfig, ParameterGroup
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.task import Task
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.gradients import REACH_STEPS
 from sparkring.training.parallel.step import MeshStrategy

@@ -18,12 +18,12 @@ from sparkring.conf.clusters.cluster import Precision
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch, Columns
 from sparkring.training.loop.evaluation import evaluate_split
+from sparkring.training.loop.optim.build import build_optimizer
 from sparkring.training.models.factors import FactorizationMachine
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.models.tabular import Tabular
 from sparkring.training.models.task import Task
-from sparkring.training.optim.build import build_optimizer
 from sparkring.training.parallel.compose import build_strategy
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.strategy import Strategy

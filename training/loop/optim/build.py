@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from sparkring.conf.blocks.optim import OptimConfig, ParameterGroup
+from sparkring.training.loop.optim.own import build_own_optimizer
 from sparkring.training.models.groups import group_of
 from sparkring.training.models.torch_private import is_dtensor
-from sparkring.training.optim.own import build_own_optimizer
 from sparkring.training.parallel.dtensor import local_tensor
 from sparkring.training.parallel.local import LR_SCALE
 
