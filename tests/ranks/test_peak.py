@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.cases_peak import WEIGHTS
+from tests.ranks.cases_peak import EVALUATION, WEIGHTS
 from tests.ranks.layouts import BY_LAUNCH, FOUR, TWO
 from tests.ranks.problem import RANKS_ON
 
@@ -17,12 +17,6 @@ pytestmark = [
     pytest.mark.skipif(RANKS_ON != "cpu", reason="storages are counted, of the CPU's kernels"),
 ]
 WITHIN = 0.02
-# Of a split backward tensor ranks keep some whole gradients, which the plan counts as cut.
-WIDER = {"pp-tp-zero-bubble": 0.05, "dp-pp-tp-zero1-zero-bubble": 0.05}
-# Where weights are most of it, a reduction's buffers are freed sooner or later, by how ranks meet; of a split backward,
-# and of the last stage under ZeRO-3, a gradient stays that the plan does not know.
-WITHIN_OF_WEIGHTS = 0.035
-WIDER_OF_WEIGHTS = {"zero-bubble-interleaved-untied", "dp-pp-zero2-zero-bubble", "dp-pp-zero3"}
 ONE = {
     "one": {},
     "accumulate": {"accumulate": 4},
@@ -53,27 +47,29 @@ def slow_unless_covering(name: str) -> Any:
     return name if name in IN_EVERY_TEST else pytest.param(name, marks=pytest.mark.slow)
 
 
+def wrong_peaks(launch: Any, world: int, layouts: dict[str, Any], **shape: Any) -> list[str]:
+    """Those that no launch of three has as planned: a collective's thread frees its buffers sooner or later."""
+    cases = {layout: case for layout, case in layouts.items() if "shared" not in case}  # another model
+    wrong: list[str] = []
+    for _ in range(3):
+        wrong, again = [], {}
+        for rank, found in enumerate(launch(world, "cases_peak:peaks", {"cases": cases, **shape})):
+            for name, (measured, planned) in found.items():
+                if abs(planned / measured - 1) > WITHIN:
+                    wrong.append(f"{name} {rank}: planned {planned:,}, measured {measured:,.0f}")
+                    layout = name.removesuffix(EVALUATION)
+                    again[layout] = cases[layout]
+        if not (cases := again):
+            break
+    return wrong
+
+
 @pytest.mark.parametrize("name", [slow_unless_covering(name) for name in LAUNCHES if name != "horovod"])
 def test_a_steps_peak_is_as_planned(launch: Any, name: str) -> None:
-    world, layouts = LAUNCHES[name]
-    cases = {layout: case for layout, case in layouts.items() if "shared" not in case}  # another model
-    wrong = [
-        f"{layout} {rank}: planned {planned:,}, measured {measured:,.0f}"
-        for rank, found in enumerate(launch(world, "cases_peak:peaks", {"cases": cases}))
-        for layout, (measured, planned) in found.items()
-        if abs(planned / measured - 1) > WIDER.get(layout, WITHIN)
-    ]
-    assert not wrong, "\n".join(wrong)
+    assert not wrong_peaks(launch, *LAUNCHES[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("world", "layouts"), [(2, TWO), (4, FOUR)])
 def test_a_peak_of_weights_is_as_planned(launch: Any, world: int, layouts: dict[str, Any]) -> None:
-    cases = {layout: case for layout, case in layouts.items() if "shared" not in case}
-    wrong = [
-        f"{layout} {rank}: planned {planned:,}, measured {measured:,.0f}"
-        for rank, found in enumerate(launch(world, "cases_peak:peaks", {"cases": cases, "shape": WEIGHTS}))
-        for layout, (measured, planned) in found.items()
-        if abs(planned / measured - 1) > (0.05 if layout in WIDER_OF_WEIGHTS else WITHIN_OF_WEIGHTS)
-    ]
-    assert not wrong, "\n".join(wrong)
+    assert not wrong_peaks(launch, world, layouts, shape=WEIGHTS)

@@ -68,6 +68,16 @@ def test_what_forward_keeps_counts_once_until_backward_frees_it() -> None:
     assert (meter.alive, meter.peak) == (0, 2 * kept)
 
 
+def test_what_half_a_backward_has_not_freed_goes_with_the_graph() -> None:
+    meter, x = ActivationMeter(), torch.ones(8, 4, requires_grad=True)
+    with meter.measuring(nn.Identity(), ()):
+        y = (x.exp() * 2).exp()  # each keeps what it makes
+    torch.autograd.grad(y.sum(), x, retain_graph=True)  # as the first half of a zero-bubble backward
+    assert meter.alive == 2 * 8 * 4 * 4
+    del y
+    assert meter.alive == 0
+
+
 class Holder:
     """Holds tensors in the ways that models, optimizers and strategies do."""
 

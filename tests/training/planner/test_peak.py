@@ -48,12 +48,15 @@ def test_memory_that_stays_is_the_published_table(zero: int, published: float) -
 WEIGHTS = [
     (Mesh(dp=2, cp=2), {}, 63_881_180),  # a shared weight's two gradients are whole on context ranks
     (Mesh(tp=4), {}, 17_477_060),  # and cut on tensor ranks
+    (Mesh(tp=2), {"sequence_parallel": True}, 31_757_756),  # the embedding's is whole until it is cut
     (Mesh(pp=2, tp=2), {"micro_batches": 2}, 18_799_980),  # where sums are not made in place
+    (Mesh(pp=2, tp=2), {"micro_batches": 2, "schedule": "zero-bubble"}, 20_612_976),  # sums that half a backward keeps
     (Mesh(dp=4), {"zero": 2, "shard": 2}, 46_009_604),  # the last gradient of a reduction is freed late
     (Mesh(dp=2, pp=2), {"zero": 2, "micro_batches": 2}, 30_886_380),
     (Mesh(dp=2, pp=2), {"zero": 3, "micro_batches": 2, "schedule": "interleaved", "stages_per_rank": 2}, 26_069_488),
-    (Mesh(dp=2, pp=2), {"zero": 1, "micro_batches": 2, "schedule": "zero-bubble"}, 32_372_208),
-    (Mesh(pp=2), {"micro_batches": 2, "schedule": "zero-bubble"}, 39_554_920),
+    (Mesh(dp=2, pp=2), {"zero": 3, "micro_batches": 2}, 30_694_384),  # a pass copies out before it frees
+    (Mesh(dp=2, pp=2), {"zero": 1, "micro_batches": 2, "schedule": "zero-bubble"}, 31_356_400),
+    (Mesh(pp=2), {"micro_batches": 2, "schedule": "zero-bubble"}, 39_096_168),
 ]
 
 
@@ -62,7 +65,14 @@ def test_a_peak_of_weights_is_that_of_the_ranks(mesh: Mesh, settings: dict[str, 
     model = GPT(vocab=1024, width=256, layers=4, heads=4, hidden=768)
     plan = plan_of(model, length=4, rows=32, mesh=mesh, **settings)
     peak = max(stage.peak or 0 for stage in plan.stages)
-    assert peak == pytest.approx(measured, rel=0.035 if "zero-bubble" in settings.values() else 0.006)
+    assert peak == pytest.approx(measured, rel=0.006)
+
+
+def test_what_a_split_backward_leaves_is_reduced_with_the_parameters_of_no_unit_first() -> None:
+    settings = {"zero": 2, "micro_batches": 2, "schedule": "zero-bubble", "stages_per_rank": 2}
+    model = GPT(vocab=1024, width=256, layers=4, heads=4, hidden=768)
+    first = plan_of(model, length=4, rows=32, mesh=Mesh(dp=2, pp=2), **settings).stages[0]
+    assert first.peak == pytest.approx(29_378_028, rel=0.006)  # measured, as above
 
 
 def dropout(x: torch.Tensor) -> torch.Tensor:

@@ -169,7 +169,7 @@ class ActivationMeter:
                 self.alive += storage.nbytes()
                 self.peak = max(self.peak, self.alive)
             self.saved[address] = self.saved.get(address, 0) + 1
-            return SavedTensor(tensor, address, self)
+            return SavedTensor(tensor.detach(), address, self)  # else a node would keep itself by what it saves
 
         def unpack(saved: torch.Tensor | SavedTensor) -> torch.Tensor:
             return saved.tensor if isinstance(saved, SavedTensor) else saved

@@ -186,9 +186,9 @@ class ZeroMemory(GradientMemory):
 
     @cached_property
     def parameters(self) -> dict[str, list[str]]:
-        """The stage's parameters by unit, in the order of the model."""
+        """The stage's parameters by unit, in fully_shard's order: what is in no unit comes first."""
         units = [unit for unit in self.rank.units if is_in(f"{unit}.", self.names)]
-        found: dict[str, list[str]] = {unit: [] for unit in (*units, "")}
+        found: dict[str, list[str]] = {unit: [] for unit in ("", *units)}
         for name in self.rank.local:
             if is_in(name, self.names):
                 found[self.unit_of(name)].append(name)
@@ -233,8 +233,8 @@ class ZeroMemory(GradientMemory):
     def on_enter(self, unit: str) -> None:
         self._receive(unit)
         if unit in self.received:
-            self._free_copied()
             self._copy_out(unit)
+            self._free_copied()  # wait_for_unshard has a variable that keeps it until it returns
             self.copied = unit
 
     def on_leave(self, unit: str) -> None:
@@ -381,7 +381,8 @@ class StepPlayer:
                 if not event.name.startswith(GRADIENT):  # that is when it was complete
                     self.level.add("activations", -event.size * self.share(event.name))
             elif event.kind == "gradient":
-                self.level.pulse("gradients", self.gradients.summed_bytes(event.name, event.name in timeline.shared))
+                summed = self.gradients.summed_bytes(event.name, event.name in timeline.shared)
+                self.level.pulse("gradients", summed + self._uncut_bytes(event))
                 self.level.add("activations", -event.size * self.share(GRADIENT + event.name))
                 self.gradients.event(event)
             else:
@@ -410,6 +411,12 @@ class StepPlayer:
             self.level.add("activations", -self.pieces.pop())
         elif config.sequence_parallel and (event.kind, kind) == ("back", "row"):
             self.level.pulse("buffers", 2 * whole)
+
+    def _uncut_bytes(self, event: PassEvent) -> int:
+        """Bytes of a gradient that is made whole before tensor ranks cut it: of an embedding whose outputs are cut."""
+        workload = self.rank.workload
+        is_embedding = workload.kinds.get(event.name.rpartition(".")[0]) == "vocab"
+        return event.size if is_embedding and workload.mesh.tp > 1 and workload.config.sequence_parallel else 0
 
     def step(self, number: int, timelines: Sequence[Timeline]) -> None:
         """Play the step of the pipeline rank `number`."""

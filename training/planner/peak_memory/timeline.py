@@ -179,7 +179,7 @@ class Recorder(MemoryMeter):
                 if not isinstance(x, torch.Tensor) or not x.requires_grad:
                     return x
                 x = x.view_as(x)  # its gradient is there before that of the same tensor as another module's output
-                x.register_hook(lambda _: self._done(name, around))
+                x.register_hook(lambda gradient: self._done(name, around, gradient))
                 return x
 
             return tuple(map(seen, args))
@@ -200,8 +200,10 @@ class Recorder(MemoryMeter):
         self.undone[name] = size
         self.module_event("back", name, size)
 
-    def _done(self, name: str, around: tuple[str, ...]) -> None:
+    def _done(self, name: str, around: tuple[str, ...], gradient: torch.Tensor) -> None:
         self.returning = around
+        if self.kinds.get(name) == "enter":  # the sum of those of several cut layers, which is made between them
+            self.place_again(gradient, "between")
         self.module_event("done", name, self.undone.pop(name, 0))
 
     def finish(self) -> None:
