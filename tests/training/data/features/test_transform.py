@@ -276,6 +276,7 @@ def test_raw_categories_in_arrow_have_the_codes_of_their_values_one_by_one(spark
 @settings(max_examples=EXAMPLES)
 @given(raw_rows({"boolean", "float", "double", "uint64", "decimal(4,2)", "null", "date", *WHOLE}), st.booleans())
 @example(pa.array([(1 << 64) - 1, (1 << 64) - 2, None] * 4, pa.uint64()), True)
+@example(pa.array([(1 << 64) - 1, (1 << 64) - 2] * 4, pa.uint64()), True)
 def test_raw_numbers_in_arrow_become_what_their_values_do_one_by_one(array, is_log):
     feature = NumericFeature(kind="numeric", transform="log1p" if is_log else "none", indicator="always")
     cycle = plain_state("h", CyclicFeature(kind="cyclic", period=24, column="x"))

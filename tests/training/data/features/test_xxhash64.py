@@ -17,6 +17,13 @@ def test_hashes_are_those_that_spark_prints() -> None:
     assert hash_whole(np.array([1])).tolist() == [-7001672635703045582]
 
 
+def test_hashes_of_every_length_are_those_of_spark() -> None:
+    texts = ["".join(chr(97 + (7 * i + length) % 26) for i in range(length)).encode() for length in range(72)]
+    hashes = hashed(texts)
+    assert (hashes[4], hashes[12]) == (8532139113478182624, 4870540731854627971)
+    assert sum(hashes) % 2**64 == 6222432616743301710  # of Spark 4.3.0's xxhash64 of the same strings
+
+
 def test_whole_numbers_are_hashed_as_their_eight_bytes() -> None:
     numbers = [0, 1, -1, 2**63 - 1, -(2**63), 12345678901]
     texts = [number.to_bytes(8, "little", signed=True) for number in numbers]
