@@ -104,10 +104,10 @@ def add_commands(commands: Commands) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    resolved = load(arguments)
     from sparkring.conf.clusters.catalog import load_cluster
     from sparkring.pipelines.model.plan import layout_problems_of, show_plan
 
-    resolved = load(arguments)
     config, name = resolved.config, arguments.cluster or resolved.config.launch.cluster
     cluster = load_cluster(name) if name else None
     if cluster is not None:
@@ -144,13 +144,13 @@ def _as_launched(resolved: Resolved, cluster: str | None) -> RunConfig:
 
 
 def _search(arguments: argparse.Namespace) -> int:
+    config = load(arguments).config
     from sparkring.conf.clusters.catalog import load_cluster
     from sparkring.pipelines.model.layouts import planned
     from sparkring.pipelines.model.plan import UNPLANNED_TREES, known_manifest
     from sparkring.pipelines.model.untraced import StateSearch
     from sparkring.training.planner import Untraceable
 
-    config = load(arguments).config
     name = arguments.cluster or config.launch.cluster
     if name is None:
         raise ConfigError("plan search", ["name the cluster to search on: --cluster NAME, or launch.cluster"])

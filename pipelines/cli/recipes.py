@@ -126,9 +126,9 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _validate(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.validate.recipe import validate
-
     resolved = load(arguments)
+    from sparkring.pipelines.validate.recipe import validate  # imports torch: not for a key that is misspelt
+
     validate(resolved.config, tables=not arguments.no_tables).raise_any(arguments.recipe)
     print(f"{arguments.recipe}: valid, digest {resolved.digest}")
     return Exit.OK

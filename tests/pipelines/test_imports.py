@@ -38,6 +38,9 @@ NOT_IMPORTED = {
     "run {nights} --date 1999-01-01": (*JOB, *SPARK),  # before the recipe's first date: refused
     "config show no-such-recipe": RECIPE,
     "config show flights no.such=1": RECIPE,
+    "config validate flights no.such=1": RECIPE,
+    "plan show flights no.such=1": RECIPE,
+    "plan search flights no.such=1 --devices 2": RECIPE,
 }
 BEFORE_A_RECIPE_IS_CHECKED = ("mlflow", "xgboost", "matplotlib", "sklearn", "scipy", "pyspark.ml", *TORCH_PARTS)
 PROGRAM = """
