@@ -120,6 +120,7 @@ def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out:
     if config.report.baselines:
         baselines = fit_baselines(job.spark, kind, train, rows, read, labels)
     ours = task_scores(kind, held_out.labels, held_out.scores, held_out.weights)
+    tell_missing(kind, held_out.labels, ours)
     importance, importance_rows = measure_importance(job, trained, rows, held_out)
     return Evaluated(
         importance=importance,
@@ -133,6 +134,17 @@ def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out:
         else [],
         ranking=ranked.lists,
     )
+
+
+def tell_missing(kind: TaskKind, labels: np.ndarray, scores: Mapping[str, float]) -> None:
+    """Log which metrics of the task test rows with these labels do not have, as an AUC of one class, and what to do."""
+    missing = sorted(kind.directions.keys() - scores.keys())
+    if not missing:
+        return
+    values = np.unique(labels)
+    why = f"each label is {values[0]:g}" if len(values) == 1 else "of some labels they have one value only"
+    line = "the test rows have no %s: %s; hold out more rows, or others (etl.split), to judge the model by them"
+    log.warning(line, ", ".join(missing), why)
 
 
 def measure_importance(

@@ -17,6 +17,7 @@ from torch import nn
 from sparkring.conf.blocks.report import ReportConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
+from sparkring.conf.tasks import BINARY
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines.evaluation.evaluate import (
     check_finite,
@@ -25,7 +26,9 @@ from sparkring.pipelines.evaluation.evaluate import (
     evaluate_text,
     group_values,
     lost_to,
+    tell_missing,
 )
+from sparkring.training.metrics import task_scores
 from sparkring.training.model.folder import write_tables
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.tables.exchange import Alone
@@ -124,6 +127,21 @@ def test_a_label_that_is_not_finite_is_named() -> None:
     check_labels(np.array([0.0, 1.5]), "cost")
     with pytest.raises(EtlError, match="2 of 3 test rows have a label 'cost' that is infinite or NaN"):
         check_labels(np.array([0.0, math.nan, math.inf]), "cost")
+
+
+@pytest.mark.parametrize(
+    ("labels", "lines"),
+    [
+        ([0.0, 1.0], []),
+        ([0.0, 0.0], ["the test rows have no auc, average_precision: each label is 0; hold out more rows, or others"]),
+    ],
+)
+def test_metrics_that_test_rows_do_not_have_are_named(
+    labels: list[float], lines: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = np.array(labels)
+    tell_missing(BINARY, found, task_scores(BINARY, found, np.array([0.2, 0.7])))
+    assert [message.partition(" (etl.split)")[0] for message in caplog.messages] == lines
 
 
 def test_a_baseline_that_could_not_be_computed_is_not_beaten() -> None:
