@@ -150,7 +150,7 @@ def _number(env: Variables, key: str, default: int | None = None) -> int:
         return default
     text = text.rpartition(":")[2]  # torchrun's 2:4, from 2 hosts to 4
     if not text.isdecimal():
-        raise ValueError(f"{key} = {env.get(key)!r}: must be a whole number; set it on every host")
+        raise ValueError(f"{key} = {env.get(key)!r}: must be a whole number, 0 or more; set it on every host")
     return int(text)
 
 
