@@ -48,6 +48,7 @@ def test_frozen_parameters_have_no_gradients_and_a_pattern_of_nothing_is_refused
     assert trained == ["0.weight", "1.weight", "1.bias"]
     for groups in (
         [ParameterGroup(match="weight", frozen=True)],  # a part of a name is not the name
+        [ParameterGroup(match=r"0\.", frozen=True)],  # nor is its beginning
         [ParameterGroup(match=r"1\..*", lr_scale=2.0), ParameterGroup(match=r"1\.bias", frozen=True)],
     ):
         with pytest.raises(ValueError, match=r"match = .*: is the whole name of no parameter .* 0\.weight, 0\.bias"):
