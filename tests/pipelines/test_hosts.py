@@ -50,8 +50,8 @@ class NoSpark:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, NoSpark())
-from sparkring.pipelines.cli import main
-sys.exit(main())
+from sparkring.pipelines.cli import console
+sys.exit(console())
 """
 CLEAN = {"OMP_NUM_THREADS": "1", "SPARKRING_SECRET": "a secret of enough letters"}
 
