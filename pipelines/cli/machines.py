@@ -119,6 +119,6 @@ def _package(arguments: argparse.Namespace) -> int:
 
     archive = write_archive(Path(arguments.out))
     main = archive.with_name("sparkring_job.py")
-    main.write_text("import sys\n\nfrom sparkring.pipelines.cli import main\n\nsys.exit(main())\n")
+    main.write_text("import sys\n\nfrom sparkring.pipelines.cli import console\n\nsys.exit(console())\n")
     print(f"spark-submit --py-files {archive} {main} run RECIPE")
     return Exit.OK

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 WATCH_S = 0.5
+ROOM_POLL_S = 0.2  # between counts of the slots while more may come
 SLOTS_WAIT_S = 15.0  # for slots to come, before fewer ranks are used
 
 
@@ -216,7 +217,7 @@ class Recovery:
         while (world := best_world(self._platform.slots(), self._policy)) < self._policy.world:
             if time.monotonic() > deadline:
                 return world or self._policy.world  # too few even for the least: the launch says so
-            self._wait(0.2)
+            self._wait(ROOM_POLL_S)
         return world
 
     def _attempt(self, attempt: int, world: int) -> JobResult:
@@ -270,7 +271,7 @@ class Recovery:
                 line = "attempt %d has failed: %s; %s; waiting launch.hosts_wait_s = %g s for more"
                 log.warning(line, outcome.attempt, words, decision.why, self._policy.room_wait_s)
                 is_said = True
-            self._wait(0.2)
+            self._wait(ROOM_POLL_S)
 
     def _lost_hosts(self) -> frozenset[str]:
         return self._group.lost_hosts if self._group is not None else frozenset()

@@ -46,7 +46,7 @@ def survive(cluster: Any, logs: Path, steps: int, faults: list[str]) -> inject.R
 
 
 def test_a_killed_rank_a_killed_helper_and_a_full_disk_change_nothing(cluster: Any, tmp_path: Path) -> None:
-    run = survive(cluster, tmp_path, 150, ["SIGKILL of a rank", "full disk under checkpoints", "SIGKILL of a helper"])
+    run = survive(cluster, tmp_path, 110, ["SIGKILL of a rank", "full disk under checkpoints", "SIGKILL of a helper"])
     causes = {e["cause"] for e in run.events if e["kind"] == "AttemptEnded"}
     assert {"signal", "disk", "lost"} <= causes
 

@@ -418,7 +418,7 @@ def test_training_goes_on_without_the_tracking_server(
     workplace: Workplace, finished: subprocess.CompletedProcess[str]
 ) -> None:
     assert finished.returncode == 0
-    away = ("tracking.uri=http://127.0.0.1:9", "tracking.request_timeout_s=2", "tracking.request_retries=0")
+    away = ("tracking.uri=http://127.0.0.1:9", "tracking.request_timeout_s=1", "tracking.request_retries=0")
     done = workplace.run_here("train", RECIPE, "train.steps=5", "report.baselines=false", *away)
     assert done.returncode == 0, done.stderr
     assert "cannot be reached" in done.stderr

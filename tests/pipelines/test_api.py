@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,39 +81,6 @@ def test_a_frame_with_a_wrong_label_leaves_the_folder_free_for_the_right_one(spa
         sparkring.Recipe.from_table(frame, "arivall", tmp_path / "trips")
     recipe = sparkring.Recipe.from_table(frame, "arrival", tmp_path / "trips", family="net")
     assert recipe.values["etl"]["label"] == "arrival"
-
-
-IN_A_SCRIPT = """
-import sys
-import sparkring
-from pyspark.sql import SparkSession
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-recipe = sparkring.Recipe.from_table("trips.csv", "arrival", "trips", family="net")
-few = {"train.epochs": 1, "launch.world": 1, "tracking.enabled": False, "report.baselines": False}
-print(sparkring.run(recipe, overrides=few).code in (0, 6), spark.sparkContext.pythonExec)
-spark.stop()
-for call in (lambda: sparkring.run(recipe, spark), lambda: sparkring.launch(print, 1, spark=spark)):
-    try:
-        call()
-    except ValueError as error:
-        print(error)
-"""
-
-
-@pytest.mark.spark
-@pytest.mark.ranks
-def test_a_session_of_the_users_runs_this_python_and_a_stopped_one_is_refused(tmp_path: Path) -> None:
-    """The first `python3` of the PATH is another, as where a kernel is of an environment that is not activated."""
-    write_table(tmp_path)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python3").write_text("#!/bin/sh\nexit 9\n")
-    (tmp_path / "bin/python3").chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
-    environment |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", IN_A_SCRIPT]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-    refused = "spark: the session was stopped; make another by SparkSession.builder.getOrCreate()"
-    assert done.stdout.splitlines() == ["True python3", refused, refused], done.stderr[-3000:]
 
 
 def test_what_needs_spark_names_the_extra_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
-"""A command imports what it runs: what must not be in `sys.modules` after it, seen in processes of their own."""
+"""A command imports what it runs: what must not be in `sys.modules` after it, seen in a process of its own."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,12 +20,19 @@ SPARK = ("pyspark", "py4j", "sqlglot")
 RECIPE = (*JOB, *SPARK, "numpy", "pyarrow")
 NOTHING = (*RECIPE, "pydantic", "yaml", "importlib.metadata")
 
-NOT_IMPORTED = {
+NOT_IMPORTED = {  # what a command imports stays for those below it, which may import no less
     "--help": NOTHING,
     "run --help": NOTHING,
     "completion bash": RECIPE,
     "config show flights": RECIPE,
     "config schema": RECIPE,
+    "status {nights}": RECIPE,
+    "config show no-such-recipe": RECIPE,
+    "config show flights no.such=1": RECIPE,
+    "config validate flights no.such=1": RECIPE,
+    "plan show flights no.such=1": RECIPE,
+    "plan search flights no.such=1 --devices 2": RECIPE,
+    "run {nights} --date 1999-01-01": (*JOB, *SPARK),  # before the recipe's first date: refused
     "config validate flights --no-tables": ("mlflow", "pandas", "scipy", "xgboost", *REPORT, *TORCH_PARTS),
     "plan show flights": (
         "mlflow",
@@ -34,41 +42,47 @@ NOT_IMPORTED = {
         *REPORT,
         *TORCH_PARTS,
     ),  # whose dataset is not built: refused
-    "status {nights}": RECIPE,
-    "run {nights} --date 1999-01-01": (*JOB, *SPARK),  # before the recipe's first date: refused
-    "config show no-such-recipe": RECIPE,
-    "config show flights no.such=1": RECIPE,
-    "config validate flights no.such=1": RECIPE,
-    "plan show flights no.such=1": RECIPE,
-    "plan search flights no.such=1 --devices 2": RECIPE,
 }
 BEFORE_A_RECIPE_IS_CHECKED = ("mlflow", "xgboost", "matplotlib", "sklearn", "scipy", "pyspark.ml", *TORCH_PARTS)
 PROGRAM = """
-import sys
+import json, sys
 from sparkring.pipelines.cli import main
-try:
-    code = main(sys.argv[2:])
-except SystemExit as end:
-    code = end.code
-found = [name for name in sys.argv[1].split(",") if name in sys.modules]
-print("exit code", int(code), "imported:", *found)
+after = {}
+for command, unwanted in json.loads(sys.argv[1]).items():
+    try:
+        code = main(command.split())
+    except SystemExit as end:
+        code = end.code
+    after[command] = int(code), [name for name in unwanted if name in sys.modules]
+print(json.dumps(after))
 """
 
 
-@pytest.mark.parametrize("command", NOT_IMPORTED)
-def test_a_command_imports_only_what_it_runs(command: str, tmp_path: Path) -> None:
-    words = command.format(nights=ROOT / "examples/nights/clicks.yaml").split()
-    unwanted = ",".join(NOT_IMPORTED[command])
+@pytest.fixture(scope="module")
+def after(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, list[str]]]:
+    """Command -> its exit code, and which of its unwanted modules were there after it."""
+    words = json.dumps({spelled(command): unwanted for command, unwanted in NOT_IMPORTED.items()})
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, unwanted, *words],
-        cwd=tmp_path,
+        [sys.executable, "-c", PROGRAM, words],
+        cwd=tmp_path_factory.mktemp("commands"),
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=600,
     )
-    code, _, imported = done.stdout.splitlines()[-1].removeprefix("exit code ").partition(" imported:")
-    assert int(code) in (Exit.OK, Exit.USAGE, Exit.DATA) and not imported, (code, imported, done.stderr[-2000:])
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, tuple[int, list[str]]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def spelled(command: str) -> str:
+    return command.format(nights=ROOT / "examples/nights/clicks.yaml")
+
+
+@pytest.mark.parametrize("command", NOT_IMPORTED)
+def test_a_command_imports_only_what_it_runs(command: str, after: dict[str, tuple[int, list[str]]]) -> None:
+    code, imported = after[spelled(command)]
+    assert code in (Exit.OK, Exit.USAGE, Exit.DATA) and not imported
 
 
 def test_a_job_imports_what_it_does_at_its_end_after_its_recipe_is_checked() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +16,36 @@ from torch.nn import functional
 from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.load import load_config
 from sparkring.pipelines.cli import main
+from sparkring.pipelines.model import layouts
 from sparkring.pipelines.model.layouts import duration_text, price_text, rate_text
 from sparkring.pipelines.model.sizes import size_text
 from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.training.planner import search
 
 SMALL = ["gpt-124m", "model.args.layers=2", "model.args.vocab=1024", "etl.text.seq_len=129"]
 EFA = ["--cluster", "a100-80gb-efa"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_plan_once() -> Iterator[None]:
+    """Trace a recipe once, and search it once for each cluster and question: most commands here ask of one model."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("traced_recipe", "planned", "searched"):
+            patched.setattr(layouts, name, once(getattr(layouts, name)))
+        patched.setattr(search, "loss_bytes", once(search.loss_bytes))
+        yield
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call the function once for each of its arguments, as they are shown."""
+    known: dict[str, Any] = {}
+
+    def found(*words: Any) -> Any:
+        if (key := repr(words)) not in known:
+            known[key] = function(*words)
+        return known[key]
+
+    return found
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -82,7 +108,7 @@ def test_a_model_that_only_fits_offloaded_is_offloaded_and_written_so(
     assert written.offload and written.zero == best["layout"]["zero"] and written.precision == "bf16"
     text = output(capsys, *words)
     assert ", offload, bf16" in text and " of its host, " in text
-    text = problem(capsys, "search", *SMALL, *with_memory(tmp_path, 0.03, 0))
+    text = problem(capsys, "search", *SMALL, "train.eval_batch=null", *with_memory(tmp_path, 0.03, 0))
     assert "no layout fits" in text and "node.memory_gib of the cluster, to offload to it" in text
 
 

@@ -34,9 +34,15 @@ class Kernel:
     """One ipykernel process, as JupyterLab or an editor would start it."""
 
     def __init__(self, folder: Path) -> None:
-        kept = {"PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1", "IPYTHONDIR": str(folder)}
+        """Start it of an environment that is not activated: the first `python3` of its PATH is another Python."""
+        (folder / "bin").mkdir()
+        (folder / "bin/python3").write_text("#!/bin/sh\nexit 9\n")
+        (folder / "bin/python3").chmod(0o755)
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+        variables |= {"PATH": f"{folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        variables |= {"SPARK_LOCAL_IP": "127.0.0.1", "IPYTHONDIR": str(folder)}
         self.manager, self.client = jupyter_client.manager.start_new_kernel(
-            startup_timeout=120, cwd=str(folder), env={**os.environ, **kept}
+            startup_timeout=120, cwd=str(folder), env=variables
         )
 
     def run(self, code: str, interrupt_at: str | None = None, timeout_s: float = 180.0) -> Cell:
@@ -109,6 +115,32 @@ def test_a_recipe_of_a_frame_trains_in_the_notebooks_session_and_shows_its_repor
     again = kernel.run("spark.range(3).count(), trained.dataset, sorted(recipe.values)[:3]")
     count, dataset, blocks = ast.literal_eval(again.value)
     assert count == 3 and Path(dataset.removeprefix("file://")).is_dir() and blocks == ["etl", "model", "name"]
+
+
+def test_a_session_that_names_another_python_runs_the_notebooks_own_and_need_not_be_passed(
+    notebook: tuple[Kernel, list[Cell]],
+) -> None:
+    code = """
+few = {"train.epochs": 1, "launch.world": 1, "tracking.enabled": False, "report.baselines": False}
+sparkring.run(recipe, limit_rows=1000, overrides=few).code in (0, 6), spark.sparkContext.pythonExec
+"""
+    assert notebook[0].run(code).value == "(True, 'python3')"
+
+
+def test_a_session_that_was_stopped_is_refused_with_how_to_make_another(notebook: tuple[Kernel, list[Cell]]) -> None:
+    code = """
+spark.stop()
+refused = []
+for call in (lambda: sparkring.run(recipe, spark), lambda: sparkring.launch(print, 1, spark=spark)):
+    try:
+        call()
+    except ValueError as error:
+        refused.append(str(error))
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+refused, spark.range(3).count()
+"""
+    refused = "spark: the session was stopped; make another by SparkSession.builder.getOrCreate()"
+    assert ast.literal_eval(notebook[0].run(code).value) == ([refused, refused], 3)
 
 
 def test_an_error_of_a_cells_function_is_shown_with_rank_and_traceback(notebook: tuple[Kernel, list[Cell]]) -> None:

@@ -31,11 +31,12 @@ from sparkring.pipelines.run.spark import spark_session
 told = []
 signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
 with spark_session("held", SparkConfig(), LaunchConfig()) as spark:
+    print("WORKERS", spark.sparkContext.pythonExec == sys.executable, flush=True)
     rdd = spark.sparkContext.parallelize(range(4), 2)
     print("COUNTED", rdd.count(), flush=True)
     while not told:
         time.sleep(0.05)
-    time.sleep(2)  # the last checkpoint; a JVM left alone is gone after one second
+    time.sleep(1.5)  # the last checkpoint; a JVM left alone is gone after one second
     print("COUNTED AGAIN", rdd.map(lambda x: x + 1).sum(), flush=True)
     sys.exit(143)
 """
@@ -46,8 +47,11 @@ BY_SUBMIT = pytest.param([SUBMIT, "--master", "local[2]"], id="submit", marks=py
 
 @pytest.mark.parametrize("command", [pytest.param([sys.executable], id="sparkring"), BY_SUBMIT])
 def test_a_jvm_told_to_end_waits_for_the_job_to_have_ended(tmp_path: Path, command: list[str]) -> None:
+    """Its workers run this Python, which spark-submit is told and a job of ours knows."""
     (tmp_path / "job.py").write_text(JOB)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_PYTHON": sys.executable}
+    if command == [sys.executable]:
+        del environment["PYSPARK_PYTHON"]
     process = subprocess.Popen(
         [*command, "job.py"],
         cwd=tmp_path,
@@ -59,6 +63,7 @@ def test_a_jvm_told_to_end_waits_for_the_job_to_have_ended(tmp_path: Path, comma
     )
     assert process.stdout is not None
     with process.stdout as output:
+        assert "WORKERS True\n" in output
         assert any(line.startswith("COUNTED 4") for line in output)
         os.killpg(process.pid, signal.SIGTERM)
         assert any(line.startswith("COUNTED AGAIN 10") for line in output)
@@ -146,7 +151,7 @@ try:
         if until == "used":
             spark = session()
             assert session() is spark
-            print("workers", spark.sparkContext.pythonExec == sys.executable, os.environ.get("PYSPARK_PYTHON"))
+            print("workers", spark.sparkContext.pythonExec, os.environ.get("PYSPARK_PYTHON"))
             active = spark._jvm.org.apache.spark.sql.classic.SparkSession.getActiveSession()
             print("active", active.isDefined(), "found", spark.sql("SELECT 10").collect()[0][0])
         elif until == "signal":
@@ -165,7 +170,8 @@ print("left", context, [thread.name for thread in threading.enumerate() if threa
 
 def start_ahead(folder: Path, until: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder)}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder), "SPARK_CONF_DIR": str(folder)}
+    (folder / "spark-defaults.conf").write_text("spark.pyspark.python /of/the/cluster/python\n")
     return subprocess.Popen(
         [sys.executable, "-c", AHEAD, until],
         env=environment,
@@ -190,7 +196,8 @@ def wait_for_empty_group(group: int) -> None:
     [
         ("starting", []),
         pytest.param("opened", [], marks=pytest.mark.slow),
-        ("used", ["workers True None", "active True found 10"]),
+        # Workers run the Python that Spark's defaults name, and a later session names its own.
+        ("used", ["workers /of/the/cluster/python None", "active True found 10"]),
     ],
 )
 def test_a_session_that_is_opened_ahead_is_used_or_leaves_nothing(tmp_path: Path, until: str, said: list[str]) -> None:
@@ -248,33 +255,13 @@ def test_sparks_own_log_is_in_the_file_that_is_named_or_on_the_console_and_its_p
         assert len(on_console) == 1 and str(tmp_path) in on_console[0]
 
 
-NAMED = """
-import os
-from sparkring.conf.blocks.launch import LaunchConfig
-from sparkring.conf.blocks.spark import SparkConfig
-from sparkring.pipelines.run.spark import spark_session
-with spark_session("named", SparkConfig(), LaunchConfig(world=1)) as spark:
-    print(spark.sparkContext.pythonExec, os.environ.get("PYSPARK_PYTHON"))
-"""
-
-
-def test_workers_run_the_python_that_spark_defaults_name(tmp_path: Path) -> None:
-    """Where none is named it is this one, as in a session that is opened ahead."""
-    (tmp_path / "spark-defaults.conf").write_text("spark.pyspark.python /of/the/cluster/python\n")
-    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "SPARK_CONF_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", NAMED], env=environment, capture_output=True, text=True)
-    expected = "/of/the/cluster/python None\n"
-    assert (done.returncode, done.stdout) == (0, expected), "a later session names its own: " + done.stderr
-
-
 STARTS = """
 import os, sys
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.pipelines.run import spark
 from sparkring.training.launch.failure import LaunchError
-spark.DEAD_S, spark.SILENT_S = 1.0, 3.0
+spark.DEAD_S, spark.SILENT_S = 0.5, 2.0
 for home in sys.argv[1:]:
     os.environ["JAVA_HOME"] = home
     try:

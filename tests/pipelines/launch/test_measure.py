@@ -13,6 +13,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.launch.measure import MeasuringRank, cluster_of, exchange_groups, host_rates, ranks_at_once
 from sparkring.pipelines.launch.netcheck import NetReport, Pair
+from sparkring.training.worker import hardware
 from sparkring.training.worker.hardware import (
     attention_rate,
     host_copy_rates,
@@ -136,7 +137,8 @@ def test_the_command_writes_a_file_that_the_plan_reads(
     assert cluster.measured.ranks == 2 and cluster.node.link_latency_us > 0
 
 
-def test_a_hosts_memory_its_optimizers_step_and_copies_are_measured() -> None:
+def test_a_hosts_memory_its_optimizers_step_and_copies_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "HOST_COPIED", 1 << 20)
     memory, step, copies = host_memory_rate(), host_step_rate(), host_copy_rates(CPU)
     assert memory.per_s > 0 < step.per_s
     assert set(copies) == {"to device", "to host"} and all(each.per_s > 0 for each in copies.values())

@@ -17,6 +17,7 @@ import pytest
 
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.etl.spark_platform.executors import executors
+from sparkring.pipelines.launch import recover
 from sparkring.pipelines.launch.barrier import LaunchOptions
 from sparkring.pipelines.launch.preflight import SlotRequest
 from sparkring.pipelines.launch.recover import (
@@ -40,10 +41,17 @@ pytestmark = pytest.mark.ranks
 STEPS = 12
 
 
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the cluster every few milliseconds, not every few tenths of a second."""
+    monkeypatch.setattr(recover, "WATCH_S", 0.02)
+    monkeypatch.setattr(recover, "ROOM_POLL_S", 0.02)
+
+
 def counting(ctx: Any) -> dict[str, Any]:
     """A job in small: steps with a Gloo all-reduce, a checkpoint every 4, faults as its payload says.
 
-    On fewer ranks than ``ends_on`` it waits before its last step but one until it is asked to stop.
+    The attempt ``waits`` waits before its last step but one until it is asked to stop.
     """
     import torch
     import torch.distributed as dist
@@ -53,7 +61,7 @@ def counting(ctx: Any) -> dict[str, Any]:
     state = json.loads(path.read_text()) if path.exists() else {"step": 0, "total": 0.0}
     while state["step"] < STEPS:
         ctx.heartbeat(state["step"] + 1, "step")
-        if state["step"] == STEPS - 2 and ctx.world_size < ctx.payload.get("ends_on", 0):
+        if state["step"] == STEPS - 2 and ctx.attempt == ctx.payload.get("waits"):
             while not ctx.should_stop():
                 time.sleep(0.01)
         for at, attempt, rank, fault in ctx.payload["faults"]:
@@ -106,7 +114,7 @@ def recovery(
         RestartableJob(lambda attempt, world: job, policy, latest_step, lambda result: result.result["finished"]),
         (events if events is not None else []).append,
         limits=Limits(60, 3.0),
-        slots_wait_s=0.5,
+        slots_wait_s=0.1,
     )
 
 
@@ -117,7 +125,9 @@ def ends(events: list[Event]) -> list[tuple[Any, ...]]:
 def test_a_killed_a_stopped_and_a_raising_rank_in_one_run(tmp_path: Path) -> None:
     events: list[Event] = []
     faults = [[3, 1, 1, "SIGKILL"], [6, 2, 0, "SIGSTOP"], [11, 3, 1, "raise"]]
-    result = recovery(tmp_path, faults, RestartPolicy(2, max_attempts=4, backoff_s=0.1), events=events).run()
+    job = recovery(tmp_path, faults, RestartPolicy(2, max_attempts=4, backoff_s=0.01), events=events)
+    job._limits = Limits(60, 1.5)
+    result = job.run()
     assert result.result == {"finished": True, "total": EXPECTED, "world": 2}
     assert ends(events) == [(1, "signal", "retry"), (2, "hang", "retry"), (3, "exception", "retry")]
     lost = [e.steps_lost for e in events if isinstance(e, AttemptEnded)]
@@ -131,7 +141,7 @@ def test_the_same_error_at_the_same_step_twice_is_the_users(tmp_path: Path) -> N
     events: list[Event] = []
     faults = [[3, attempt, 0, "raise"] for attempt in range(1, 9)]
     with pytest.raises(WorkerFailed, match="injected"):
-        recovery(tmp_path, faults, RestartPolicy(2, max_attempts=9, backoff_s=0.1), events=events).run()
+        recovery(tmp_path, faults, RestartPolicy(2, max_attempts=9, backoff_s=0.01), events=events).run()
     assert ends(events) == [(1, "exception", "retry"), (2, "exception", "stop")]
 
 
@@ -160,9 +170,9 @@ def test_fewer_ranks_while_a_slot_is_missing_and_more_when_it_returns(tmp_path: 
     job = recovery(
         tmp_path,
         [[6, 1, 2, "SIGKILL"]],
-        RestartPolicy(3, min_world=1, max_attempts=3, backoff_s=0.1),
+        RestartPolicy(3, min_world=1, max_attempts=3, backoff_s=0.01),
         Platform(lambda: cluster.room, cluster.open_group),
-        ends_on=3,
+        waits=2,
     )
     job._on_event = on_event
     result = job.run()
@@ -184,7 +194,7 @@ def test_a_host_that_is_about_to_leave_is_left_with_a_checkpoint(tmp_path: Path)
         return frozenset({"executor 7"} if any(isinstance(e, Heartbeat) for e in events) else ())
 
     platform = Platform(crews.slots, open_group, leaving)
-    result = recovery(tmp_path, [], RestartPolicy(2), platform, events, sleep_s=0.15).run()
+    result = recovery(tmp_path, [], RestartPolicy(2), platform, events, waits=1).run()
     assert result.result["total"] == EXPECTED
     assert ends(events) == [(1, "decommission", "retry")]
     assert opened == [2, 2]
@@ -199,10 +209,8 @@ def test_the_ranks_of_a_host_that_leaves_are_killed_after_the_grace_time(tmp_pat
         return frozenset({"executor 7"} if any(isinstance(e, Heartbeat) and e.step == 6 for e in events) else ())
 
     local = local_platform(2)
-    policy = RestartPolicy(2, grace_s=1.0)
-    job = recovery(
-        tmp_path, [[6, 1, 0, "SIGSTOP"]], policy, Platform(local.slots, local.open_group, leaving), events, sleep_s=0.1
-    )
+    policy = RestartPolicy(2, grace_s=0.3)
+    job = recovery(tmp_path, [[6, 1, 0, "SIGSTOP"]], policy, Platform(local.slots, local.open_group, leaving), events)
     job._limits = Limits(60, 300.0)  # it does not count as a hang
     assert job.run().result == {"finished": True, "total": EXPECTED, "world": 2}
     assert ends(events) == [(1, "decommission", "retry")]
@@ -212,7 +220,7 @@ def test_the_ranks_of_a_host_that_leaves_are_killed_after_the_grace_time(tmp_pat
 
 def test_a_stop_by_the_user_is_not_followed_by_an_attempt(tmp_path: Path) -> None:
     control = Control()
-    job = recovery(tmp_path, [], RestartPolicy(2), sleep_s=0.2)
+    job = recovery(tmp_path, [], RestartPolicy(2), waits=1)
     job._control = control
     job._on_event = lambda e: control.stop() if isinstance(e, Heartbeat) and e.step >= 2 else None
     result = job.run()
@@ -244,7 +252,7 @@ def test_what_follows_is_described(decision: Decision, saved: int, words: str) -
 def test_a_failed_attempt_is_logged_with_rank_host_and_what_follows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recovery(tmp_path, [[6, 1, 1, "SIGKILL"]], RestartPolicy(2, backoff_s=0.1)).run()
+    recovery(tmp_path, [[6, 1, 1, "SIGKILL"]], RestartPolicy(2, backoff_s=0.01)).run()
     (told,) = [r.getMessage() for r in caplog.records if "ended" in r.getMessage()]
     assert re.fullmatch(
         r"attempt 1 ended: rank 1 on .* \(127\.0\.0\.1\) killed by SIGKILL at step 6 \(step\); "
@@ -291,7 +299,7 @@ def test_the_first_attempt_waits_for_the_slots_still_coming(
     tmp_path: Path, cluster: Filling, policy: RestartPolicy, world: int, waits: bool
 ) -> None:
     job = recovery(tmp_path, [], policy, cluster.platform())
-    job._slots_wait_s = 0.5 if waits else 600.0
+    job._slots_wait_s = 0.2 if waits else 600.0
     assert job._first_world() == world
     assert (cluster.asked > len(cluster.given)) == waits
 
@@ -377,7 +385,7 @@ class Vanishing(Scripted):
     def run(self, job: Any, world: int, on_event: Any, attempt: int, control: Control, limits: Any) -> JobResult:
         on_event(Heartbeat(0, attempt, attempt, "step"))
         if attempt == 1:
-            time.sleep(0.3)
+            time.sleep(0.05)
             self.lost_hosts = frozenset({"10.0.0.2"})
             words = "was lost: nothing is heard of its agent"
             raise WorkerFailed(Failure(Child("rank", 1), "h2 (10.0.0.2)", "lost", words, step=1))
@@ -412,7 +420,7 @@ def test_a_host_that_fell_silent_costs_one_attempt_and_is_not_waited_for(
     assert ends(events) == [(1, "lost", "shrink")]
     assert not [words for words in caplog.messages if "grow" in words]
     (recovered,) = [e.recover_s for e in events if isinstance(e, Recovered)]
-    assert 0.3 <= recovered < 10, "counted from the last step before the failure"
+    assert 0.05 <= recovered < 10, "counted from the last step before the failure"
 
 
 class Replaced(Vanishing):
@@ -519,7 +527,7 @@ spark.stop()
 @pytest.mark.spark
 def test_a_rank_killed_on_spark_is_a_new_attempt_in_the_same_application(spark: Any, tmp_path: Path) -> None:
     events: list[Event] = []
-    policy, platform = RestartPolicy(2, backoff_s=0.1), spark_platform(spark, LaunchOptions())
+    policy, platform = RestartPolicy(2, backoff_s=0.01), spark_platform(spark, LaunchOptions())
     job = recovery(tmp_path, [[6, 1, 1, "SIGKILL"]], policy, platform, events)
     assert job.run().result == {"finished": True, "total": EXPECTED, "world": 2}
     assert ends(events) == [(1, "signal", "retry")] and [e.attempt for e in events if isinstance(e, Recovered)] == [2]

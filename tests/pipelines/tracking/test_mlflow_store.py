@@ -6,19 +6,15 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socketserver import BaseRequestHandler, ThreadingTCPServer
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -671,71 +667,26 @@ def test_status_after_success_failure_and_signals(tmp_path: Path) -> None:
 
 
 @contextmanager
-def mlflow_server(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{folder}/server.db"]
-    command += [
-        "--artifacts-destination",
-        f"{folder}/files",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
-    environment = ENV | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # seven processes that nothing here asks
-    server = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        deadline = time.monotonic() + 180
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
-                break
-            except OSError:
-                assert server.poll() is None and time.monotonic() < deadline
-                time.sleep(0.3)
-        yield server
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+def mlflow_server(folder: Path, port: int) -> Iterator[None]:
+    """Answer as MLflow's server, from a thread: its command imports for seconds before it listens."""
+    from mlflow import server
+    from werkzeug.serving import make_server
 
-
-@contextmanager
-def forwarded(port: int, inner: int) -> Iterator[None]:
-    """Let the server of `inner` answer at `port`: one that is not started anew is there sooner."""
-
-    class Forward(BaseRequestHandler):
-        def handle(self) -> None:
-            with socket.create_connection(("127.0.0.1", inner)) as to:
-                ends.extend((self.request, to))
-                back = threading.Thread(target=pump, args=(to, self.request))
-                back.start()
-                pump(self.request, to)
-                back.join()
-
-    def pump(source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while part := source.recv(1 << 16):
-                target.sendall(part)
-            target.shutdown(socket.SHUT_WR)
-
-    ends: list[socket.socket] = []
-    server = ThreadingTCPServer(("127.0.0.1", port), Forward, bind_and_activate=False)
-    server.allow_reuse_address = True
-    server.server_bind(), server.server_activate()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        for end in ends:  # a connection that is kept alive goes too
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        server.server_close()
-        thread.join()
+    variables = {
+        server.BACKEND_STORE_URI_ENV_VAR: f"sqlite:///{folder}/server.db",
+        server.ARTIFACT_ROOT_ENV_VAR: "mlflow-artifacts:/",
+        server.ARTIFACTS_DESTINATION_ENV_VAR: f"{folder}/files",
+        server.SERVE_ARTIFACTS_ENV_VAR: "true",
+    }
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in variables.items():
+            patched.setenv(name, value)
+        for opened in ("_tracking_store", "_model_registry_store", "_artifact_repo"):
+            patched.setattr(server.handlers, opened, None)
+        patched.setattr(server.handlers.utils, "set_tracking_uri", lambda uri: None)  # which are of the whole process
+        patched.setattr(server.handlers.registry_utils, "set_registry_uri", lambda uri: None)
+        with answering(make_server("127.0.0.1", port, server.app, threaded=True)):
+            yield
 
 
 def test_a_server_that_comes_and_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -748,8 +699,7 @@ def test_a_server_that_comes_and_goes(tmp_path: Path, caplog: pytest.LogCaptureF
     tracker.artifact("job", "hello", "note.txt")
     assert tracker.run_id(timeout_s=0.5) is None and not tracker.flush(0.5)
     assert "cannot be reached" in caplog.text and "secret" not in caplog.text
-    with ExitStack() as gone, mlflow_server(tmp_path, inner := unused_port()):
-        gone.enter_context(forwarded(port, inner))
+    with mlflow_server(tmp_path, port):
         assert tracker.flush(300)
         run = tracker.run_id()
         assert run
@@ -765,13 +715,12 @@ def test_a_server_that_comes_and_goes(tmp_path: Path, caplog: pytest.LogCaptureF
         tracker.model("job", tmp_path / "model", tiny_model("remote"))
         assert tracker.flush(300)
         assert client.get_model_version_by_alias("remote", "champion").run_id == run
-        gone.close()
-        tracker.metrics("job", 101, {"loss": 0.5})
-        assert tracker.version("job") == "1" and tracker.version("other", timeout_s=0.5) is None
-        tracker.close(ValueError("the job failed, too"), timeout_s=30)
-        assert "tracking operations wait" in caplog.text
-        assert len(list((tmp_path / "local" / "buffer").iterdir())) == 1
-        gone.enter_context(forwarded(port, inner))
+    tracker.metrics("job", 101, {"loss": 0.5})
+    assert tracker.version("job") == "1" and tracker.version("other", timeout_s=0.5) is None
+    tracker.close(ValueError("the job failed, too"), timeout_s=30)
+    assert "tracking operations wait" in caplog.text
+    assert len(list((tmp_path / "local" / "buffer").iterdir())) == 1
+    with mlflow_server(tmp_path, port):
         assert replay(settings) == (1, 2)
         assert [step for step, _ in history(client, run, "loss")] == list(range(1, 102))
         assert client.get_run(run).info.status == "FAILED"

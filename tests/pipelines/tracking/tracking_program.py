@@ -11,6 +11,8 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  # before the forks
@@ -40,13 +42,13 @@ def drive(root: str, how: str) -> None:
                 time.sleep(0.1)
 
 
-def in_child(root: str, how: str) -> int:
+def in_child(drive: Callable[[], None]) -> int:
     """Fork a driver, which ends with the code that Python would end with; its process id."""
     if pid := os.fork():
         return pid
     code = 1
     try:
-        drive(root, how)
+        drive()
         code = 0
     except SystemExit as ended:
         code = int(str(ended.code))
@@ -58,13 +60,14 @@ def in_child(root: str, how: str) -> int:
         os._exit(code)
 
 
-def main() -> None:
-    root, *hows = sys.argv[1:]
-    drivers = {in_child(root, how): how for how in hows}
+def run_all(drives: Mapping[str, Callable[[], None]]) -> None:
+    """Run drivers by name, each in a process of its own; a line says how each has ended."""
+    drivers = {in_child(drive): name for name, drive in drives.items()}
     while drivers:
         pid, status = os.wait()
         print("ended", drivers.pop(pid), os.waitstatus_to_exitcode(status), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    root, *hows = sys.argv[1:]
+    run_all({how: partial(drive, root, how) for how in hows})

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from sparkring.pipelines.tracking.store.sink import replay
 from sparkring.pipelines.tracking.tracker import Tracker
 from tests.helpers.ports import unused_port
 from tests.pipelines.tracking.openlineage.collector import Collector, collecting
+from tests.waits import wait_for
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = Path(__file__).with_name("lineage_program.py")
@@ -174,7 +176,7 @@ def test_a_collector_that_is_away_gets_the_same_events_later(
     assert len(buffered(store)) == 1
     with pytest.raises(StoreUnreachable, match="collector does not take events"):
         replay_events(settings)
-    time.sleep(1.1)
+    time.sleep(0.1)
     with collecting(port) as late:
         assert replay_events(settings) == 2 and replay_events(settings) == 0
     assert late.kinds() == ["START", "COMPLETE"] and buffered(store) == []
@@ -226,7 +228,7 @@ def test_a_collector_that_hangs_holds_no_job_and_no_mlflow(
 ) -> None:
     collector.status = None
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TIMEOUT", "600")
-    monkeypatch.setattr("sparkring.pipelines.tracking.tracker.EVENTS_WAIT_S", 1.0)
+    monkeypatch.setattr("sparkring.pipelines.tracking.tracker.EVENTS_WAIT_S", 0.2)
     tracker = Tracker(settings_of(store), "flights/3", "flights")
     tracker.begin_lineage("flights", None, [])
     deadline = time.monotonic() + 120
@@ -257,31 +259,36 @@ def test_an_event_that_is_refused_holds_up_none_behind_it(
     assert replay_events(settings_of(store)) == 2
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_a_stopped_job_is_aborted_and_goes_on_under_the_same_run_id(
-    tmp_path: Path, collector: Collector, number: signal.Signals, code: int
-) -> None:
+def test_stopped_jobs_are_aborted_and_go_on_under_the_same_run_ids(tmp_path: Path, collector: Collector) -> None:
+    """Of two drivers one gets SIGTERM, the other SIGKILL."""
+    ends = {"terminated": (signal.SIGTERM, 143), "killed": (signal.SIGKILL, -9)}
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    command = [sys.executable, str(PROGRAM), str(tmp_path), "new"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as driver_process:
+    command = [sys.executable, str(PROGRAM), *(str(tmp_path / name) for name in ends)]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as drivers:
         try:
-            assert driver_process.stdout is not None
-            run = driver_process.stdout.readline().split()[1]
-            deadline = time.monotonic() + 60
-            while not collector.events and time.monotonic() < deadline:
-                time.sleep(0.05)
-            driver_process.send_signal(number)
-            assert driver_process.wait(300) == code
+            assert drivers.stdout is not None
+            said = [drivers.stdout.readline().split() for _ in ends]
+            runs = {Path(root).name: run for _, root, _, run in said}
+            wait_for(lambda: {each["run"]["runId"] for each in collector.events} == {*map(run_id, runs.values())})
+            for _, root, pid, _ in said:
+                os.kill(int(pid), ends[Path(root).name][0])
+            codes = {Path(root).name: int(code) for _, root, code in map(str.split, drivers.stdout)}
             ended = time.time()
         finally:
-            driver_process.kill()
-    again = tracked(settings_of(tmp_path), resume=True)
-    assert again == run and {event["run"]["runId"] for event in collector.events} == {run_id(run)}
-    begins = [place for place, kind in enumerate(collector.kinds()) if kind == "START"]
-    twice = begins[:2] == [0, 1]  # a kill between the collector's answer and the note of it sends an event again
-    kinds, events = collector.kinds()[twice:], collector.events[twice:]
-    assert kinds == ["START", "ABORT", "START", "COMPLETE"] and (not twice or number == signal.SIGKILL)
-    assert at(events[1]) <= ended and "errorMessage" not in events[1]["run"]["facets"]
+            with suppress(ProcessLookupError):
+                os.killpg(drivers.pid, signal.SIGKILL)
+    assert codes == {name: code for name, (_, code) in ends.items()}
+    for name, run in runs.items():
+        assert tracked(settings_of(tmp_path / name), resume=True) == run
+        events = [event for event in collector.events if event["run"]["runId"] == run_id(run)]
+        begins = [place for place, event in enumerate(events) if event["eventType"] == "START"]
+        twice = begins[:2] == [0, 1]  # a kill between the collector's answer and the note of it sends an event again
+        events = events[twice:]
+        assert [event["eventType"] for event in events] == ["START", "ABORT", "START", "COMPLETE"]
+        assert (not twice or name == "killed") and at(events[1]) <= ended
+        assert "errorMessage" not in events[1]["run"]["facets"]
 
 
 def test_a_killed_jobs_run_is_closed_once_though_its_events_wait(
