@@ -23,6 +23,8 @@ import pytest
 from hypothesis import HealthCheck
 
 from sparkring.pipelines.run.jvm_options import found_archive, options_of
+from sparkring.training.launch import attempt
+from sparkring.training.launch.channel import control_client
 from sparkring.training.launch.host.processes import usable_cores
 from sparkring.training.launch.host.shared_imports import shared_imports
 from tests.descendants import Descendants, imports_for_all
@@ -122,6 +124,15 @@ def imports_once() -> Iterator[None]:
     with ExitStack() as stack:
         for threads in {1, usable_cores()}:  # of one rank on this machine, and of several
             stack.enter_context(shared_imports({"OMP_NUM_THREADS": str(threads), **os.environ}))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_intervals() -> Iterator[None]:
+    """Let agents and drivers in this process report and check more often than those of a thousand ranks may."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(control_client, "HEARTBEAT_S", 0.1)
+        patch.setattr(attempt, "CHECK_S", 0.05)
         yield
 
 
