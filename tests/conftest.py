@@ -23,9 +23,12 @@ import pytest
 from hypothesis import HealthCheck
 
 from sparkring.pipelines.run.jvm_options import found_archive, options_of
+from sparkring.training.launch import attempt
+from sparkring.training.launch.channel import control_client
 from sparkring.training.launch.host.processes import usable_cores
 from sparkring.training.launch.host.shared_imports import shared_imports
 from tests.descendants import Descendants, imports_for_all
+from tests.helpers.codegen import COMPILED, INTERPRETED
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 if not os.environ.get("SPARKRING_TEST_GPU"):  # ranks with device `auto` would take them: results of tests are the CPU's
@@ -125,6 +128,15 @@ def imports_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_intervals() -> Iterator[None]:
+    """Let agents and drivers in this process report and check more often than those of a thousand ranks may."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(control_client, "HEARTBEAT_S", 0.1)
+        patch.setattr(attempt, "CHECK_S", 0.05)
+        yield
+
+
 @pytest.fixture(scope="session")
 def descendants() -> Descendants:
     return Descendants()
@@ -180,7 +192,10 @@ def private_mounts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One session for the whole suite, with the settings of a short job's on this machine."""
+    """One session for the whole suite, with the settings of a short job's on this machine.
+
+    But it interprets plans: to compile those of a build of few rows takes a quarter of its time.
+    """
     from pyspark.sql import SparkSession
 
     from sparkring.conf.blocks.spark import SparkConfig
@@ -192,6 +207,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     settings |= {
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        **INTERPRETED,
         OPTIONS: options_of(settings, 0, found_archive(os.environ)),
     } | ({"spark.jars": jar} if (jar := driver_jar()) else {})
     builder = SparkSession.builder
@@ -200,6 +216,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session = builder.getOrCreate()
     yield session
     session.stop()
+
+
+@pytest.fixture
+def compiled_plans(spark: Any) -> Iterator[None]:
+    """Let the suite's session compile the plans of a test that has many rows, or is about what Java compiles."""
+    for key, value in COMPILED.items():
+        spark.conf.set(key, value)
+    yield
+    for key, value in INTERPRETED.items():
+        spark.conf.set(key, value)
 
 
 def quicken_stores() -> None:

@@ -53,8 +53,8 @@ def wide_problem(width: int) -> tuple[nn.Module, Any, Batch, tuple[torch.Tensor]
 
 def gpt_problem(tied: bool) -> tuple[nn.Module, Any, Batch, tuple[torch.Tensor]]:
     model = GPT(vocab=512, width=128, layers=4, heads=4, hidden=256, tied=tied)
-    tokens = torch.randint(0, 512, (32, 65))
-    return model, LanguageModelTask(), Batch({"tokens": tokens}, 32, 32, 32), (tokens[:1, :-1],)
+    tokens = torch.randint(0, 512, (16, 65))
+    return model, LanguageModelTask(), Batch({"tokens": tokens}, 16, 16, 16), (tokens[:1, :-1],)
 
 
 def loopback_bytes() -> int:

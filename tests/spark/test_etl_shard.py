@@ -24,6 +24,7 @@ from sparkring.etl.split import SPLIT
 from sparkring.training.data.batch import Ragged
 from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import ReadRequest
+from tests.helpers.codegen import COMPILED
 from tests.helpers.datasets import manifest_of
 
 pytestmark = pytest.mark.spark
@@ -92,10 +93,12 @@ WAYS = [PLAIN, (7, False, 0, None), (16, True, 40, None), (7, True, 40, 5)]
     ids=["unique", "hot", "all"],
 )
 def test_bytes_do_not_depend_on_partitions_skew_or_aqe(spark, tmp_path, monkeypatch, key, ways):
-    """Nor on how many passes over the key it takes to find where shards begin."""
+    """Nor on how many passes over the key it takes to find where shards begin, nor on whether Spark compiles plans."""
     made = []
     for index, (partitions, aqe, hashes, depth) in enumerate(ways):
         session, rows = skewed(spark, partitions, aqe)
+        for setting, value in COMPILED.items() if index == 1 else ():
+            session.conf.set(setting, value)
         monkeypatch.setattr(layout, "MOST_HASHES", hashes)
         files, _ = write(session, rows, tmp_path / str(index), key, {"train": 4, "test": 3}, row_group=100, depth=depth)
         made.append(files)
@@ -119,6 +122,7 @@ def test_a_split_of_identical_rows_is_still_cut_evenly(spark, tmp_path):
     )
 
 
+@pytest.mark.usefixtures("compiled_plans")
 def test_spark_finds_a_row_among_tens_of_thousands_of_cuts(spark):
     rng = np.random.default_rng(0)
     hashes = rng.integers(-(1 << 63), (1 << 63) - 1, 20_000).tolist()
@@ -325,6 +329,7 @@ def sent_to_driver(spark, group):
     return sum(scheduler.statusStore().lastStageAttempt(stage).resultSize() for stage in ran)
 
 
+@pytest.mark.usefixtures("compiled_plans")
 def test_the_driver_is_sent_no_more_for_more_rows(spark, tmp_path, monkeypatch):
     """16 times the rows in as many shards: as many bytes of results, and no more of Python's memory at the peak."""
     # Limits of a fraction, or reaching them would take a thousand times the rows.

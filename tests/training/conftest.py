@@ -71,6 +71,18 @@ def make_dataset() -> MakeDataset:
     return write_dataset
 
 
+@pytest.fixture
+def no_torch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let new fork servers find no torch: a rank imports it for a second, for a store that not every test uses.
+
+    Returns the folder that hides it, for the PYTHONPATH of a program.
+    """
+    folder = tmp_path_factory.mktemp("no_torch")
+    (folder / "torch.py").write_text("raise ImportError('hidden by a test')\n")
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def group() -> Iterator[WorkerGroup]:
     """Three agents with warm fork servers, for the jobs of every file."""

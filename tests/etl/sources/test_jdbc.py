@@ -71,10 +71,10 @@ def lake(spark: Any, postgres: PostgresServer, tmp_path: Path, monkeypatch: pyte
     return Lake(spark, tmp_path)
 
 
-@pytest.fixture(params=["classic", "connect"])
-def either(request: pytest.FixtureRequest, lake: Lake) -> Iterator[Lake]:
+@pytest.fixture
+def either(session_kind: str, lake: Lake) -> Iterator[Lake]:
     """The database read by either kind of session."""
-    if request.param == "classic":
+    if session_kind == "classic":
         yield lake
         return
     with connect_session(lake.spark) as session:
@@ -248,6 +248,7 @@ def test_a_table_that_is_to_be_truncated_ends_the_read_in_time(
 def test_connect_lands_what_a_classic_session_lands_and_a_snapshot_by_one_statement(
     lake: Lake, postgres: PostgresServer
 ) -> None:
+    needs_connect()
     postgres.table(
         "pairs",
         "SELECT id, (id * 0.5)::numeric(9,3) AS half, now() AS at, 'x' || id AS t FROM generate_series(1, 99) id",

@@ -35,7 +35,7 @@ SERVE, WORK = "tests.training.launch.toy_servers:serve", "tests.training.launch.
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[WorkerGroup]:
-    with local_group(3, ()) as group:
+    with local_group(3, ("torch",)) as group:  # which each first rank opens a store with
         yield warm(group, 3)
 
 
@@ -89,11 +89,11 @@ def test_ranks_find_the_servers_that_were_started_before_them_and_none_is_left(g
 def test_a_killed_rank_is_replaced_and_the_others_go_on(group: WorkerGroup) -> None:
     seen = Seen()
     faults = [[1, 10, 0, "SIGKILL"], [1, 30, 1, "SIGSEGV"], [2, 20, 0, "SIGTERM"]]
-    ranks = run(group, seen, steps=150, faults=faults)
+    ranks = run(group, seen, steps=80, faults=faults)
     replaced = seen.of(RankReplaced)
     assert sorted((e.rank, e.replacement) for e in replaced) == [(1, 1), (1, 2), (2, 1)]
-    assert [rank["replacement"] for rank in ranks] == [0, 2, 1] and {rank["step"] for rank in ranks} == {150}
-    assert max(rank["totals"] for rank in ranks) == [450, 450], "every push once"
+    assert [rank["replacement"] for rank in ranks] == [0, 2, 1] and {rank["step"] for rank in ranks} == {80}
+    assert max(rank["totals"] for rank in ranks) == [240, 240], "every push once"
     begins = [e for e in seen.of(ChildEvent) if e.name == "begins" and e.data["replacement"]]
     assert sorted((e.child.index, e.data["step"]) for e in begins) == [(1, 10), (1, 30), (2, 20)]
 
@@ -128,7 +128,7 @@ def test_a_rank_that_dies_before_an_announced_step_is_told_of_it_again(group: Wo
             seen.control.checkpoint()
 
     job = JobSpec(
-        WORK, {"steps": 60, "step_s": 0.05, "faults": [[1, 10, 0, "SIGCONT"], [1, 14, 0, "SIGKILL"]]}, preload=(),
+        WORK, {"steps": 36, "step_s": 0.05, "faults": [[1, 10, 0, "SIGCONT"], [1, 14, 0, "SIGKILL"]]}, preload=(),
         servers_per_host=1, server_entry=SERVE, replaceable_ranks=True,
     )  # fmt: skip
     ranks = group.run(job, 2, on_event, seen.attempt, seen.control, Limits(30, 30)).results
@@ -162,24 +162,24 @@ def test_the_first_agents_rank_is_replaced_and_the_servers_beside_it_stay(group:
 def test_a_rank_that_is_slow_to_come_back_is_not_taken_to_hang(
     group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last step was long ago when its new process has not begun; here nobody starts that process for 3 s."""
-    monkeypatch.setattr("sparkring.training.launch.health.DUMP_S", 0.5)
+    """Its last step was long ago when its new process has not begun; here nobody starts that process for 2 s."""
+    monkeypatch.setattr("sparkring.training.launch.health.DUMP_S", 0.3)
     seen = Seen()
     send = group.server.send
 
     def late(agent: str, message: Any) -> bool:
         if isinstance(message, StartChild) and message.rank and message.rank.replacement:
-            threading.Timer(3.0, send, (agent, message)).start()
+            threading.Timer(2.0, send, (agent, message)).start()
             return True
         return send(agent, message)
 
     group.server.send = late  # type: ignore[method-assign]
     job = JobSpec(
-        WORK, {"steps": 160, "step_s": 0.02, "faults": [[1, 10, 0, "SIGKILL"]]}, preload=(), servers_per_host=1,
+        WORK, {"steps": 100, "step_s": 0.02, "faults": [[1, 10, 0, "SIGKILL"]]}, preload=(), servers_per_host=1,
         server_entry=SERVE, replaceable_ranks=True,
     )  # fmt: skip
     try:
-        ranks = group.run(job, 2, seen, seen.attempt, limits=Limits(30, 2.0)).results
+        ranks = group.run(job, 2, seen, seen.attempt, limits=Limits(30, 1.2)).results
     finally:
         group.server.send = send  # type: ignore[method-assign]
     assert [rank["replacement"] for rank in ranks] == [0, 1]
@@ -187,9 +187,9 @@ def test_a_rank_that_is_slow_to_come_back_is_not_taken_to_hang(
 
 def test_a_rank_whose_fork_server_dies_is_replaced() -> None:
     """Agent 1 has no server below its fork server."""
-    with local_group(3, ()) as group:
-        ranks = run(group, Seen(), steps=100, faults=[[1, 10, 0, "fork server"]])
-    assert [rank["replacement"] for rank in ranks] == [0, 1, 0] and max(r["totals"] for r in ranks) == [300, 300]
+    with local_group(3, ("torch",)) as group:
+        ranks = run(group, Seen(), steps=60, faults=[[1, 10, 0, "fork server"]])
+    assert [rank["replacement"] for rank in ranks] == [0, 1, 0] and max(r["totals"] for r in ranks) == [180, 180]
 
 
 def test_a_killed_server_ends_the_attempt_and_the_next_one_has_its_own(group: WorkerGroup) -> None:
@@ -227,9 +227,9 @@ def test_a_server_that_raises_returns_or_is_never_ready_is_named(group: WorkerGr
 
 def test_a_server_is_no_rank_its_output_and_silence_are_not_taken_for_a_hang(group: WorkerGroup) -> None:
     seen = Seen()
-    job = JobSpec(WORK, {"steps": 24, "step_s": 0.125}, preload=(), servers_per_host=1, server_entry=SERVE)
-    ranks = group.run(job, 2, seen, seen.attempt, limits=Limits(30, 2.5)).results
-    assert {rank["step"] for rank in ranks} == {24}
+    job = JobSpec(WORK, {"steps": 20, "step_s": 0.08}, preload=(), servers_per_host=1, server_entry=SERVE)
+    ranks = group.run(job, 2, seen, seen.attempt, limits=Limits(30, 1.2)).results
+    assert {rank["step"] for rank in ranks} == {20}
 
 
 def test_servers_are_numbered_host_by_host_on_the_first_agent_of_each() -> None:

@@ -136,6 +136,7 @@ def test_a_port_that_never_answers_is_given_up_in_time(
 ) -> None:
     """As of a driver that ends while an agent connects: the system takes the connection, and nobody reads it."""
     monkeypatch.setattr(control_client, "CONNECT_TIMEOUT_S", 600.0)  # its own patience ends it
+    monkeypatch.setattr(control_client, "SHORTEST_ATTEMPT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = replace(endpoint_of(server), port=silent.getsockname()[1])
         with pytest.raises(DriverUnreachable, match="TimeoutError"):

@@ -35,7 +35,7 @@ def frame(body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + body
 
 
-HELD_UP_S = 4.0
+HELD_UP_S = 2.0
 
 
 def test_a_driver_that_was_held_up_takes_no_agent_for_silent(
@@ -47,7 +47,7 @@ def test_a_driver_that_was_held_up_takes_no_agent_for_silent(
 
     def held_up() -> None:
         time.sleep(HELD_UP_S)
-        server._loop.call_later(1.0, resumed.set)
+        server._loop.call_later(0.5, resumed.set)
 
     server._loop.call_soon_threadsafe(held_up)  # its thread gets no time: beats wait in the kernel
     most = 0.0
@@ -59,7 +59,7 @@ def test_a_driver_that_was_held_up_takes_no_agent_for_silent(
 
 def test_silence_is_seen_and_counted_from_the_last_byte(server: ControlServer, thread: LoopThread) -> None:
     client = thread.call(opened(endpoint_of(server), "a"))
-    thread.loop.call_soon_threadsafe(time.sleep, 1.5)
+    thread.loop.call_soon_threadsafe(time.sleep, 1.0)
     wait_for(lambda: server.silent_s("a") > 0.5)
     wait_for(lambda: server.silent_s("a") < 0.5)  # it speaks again
     assert server.is_connected("a"), "a client that was silent for a while is still the same one"
@@ -171,7 +171,7 @@ def test_a_recorded_hello_opens_nothing(server: ControlServer, thread: LoopThrea
 
 def test_a_hello_has_ten_seconds_in_all(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slowly it comes: each byte had seconds of its own."""
-    monkeypatch.setattr(control_server, "HELLO_S", 1.0)
+    monkeypatch.setattr(control_server, "HELLO_S", 0.6)
     with speak(server) as sock, pytest.raises(OSError):
         for byte in hello(server.secret) * 1000:
             sock.sendall(bytes([byte]))

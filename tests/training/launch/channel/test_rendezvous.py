@@ -98,6 +98,7 @@ def test_a_request_that_never_ends_does(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.usefixtures("no_torch")
 def test_another_user_of_the_host_can_neither_ask_the_proxy_nor_read_its_token() -> None:
     """A closed socket counted as root's, so where the agent was root a client that left at once was let in."""
 

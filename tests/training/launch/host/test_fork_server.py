@@ -60,6 +60,7 @@ def test_a_rank_is_forked_runs_and_ends_and_the_server_takes_the_next() -> None:
         server.receive()
 
 
+@pytest.mark.usefixtures("no_torch")
 def test_threads_wait_for_each_other_with_few_spins_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

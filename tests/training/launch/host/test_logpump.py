@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from sparkring.training.launch.host import logpump
 from sparkring.training.launch.host.logpump import LogPump, RateLimit, last_state
 
 
@@ -68,8 +69,11 @@ def wait_for(condition: threading.Event) -> None:
 
 @pytest.mark.parametrize("piece", ["\r{0:3d}%", "{0:3d}%\r", "."], ids=["tqdm", "behind", "dots"])
 @pytest.mark.parametrize("lines_per_s", [None, 1000.0])
-def test_output_that_ends_no_line_is_reported_while_it_is_printed(piece: str, lines_per_s: float | None) -> None:
+def test_output_that_ends_no_line_is_reported_while_it_is_printed(
+    piece: str, lines_per_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bytes are progress: a script that draws a bar does not hang. Its states are lines, fewer than were drawn."""
+    monkeypatch.setattr(logpump, "PARTIAL_S", 0.1)
     ours, theirs = os.pipe()
     taken: list[list[str]] = []
     thrice = threading.Event()

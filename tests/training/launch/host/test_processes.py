@@ -67,6 +67,7 @@ def test_the_limits_of_all_cgroups_above_a_process_count(
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("no_torch")
 def test_ranks_share_the_cores_that_the_process_may_use() -> None:
     """Not those of the machine: each rank would have threads for all of them."""
     affinity = os.sched_getaffinity(0)
@@ -103,6 +104,7 @@ def limited(ctx: Any) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.skipif(not can_limit_memory(), reason="needs root and a writable memory cgroup")
+@pytest.mark.usefixtures("no_torch")
 def test_the_kernels_kill_for_memory_is_named() -> None:
     group = CGROUPS[0] / f"sparkring-test-{os.getpid()}"
     try:

@@ -70,6 +70,7 @@ def run(group: WorkerGroup, world: int, attempt: int = 1) -> list[dict[str, Any]
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("no_torch")
 def test_fork_servers_of_a_host_are_forked_from_one_process_which_ends_with_the_last_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ def test_fork_servers_of_a_host_are_forked_from_one_process_which_ends_with_the_
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("no_torch")
 def test_where_it_was_killed_a_fork_server_imports_itself_and_those_it_had_forked_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -137,9 +139,12 @@ time.sleep(600)
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_processes_that_are_forked_later_share_it_and_nothing_outlives_them(how: signal.Signals) -> None:
+def test_processes_that_are_forked_later_share_it_and_nothing_outlives_them(
+    how: signal.Signals, no_torch: Path
+) -> None:
     """As the agents of Spark's Python workers do, which its daemon forks."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4]), "OMP_NUM_THREADS": "1"}
+    path = f"{no_torch}{os.pathsep}{Path(__file__).parents[4]}"
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     found = [[int(word) for word in process.stdout.readline().split()] for _ in range(2)]

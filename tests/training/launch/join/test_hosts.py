@@ -79,6 +79,7 @@ def rank_of(ctx: object) -> int:
     return ctx.rank_info.rank  # type: ignore[attr-defined, no-any-return]
 
 
+@pytest.mark.usefixtures("no_torch")
 def test_ranks_run_on_hosts_that_have_come_and_all_end_with_the_drivers_code(start: Callable[..., Job]) -> None:
     job = start()
     second = job.join(other())
@@ -131,7 +132,7 @@ def test_a_first_host_that_is_not_at_the_address_of_the_first_host_says_so() -> 
 
 
 def test_training_begins_without_a_host_that_does_not_come_where_the_rest_is_enough(start: Callable[..., Job]) -> None:
-    job = start(replace(FIRST, wait_s=5.0))
+    job = start(replace(FIRST, wait_s=1.5))
     job.hosts.gather(1)
     assert job.hosts.missing() == [1] and job.hosts.slots() == 1
 
