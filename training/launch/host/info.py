@@ -88,7 +88,7 @@ def problems(driver: HostInfo, agents: Mapping[str, HostInfo], skews_s: Mapping[
         if host.python != driver.python:
             found.append(
                 f"{name}: Python {host.python} ({host.executable}), the driver has {driver.python}; "
-                "set PYSPARK_PYTHON to the same interpreter everywhere"
+                "use the same everywhere (on Spark by PYSPARK_PYTHON)"
             )
         found += [
             f"{name}: {package} {host.packages.get(package) or 'is missing'}, the driver has {version}; "
@@ -99,7 +99,7 @@ def problems(driver: HostInfo, agents: Mapping[str, HostInfo], skews_s: Mapping[
         if driver.code not in (None, host.code):
             found.append(
                 f"{name}: imports other code of ours than the driver ({host.code} against {driver.code}); "
-                "remove an installed sparkring or an old archive from its path, or ship this by --py-files"
+                "install the same there (spark-submit ships it by --py-files), or remove an old one from its path"
             )
         if host.disk_bytes < MIN_DISK_BYTES:
             free = host.disk_bytes >> 20

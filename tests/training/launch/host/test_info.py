@@ -37,10 +37,10 @@ HERE = HostInfo(
     ("changed", "words"),
     [
         ({}, None),
-        ({"python": "3.12"}, "h: Python 3.12 (/p), the driver has 3.11; set PYSPARK_PYTHON"),
+        ({"python": "3.12"}, "h: Python 3.12 (/p), the driver has 3.11; use the same everywhere"),
         ({"packages": {"torch": "2.9.0", "horovod": "0.28.1"}}, "h: torch 2.9.0, the driver has 2.13.0"),
         ({"packages": {"torch": "2.13.0"}}, "h: horovod is missing, the driver has 0.28.1"),
-        ({"code": "def"}, "h: imports other code of ours than the driver (def against abc)"),
+        ({"code": "def"}, "h: imports other code of ours than the driver (def against abc); install the same there"),
         ({"disk_bytes": 5 << 20}, "h: 5 MiB free in /tmp"),
     ],
 )
