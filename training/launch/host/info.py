@@ -127,13 +127,15 @@ def short_of_shared_memory(hosts: Mapping[str, HostInfo], ranks: Mapping[str, in
 
 
 def unfit_for_horovod(agents: Mapping[str, HostInfo]) -> list[str]:
-    """List hosts whose own name leads the other hosts nowhere.
+    """List hosts with Horovod whose own name leads the other hosts nowhere.
 
     Horovod 0.28.1 binds the sockets of a process set to what the host's own name resolves to, whatever interface it is
     given (`InitializeForProcessSet` in its gloo_context.cc).
     """
     found = []
     for name, host in agents.items():
+        if host.packages.get("horovod") is None:
+            continue  # its ring is torch's
         address = host.hostname_address
         if address is None or ipaddress.ip_address(address).is_loopback:
             found.append(

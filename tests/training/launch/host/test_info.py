@@ -95,6 +95,11 @@ def test_a_host_whose_own_name_is_its_loopback_is_no_host_for_a_ring_of_horovods
     assert second.startswith("c: its own name 'vm' resolves to nothing")
 
 
+@pytest.mark.parametrize("packages", [{}, {"torch": "2.13.0", "horovod": None}])
+def test_a_hosts_own_name_leads_nowhere_and_nobody_minds_without_horovod(packages: dict[str, str | None]) -> None:
+    assert not unfit_for_horovod({"h": replace(HERE, packages=packages, hostname_address="127.0.1.1")})
+
+
 def test_what_a_host_reports_survives_the_channel() -> None:
     agent = AgentInfo("a", 0, "h", "10.0.0.1", "eth0", 1, 2)
     ready = AgentReady(agent, "h", collect_host_info())
