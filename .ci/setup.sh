@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything `make demo` and `make test` need, from a bare Python 3.11: the locked environment in .venv, Java, Horovod.
+# Everything `make demo` and `make test` need, from a bare Python: the locked environment in .venv, Java, Horovod.
 # Idempotent: each step looks first. Variables:
 #   PYTHON=python3.11      the interpreter the environment is made with
 #   TESTS=0                leaves out what only tests need from apt (as root: a PostgreSQL server and its driver)
@@ -13,8 +13,9 @@ die() { printf '[setup] %s\n' "$*" >&2; exit 1; }
 
 python=${PYTHON:-python3.11}
 command -v "$python" >/dev/null || die "no $python on the PATH; install Python 3.11 or say PYTHON=/path/to/python3.11"
-"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' ||
-    die "$("$python" --version) cannot be used: sparkring needs Python 3.11 or 3.12; say PYTHON=/path/to/python3.11"
+read -r oldest beyond < <(sed -nE 's/^requires-python = ">=3\.([0-9]+),<3\.([0-9]+)"$/\1 \2/p' pyproject.toml)
+"$python" -c "import sys; sys.exit(not (3, $oldest) <= sys.version_info[:2] < (3, $beyond))" ||
+    die "$("$python" --version) cannot be used: sparkring needs Python 3.$oldest to 3.$((beyond - 1)); say PYTHON=/path/to/python3.11"
 
 java_major() {
     local java=${JAVA_HOME:+$JAVA_HOME/bin/}java

@@ -41,7 +41,7 @@ def load_setting(reference: str, key: str) -> Any:
     except ImportError as error:
         raise ValueError(
             f"{key} = {reference!r}: module {module_of(reference)!r} cannot be imported ({error}); it must be on the "
-            "Python path of the workers (install it there, or ship it with --py-files)"
+            "Python path of the workers (install it there; spark-submit ships it by --py-files)"
         ) from error
     except NoSuchName as error:
         raise ValueError(f"{key} = {reference!r}: {error}") from error

@@ -67,3 +67,23 @@ fetched={lines}
     digest = re.search(r"TORCH_HASH=(sha256:[0-9a-f]{64})", done.stderr)
     assert digest is not None and set_up(offline | {"TORCH_HASH": digest[1]}).returncode == 0
     assert (tmp_path / "installed").exists()
+
+
+@pytest.mark.parametrize(("minor", "taken"), [(10, False), (11, True), (12, True), (13, True), (14, False)])
+def test_set_up_takes_the_pythons_that_the_package_allows(tmp_path: Path, minor: int, taken: bool) -> None:
+    python = tmp_path / "python"
+    version = f"import sys; sys.version_info = (3, {minor}, 0)"
+    python.write_text(f"""#!/bin/sh
+case "$1" in
+    --version) echo "Python 3.{minor}.0";;
+    *) exec {sys.executable} -c "{version}; $2";;
+esac
+""")
+    python.chmod(0o755)
+    lines = (CI / "setup.sh").read_text().partition("\njava_major()")[0].replace('cd "$(dirname "$0")/.."', "")
+    environment = os.environ | {"PYTHON": str(python)}
+    done = subprocess.run(
+        ["bash", "-c", lines], env=environment, cwd=CI.parent, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode == 0) == taken, done.stderr
+    assert taken or f"Python 3.{minor}.0 cannot be used: sparkring needs Python 3.11 to 3.13" in done.stderr

@@ -96,13 +96,12 @@ def launch(world: int, function: str, payload: dict, out: Path, engine: str) -> 
 
 def main() -> None:
     ctypes.CDLL("libc.so.6").prctl(1, signal.SIGKILL)  # never outlive the tests either
-    import torch
-
-    torch.set_num_threads(1)
+    # OMP_NUM_THREADS says one thread. torch.set_num_threads would make a pool here, which a forked process makes anew
+    # when first asked for it: of two threads that ask at once one gets none ("Invalid thread pool") and aborts.
     with contextlib.suppress(ImportError, OSError):
         import horovod.torch  # noqa: F401
     import torch._dynamo  # with sympy; the first step of many ranks would import it
-    import torch.distributed.pipelining
+    import torch.distributed.pipelining  # noqa: F401
 
     import sparkring.training.worker.train  # noqa: F401
 

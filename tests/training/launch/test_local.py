@@ -314,7 +314,8 @@ def test_an_entry_that_is_nothing(entry: str, match: str) -> None:
 
 
 def test_a_module_that_is_not_there_says_how_to_ship_it(group: WorkerGroup) -> None:
-    assert "ship it with --py-files" in fails(group, "nowhere.module:main", world=1).failure.message
+    said = fails(group, "nowhere.module:main", world=1).failure.message
+    assert "install it there, or ship it with spark-submit's --py-files" in said
 
 
 def test_a_payload_that_is_not_json() -> None:

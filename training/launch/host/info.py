@@ -88,7 +88,7 @@ def problems(driver: HostInfo, agents: Mapping[str, HostInfo], skews_s: Mapping[
         if host.python != driver.python:
             found.append(
                 f"{name}: Python {host.python} ({host.executable}), the driver has {driver.python}; "
-                "set PYSPARK_PYTHON to the same interpreter everywhere"
+                "use the same everywhere (on Spark by PYSPARK_PYTHON)"
             )
         found += [
             f"{name}: {package} {host.packages.get(package) or 'is missing'}, the driver has {version}; "
@@ -99,7 +99,7 @@ def problems(driver: HostInfo, agents: Mapping[str, HostInfo], skews_s: Mapping[
         if driver.code not in (None, host.code):
             found.append(
                 f"{name}: imports other code of ours than the driver ({host.code} against {driver.code}); "
-                "remove an installed sparkring or an old archive from its path, or ship this by --py-files"
+                "install the same there (spark-submit ships it by --py-files), or remove an old one from its path"
             )
         if host.disk_bytes < MIN_DISK_BYTES:
             free = host.disk_bytes >> 20
@@ -127,13 +127,15 @@ def short_of_shared_memory(hosts: Mapping[str, HostInfo], ranks: Mapping[str, in
 
 
 def unfit_for_horovod(agents: Mapping[str, HostInfo]) -> list[str]:
-    """List hosts whose own name leads the other hosts nowhere.
+    """List hosts with Horovod whose own name leads the other hosts nowhere.
 
     Horovod 0.28.1 binds the sockets of a process set to what the host's own name resolves to, whatever interface it is
     given (`InitializeForProcessSet` in its gloo_context.cc).
     """
     found = []
     for name, host in agents.items():
+        if host.packages.get("horovod") is None:
+            continue  # its ring is torch's
         address = host.hostname_address
         if address is None or ipaddress.ip_address(address).is_loopback:
             found.append(

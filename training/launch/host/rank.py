@@ -297,8 +297,8 @@ def load_function(reference: str) -> Callable[..., Any]:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ModuleNotFoundError(
-                f"entry = {reference!r}: module {error.name!r} is not on this executor; ship it with --py-files "
-                f"(a .zip or .py; executors do not import wheels) or install it there. sys.path = {sys.path}",
+                f"entry = {reference!r}: module {error.name!r} is not on this host; install it there, or ship it with "
+                f"spark-submit's --py-files (a .zip or .py; executors do not import wheels). sys.path = {sys.path}",
                 name=error.name,
             ) from error
         if not module.startswith("sparkring."):

@@ -37,10 +37,10 @@ HERE = HostInfo(
     ("changed", "words"),
     [
         ({}, None),
-        ({"python": "3.12"}, "h: Python 3.12 (/p), the driver has 3.11; set PYSPARK_PYTHON"),
+        ({"python": "3.12"}, "h: Python 3.12 (/p), the driver has 3.11; use the same everywhere"),
         ({"packages": {"torch": "2.9.0", "horovod": "0.28.1"}}, "h: torch 2.9.0, the driver has 2.13.0"),
         ({"packages": {"torch": "2.13.0"}}, "h: horovod is missing, the driver has 0.28.1"),
-        ({"code": "def"}, "h: imports other code of ours than the driver (def against abc)"),
+        ({"code": "def"}, "h: imports other code of ours than the driver (def against abc); install the same there"),
         ({"disk_bytes": 5 << 20}, "h: 5 MiB free in /tmp"),
     ],
 )
@@ -93,6 +93,11 @@ def test_a_host_whose_own_name_is_its_loopback_is_no_host_for_a_ring_of_horovods
     assert first.startswith("b: its own name 'vm' resolves to 127.0.1.1 there")
     assert "/etc/hosts" in first and "parallel.engine=torch" in first
     assert second.startswith("c: its own name 'vm' resolves to nothing")
+
+
+@pytest.mark.parametrize("packages", [{}, {"torch": "2.13.0", "horovod": None}])
+def test_a_hosts_own_name_leads_nowhere_and_nobody_minds_without_horovod(packages: dict[str, str | None]) -> None:
+    assert not unfit_for_horovod({"h": replace(HERE, packages=packages, hostname_address="127.0.1.1")})
 
 
 def test_what_a_host_reports_survives_the_channel() -> None:
