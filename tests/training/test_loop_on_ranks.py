@@ -96,7 +96,7 @@ def train_apart(
     return {"saved": saved, "step": state.step}
 
 
-@pytest.mark.parametrize(("step_s", "world"), [(0.001, 1), (0.001, 3), (0.2, 3)])
+@pytest.mark.parametrize(("step_s", "world"), [(0.001, 1), (0.001, 3), (0.5, 3)])
 def test_a_checkpoint_and_then_a_stop_come_at_one_same_step_of_all_ranks(
     group: WorkerGroup, attempt: int, step_s: float, world: int
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_checkpoint_and_then_a_stop_come_at_one_same_step_of_all_ranks(
     assert ranks == [ranks[0]] * world
     checkpoint, stop = ranks[0]["saved"]
     assert 0 < checkpoint < stop == ranks[0]["step"]
-    if step_s == 0.2:
+    if step_s == 0.5:
         assert stop <= checkpoint + 3, "a stop costs no more than the running step of the rank that is ahead"
 
 
@@ -172,16 +172,16 @@ def test_a_stop_that_is_asked_for_while_a_checkpoint_is_agreed_makes_one_cut_wit
 
 
 def test_a_stop_while_a_long_evaluation_runs_comes_when_it_ends(group: WorkerGroup, attempt: int) -> None:
-    """Steps of 0.2 s, longer than a cut is announced ahead: not one more is made."""
+    """Steps of 0.6 s, longer than a cut is announced ahead: not one more is made."""
     control = Control()
 
     def train(ctx: Any) -> dict[str, Any]:
         def evaluate(step: int) -> dict[str, float]:
             ctx.event("evaluates", {})
-            time.sleep(1.0)
+            time.sleep(2.0)
             return {"loss": 0.0}
 
-        return train_apart(ctx, 0.2, ENDLESS, evaluate, eval_every=2)
+        return train_apart(ctx, 0.6, ENDLESS, evaluate, eval_every=2)
 
     def on_event(event: Event) -> None:
         if isinstance(event, ChildEvent) and event.name == "evaluates" and event.child.index == 0:
@@ -295,7 +295,7 @@ def test_ranks_end_with_a_driver_that_dies_between_an_offer_and_the_announcement
     reader.start()
     try:
         deadline = time.monotonic() + 60
-        while not (any("STEP" in line for line in lines) and time.monotonic() - last_at[0] > 0.6):
+        while not (any("STEP" in line for line in lines) and time.monotonic() - last_at[0] > 1.0):
             assert time.monotonic() < deadline, lines
             time.sleep(0.05)
         pids = [int(line.split()[1]) for line in lines if line.startswith("PID")]

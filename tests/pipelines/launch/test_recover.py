@@ -126,7 +126,6 @@ def test_a_killed_a_stopped_and_a_raising_rank_in_one_run(tmp_path: Path) -> Non
     events: list[Event] = []
     faults = [[3, 1, 1, "SIGKILL"], [6, 2, 0, "SIGSTOP"], [11, 3, 1, "raise"]]
     job = recovery(tmp_path, faults, RestartPolicy(2, max_attempts=4, backoff_s=0.01), events=events)
-    job._limits = Limits(60, 1.5)
     result = job.run()
     assert result.result == {"finished": True, "total": EXPECTED, "world": 2}
     assert ends(events) == [(1, "signal", "retry"), (2, "hang", "retry"), (3, "exception", "retry")]

@@ -175,7 +175,7 @@ def slow_on_rank_1(ctx: Any) -> None:
 
     class Sleepy(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            time.sleep(0.1 * ctx.rank)
+            time.sleep(0.2 * ctx.rank)
             return super().forward(x).squeeze(-1)
 
     class Squares:
@@ -194,9 +194,9 @@ def slow_on_rank_1(ctx: Any) -> None:
         strategy.forward_backward(Batch({"x": torch.ones(2, 4)}, 2, 4, 4 * step))
         strategy.step(0.1)
         step_s = time.monotonic() - began
-        # Each as if it were the mean of forty: a straggler is named when it has lasted for ten seconds.
+        # Each as if it were the mean of twenty: a straggler is named when it has lasted for ten seconds.
         wait_s = strategy.waited_s - waited_s
-        ctx.metrics(40 * step, {}, timing=WindowTiming(step_s, wait_s, 0.0, 0.0, {}, {}, {}))
+        ctx.metrics(20 * step, {}, timing=WindowTiming(step_s, wait_s, 0.0, 0.0, {}, {}, {}))
     strategy.close()
 
 
@@ -218,7 +218,7 @@ def test_every_engine_tells_waiting_from_work(group: WorkerGroup, engine: str, z
     assert slow.rank == 1 and min(slow.busy_s, slow.others_wait_s) > 0
 
 
-def run_until_hang(group: WorkerGroup, entry: Any, hang_s: float = 1.2) -> tuple[WorkerFailed, list[Event]]:
+def run_until_hang(group: WorkerGroup, entry: Any, hang_s: float = 2.5) -> tuple[WorkerFailed, list[Event]]:
     events: list[Event] = []
     with pytest.raises(WorkerFailed) as caught:
         group.run(JobSpec(entry), 2, events.append, limits=Limits(60, hang_s))

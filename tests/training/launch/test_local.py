@@ -268,7 +268,7 @@ def test_a_script_that_says_nothing_any_more_hangs_and_one_that_prints_does_not(
             JobSpec(str(script)),
             2,
             lambda event: lines.extend(event.lines) if isinstance(event, LogLines) else None,
-            limits=Limits(hang_s=1.2, by_output=True),
+            limits=Limits(hang_s=2.0, by_output=True),
         )
     assert caught.value.failure.cause == "hang"
     assert len(lines) >= 16, "both have printed eight lines before"

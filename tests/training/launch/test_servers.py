@@ -179,7 +179,7 @@ def test_a_rank_that_is_slow_to_come_back_is_not_taken_to_hang(
         server_entry=SERVE, replaceable_ranks=True,
     )  # fmt: skip
     try:
-        ranks = group.run(job, 2, seen, seen.attempt, limits=Limits(30, 1.2)).results
+        ranks = group.run(job, 2, seen, seen.attempt, limits=Limits(30, 2.0)).results
     finally:
         group.server.send = send  # type: ignore[method-assign]
     assert [rank["replacement"] for rank in ranks] == [0, 1]
@@ -228,7 +228,7 @@ def test_a_server_that_raises_returns_or_is_never_ready_is_named(group: WorkerGr
 def test_a_server_is_no_rank_its_output_and_silence_are_not_taken_for_a_hang(group: WorkerGroup) -> None:
     seen = Seen()
     job = JobSpec(WORK, {"steps": 20, "step_s": 0.08}, preload=(), servers_per_host=1, server_entry=SERVE)
-    ranks = group.run(job, 2, seen, seen.attempt, limits=Limits(30, 1.2)).results
+    ranks = group.run(job, 2, seen, seen.attempt, limits=Limits(30, 2.5)).results
     assert {rank["step"] for rank in ranks} == {20}
 
 

@@ -132,7 +132,7 @@ def test_a_first_host_that_is_not_at_the_address_of_the_first_host_says_so() -> 
 
 
 def test_training_begins_without_a_host_that_does_not_come_where_the_rest_is_enough(start: Callable[..., Job]) -> None:
-    job = start(replace(FIRST, wait_s=1.5))
+    job = start(replace(FIRST, wait_s=3.0))
     job.hosts.gather(1)
     assert job.hosts.missing() == [1] and job.hosts.slots() == 1
 
