@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -62,6 +63,7 @@ def places(ctx: Any) -> dict[str, Any]:
         "folder": os.readlink(f"/proc/{server.pid}/cwd"),
         "session": os.getsid(server.pid),
         "imported": "sqlite3" in sys.modules,
+        "finds": importlib.util.find_spec("module_of_the_folder") is not None,
     }
 
 
@@ -76,6 +78,7 @@ def test_fork_servers_of_a_host_are_forked_from_one_process_which_ends_with_the_
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "5")  # the suite's is for another number
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "module_of_the_folder.py").touch()
     with local_group(2, PRELOAD) as first:
         ranks = run(first, 2)
         (tmp_path / "other").mkdir()
@@ -87,6 +90,7 @@ def test_fork_servers_of_a_host_are_forked_from_one_process_which_ends_with_the_
         assert len({rank["server"] for rank in ranks}) == 4
         assert all(rank["session"] == rank["server"] and rank["imported"] for rank in ranks)
         assert [rank["folder"] for rank in ranks] == [f"{tmp_path}"] * 2 + [f"{tmp_path}/other"] * 2
+        assert [rank["finds"] for rank in ranks] == [True] * 2 + [False] * 2
         wait_for(lambda: not any(psutil.pid_exists(rank["server"]) for rank in ranks[2:]))
         assert psutil.pid_exists(imports) and all(psutil.pid_exists(rank["server"]) for rank in ranks[:2])
     assert not psutil.pid_exists(imports)
