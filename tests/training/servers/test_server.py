@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from sparkring.training.servers import protocol
 from sparkring.training.servers.client import ALL_BYTES, Client, RequestFailed, cut_gradient, whole_states
 from sparkring.training.servers.messages import (
     CountsRequest,
@@ -31,6 +32,7 @@ from sparkring.training.servers.messages import (
 from sparkring.training.servers.protocol import (
     NONCE,
     ServerProtocolError,
+    admit,
     pack_tensors,
     receive,
     unpack_tensors,
@@ -375,3 +377,23 @@ def test_a_frame_that_is_too_large_is_refused_before_memory_is_taken(message_byt
         left.shutdown(socket.SHUT_WR)
         with pytest.raises(ServerProtocolError, match="are accepted at most"):
             receive(right)
+
+
+def test_a_stranger_that_sends_its_proof_byte_by_byte_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes within the limit, all of them do not: one such peer would hold a thread for minutes."""
+    monkeypatch.setattr(protocol, "PROOF_S", 0.3)
+    left, right = socket.socketpair()
+    gone = threading.Event()
+
+    def trickle() -> None:
+        for _ in range(2 * NONCE):
+            right.sendall(b"x")
+            if gone.wait(0.1):
+                return
+
+    with left, right, ThreadPoolExecutor(1) as thread:
+        sending = thread.submit(trickle)
+        with pytest.raises(TimeoutError):
+            admit(left, b"secret")
+        gone.set()
+        sending.result()
