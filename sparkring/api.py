@@ -181,7 +181,8 @@ def launch(
 ) -> JobResult:
     """Run `function(ctx, *args, **kwargs)` in `world` processes on Spark's slots, at the same time; their results.
 
-    Raises WorkerFailed with the rank and traceback of the first that fails; no process is left by then.
+    Raises WorkerFailed with the rank and traceback of the first that fails; no process is left by then. TypeError for
+    a `world` or `args` of another kind.
 
     Args:
         function: a function, also one of a notebook's cell. It gets a WorkerContext, which has `rank` and `world_size`.
@@ -197,6 +198,8 @@ def launch(
 
     if not isinstance(args, Sequence) or isinstance(args, str):
         raise TypeError(f"args = {args!r}: must be a list or tuple of arguments, such as ({args!r},)")
+    if not isinstance(world, int) or world < 1:
+        raise TypeError(f"world = {world!r}: must be a whole number of processes, at least 1")
     job = JobSpec(function, args=tuple(args), kwargs=dict(kwargs or {}), preload=tuple(preload))
     return run_barrier(spark or _open_session(world), job, world)
 

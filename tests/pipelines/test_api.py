@@ -64,6 +64,12 @@ def test_arguments_that_are_no_list_are_refused() -> None:
         sparkring.launch(print, world=2, args=7)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("world", [0, -1, "2", 2.5, None])
+def test_a_wrong_number_of_processes_is_refused_before_spark_starts(world: Any) -> None:
+    with pytest.raises(TypeError, match=f"world = {world!r}: must be a whole number of processes, at least 1"):
+        sparkring.launch(print, world=world)
+
+
 @pytest.mark.spark
 def test_a_table_of_the_session_is_named_as_spark_names_it(spark: Any, tmp_path: Path) -> None:
     rows = pandas.DataFrame({"x": [float(n) for n in range(400)], "late": [n % 3 == 0 for n in range(400)]})
