@@ -75,9 +75,9 @@ def test_who_waits_for_a_slow_save_tells_how_far_it_is_and_says_nothing_of_a_stu
 
         entry = write(folder, path, parts, written)
         if stuck and not grew:
-            time.sleep(1.0)  # what is written has been told by now
+            time.sleep(0.4)  # what is written has been told by now
             before = len(told)
-            time.sleep(0.3)
+            time.sleep(0.2)
             grew.append(len(told) - before)
         return entry
 

@@ -88,12 +88,12 @@ def test_a_request_without_the_token_is_refused(proxy: tuple[RendezvousProxy, li
 def test_a_request_that_never_ends_does(
     proxy: tuple[RendezvousProxy, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkring.training.launch.channel.rendezvous.REQUEST_S", 1.0)
+    monkeypatch.setattr("sparkring.training.launch.channel.rendezvous.REQUEST_S", 0.4)
     served, asked = proxy
     with socket.create_connection(("127.0.0.1", served.port), timeout=10) as sock, pytest.raises(OSError):
         for _ in range(1200):
             sock.sendall(b"x")
-            time.sleep(0.1)
+            time.sleep(0.05)
     assert asked == []
 
 
