@@ -221,6 +221,8 @@ def test_rows_in_arrow_or_of_mixed_types_have_the_same_bits(folder: Path) -> Non
     assert predictor.predict(pa.table(columns).to_pandas())["prediction"].to_numpy().tobytes() == expected.tobytes()
     whole = columns | {name: columns[name].cast(pa.int64()) for name in ("month", "hour")}
     assert predictor.scores(whole, len(expected)).tobytes() == expected.tobytes()
+    predictor.tensor_rows = BATCH_ROWS  # tensors are made of so many rows at a time, not of all
+    assert predictor.scores(whole, len(expected)).tobytes() == expected.tobytes()
 
 
 def test_a_datasets_stored_rows_have_the_scores_of_the_raw_ones(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import py_compile
 import subprocess
 import sys
@@ -155,9 +156,9 @@ extend_packages("sparkring")
 import sparkring.training.trees.model
 print(sparkring.training.trees.model.__file__)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=600, cwd=tmp_path
-    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path, env=alone)
     missing, file = done.stdout.split()
     assert missing.startswith("sparkring.training.trees"), done.stderr
     assert file == str(tmp_path / "trees/sparkring/training/trees/model.py")
