@@ -57,7 +57,8 @@ def pytest(tree: Path, tests: str) -> tuple[int | None, str]:
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=MOST_S)
     except subprocess.TimeoutExpired:
         return None, f"no end within {MOST_S:g} s"
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR tests"))]  # no lines of a log
+    noticed = ("FAILED ", "ERROR tests")  # a line of a log begins with ERROR too
+    lines = [line for line in done.stdout.splitlines() if line.startswith(noticed)]
     return done.returncode, (lines or done.stdout.strip().splitlines() or [done.stderr.strip()])[0][:200]
 
 
