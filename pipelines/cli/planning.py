@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sparkring.training.planner.timing.step_time import StepCounts
 
 log = logging.getLogger(__name__)
+FAR_OFF = 0.3  # mean error of a cluster's parameters that asks whether the steps are of this cluster
 
 
 def add_commands(commands: Commands) -> None:
@@ -294,7 +295,10 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     before, after = (each.as_trained_by(steps[0].framework).reached for each in (cluster, found))
     for name, value in after.model_dump().items():
         print(f"{name:<10} {getattr(before, name):>10.4g} -> {value:.4g}")
-    print(f"{len(steps)} steps: {fit_errors(predicted(counts, cluster), steps)} before")
+    as_shipped = fit_errors(predicted(counts, cluster), steps)
+    print(f"{len(steps)} steps: {as_shipped} before")
+    if as_shipped.mean > FAR_OFF:
+        log.warning("the steps are far from what the parameters of %s predicted: did another machine make them?", arguments.cluster)
     print(f"{len(steps)} steps: {fit_errors(predicted(counts, found), steps)} fitted")
     write_file(arguments.out, cluster_text(found))
     print(f"wrote {arguments.out}")

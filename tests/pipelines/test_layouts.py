@@ -346,13 +346,18 @@ def test_nothing_fits_and_it_says_what_is_missing(tmp_path: Path, capsys: pytest
     assert "no layout fits in 19.3 MiB per device" in text and "take more devices" in text
 
 
-def test_a_calibrated_cluster_is_written_and_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_calibrated_cluster_is_written_and_read_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     table = Path("benchmarks/published/llmfoundry_a100_80gb.csv").read_text().splitlines()
     rows, out = tmp_path / "steps.csv", tmp_path / "mine.yaml"
     rows.write_text("\n".join([*table[:3], *table[-25:]]) + "\n")
     words = ["calibrate", str(rows), "--cluster", "a100-80gb-roce", "--out", str(out)]
     assert "25 steps: mean error" in output(capsys, *words)
-    assert load_cluster(str(out)).fitted_on == "25 steps of steps.csv"
+    assert load_cluster(str(out)).fitted_on == "25 steps of steps.csv" and "far from" not in caplog.text
+    other = ["calibrate", str(rows), "--cluster", "h100-80gb-roce", "--out", str(tmp_path / "other.yaml")]
+    assert "25 steps: mean error" in output(capsys, *other)
+    assert "far from what the parameters of h100-80gb-roce predicted" in caplog.text
     rows.write_text("\n".join(table[:5]) + "\n")
     assert "2 measured steps cannot determine" in problem(capsys, *words)
 
