@@ -298,7 +298,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     as_shipped = fit_errors(predicted(counts, cluster), steps)
     print(f"{len(steps)} steps: {as_shipped} before")
     if as_shipped.mean > FAR_OFF:
-        log.warning("the steps are far from what the parameters of %s predicted: did another machine make them?", arguments.cluster)
+        line = "the steps are far from what the parameters of %s predicted: did another machine make them?"
+        log.warning(line, arguments.cluster)
     print(f"{len(steps)} steps: {fit_errors(predicted(counts, found), steps)} fitted")
     write_file(arguments.out, cluster_text(found))
     print(f"wrote {arguments.out}")
