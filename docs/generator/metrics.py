@@ -67,7 +67,7 @@ LOGGED = {  # `*` stands for a name: of a metric, a column, a split, ..
     "rows/contributions_missed": "of `predict`: rows whose contributions do not sum to the raw prediction; if any",
     "rows/*": "rows of a split",
     "drift/*/*": "distance of a column's distribution from the reference, by measure",
-    "plan/predicted_step_s": "of a job whose cluster is known: seconds of a step, as predicted for its layout",
+    "plan/predicted_step_s": "seconds of a step, as predicted for its layout on `launch.cluster`, else on this machine",
     "plan/measured_step_s": "seconds of a step of rank 0, the median over the logging windows of the last attempt",
     "plan/step_error": "predicted over measured, less 1",
     "plan/predicted_peak_bytes": "the most that a rank holds at a moment of a step, as predicted",

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from sparkring.conf.blocks.parallel import PLANNED, ParallelConfig
 from sparkring.conf.clusters.cluster import Cluster
@@ -16,7 +17,7 @@ from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.pipelines.model.layouts import layout_text, plan_record, seconds_text, traced_recipe, why_behind
 from sparkring.pipelines.model.machine import RankCluster, cluster_of_recipe
-from sparkring.pipelines.model.plan import on_world
+from sparkring.pipelines.model.plan import device_of, on_world
 from sparkring.pipelines.model.sizes import size_text
 from sparkring.training.parallel.data_parallel.batch_norm import batch_norms
 from sparkring.training.parallel.mesh import resolve_mesh
@@ -40,14 +41,15 @@ Refuses = Callable[[RunConfig], list[str]]
 class WorldPlan:
     """What is predicted of a job on so many ranks.
 
-    cluster: that they run on. used: the layout that they train in. best: every layout that fits, the fastest first.
-    alone: the fastest of one rank; None: the step does not fit there.
+    cluster: that they run on. used: the layout that they train in. best: every layout that fits, the fastest first; ()
+    where neither a layout nor a cluster was asked for. alone: the fastest of one rank; None: that was not asked for, or
+    the step does not fit there.
     """
 
     cluster: Cluster
     used: PlannedLayout
-    best: tuple[PlannedLayout, ...]
-    alone: PlannedLayout | None
+    best: tuple[PlannedLayout, ...] = ()
+    alone: PlannedLayout | None = None
 
 
 class LaunchPlan:
@@ -58,7 +60,7 @@ class LaunchPlan:
     """
 
     def __init__(
-        self, config: RunConfig, manifest: DatasetManifest | None, refuses: Refuses, cluster: RankCluster
+        self, config: RunConfig, manifest: DatasetManifest | None, refuses: Refuses, cluster: RankCluster | None = None
     ) -> None:
         """Nothing is planned yet.
 
@@ -66,16 +68,22 @@ class LaunchPlan:
             config: the recipe.
             manifest: of its dataset.
             refuses: why a recipe cannot run, as far as its `parallel` block decides that.
-            cluster: that its ranks run on.
+            cluster: that its ranks run on; None: the recipe's, or the machine, looked at when something is planned.
         """
         self.config, self.manifest, self.refuses = config, manifest, refuses
-        self.cluster = cluster
+        self._cluster = cluster
         self.is_auto = config.parallel.layout == "auto"
+        self.is_asked_for = self.is_auto or config.launch.cluster is not None
         self.base = as_given(config.parallel)
         self._lock = threading.Lock()
         self._traced: TracedModel | None = None
         self._found: dict[int, WorldPlan | None] = {}
         self._failures: set[str] = set()
+
+    @cached_property
+    def cluster(self) -> RankCluster:
+        """That the job's ranks run on."""
+        return self._cluster or cluster_of_recipe(self.config)
 
     def at(self, world: int) -> WorldPlan | None:
         """The plan for so many ranks; None where nothing can be planned, which is logged once."""
@@ -101,6 +109,8 @@ class LaunchPlan:
 
     def plan_ahead(self, stopping: threading.Event) -> None:
         """Plan for the job's ranks, and for those that it may shrink to, before they are needed."""
+        if not self.is_asked_for and device_of(self.config) == "cuda":
+            return  # to look at a GPU takes some of its memory: once ranks have ended
         most, least = self.config.launch.world, self.config.launch.min_world
         worlds = range(most, (least or most) - 1, -1) if self.is_auto else [most]
         for world in worlds[:MOST_AHEAD]:
@@ -136,12 +146,15 @@ class LaunchPlan:
         if why not in self._failures:
             self._failures.add(why)
             taken = "ranks train in a ring (parallel.layout = auto)" if self.is_auto else "steps are not predicted"
-            log.warning("%s: %s", taken, why)
+            log.log(logging.WARNING if self.is_asked_for else logging.DEBUG, "%s: %s", taken, why)
         return None
 
     def _plan(self, world: int) -> WorldPlan:
         if self._traced is None:
             self._traced = traced_recipe(self.config, self.manifest)
+        if not self.is_asked_for:
+            costs = self._costs(world)
+            return WorldPlan(costs.cluster, costs.layout(self.base, resolve_mesh(self.base, world)))
         costs, ranked = self._ranked(world)
         best = tuple(layout for layout in ranked if costs.fits(layout))
         costs_alone, of_one = self._ranked(1)
@@ -160,10 +173,14 @@ class LaunchPlan:
 
     def _ranked(self, world: int) -> tuple[LayoutCosts, list[PlannedLayout]]:
         """(costs on the devices of so many ranks, the layouts by time)."""
-        assert self._traced is not None
-        costs = LayoutCosts(self._traced, self.cluster.of_ranks(world))
+        costs = self._costs(world)
         ranked = sorted(possible_layouts(costs, self.base, world), key=order("time"))
         return costs, [*self._going_on(ranked)]
+
+    def _costs(self, world: int) -> LayoutCosts:
+        """Costs on the devices of so many ranks."""
+        assert self._traced is not None
+        return LayoutCosts(self._traced, self.cluster.of_ranks(world))
 
     def _going_on(self, layouts: Iterable[PlannedLayout]) -> Iterator[PlannedLayout]:
         """Those that the recipe's rules allow, and that any checkpoint of this training goes on in.
@@ -185,18 +202,17 @@ class LaunchPlan:
 
 @contextmanager
 def planning(config: RunConfig, manifest: DatasetManifest, refuses: Refuses) -> Iterator[LaunchPlan | None]:
-    """Plan a job in a thread while the block runs, if its layout is to be chosen or its cluster is named; else None.
+    """Plan a job in a thread while the block runs; None for trees, and for servers unless their cluster is named.
 
     Args:
         config: the recipe.
         manifest: of its dataset.
         refuses: as of LaunchPlan.
     """
-    is_wanted = config.parallel.layout == "auto" or config.launch.cluster is not None
-    if not is_wanted or config.model.is_trees:
+    plan, stopping = LaunchPlan(config, manifest, refuses), threading.Event()
+    if config.model.is_trees or (config.parallel.servers.per_host and not plan.is_asked_for):
         yield None
         return
-    plan, stopping = LaunchPlan(config, manifest, refuses, cluster_of_recipe(config)), threading.Event()
     thread = threading.Thread(target=plan.plan_ahead, args=(stopping,), name="plan")
     thread.start()
     try:

@@ -25,6 +25,7 @@ from sparkring.pipelines.model import launch_plan
 from sparkring.pipelines.model.launch_plan import LaunchPlan, planning
 from sparkring.pipelines.model.layouts import layout_text
 from sparkring.pipelines.model.machine import (
+    SHOWN,
     RankCluster,
     cluster_of_recipe,
     cpu_machine,
@@ -118,9 +119,30 @@ def test_layouts_of_fewer_ranks_are_ready_before_they_are_needed(monkeypatch: py
     assert sorted(plan._found) == [1, 2, 3, 4] and None not in plan._found.values()
 
 
-def test_nothing_is_planned_without_a_cluster_or_auto() -> None:
-    with planning(small(), None, block_problems) as plan:  # type: ignore[arg-type]
+def test_without_a_cluster_or_auto_the_recipes_layout_alone_is_predicted_for_the_machine() -> None:
+    with planning(small("train.device=cpu"), None, block_problems) as plan:  # type: ignore[arg-type]
+        assert plan is not None and plan.lines_at(4) == []
+        found, record = plan.at(4), plan.record_at(4)
+    assert found is not None and record is not None and found.alone is None
+    assert (record.others, record.tried) == ([], []) and record.cluster == SHOWN
+    assert record.used.step_s == found.used.time.total > 0 and list(plan._found) == [4]
+
+
+def test_no_gpu_is_looked_at_for_a_prediction_alone_until_ranks_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(launch_plan, "cluster_of_recipe", lambda _: looked.append(1) or ON_A100)
+    with planning(small("train.device=cuda"), None, block_problems) as plan:  # type: ignore[arg-type]
+        pass
+    assert plan is not None and not looked
+    assert plan.record_at(4) is not None and looked
+
+
+def test_parameter_servers_are_not_predicted_unless_their_cluster_is_named() -> None:
+    words = ("parallel.servers.per_host=1", "launch.min_world=null")
+    with planning(small(*words), None, block_problems) as plan:  # type: ignore[arg-type]
         assert plan is None
+    with planning(small(*words, "launch.cluster=a100-80gb-efa"), None, block_problems) as plan:  # type: ignore[arg-type]
+        assert plan is not None
 
 
 def test_a_named_cluster_predicts_the_recipes_own_layout() -> None:
@@ -310,7 +332,7 @@ def test_a_planned_job_survives_a_kill_on_fewer_ranks_and_is_made_again_from_its
     written = f"parallel={json.dumps(block)}"
     again = run_here(folder, lambda: 2, written, "checkpoint.resume=false")
     assert again.run != whole.run and weights_of(again) == weights_of(whole), "the recorded block is what was trained"
-    assert again.config["parallel"] == block and again.planned is None
+    assert again.config["parallel"] == block and again.planned is not None and again.planned.others == []
 
     mark = folder / "killed"
     module = write_module(folder, KILLED.format(mark=str(mark)))

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparkring.conf.errors import first_line
+from sparkring.training.data.batch import Ragged
 from sparkring.training.models.torch_private import DispatchMode, call_without_memory, storage_key
 from sparkring.training.planner.kernels import DeviceKernels
 from sparkring.training.planner.trace import Untraceable, repeated
@@ -33,6 +34,8 @@ class Operation(NamedTuple):
     place: `column` or `row`, the weight is cut over tensor ranks; `inner`, between cut layers; `between`, all else.
     batch, m, k, n: of a matmul m grows with the rows, of the others the batch.
     elements: read and written, of activations.
+    per_row: False: it reads none of the rows, such as a mask of positions, so that a pass does it once.
+    has_backward: False: no gradient goes through it, such as the hash of a dropout mask.
     """
 
     kind: str
@@ -42,6 +45,8 @@ class Operation(NamedTuple):
     k: int = 0
     n: int = 0
     elements: float = 0.0
+    per_row: bool = True
+    has_backward: bool = True
 
     @property
     def flops(self) -> float:
@@ -54,15 +59,32 @@ class ModelWork(NamedTuple):
     layers: dict[str, tuple[Operation, ...]]
 
     def flops(self) -> float:
-        return sum(op.flops for operations in self.layers.values() for op in operations)
+        return sum(op.flops for operations in self.layers.values() for op in operations if op.per_row)
 
 
 class _Recorder(DispatchMode):
     """Record operations by the module they run in."""
 
-    def __init__(self, weights: set[int], layers: set[str], kinds: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        weights: Iterable[torch.Tensor],
+        inputs: Iterable[torch.Tensor],
+        layers: Iterable[str],
+        kinds: Mapping[str, str],
+    ) -> None:
+        """Nothing is recorded yet.
+
+        Args:
+            weights: of the model.
+            inputs: its rows.
+            layers: modules by which operations are grouped.
+            kinds: module name -> how it is cut over tensor ranks.
+        """
         super().__init__()
-        self.weights, self.layers, self.kinds = weights, layers, kinds
+        self.layers, self.kinds = set(layers), kinds
+        self.weights, self.of_rows = set(map(storage_key, weights)), set(map(storage_key, inputs))
+        self.with_gradient = set(self.weights)  # storages of what is made of weights
+        self.alive: list[torch.Tensor] = []  # all that was made, so that no other storage has its key
         self.running: list[str] = []  # names of the modules around the current operation
         self.causal = False
         self.found: dict[str, list[Operation]] = {}
@@ -75,20 +97,31 @@ class _Recorder(DispatchMode):
         given, made = list(_tensors((args, kwargs))), list(_tensors(out))
         if made and not ({storage_key(t) for t in made} & {storage_key(t) for t in given} and not name.endswith("_")):
             layer = next((each for each in self.running if each in self.layers), "")
-            self.found.setdefault(layer, []).append(self._operation(name, given, made, args))
+            operation = self._operation(name, given, made, args)
+            per_row, has_backward = self._follow(given, made)
+            operation = operation._replace(per_row=per_row, has_backward=has_backward)
+            self.found.setdefault(layer, []).append(operation)
         return out
+
+    def _follow(self, given: list[torch.Tensor], made: list[torch.Tensor]) -> tuple[bool, bool]:
+        """(whether an operation reads rows, whether a gradient goes through it), and note the same of what it makes."""
+        self.alive += made
+        keys = {storage_key(t) for t in given}
+        per_row, has_backward = bool(keys & self.of_rows), bool(keys & self.with_gradient)
+        if per_row:
+            self.of_rows.update(map(storage_key, made))
+        if has_backward := has_backward and any(t.is_floating_point() for t in made):
+            self.with_gradient.update(map(storage_key, made))
+        return per_row, has_backward
+
+    def _reads_rows(self, tensor: torch.Tensor) -> bool:
+        return storage_key(tensor) in self.of_rows
 
     def _operation(self, name: str, given: list[torch.Tensor], made: list[torch.Tensor], args: Any) -> Operation:
         place = self._place()
-        if name in ("mm", "addmm"):
-            x, y = args[-2:] if name == "mm" else args[1:3]
-            elements = float(x.numel() + made[0].numel())
-            kind = "matmul" if storage_key(y) in self.weights or storage_key(x) in self.weights else "product"
-            return Operation(kind, place, 1, x.shape[0], x.shape[1], y.shape[1], elements)
-        if name in ("bmm", "baddbmm"):
-            x, y = args[-2:] if name == "bmm" else args[1:3]
-            elements = float(x.numel() + y.numel() + made[0].numel())
-            return Operation("product", place, x.shape[0], x.shape[1], x.shape[2], y.shape[2], elements)
+        if name in ("mm", "addmm", "bmm", "baddbmm"):
+            x, y = args[1:3] if "add" in name else args[:2]
+            return self._product(place, x, y, made[0])
         if "scaled_dot_product" in name:
             (b, heads, t, width), keys = args[0].shape, args[1].shape[2]
             # q k^T and p v, of a causal mask half of each: t x keys x width
@@ -104,6 +137,16 @@ class _Recorder(DispatchMode):
         if name == "embedding":
             moved = 2 * made[0].numel()
         return Operation("memory", place, elements=float(moved))
+
+    def _product(self, place: str, x: torch.Tensor, y: torch.Tensor, made: torch.Tensor) -> Operation:
+        """(..., m, k) by (..., k, n). Of a weight on the left, rows are the columns of the other."""
+        batch, (m, k), n = math.prod(x.shape[:-2]), x.shape[-2:], y.shape[-1]
+        activations = float(made.numel()) + sum(t.numel() for t in (x, y) if self._reads_rows(t))
+        if self._reads_rows(x) and self._reads_rows(y):
+            return Operation("product", place, batch, m, k, n, activations)
+        if self._reads_rows(y):
+            m, n = n, m
+        return Operation("matmul", place, batch, m, k, n, activations)
 
     def _place(self) -> str:
         kinds = [self.kinds.get(name, "") for name in self.running]
@@ -143,9 +186,9 @@ def trace_operations(
     """
     traced = copy.deepcopy(model).to("meta")
     given = [repeated(each, 1) for each in inputs]
-    recorder = _Recorder({storage_key(p) for p in traced.parameters()}, set(layers), kinds)
+    recorder = _Recorder(traced.parameters(), _tensors(given), layers, kinds)
     try:
-        with torch.no_grad(), _named_modules(traced, recorder.running), _FusedKernels(recorder), recorder:
+        with _named_modules(traced, recorder.running), _FusedKernels(recorder), recorder:
             traced(*given)
     except Exception as error:  # a user's forward may fail in any way
         raise Untraceable(
@@ -172,8 +215,10 @@ def _named_modules(model: nn.Module, running: list[str]) -> Iterator[None]:
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
+    elif isinstance(value, Ragged):
+        yield from (value.values, *value.offsets)
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _tensors(each)
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         yield from _tensors(list(value.values()))

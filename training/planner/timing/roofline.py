@@ -71,13 +71,12 @@ class Roofline:
         forward = np.where(table.is_product, once, np.where(table.is_attention, attention, memory))
         others = np.where(table.is_attention, BACKWARD_ATTENTION * attention, BACKWARD_MEMORY * memory)
         backward = np.where(table.is_product, twice, others)
-        starts = np.where(table.is_product, 2.0, 1.0)
         fixed = self.cluster.reached.kernel_us * MICRO
         return PassWork(
             float(table.count @ (forward + fixed)),
-            float(table.count @ (backward + starts * fixed)),
+            float(table.count @ (backward * table.has_backward + table.backward_starts * fixed)),
             float(table.count.sum()),
-            float(table.count @ starts),
+            float(table.count @ table.backward_starts),
         )
 
     def moved_between(self, table: OperationTable, cut: RankShare) -> float:
@@ -128,17 +127,21 @@ class OperationTable:
         self.is_matmul, self.is_attention = (_are(kinds, each) for each in ("matmul", "attention"))
         self.is_product = self.is_matmul | _are(kinds, "product")
         self.is_column, self.is_row, self.is_inner = (_are(places, each) for each in ("column", "row", "inner"))
-        self.sizes = np.array([op[2:] for op in self.operations], dtype=float).reshape(-1, 5)
+        self.per_row = np.array([op.per_row for op in self.operations], dtype=bool)
+        self.has_backward = np.array([op.has_backward for op in self.operations], dtype=bool)
+        self.backward_starts = np.where(self.is_product, 2.0, 1.0) * self.has_backward
+        self.sizes = np.array([op[2:7] for op in self.operations], dtype=float).reshape(-1, 5)
 
     @property
     def starts(self) -> float:
         """Operations of forward and backward."""
-        return float(self.count @ np.where(self.is_product, 3.0, 2.0))
+        return float(self.count @ (1 + self.backward_starts))
 
     def shapes(self, cut: RankShare) -> tuple[Array, Array, Array, Array, Array]:
         """(batch, m, k, n, elements) of each operation on one rank."""
         batch, m, k, n, elements = self.sizes.T
-        share = cut.rows / cut.cp  # of tokens; whole sequences of fewer heads are as many
+        # of tokens; whole sequences of fewer heads are as many
+        share = np.where(self.per_row, cut.rows / cut.cp, 1.0)
         is_cut = self.is_column | self.is_inner
         if cut.sequence_parallel:
             is_cut = is_cut | ~self.is_row

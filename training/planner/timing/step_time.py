@@ -188,7 +188,7 @@ def stage_tables(rank: RankParameters, work: ModelWork) -> tuple[OperationTable,
 def output_elements(work: ModelWork) -> int:
     """Elements of one row's output: of the last matrix product."""
     products = [op for operations in work.layers.values() for op in operations if op.kind == "matmul"]
-    return products[-1].m * products[-1].n if products else 0
+    return products[-1].batch * products[-1].m * products[-1].n if products else 0
 
 
 class StageSeconds(NamedTuple):
