@@ -27,7 +27,7 @@ def read_footers(folder: Storage, files: Sequence[str]) -> Iterator[pq.FileMetaD
 
 
 def mean_lengths(dataset: Storage, manifest: DatasetManifest) -> dict[str, float]:
-    """Values that a row of each ragged column has on average. An empty list counts as one value.
+    """Values that a training row of each ragged column has on average; of all rows where none is for training.
 
     Args:
         dataset: its folder.
@@ -35,10 +35,12 @@ def mean_lengths(dataset: Storage, manifest: DatasetManifest) -> dict[str, float
     """
     wanted = {column.name for column in manifest.columns if column.layout == "ragged"}
     values, rows = dict.fromkeys(wanted, 0), 0
-    for footer in read_footers(manifest.files_folder(dataset), [file.path for file in manifest.files]):
+    files = [file.path for file in manifest.files if file.split == "train"] or [file.path for file in manifest.files]
+    for footer in read_footers(manifest.files_folder(dataset), files):
         rows += footer.num_rows
         for group in (footer.row_group(number) for number in range(footer.num_row_groups)):
             for column in (group.column(place) for place in range(group.num_columns)):
                 if (name := column.path_in_schema.split(".")[0]) in wanted:
-                    values[name] += column.num_values
+                    empty = column.statistics.null_count if column.is_stats_set else 0  # lists without values, or null
+                    values[name] += column.num_values - (empty or 0)
     return {name: count / rows for name, count in values.items()} if rows else {}

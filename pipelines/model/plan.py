@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +24,7 @@ from sparkring.pipelines.context.footers import mean_lengths
 from sparkring.pipelines.model.reading import reader_bytes
 from sparkring.pipelines.model.table_work import planned_tables, table_notes
 from sparkring.pipelines.run.installed import has_spark
-from sparkring.training.data.batch import SAMPLE, Columns, Ragged
+from sparkring.training.data.batch import SAMPLE, Columns
 from sparkring.training.data.decoding.columns import is_fixed
 from sparkring.training.loop.optim.own import states_per_parameter
 from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task
@@ -38,6 +37,7 @@ from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.gradients import check_trainable
 from sparkring.training.parallel.mesh import Mesh, layout_of, resolve_mesh
 from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
+from sparkring.training.planner.trace import MeanRow
 from sparkring.training.planner.workload import OPTIMIZER_STATES
 from sparkring.training.tasks import model_class
 from sparkring.training.worker.device import expected_device_type
@@ -167,14 +167,14 @@ class Row(NamedTuple):
 
 
 def one_row(
-    config: RunConfig, manifest: DatasetManifest | None, lengths: Mapping[str, int], samples: bool = False
+    config: RunConfig, manifest: DatasetManifest | None, lengths: Mapping[str, float], samples: bool = False
 ) -> Row | Untraceable:
     """One row of the batch, or why it cannot be made.
 
     Args:
         config: the run.
         manifest: None: a language model's length comes from `etl.text`.
-        lengths: values in a row of columns that are lists.
+        lengths: values in a row of columns that are lists, the mean.
         samples: the model needs the rows' numbers too.
     """
     if manifest is None:
@@ -187,8 +187,7 @@ def one_row(
     rows: Columns = {SAMPLE: torch.zeros(1, dtype=torch.int64, device="meta")}
     for column in (manifest.tensor(name) for name in picked.read if name != SAMPLE):
         if column.name in lengths:
-            values = torch.zeros(lengths[column.name], dtype=getattr(torch, column.dtype), device="meta")
-            rows[column.name] = Ragged(values, (torch.tensor([0, len(values)]),))
+            rows[column.name] = MeanRow.of(lengths[column.name], getattr(torch, column.dtype))
             continue
         is_image = column.layout == "binary" and column.shape  # decoded
         if not is_image and not is_fixed(column):
@@ -207,12 +206,12 @@ def one_row(
         return Untraceable(f"model.task = {config.model.task!r} cannot make inputs of shapes: {reason}")
 
 
-def list_lengths(dataset: Dataset | None) -> dict[str, int]:
-    """Values in a row's list of numbers, the mean over the dataset rounded up; {} where it is not built."""
+def list_lengths(dataset: Dataset | None) -> dict[str, float]:
+    """Values in a row's list of numbers, the mean over the dataset; {} where it is not built."""
     tensors = [] if dataset is None else dataset.manifest.tensors
     lists = {c.name for c in tensors if c.layout == "ragged" and not c.shape and hasattr(torch, c.dtype)}
     found = mean_lengths(dataset.folder, dataset.manifest) if dataset is not None and lists else {}
-    return {name: math.ceil(length) for name, length in found.items() if name in lists}
+    return {name: length for name, length in found.items() if name in lists}
 
 
 def sequence_length(config: RunConfig) -> int:

@@ -47,7 +47,19 @@ def manifest(folder: Path) -> DatasetManifest:
 
 
 def test_the_mean_length_of_lists_is_read_from_footers(folder: Path, manifest: DatasetManifest) -> None:
-    assert mean_lengths(open_storage(str(folder)), manifest) == {"seen": 5.0}, "an empty list counts as one value"
+    assert mean_lengths(open_storage(str(folder)), manifest) == {"seen": 4.5}, "an empty list has no values"
+
+
+def test_lengths_are_those_of_rows_to_train_on(tmp_path: Path) -> None:
+    files = []
+    for split, length in {"train": 3, "test": 7}.items():
+        lists = pa.array([[1] * length, None, [2] * length], pa.list_(pa.int64()))
+        table = pa.table({"user": [1, 2, 3], "seen": lists, "liked": pa.array([0, 1, 0], pa.int32())})
+        pq.write_table(table, tmp_path / f"{split}.parquet")
+        files.append(listed(tmp_path, tmp_path / f"{split}.parquet", split))
+    folder = open_storage(str(tmp_path))
+    assert mean_lengths(folder, manifest_of(COLUMNS, files, name="films")) == {"seen": 2.0}
+    assert mean_lengths(folder, manifest_of(COLUMNS, files[1:], name="films")) == {"seen": 14 / 3}
 
 
 def test_a_dataset_without_files_has_no_lengths(folder: Path) -> None:

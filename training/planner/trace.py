@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 from sparkring.conf.errors import first_line
 from sparkring.training.data.batch import Ragged
+from sparkring.training.models.sparse_embedding import PulledRows, sparse_embeddings
 from sparkring.training.models.torch_private import fake_tensors, storage_key, tree_map
 from sparkring.training.parallel.precision import DTYPES, autocast
 from sparkring.training.planner.kernels import DeviceKernels
@@ -100,10 +102,25 @@ class Trace:
             places[place] = places.get(place, 0) + numel
 
 
+@dataclass(frozen=True)
+class MeanRow(Ragged):
+    """One row of a ragged column, as long as whole values can be. mean: values of a row, over many."""
+
+    mean: float = 0.0
+
+    @classmethod
+    def of(cls, mean: float, dtype: torch.dtype) -> MeanRow:
+        values = torch.zeros(math.ceil(mean), dtype=dtype, device="meta")
+        return cls(values, (torch.tensor([0, len(values)]),), mean)
+
+
 def repeated(given: Any, rows: int) -> Any:
     """An input of one row as one of `rows` rows, on the meta device: a tensor, a ragged column, or a dict of them."""
     if isinstance(given, Mapping):
         return {name: repeated(value, rows) for name, value in given.items()}
+    if isinstance(given, MeanRow):
+        offsets = (torch.arange(rows + 1) * given.mean).ceil().long()
+        return Ragged(given.values.new_empty(int(offsets[-1])), (offsets,))
     if isinstance(given, Ragged):
         values = given.values.new_empty(len(given.values) * rows, *given.values.shape[1:], device="meta")
         return Ragged(values, tuple(torch.arange(rows + 1) * int(level[-1]) for level in given.offsets))
@@ -111,6 +128,34 @@ def repeated(given: Any, rows: int) -> Any:
         return given
     one = given.to("meta")
     return one.new_empty(rows, *one.shape[1:]) if one.shape[:1] == (1,) else one
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of arguments, of a batch's columns, or of a result."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Ragged):
+        yield from (value.values, *value.offsets)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+
+
+class RowPerId:
+    """A sparse table of which each id has a row of its own: what a model keeps of rows does not depend on how many."""
+
+    def __init__(self, dim: int, shapes: Shapes, seen: set[int]) -> None:
+        self.dim, self.shapes, self.seen = dim, shapes, seen
+        self.alive: list[torch.Tensor] = []  # so that no other storage has their keys
+
+    def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows (n, dim) of ids (n,), which count as weights do: pulled before the pass."""
+        rows = self.shapes.like(torch.empty(len(ids), self.dim, device="meta")).requires_grad_()
+        self.seen.add(storage_key(rows))
+        self.alive.append(rows)
+        return PulledRows(ids, rows).rows_of(ids)
 
 
 def trace_model(
@@ -142,7 +187,9 @@ def trace_model(
     given = tree_map(shapes.like, [repeated(i, rows) for i in inputs])
     compute = DTYPES[precision].itemsize if precision in DTYPES else None
     trace = Trace()
-    seen = {storage_key(t) for t in [*traced.parameters(), *given] if isinstance(t, torch.Tensor)}
+    seen = {storage_key(t) for t in tensors_in([*traced.parameters(), *given])}
+    for embedding in sparse_embeddings(traced).values():
+        embedding.source = RowPerId(embedding.dim, shapes, seen)
     running: list[str] = []  # the named modules around the current operation
     entered: dict[int, torch.Tensor] = {}  # storages of the inputs of cut layers, alive so that no other has their keys
 

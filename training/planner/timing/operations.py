@@ -18,10 +18,9 @@ from torch import nn
 from torch.nn import functional
 
 from sparkring.conf.errors import first_line
-from sparkring.training.data.batch import Ragged
 from sparkring.training.models.torch_private import DispatchMode, call_without_memory, storage_key
 from sparkring.training.planner.kernels import DeviceKernels
-from sparkring.training.planner.trace import Untraceable, repeated
+from sparkring.training.planner.trace import Untraceable, repeated, tensors_in
 
 # Operations of aten that only make another view of a tensor, or no work at all
 UNCOUNTED = ("detach", "empty", "lift_fresh", "alias", "arange", "zeros", "ones", "scalar_tensor")
@@ -94,7 +93,7 @@ class _Recorder(DispatchMode):
         name = func.overloadpacket.__name__
         if name in UNCOUNTED or getattr(func, "is_view", False):
             return out
-        given, made = list(_tensors((args, kwargs))), list(_tensors(out))
+        given, made = list(tensors_in((args, kwargs))), list(tensors_in(out))
         if made and not ({storage_key(t) for t in made} & {storage_key(t) for t in given} and not name.endswith("_")):
             layer = next((each for each in self.running if each in self.layers), "")
             operation = self._operation(name, given, made, args)
@@ -186,7 +185,7 @@ def trace_operations(
     """
     traced = copy.deepcopy(model).to("meta")
     given = [repeated(each, 1) for each in inputs]
-    recorder = _Recorder(traced.parameters(), _tensors(given), layers, kinds)
+    recorder = _Recorder(traced.parameters(), tensors_in(given), layers, kinds)
     try:
         with _named_modules(traced, recorder.running), _FusedKernels(recorder), recorder:
             traced(*given)
@@ -210,15 +209,3 @@ def _named_modules(model: nn.Module, running: list[str]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Ragged):
-        yield from (value.values, *value.offsets)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
-    elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
