@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 GONE = (JvmGone, OSError)  # what a call for tidying up raises after Ctrl-C: the session is of no use then
 DESCRIPTION, INTERRUPT = "spark.job.description", "spark.job.interruptOnCancel"
+# Of importlib.invalidate_caches, which pyspark calls, while another thread imports
+IMPORTING = "dictionary changed size during iteration"
 SHIPPED = "_sparkring_code"  # of a session of Spark Connect
 
 
@@ -159,10 +161,21 @@ def add_file(spark: SparkSession, path: Path) -> None:
 def add_code(spark: SparkSession, path: Path) -> None:
     """Put an archive of Python modules on the path of every task; by Connect, of this session and `fresh_session`s."""
     if is_classic(spark):
-        spark.sparkContext.addPyFile(str(path))
-    else:
-        spark.addArtifacts(str(path), pyfile=True)
-        setattr(spark, SHIPPED, [*getattr(spark, SHIPPED, []), path])
+        try:
+            spark.sparkContext.addPyFile(str(path))
+        except RuntimeError as error:
+            if IMPORTING not in str(error):  # else raised at its end, when the archive is there
+                raise
+        return
+    is_added = False
+    while not is_added:
+        try:
+            spark.addArtifacts(str(path), pyfile=True)
+            is_added = True
+        except RuntimeError as error:  # raised before it sends anything
+            if IMPORTING not in str(error):
+                raise
+    setattr(spark, SHIPPED, [*getattr(spark, SHIPPED, []), path])
 
 
 def shipped_names(spark: SparkSession) -> list[str]:
