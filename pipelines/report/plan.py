@@ -17,12 +17,11 @@ MOST_ROWS = 25  # of the table under the scatter
 
 def plan_facts(record: PlanRecord) -> dict[str, str]:
     """Label -> text: the cluster, the layout, and what was predicted of it beside what was measured."""
-    peak = record.predicted_peak or record.used.memory
     facts = {
         "cluster": f"{record.cluster} ({record.machines}), {record.world} ranks",
         "layout": record.used.layout,
         "step": beside("{:.4g} s".format, record.used.step_s, record.measured_step_s),
-        "peak memory": beside(size_text, peak, record.measured_peak),
+        "peak memory": beside(size_text, record.peak, record.measured_peak),
     }
     if record.others:
         best = min(record.others, key=lambda each: each.step_s)
@@ -51,12 +50,13 @@ def _times(record: PlanRecord) -> Drawn:
     causes = [cause for cause in record.used.causes if any(each.causes.get(cause) for each in record.layouts)]
     names = [short(each.layout) for each in record.layouts]
     by_cause = {cause: [each.causes.get(cause, 0.0) for each in record.layouts] for cause in causes}
+    chosen = "; the first layout is the chosen one" if record.others else ""
     rows: list[tuple[Cell, ...]] = [
         (name, *(by_cause[c][n] for c in causes), record.layouts[n].step_s) for n, name in enumerate(names)
     ]
     return Drawn(
         f"{PLAN}time",
-        f"Seconds of a step by cause, predicted for {record.cluster}; the first layout is the chosen one",
+        f"Seconds of a step by cause, predicted for {record.cluster}{chosen}",
         figures.stacked_bars(by_cause, names, record.measured_step_s),
         FigureNumbers(["layout", *causes, "step"], rows),
         wide=True,
@@ -65,6 +65,8 @@ def _times(record: PlanRecord) -> Drawn:
 
 def _memory(record: PlanRecord) -> Drawn:
     names, sizes = [short(each.layout) for each in record.layouts], [in_gib(each) for each in record.layouts]
+    if not record.others:  # the memory of others is not traced as far
+        sizes = [record.peak / GIB]
     return Drawn(
         f"{PLAN}memory",
         f"Memory of the fullest rank, and the {record.limit / GIB:.3g} GiB that it may take",

@@ -49,9 +49,14 @@ class PlanRecord:
         """The one that was used first."""
         return [self.used, *self.others]
 
+    @property
+    def peak(self) -> int:
+        """Bytes that the fullest rank holds in the layout that was used, as surely as they were predicted."""
+        return self.predicted_peak or self.used.memory
+
     def metrics(self) -> dict[str, float]:
         """By the names in MLflow."""
-        peak = float(self.predicted_peak or self.used.memory)
+        peak = float(self.peak)
         found = {"plan/predicted_step_s": self.used.step_s, "plan/predicted_peak_bytes": peak}
         if self.measured_step_s is not None:
             error = self.used.step_s / self.measured_step_s - 1

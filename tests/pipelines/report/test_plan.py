@@ -59,7 +59,13 @@ def test_each_figure_has_its_numbers() -> None:
     assert short("dp(8) * pp(1) * tp(1), zero 1") == "dp(8), zero 1" and short("dp(1) * pp(1) * tp(1)") == "dp(1)"
 
 
-def test_the_report_has_the_plan_only_of_a_job_with_a_cluster() -> None:
+def test_a_prediction_alone_has_its_peak_in_the_figure_and_no_choice() -> None:
+    times, memory = draw_plan(replace(RECORD, others=[], tried=[]))
+    assert "chosen" not in times.caption and [row[1] for row in memory.numbers.rows] == [39.0]
+    assert "chosen" in draw_plan(RECORD)[0].caption
+
+
+def test_the_report_has_the_plan_of_a_job_that_was_predicted() -> None:
     page = build_report(inputs(planned=RECORD))
     assert "<h3>Plan</h3>" in page and "1.25 s measured (-20.0%)" in page and page.count("Pareto front") == 1
     assert "<h3>Plan</h3>" not in build_report(inputs())
