@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,11 +33,18 @@ REPORT, REPORT_HEIGHT = "report.html", 900  # pixels below a cell
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe, by name or path. `decided` and `look_at`: what `from_table` says of it, a sentence each."""
+    """A recipe, by name or path. `decided` and `look_at`: what `from_table` says of it, a sentence each.
+
+    Raises ConfigError where there is none, or its file is no recipe.
+    """
 
     path: str
     decided: tuple[str, ...] = ()
     look_at: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))  # a Path too
+        _ = self.values  # read now, not when a run needs it
 
     @classmethod
     def from_table(

@@ -160,22 +160,23 @@ def second_application(tracker: Tracker, session: JobSession, settings: Mapping[
     return spark
 
 
-def check_without_spark(config: RunConfig) -> None:
-    """Raise what is wrong with a recipe that trains on a dataset that is there, before hosts are waited for."""
+def check_without_spark(config: RunConfig) -> Dataset:
+    """Find the dataset; raise what is wrong with it or the recipe, before hosts are waited for."""
     check_recipe(config)
     check_tables(config, JOB_FOLDERS)
+    found = etl_step.given(config)
+    check_against(config, found)
+    return found
 
 
-def run_on_platform(resolved: Resolved, platform: Platform) -> int:
-    """Train on a dataset that is there, without Spark, and return the exit code; raises what the parts raise.
+def run_on_platform(resolved: Resolved, found: Dataset, platform: Platform) -> int:
+    """Train without Spark on the dataset that `check_without_spark` has found, and return the exit code.
 
-    Of a recipe that `check_without_spark` has checked.
+    Raises what the parts raise.
     """
     config, began = resolved.config, time.monotonic()
-    found = etl_step.given(config)
     fingerprint, runs = found.manifest.fingerprint, Runs(config.storage.runs, config.name)
     runs.check_free(config, fingerprint)
-    check_against(config, found)
     import_later_parts(config.tracking)
     with begun_run(resolved, runs, fingerprint) as run:
         lineage.begin(run.tracker, config.name, resolved, {})

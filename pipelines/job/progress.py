@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from sparkring.conf.plain_text import count_of
 from sparkring.pipelines.job.outcome import score_text
 from sparkring.training.launch.messages import (
     AttemptStarted,
@@ -46,7 +47,7 @@ class ProgressDisplay:
             case RankReplaced():
                 self._print(f"rank {event.rank} runs again after {event.took_s:.1f} s; the others went on")
             case AttemptStarted():
-                self._print(f"{event.world} ranks started in {event.start_s:.1f} s")
+                self._print(f"{count_of(event.world, 'rank')} started in {event.start_s:.1f} s")
             case ChildEvent(child=Child("rank", 0)):
                 self._rank_event(event.name, event.data)
             case RankMetrics(rank=0):

@@ -14,6 +14,7 @@ from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.launch import HOSTS_WAIT_S
+from sparkring.conf.plain_text import count_of
 from sparkring.etl.spark_platform.application import has_ended, master_of, settings_of
 from sparkring.etl.spark_platform.executors import task_slots
 from sparkring.etl.spark_platform.jvm import JavaThrew
@@ -93,8 +94,8 @@ def check_slots(spark: SparkSession, request: SlotRequest, control: Control | No
         raise LaunchError(too_few_slots(least, ceiling, master, key))
     free, deadline = slots(spark, request.profile), time.monotonic() + request.wait_s
     if free < least:
-        words = "%s = %d: %s has %d task slots now; waiting launch.hosts_wait_s = %g s for more"
-        log.info(words, key, least, master, free, request.wait_s)
+        words = "%s = %d: %s has %s now; waiting launch.hosts_wait_s = %g s for more"
+        log.info(words, key, least, master, count_of(free, "task slot"), request.wait_s)
     while free < least:
         if time.monotonic() > deadline:
             raise LaunchError(too_few_slots(least, free, master, key, request.wait_s))
@@ -162,7 +163,7 @@ def too_few_slots(ranks: int, count: int, master: str, key: str = "launch.world"
             + (", or raise launch.hosts_wait_s for those that come later" if waited else "")
         )
     return (
-        f"{key} = {ranks}: {master} has {count} task slot{'' if count == 1 else 's'}{waited}, and each rank needs one; "
+        f"{key} = {ranks}: {master} has {count_of(count, 'task slot')}{waited}, and each rank needs one; "
         f"set {key} to {count} or less, or give Spark more cores (or GPUs) for as many tasks"
         + (", or raise launch.hosts_wait_s where they come later" if waited else "")
     )

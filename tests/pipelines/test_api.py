@@ -38,6 +38,14 @@ def test_a_recipe_of_a_file_is_the_one_that_init_writes(tmp_path: Path) -> None:
         sparkring.Recipe.from_table(tmp_path / "trips.csv", "arrival", tmp_path / "trips")
 
 
+def test_a_recipe_that_is_not_there_is_refused_when_it_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"flihgts: .*\n.*no such recipe .*; did you mean 'flights'\?"):
+        sparkring.Recipe("flihgts")
+    with pytest.raises(ConfigError, match="no such recipe"):
+        sparkring.Recipe(f"{tmp_path}/mine.yaml")
+    assert sparkring.Recipe(Path("conf/recipes/flights.yaml").absolute()).path.endswith("/flights.yaml")  # type: ignore[arg-type]
+
+
 def test_a_frame_needs_a_folder() -> None:
     with pytest.raises(ConfigError, match="folder: a DataFrame needs one, where its rows are written"):
         sparkring.Recipe.from_table(SimpleNamespace(), "label")  # type: ignore[arg-type]
