@@ -95,7 +95,7 @@ def run_parts(
 ) -> int:
     """As `run_job`, of a recipe whose layout was checked. `session` is first called when something needs Spark."""
     from sparkring.pipelines.launch.barrier import launch_options
-    from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, fixed_settings
+    from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, check_workers, fixed_settings
     from sparkring.pipelines.run.spark import JobSession
 
     config, began = resolved.config, time.monotonic()
@@ -127,6 +127,7 @@ def run_parts(
         if not fixed:
             check_slots(spark, request)
         if found is None:
+            check_workers(spark)
             building = time.monotonic()
             with imported_meanwhile():
                 found = etl_step.build(
