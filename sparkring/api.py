@@ -160,7 +160,7 @@ def run(
     from sparkring.pipelines.job.job import run_job
     from sparkring.pipelines.run.runs import RunRecord
 
-    _check_spark("sparkring.run")
+    _check_spark("sparkring.run", spark)
     path = recipe.path if isinstance(recipe, Recipe) else str(recipe)
     if not isinstance(overrides, Mapping | None):
         raise TypeError(f"overrides = {overrides!r}: must be a dict, such as {{'train.steps': 500}}")
@@ -200,7 +200,7 @@ def launch(
         spark: session whose executors run them; None: the one that is open, or one on this machine.
         preload: modules to import before the processes are forked; those that are missing are skipped.
     """
-    _check_spark("sparkring.launch")
+    _check_spark("sparkring.launch", spark)
     from sparkring.pipelines.launch.barrier import run_barrier
     from sparkring.training.launch.job import JobSpec
 
@@ -212,12 +212,24 @@ def launch(
     return run_barrier(spark or _open_session(world), job, world)
 
 
-def _check_spark(name: str) -> None:
-    """Raise ModuleNotFoundError with the extra where Spark is not installed. `name`: of what needs it."""
+def _check_spark(name: str, spark: SparkSession | None) -> None:
+    """Check Spark and a session of the caller's before anything else. `name`: of what needs it.
+
+    Raises ModuleNotFoundError with the extra where Spark is not installed, ConfigError for a version that is not
+    supported, TypeError and ValueError for what is no open session.
+    """
     from sparkring.pipelines.run.installed import has_spark
 
     if not has_spark():
         raise ModuleNotFoundError(f"{name} needs Spark: pip install 'sparkring[spark]'", name="pyspark")
+    import pyspark
+
+    from sparkring.etl.spark_platform.application import check_session
+    from sparkring.pipelines.run.spark_remote import check_versions
+
+    if spark is not None:
+        check_session(spark)
+    check_versions(name, pyspark.__version__, pyspark.__version__ if spark is None else spark.version)
 
 
 def _open_session(world: int) -> SparkSession:
@@ -228,10 +240,9 @@ def _open_session(world: int) -> SparkSession:
 
 @contextmanager
 def _in_session(spark: SparkSession) -> Iterator[None]:
-    """Check a session of the caller's, and let its local workers run this Python."""
-    from sparkring.etl.spark_platform.application import check_session, this_python
+    """Let the local workers of a session of the caller's run this Python."""
+    from sparkring.etl.spark_platform.application import this_python
 
-    check_session(spark)
     with this_python(spark):
         yield
 
@@ -256,14 +267,12 @@ def _written(frame: DataFrame, folder: Path) -> Iterator[str]:
 
     A corrected call then finds the recipe's folder free.
     """
-    from sparkring.etl.spark_platform.application import check_session
-
     if not hasattr(frame, "sparkSession"):
         raise TypeError(
             f"table: is a {type(frame).__module__}.{type(frame).__qualname__}; give the path of a CSV or Parquet "
             "file, or a Spark DataFrame, such as spark.table(name) or spark.createDataFrame(pandas_frame)"
         )
-    check_session(frame.sparkSession)
+    _check_spark("Recipe.from_table", frame.sparkSession)
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         frame.write.parquet(folder.resolve().as_uri())

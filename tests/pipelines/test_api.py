@@ -7,11 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pandas
+import pyspark
 import pytest
 
 import sparkring
 from sparkring.api import Run, _overrides, _resolved
 from sparkring.conf.errors import ConfigError
+from sparkring.etl.spark_platform import application
 
 
 def write_table(folder: Path) -> Path:
@@ -101,6 +103,20 @@ def test_what_needs_spark_names_the_extra_where_it_is_not_installed(monkeypatch:
     monkeypatch.setattr("sparkring.pipelines.run.installed.has_spark", lambda: False)
     for name, call in (("run", lambda: sparkring.run("flights")), ("launch", lambda: sparkring.launch(print, 2))):
         with pytest.raises(ModuleNotFoundError, match=rf"sparkring\.{name} needs Spark: pip install .sparkring\[spark"):
+            call()
+
+
+def test_a_spark_of_another_version_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sparkring.launch` of PySpark 3.4 ended in a TypeError of `mapInArrow`."""
+    session: Any = SimpleNamespace(createDataFrame=None, version="4.2.1")
+    monkeypatch.setattr(application, "has_ended", lambda _: False)
+    monkeypatch.setattr(pyspark, "__version__", "4.3.0")
+    for call in (lambda: sparkring.run("flights", session), lambda: sparkring.launch(print, 2, spark=session)):
+        with pytest.raises(ConfigError, match=r"the session's Spark is 4\.2\.1, and the PySpark here is 4\.3\.0"):
+            call()
+    monkeypatch.setattr(pyspark, "__version__", "3.4.4")
+    for call in (lambda: sparkring.run("flights"), lambda: sparkring.launch(print, 2)):
+        with pytest.raises(ConfigError, match=r"this PySpark is 3\.4\.4: versions from 3\.5 to below 5 are supported"):
             call()
 
 
