@@ -61,7 +61,7 @@ class ProgressDisplay:
         elif name == "training":
             self.total, self.per_epoch, self.unit = data["steps"], data["per_epoch"], data.get("unit", "step")
             self.began = (data["from_step"], time.monotonic())
-            epochs = f", {-(-self.total // self.per_epoch)} epochs" if self.unit == "step" else " at most"
+            epochs = f", {count_of(-(-self.total // self.per_epoch), 'epoch')}" if self.unit == "step" else " at most"
             self._print(f"training from {self.unit} {data['from_step']} to {self.total}{epochs}")
             if self.interactive:
                 self.bar = tqdm(total=self.total, initial=data["from_step"], unit=self.unit, dynamic_ncols=True)
