@@ -38,7 +38,8 @@ def test_a_wait_for_slots_is_shown_as_one(
     assert not lacks_slots(spark)
     monkeypatch.setattr(executors, "task_slots", lambda _: 0)
     with caplog.at_level(logging.INFO, "spark"), spark_progress(spark, interactive=False):
-        spark.range(2).selectExpr("count(java_method('java.lang.Thread', 'sleep', 900L))").collect()
+        slow = spark.range(0, 2, 1, 2).selectExpr("java_method('java.lang.Thread', 'sleep', 900L) AS slept")
+        slow.selectExpr("count(slept)").collect()
     assert any(
         line.endswith("s; Spark has no task slot, and waits: see whether its workers are there and free")
         for line in caplog.messages
