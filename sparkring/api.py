@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.load import Resolved, load_config
 from sparkring.conf.recipe_file import read_recipe
+from sparkring.conf.schema import check_case
 from sparkring.conf.storage import open_storage
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from sparkring.training.launch.job import JobResult
     from sparkring.training.worker.result import TrainResult
 
+NAME = r"(`[^`]+`|\w+)(\.(`[^`]+`|\w+))*"  # of a table, in SQL
 TABLE = "table"  # folder of a recipe's project that holds the rows of a DataFrame
 REPORT, REPORT_HEIGHT = "report.html", 900  # pixels below a cell
 
@@ -161,6 +163,8 @@ def run(
     from sparkring.pipelines.run.runs import RunRecord
 
     _check_spark("sparkring.run", spark)
+    from sparkring.etl.spark_platform.application import callers_session
+
     path = recipe.path if isinstance(recipe, Recipe) else str(recipe)
     if not isinstance(overrides, Mapping | None):
         raise TypeError(f"overrides = {overrides!r}: must be a dict, such as {{'train.steps': 500}}")
@@ -173,7 +177,7 @@ def run(
         def on_run(self, record: RunRecord) -> None:
             records.append(record)
 
-    with nullcontext() if spark is None else _in_session(spark):
+    with nullcontext() if spark is None else callers_session(spark):
         code = run_job(resolved, etl=True, publication=Noted(), session=None if spark is None else lambda: spark)
     return _read_run(resolved, records[-1].folder, code)
 
@@ -238,27 +242,24 @@ def _open_session(world: int) -> SparkSession:
     return SparkSession.getActiveSession() or SparkSession.builder.master(f"local[{world}]").getOrCreate()
 
 
-@contextmanager
-def _in_session(spark: SparkSession) -> Iterator[None]:
-    """Let the local workers of a session of the caller's run this Python."""
-    from sparkring.etl.spark_platform.application import this_python
-
-    with this_python(spark):
-        yield
-
-
 def _of_catalog(table: str | Path | DataFrame) -> str | Path | DataFrame:
-    """The DataFrame of the name of a table that the open session knows; anything else as it is."""
+    """The DataFrame of the name of a table that the open session knows; anything else as it is.
+
+    ConfigError for what may be a name, and is neither a path nor a table.
+    """
     from sparkring.pipelines.run.installed import has_spark
 
-    is_name = isinstance(table, str) and re.fullmatch(r"\w+(\.\w+)*", table) and not Path(table).exists()
+    is_name = isinstance(table, str) and re.fullmatch(NAME, table) and not Path(table).exists()
     if not is_name or not has_spark():
         return table
     from pyspark.sql import SparkSession
 
     spark = SparkSession.getActiveSession()
     name = str(table)
-    return spark.table(name) if spark is not None and spark.catalog.tableExists(name) else table
+    if spark is not None and spark.catalog.tableExists(name):
+        return spark.table(name)
+    knows = "no Spark session is open that knows tables" if spark is None else "the open session knows no such table"
+    raise ConfigError("Recipe.from_table", [f"table = {name!r}: no such file or folder, and {knows}"])
 
 
 @contextmanager
@@ -273,6 +274,10 @@ def _written(frame: DataFrame, folder: Path) -> Iterator[str]:
             "file, or a Spark DataFrame, such as spark.table(name) or spark.createDataFrame(pandas_frame)"
         )
     _check_spark("Recipe.from_table", frame.sparkSession)
+    try:
+        check_case("columns of the table", frame.columns)
+    except ValueError as error:
+        raise ConfigError("Recipe.from_table", [str(error)]) from error
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         frame.write.parquet(folder.resolve().as_uri())

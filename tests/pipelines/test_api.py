@@ -14,6 +14,8 @@ import sparkring
 from sparkring.api import Run, _overrides, _resolved
 from sparkring.conf.errors import ConfigError
 from sparkring.etl.spark_platform import application
+from sparkring.etl.spark_platform.application import callers_session
+from sparkring.etl.spark_platform.jvm import activate
 
 
 def write_table(folder: Path) -> Path:
@@ -86,8 +88,28 @@ def test_a_table_of_the_session_is_named_as_spark_names_it(spark: Any, tmp_path:
     spark.createDataFrame(rows).createOrReplaceTempView("trips_seen")
     found = sparkring.Recipe.from_table("trips_seen", "late", tmp_path / "trips", family="net")
     assert found.values["etl"]["label"] == "late" and (tmp_path / "trips/table/_SUCCESS").exists()
-    with pytest.raises(ConfigError, match="no such file"):
-        sparkring.Recipe.from_table("trips_unseen", "late", tmp_path / "others")
+    with pytest.raises(ConfigError, match=r"table = 'db.unseen': no such file or folder, and the open session knows"):
+        sparkring.Recipe.from_table("db.unseen", "late", tmp_path / "others")
+
+
+@pytest.mark.spark
+def test_names_that_are_one_to_spark_are_named_before_rows_are_written(spark: Any, tmp_path: Path) -> None:
+    frame = spark.range(5).selectExpr("id AS x", "id AS X", "id AS y")
+    with pytest.raises(ConfigError, match=r"columns of the table: 'x' and 'X' are one name to Spark.*rename one"):
+        sparkring.Recipe.from_table(frame, "y", tmp_path / "trips")
+    assert not (tmp_path / "trips/table").exists()
+
+
+@pytest.mark.spark
+def test_the_callers_session_is_the_active_one_after_a_job(spark: Any) -> None:
+    """After `sparkring.run` it was that of the build, which knows no view of the caller's."""
+    activate(spark)
+    spark.range(1).createOrReplaceTempView("of_the_caller")
+    with pytest.raises(RuntimeError), callers_session(spark):
+        spark.newSession().createDataFrame([(1,)], "x int")  # what the ETL does
+        assert not type(spark).getActiveSession().catalog.tableExists("of_the_caller")
+        raise RuntimeError
+    assert type(spark).getActiveSession().catalog.tableExists("of_the_caller")
 
 
 @pytest.mark.spark
