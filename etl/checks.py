@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ def _simple_failure(check: CheckConfig) -> Column:
         return column.isNull()
     bounds = [column < check.min] if check.min is not None else []
     bounds += [column > check.max] if check.max is not None else []
-    return F.coalesce(reduce(Column.__or__, bounds), F.lit(False))
+    return F.coalesce(reduce(operator.or_, bounds), F.lit(False))
 
 
 def count(marked: DataFrame, checks: list[CheckConfig]) -> Checked:
