@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.secrets import redact
 
 RETRIED = re.compile(
@@ -54,7 +55,7 @@ def fold_traceback(text: str) -> str:
             folded += 1
             continue
         if folded:
-            shown.append(f"  [{folded} frame{'s' if folded > 1 else ''} of Python, packages and sparkring]")
+            shown.append(f"  [{count_of(folded, 'frame')} of Python, packages and sparkring]")
             folded = 0
         shown += [line for line in lines if not is_frame or line.strip("~^ ")]
     return "\n".join(shown)
@@ -94,5 +95,4 @@ class ConfigError(ValueError):
 
 def problems_text(where: str, problems: list[str]) -> str:
     """One message of every problem at a place."""
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return f"{where}: {count}\n" + "\n".join(f"  - {p}" for p in problems)
+    return f"{where}: {count_of(len(problems), 'problem')}\n" + "\n".join(f"  - {p}" for p in problems)

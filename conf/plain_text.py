@@ -14,6 +14,11 @@ _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _MARKS = re.compile(r"[\\`*\[\]<>|~]|(?<![^\W_])_|_(?![^\W_])|^[#+=-](?=[\s#+=-]|$)|^\d+(?=[.)](?:\s|$))")
 
 
+def count_of(number: int, noun: str, form: str = "") -> str:
+    """Show a number of things: `1 rank`, `2 ranks`. `form`: how the number is formatted, such as `,`."""
+    return f"{number:{form}} {noun}{'' if number == 1 else 's'}"
+
+
 def for_terminal(text: str) -> str:
     r"""Show what a terminal would obey as its code (`\x1b`); colors alone are left out."""
     plain = _COLOR.sub("", text) if "\x1b" in text else text

@@ -32,6 +32,7 @@ from sparkring.conf.manifest import (
     WindowPart,
     read_manifest,
 )
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.checks import Checked, judge
 from sparkring.etl.fingerprint import PACKAGE, dataset_fingerprint, made_of
@@ -208,9 +209,9 @@ def build_dataset(spark: SparkSession, request: BuildRequest) -> Built:
         manifest = assemble(job, request, stored)
         request.before_publish("the dataset")
         storage.put_atomic(MANIFEST_NAME, manifest.to_json().encode())
-    rows, files = manifest.accounting.rows_out, len(manifest.files)
-    parts = f" of {len(manifest.parts)} parts, {len(stored.new)} of them new" if manifest.parts else ""
-    log.info("dataset %s: %d rows in %d files%s: %s", request.name, rows, files, parts, storage.uri)
+    rows, files = count_of(manifest.accounting.rows_out, "row"), count_of(len(manifest.files), "file")
+    parts = f" of {count_of(len(manifest.parts), 'part')}, {len(stored.new)} of them new" if manifest.parts else ""
+    log.info("dataset %s: %s in %s%s: %s", request.name, rows, files, parts, storage.uri)
     return Built(manifest, storage.uri, rebuilt=True, seconds=job.seconds, written_parts=stored.new)
 
 

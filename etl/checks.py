@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pyspark.sql import functions as F
 
 from sparkring.conf.blocks.etl import CheckConfig
 from sparkring.conf.errors import first_line
+from sparkring.conf.plain_text import count_of
 from sparkring.etl.errors import ChecksFailed, EtlError
 from sparkring.etl.spark_platform.versions import to_arrow
 from sparkring.etl.split import SPLIT
@@ -103,7 +105,7 @@ def _simple_failure(check: CheckConfig) -> Column:
         return column.isNull()
     bounds = [column < check.min] if check.min is not None else []
     bounds += [column > check.max] if check.max is not None else []
-    return F.coalesce(reduce(Column.__or__, bounds), F.lit(False))
+    return F.coalesce(reduce(operator.or_, bounds), F.lit(False))
 
 
 def count(marked: DataFrame, checks: list[CheckConfig]) -> Checked:
@@ -162,7 +164,7 @@ def judge(checked: Checked, checks: list[CheckConfig]) -> list[dict[str, Any]]:
     if broken := [entry for entry in report if not entry["passed"]]:
         lines = "\n".join(f"  - {e['name']}: {e['detail']}" for e in broken)
         raise ChecksFailed(
-            f"etl.checks: {len(broken)} of {len(checks)} rules failed on {rows_in} rows:\n{lines}", report
+            f"etl.checks: {len(broken)} of {len(checks)} rules failed on {count_of(rows_in, 'row')}:\n{lines}", report
         )
     if sum(quarantined.values()) == rows_in:
         raise EtlError(f"etl.checks: all {rows_in} rows were quarantined: {quarantined}; nothing is left to train on")
@@ -182,7 +184,8 @@ def _entry(check: CheckConfig, rows: int, failing: int) -> dict[str, Any]:
         "max_share": limit,
         "passed": share <= limit,
         "rule": _rule_text(check),
-        "detail": f"{_rule_text(check)}: {failing} of {rows} rows fail ({share:.4%}), allowed {limit:.4%}",
+        "detail": f"{_rule_text(check)}: {failing} of {count_of(rows, 'row')} failed ({share:.4%}), "
+        f"allowed {limit:.4%}",
     }
 
 

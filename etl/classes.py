@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from sparkring.conf.features import State
 from sparkring.conf.manifest import Column
+from sparkring.conf.plain_text import count_of
 from sparkring.etl.errors import EtlError
 from sparkring.etl.shards.quarantine import PORTION
 from sparkring.etl.split import SPLIT
@@ -46,7 +47,7 @@ def count_classes(good: DataFrame, column: Column, portions: int) -> list[ClassC
     if None in classes:
         rows = sum(row["rows"] for row in found if row["class"] is None)
         check = f"{{name: labelled, kind: expression, sql: {known}, level: row}}"
-        raise EtlError(f"etl.label = {label!r}: {rows} rows have none (null); leave them out by etl.checks: {check}")
+        raise EtlError(f"etl.label = {label!r}: null in {count_of(rows, 'row')}; leave such out by etl.checks: {check}")
     if len(classes) > MOST_CLASSES or len(found) > MOST_GROUPS:
         raise EtlError(
             f"etl.label = {label!r}: more than {MOST_CLASSES} distinct texts, such as {min(classes)!r}: those are no "

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from sparkring.conf.features import State
 from sparkring.conf.manifest import Column
+from sparkring.conf.plain_text import count_of
 from sparkring.etl.checks import RULE
 from sparkring.etl.classes import ClassCounts, counts_in_order
 from sparkring.etl.errors import EtlError
@@ -51,7 +52,9 @@ def check_flags(labels: Sequence[str], counted: pa.Table) -> None:
     for label, rows in _summed(labels, counted, NULL).items():
         if rows:
             check = f"{{name: labelled, kind: expression, sql: {label} IS NOT NULL, level: row}}"
-            raise EtlError(f"etl.label: {rows} rows have no {label!r} (null); leave them out by etl.checks: {check}")
+            raise EtlError(
+                f"etl.label: {label!r} is null in {count_of(rows, 'row')}; leave such out by etl.checks: {check}"
+            )
 
 
 def ones(labels: Sequence[str], counted: pa.Table) -> ClassCounts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.load import Resolved, load_config
 from sparkring.conf.recipe_file import read_recipe
+from sparkring.conf.schema import check_case
 from sparkring.conf.storage import open_storage
 
 if TYPE_CHECKING:
@@ -26,17 +28,25 @@ if TYPE_CHECKING:
     from sparkring.training.launch.job import JobResult
     from sparkring.training.worker.result import TrainResult
 
+NAME = r"(`[^`]+`|\w+)(\.(`[^`]+`|\w+))*"  # of a table, in SQL
 TABLE = "table"  # folder of a recipe's project that holds the rows of a DataFrame
 REPORT, REPORT_HEIGHT = "report.html", 900  # pixels below a cell
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe, by name or path. `decided` and `look_at`: what `from_table` says of it, a sentence each."""
+    """A recipe, by name or path. `decided` and `look_at`: what `from_table` says of it, a sentence each.
+
+    Raises ConfigError where there is none, or its file is no recipe.
+    """
 
     path: str
     decided: tuple[str, ...] = ()
     look_at: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))  # a Path too
+        _ = self.values  # read now, not when a run needs it
 
     @classmethod
     def from_table(
@@ -152,7 +162,9 @@ def run(
     from sparkring.pipelines.job.job import run_job
     from sparkring.pipelines.run.runs import RunRecord
 
-    _check_spark("sparkring.run")
+    _check_spark("sparkring.run", spark)
+    from sparkring.etl.spark_platform.application import callers_session
+
     path = recipe.path if isinstance(recipe, Recipe) else str(recipe)
     if not isinstance(overrides, Mapping | None):
         raise TypeError(f"overrides = {overrides!r}: must be a dict, such as {{'train.steps': 500}}")
@@ -165,7 +177,7 @@ def run(
         def on_run(self, record: RunRecord) -> None:
             records.append(record)
 
-    with nullcontext() if spark is None else _in_session(spark):
+    with nullcontext() if spark is None else callers_session(spark):
         code = run_job(resolved, etl=True, publication=Noted(), session=None if spark is None else lambda: spark)
     return _read_run(resolved, records[-1].folder, code)
 
@@ -192,7 +204,7 @@ def launch(
         spark: session whose executors run them; None: the one that is open, or one on this machine.
         preload: modules to import before the processes are forked; those that are missing are skipped.
     """
-    _check_spark("sparkring.launch")
+    _check_spark("sparkring.launch", spark)
     from sparkring.pipelines.launch.barrier import run_barrier
     from sparkring.training.launch.job import JobSpec
 
@@ -204,12 +216,24 @@ def launch(
     return run_barrier(spark or _open_session(world), job, world)
 
 
-def _check_spark(name: str) -> None:
-    """Raise ModuleNotFoundError with the extra where Spark is not installed. `name`: of what needs it."""
+def _check_spark(name: str, spark: SparkSession | None) -> None:
+    """Check Spark and a session of the caller's before anything else. `name`: of what needs it.
+
+    Raises ModuleNotFoundError with the extra where Spark is not installed, ConfigError for a version that is not
+    supported, TypeError and ValueError for what is no open session.
+    """
     from sparkring.pipelines.run.installed import has_spark
 
     if not has_spark():
         raise ModuleNotFoundError(f"{name} needs Spark: pip install 'sparkring[spark]'", name="pyspark")
+    import pyspark
+
+    from sparkring.etl.spark_platform.application import check_session
+    from sparkring.pipelines.run.spark_remote import check_versions
+
+    if spark is not None:
+        check_session(spark)
+    check_versions(name, pyspark.__version__, pyspark.__version__ if spark is None else spark.version)
 
 
 def _open_session(world: int) -> SparkSession:
@@ -218,28 +242,24 @@ def _open_session(world: int) -> SparkSession:
     return SparkSession.getActiveSession() or SparkSession.builder.master(f"local[{world}]").getOrCreate()
 
 
-@contextmanager
-def _in_session(spark: SparkSession) -> Iterator[None]:
-    """Check a session of the caller's, and let its local workers run this Python."""
-    from sparkring.etl.spark_platform.application import check_session, this_python
-
-    check_session(spark)
-    with this_python(spark):
-        yield
-
-
 def _of_catalog(table: str | Path | DataFrame) -> str | Path | DataFrame:
-    """The DataFrame of the name of a table that the open session knows; anything else as it is."""
+    """The DataFrame of the name of a table that the open session knows; anything else as it is.
+
+    ConfigError for what may be a name, and is neither a path nor a table.
+    """
     from sparkring.pipelines.run.installed import has_spark
 
-    is_name = isinstance(table, str) and re.fullmatch(r"\w+(\.\w+)*", table) and not Path(table).exists()
+    is_name = isinstance(table, str) and re.fullmatch(NAME, table) and not Path(table).exists()
     if not is_name or not has_spark():
         return table
     from pyspark.sql import SparkSession
 
     spark = SparkSession.getActiveSession()
     name = str(table)
-    return spark.table(name) if spark is not None and spark.catalog.tableExists(name) else table
+    if spark is not None and spark.catalog.tableExists(name):
+        return spark.table(name)
+    knows = "no Spark session is open that knows tables" if spark is None else "the open session knows no such table"
+    raise ConfigError("Recipe.from_table", [f"table = {name!r}: no such file or folder, and {knows}"])
 
 
 @contextmanager
@@ -248,14 +268,16 @@ def _written(frame: DataFrame, folder: Path) -> Iterator[str]:
 
     A corrected call then finds the recipe's folder free.
     """
-    from sparkring.etl.spark_platform.application import check_session
-
     if not hasattr(frame, "sparkSession"):
         raise TypeError(
             f"table: is a {type(frame).__module__}.{type(frame).__qualname__}; give the path of a CSV or Parquet "
             "file, or a Spark DataFrame, such as spark.table(name) or spark.createDataFrame(pandas_frame)"
         )
-    check_session(frame.sparkSession)
+    _check_spark("Recipe.from_table", frame.sparkSession)
+    try:
+        check_case("columns of the table", frame.columns)
+    except ValueError as error:
+        raise ConfigError("Recipe.from_table", [str(error)]) from error
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         frame.write.parquet(folder.resolve().as_uri())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sparkring.conf.config import RunConfig
 from sparkring.conf.features import State
 from sparkring.conf.manifest import Column, DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.rules.promotion import drift_column_problems
 from sparkring.conf.rules.recipe import is_built_in_tabular
 from sparkring.conf.rules.rule import Rule, nearest
@@ -37,8 +38,8 @@ def _batch_problems(on: OnDataset) -> Iterator[str]:
     is_whole = data.mix is None and data.tail != "pad" and not data.filters  # no batch is filled up with other rows
     if train is not None and is_whole and not on.config.model.is_trees and batch > train.rows:
         yield (
-            f"train.global_batch = {batch}: larger than the training split of {train.rows} rows, so an epoch has no "
-            "full batch; make it smaller, or set data.tail to pad"
+            f"train.global_batch = {batch}: larger than the training split of {count_of(train.rows, 'row')}, so an "
+            "epoch has no full batch; make it smaller, or set data.tail to pad"
         )
 
 

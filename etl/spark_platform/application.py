@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkring.etl.spark_platform.capabilities import all_settings, is_classic
-from sparkring.etl.spark_platform.jvm import JvmGone, java_context, jvm_of
+from sparkring.etl.spark_platform.jvm import JvmGone, activate, java_context, jvm_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -237,6 +237,22 @@ def start_python(spark: SparkSession, python: str) -> None:
     """Have executors start this Python from now on; a server of Spark Connect has its own."""
     if is_classic(spark):
         spark.sparkContext.pythonExec = python
+
+
+@contextmanager
+def callers_session(spark: SparkSession) -> Iterator[None]:
+    """Let a session that was made elsewhere run this Python for the block, and be the active one again after it.
+
+    PySpark makes active whichever session a DataFrame is created in, and a build's own has none of the caller's views.
+    """
+    before = type(spark).getActiveSession() or spark
+    with this_python(spark):
+        try:
+            yield
+        finally:
+            if is_classic(before):
+                with suppress(*GONE):
+                    activate(before)
 
 
 @contextmanager

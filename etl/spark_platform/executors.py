@@ -6,7 +6,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from sparkring.etl.spark_platform.application import default_parallelism, settings_of
-from sparkring.etl.spark_platform.capabilities import DECOMMISSION_NOTICES, EXECUTOR_REPLACEMENT, TASK_SLOTS, can
+from sparkring.etl.spark_platform.capabilities import (
+    DECOMMISSION_NOTICES,
+    EXECUTOR_REPLACEMENT,
+    TASK_SLOTS,
+    can,
+    is_classic,
+)
 from sparkring.etl.spark_platform.jvm import java_context
 
 if TYPE_CHECKING:
@@ -31,6 +37,11 @@ def task_slots(spark: SparkSession, profile: Any = None) -> int:
         return int(context.maxNumConcurrentTasks(manager.defaultResourceProfile()))
     manager.addResourceProfile(profile._java_resource_profile)  # it counts none it does not know
     return int(context.maxNumConcurrentTasks(profile._java_resource_profile))
+
+
+def lacks_slots(spark: SparkSession) -> bool:
+    """Whether no task can run now, as where no executor has come. By Connect that is not known: False."""
+    return is_classic(spark) and task_slots(spark) == 0
 
 
 def decommissioning(spark: SparkSession) -> frozenset[str]:

@@ -111,7 +111,8 @@ def end_jvm(limit_s: float) -> None:
 
 
 def activate(spark: SparkSession) -> None:
-    """Make it the JVM's active session of this thread, as PySpark does in the thread that opens it."""
+    """Make it the active session of this thread, as PySpark does in the thread that opens it."""
+    type(spark)._activeSession = spark
     java = java_session(spark)
     getattr(jvm_of(spark), java.getClass().getName()).setActiveSession(java)
 

@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
 from pyspark.sql.types import DataType, StructType
+from pyspark.sql.utils import is_remote
 
 OLDEST, TOO_NEW = (3, 5), (5, 0)
 WORD = (1 << 32) - 1
@@ -104,9 +105,17 @@ def type_of_ddl(ddl: str) -> DataType:
     """Read a type as SQL writes it, or the fields of a struct."""
     if hasattr(DataType, "fromDDL"):  # from 4.0 on
         return DataType.fromDDL(ddl)
+    if is_remote():
+        return type_by_server(SparkSession.builder.getOrCreate(), ddl)
     from pyspark.sql.types import _parse_datatype_string
 
     return _parse_datatype_string(ddl)
+
+
+def type_by_server(session: Any, ddl: str) -> DataType:
+    """As `type_of_ddl`, by the server of a session of Spark Connect, where no JVM here reads it."""
+    found: DataType = session.client._analyze(method="ddl_parse", ddl_string=ddl).parsed
+    return found
 
 
 def is_valid_text(name: str) -> Column:

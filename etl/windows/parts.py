@@ -108,7 +108,7 @@ class PartSources:
     def read(self, read: Callable[[SourceSnapshot], DataFrame]) -> dict[str, DataFrame]:
         tables = {name: read(source) for name, source in self.whole.items()}
         for name, snapshots in self.cut.items():
-            tables[name] = reduce(DataFrame.unionByName, [read(s) for s in snapshots if s is not None])
+            tables[name] = reduce(lambda a, b: a.unionByName(b), [read(s) for s in snapshots if s is not None])
         return tables
 
     def own_rows(self, read: Callable[[SourceSnapshot], DataFrame], name: str) -> DataFrame:
@@ -292,7 +292,7 @@ def _own_rows(made: Sequence[_PartRows], config: EtlConfig) -> list[int | None]:
         return [None] * len(made)
     sources = [one.part.sources.own_rows(one.read, name) for one in made]
     counts = [frame.agg(F.count(F.lit(1)).alias("rows"), F.lit(n).alias(PORTION)) for n, frame in enumerate(sources)]
-    found = {row[PORTION]: row["rows"] for row in reduce(DataFrame.union, counts).collect()}
+    found = {row[PORTION]: row["rows"] for row in reduce(lambda a, b: a.union(b), counts).collect()}
     return [found[number] for number in range(len(made))]
 
 

@@ -22,6 +22,7 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved, leaves
 from sparkring.conf.manifest import MANIFEST_NAME, DataFile, read_manifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.secrets import HIDDEN
 from sparkring.conf.storage import Storage, check_stored, open_storage
 from sparkring.conf.stored import StoredError
@@ -105,7 +106,7 @@ def reproduce(
         show("nothing differs from what the run keeps")
     if request.dry_run:
         first = "build its dataset and " if request.origin == "sources" else ""
-        show(f"would {first}train it again, on {run.result.train.world} ranks, and compare {request.check}")
+        show(f"would {first}train it again, on {count_of(run.result.train.world, 'rank')}, and compare {request.check}")
         return Exit.OK
     return train_and_compare(run, request, show, session)
 

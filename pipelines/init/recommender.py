@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import BINARY
 from sparkring.etl.sources.files.read import quoted
 from sparkring.pipelines.init.columns import counts, in_sql
@@ -231,7 +232,7 @@ def look_at(sample: TableSample, found: Interactions) -> list[str]:
             "is every feature known when a list is made? One that is written later makes scores that do not last"
         )
     if found.unknown:
-        lines.append(f"{found.unknown} rows have no user, item or time, and are left out")
+        lines.append(f"{count_of(found.unknown, 'row')} without user, item or time: left out")
     if found.is_drawn:
         lines.append("a probability is that among drawn items: it orders a list, and is no share of what will be taken")
         lines.append("the report compares splits: test users have more drawn rows, so fewer of theirs are taken")

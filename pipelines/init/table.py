@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.blocks.predict import OURS
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import REGRESSION, TASKS, Families, LabelForm
 from sparkring.etl.sources.files.read import quoted
 from sparkring.pipelines.init.columns import DATES, INFINITY, Columns, Label, counts, decide_columns, in_sql
@@ -190,7 +191,8 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
     if nulls:
         finite = "finite " * any(INFINITY in sql for sql in columns.label.columns.values())
         lines.append(
-            f"{nulls} rows have no {finite}{' or '.join(columns.label.columns)}; the check label_known leaves them out"
+            f"{count_of(int(nulls), 'row')} without {finite}{' or '.join(columns.label.columns)}: "
+            "the check label_known leaves them out"
         )
     if not sample.is_whole:
         lines.append("rows that were not looked at may hold other types or classes; the run names each such value")

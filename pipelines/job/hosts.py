@@ -21,6 +21,7 @@ from sparkring.conf.digest import digest
 from sparkring.conf.errors import ConfigError, first_line
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import read_manifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
@@ -58,13 +59,13 @@ def train_on_hosts(resolved: Resolved, placement: Placement, exit_code: Callable
 
 
 def drive(resolved: Resolved, hosts: JoinedHosts, options: JoinOptions) -> int:
-    """Check the recipe, wait for all hosts, and do the job."""
+    """Check the recipe and its dataset, wait for all hosts, and do the job."""
     launch, place = resolved.config.launch, options.placement
-    check_without_spark(resolved.config)
+    found = check_without_spark(resolved.config)
     if place.count > 1:
         log.info("host 0 of %d, started by %s: waiting for the others", place.count, place.started_by)
     hosts.gather(launch.min_world or launch.world)
-    return run_on_platform(resolved, platform_of(hosts))
+    return run_on_platform(resolved, found, platform_of(hosts))
 
 
 def why_ended(error: BaseException) -> str:
@@ -126,8 +127,8 @@ def room_problems(launch: LaunchConfig, hosts: int, ranks: int) -> list[str]:
     if launch.world <= hosts * ranks:
         return []
     return [
-        f"launch.world = {launch.world}: {hosts} hosts with launch.ranks_per_host = {ranks} have room for "
-        f"{hosts * ranks}; set launch.world to that or less, or raise launch.ranks_per_host"
+        f"launch.world = {launch.world}: {count_of(hosts, 'host')} with launch.ranks_per_host = {ranks}: there is "
+        f"room for {count_of(hosts * ranks, 'rank')}; set launch.world to that or less, or raise launch.ranks_per_host"
     ]
 
 

@@ -95,7 +95,7 @@ def run_parts(
 ) -> int:
     """As `run_job`, of a recipe whose layout was checked. `session` is first called when something needs Spark."""
     from sparkring.pipelines.launch.barrier import launch_options
-    from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, fixed_settings
+    from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, check_workers, fixed_settings
     from sparkring.pipelines.run.spark import JobSession
 
     config, began = resolved.config, time.monotonic()
@@ -127,6 +127,7 @@ def run_parts(
         if not fixed:
             check_slots(spark, request)
         if found is None:
+            check_workers(spark)
             building = time.monotonic()
             with imported_meanwhile():
                 found = etl_step.build(
@@ -160,22 +161,23 @@ def second_application(tracker: Tracker, session: JobSession, settings: Mapping[
     return spark
 
 
-def check_without_spark(config: RunConfig) -> None:
-    """Raise what is wrong with a recipe that trains on a dataset that is there, before hosts are waited for."""
+def check_without_spark(config: RunConfig) -> Dataset:
+    """Find the dataset; raise what is wrong with it or the recipe, before hosts are waited for."""
     check_recipe(config)
     check_tables(config, JOB_FOLDERS)
+    found = etl_step.given(config)
+    check_against(config, found)
+    return found
 
 
-def run_on_platform(resolved: Resolved, platform: Platform) -> int:
-    """Train on a dataset that is there, without Spark, and return the exit code; raises what the parts raise.
+def run_on_platform(resolved: Resolved, found: Dataset, platform: Platform) -> int:
+    """Train without Spark on the dataset that `check_without_spark` has found, and return the exit code.
 
-    Of a recipe that `check_without_spark` has checked.
+    Raises what the parts raise.
     """
     config, began = resolved.config, time.monotonic()
-    found = etl_step.given(config)
     fingerprint, runs = found.manifest.fingerprint, Runs(config.storage.runs, config.name)
     runs.check_free(config, fingerprint)
-    check_against(config, found)
     import_later_parts(config.tracking)
     with begun_run(resolved, runs, fingerprint) as run:
         lineage.begin(run.tracker, config.name, resolved, {})

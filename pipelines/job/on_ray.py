@@ -8,9 +8,9 @@ from sparkring.pipelines.job.job import check_without_spark, run_on_platform
 
 def train_on_ray(resolved: Resolved) -> int:
     """Train where Ray has room, and return the job's exit code; this process is the driver."""
-    check_without_spark(resolved.config)
+    found = check_without_spark(resolved.config)
     from sparkring.pipelines.launch.ray_agents import ray_cluster  # ray is installed, says the check
 
     with ray_cluster(resolved.config.launch) as cluster:
         cluster.wait_for_room()
-        return run_on_platform(resolved, cluster.platform)
+        return run_on_platform(resolved, found, cluster.platform)

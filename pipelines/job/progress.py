@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from sparkring.conf.plain_text import count_of
 from sparkring.pipelines.job.outcome import score_text
 from sparkring.training.launch.messages import (
     AttemptStarted,
@@ -46,7 +47,7 @@ class ProgressDisplay:
             case RankReplaced():
                 self._print(f"rank {event.rank} runs again after {event.took_s:.1f} s; the others went on")
             case AttemptStarted():
-                self._print(f"{event.world} ranks started in {event.start_s:.1f} s")
+                self._print(f"{count_of(event.world, 'rank')} started in {event.start_s:.1f} s")
             case ChildEvent(child=Child("rank", 0)):
                 self._rank_event(event.name, event.data)
             case RankMetrics(rank=0):
@@ -60,7 +61,7 @@ class ProgressDisplay:
         elif name == "training":
             self.total, self.per_epoch, self.unit = data["steps"], data["per_epoch"], data.get("unit", "step")
             self.began = (data["from_step"], time.monotonic())
-            epochs = f", {-(-self.total // self.per_epoch)} epochs" if self.unit == "step" else " at most"
+            epochs = f", {count_of(-(-self.total // self.per_epoch), 'epoch')}" if self.unit == "step" else " at most"
             self._print(f"training from {self.unit} {data['from_step']} to {self.total}{epochs}")
             if self.interactive:
                 self.bar = tqdm(total=self.total, initial=data["from_step"], unit=self.unit, dynamic_ncols=True)

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.references import module_of
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
@@ -442,7 +443,7 @@ class Events:
         values = {name: value for name, value in asdict(event).items() if name not in ("words", "why")}
         self.failed_attempts.append(FailedAttempt(**redacted(values | {"message": event.words})))
         self.tracker.metrics(self.key, event.attempt, {"launch/steps_lost": float(event.steps_lost)})
-        words = f"{event.cause} on {event.world} ranks: {event.words}; {event.decision}: {event.why}"
+        words = f"{event.cause} on {count_of(event.world, 'rank')}: {event.words}; {event.decision}: {event.why}"
         self.tracker.tags(self.key, {f"sparkring.attempt.{event.attempt}": words})
 
     def _rank_event(self, kind: str, data: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
 import uuid
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResour
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkring.conf.blocks.launch import HOSTS_WAIT_S, LaunchConfig
-from sparkring.conf.errors import first_line
 from sparkring.etl.spark_platform.application import (
     application_id,
     cancel,
@@ -39,7 +37,7 @@ from sparkring.etl.spark_platform.application import (
 )
 from sparkring.etl.spark_platform.versions import barrier_tasks
 from sparkring.pipelines.launch.check_hosts import check_hosts
-from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
+from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, spark_reason
 from sparkring.pipelines.run.package import ship_code
 from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.events import OnEvent
@@ -175,24 +173,6 @@ class BarrierStage:
         if self._thread.is_alive():
             cancel(self._spark, self._name)
             self._thread.join(timeout=10.0)
-
-
-def spark_reason(error: BaseException, python: str) -> str:
-    """Find the sentence of a Spark failure that says why, without the scheduler's stack. `python`: the executors'."""
-    text = str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    missing = next((line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))), None)
-    if missing:
-        return (
-            f"{missing}, in the executors' Python ({python}); "
-            "have PYSPARK_PYTHON name an interpreter with the same packages on every host"
-        )
-    if found := re.search(r"ExecutorLostFailure.*", text):
-        return found[0][:1000]
-    for line in lines:
-        if found := re.search(r"(Job aborted.*|Job \d+ cancelled.*|SparkContext was shut down.*)", line):
-            return found[1][:1000]
-    return first_line(error)[:1000]
 
 
 def _run_agent(options: AgentOptions, stage: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from sparkring.conf.plain_text import count_of
 from sparkring.training.launch.failure import PreflightError
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.host.info import (
@@ -43,9 +44,7 @@ def check_hosts(group: WorkerGroup, agents: list[AgentInfo], code: str | None, h
         if horovod:
             found += unfit_for_horovod({name: hosts[name] for name in names.values()})
     if found:
-        raise PreflightError(
-            f"preflight: {len(found)} problem{'s' if len(found) > 1 else ''}\n" + "\n".join(f"  - {p}" for p in found)
-        )
+        raise PreflightError(f"preflight: {count_of(len(found), 'problem')}\n" + "\n".join(f"  - {p}" for p in found))
 
 
 def unreachable(names: Mapping[str, str], failed: Mapping[str, Sequence[PeerFailure]]) -> list[str]:

@@ -1,25 +1,39 @@
-"""Check before anything waits, and before the stage exists: room for every rank, and Spark's settings."""
+"""Check before anything waits, and before the stage exists: room for every rank, Spark's settings, and its Python."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
+import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyspark
+from pyspark.errors import PySparkException
 from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
 
 from sparkring.conf.blocks.launch import HOSTS_WAIT_S
-from sparkring.etl.spark_platform.application import has_ended, master_of, settings_of
+from sparkring.conf.errors import first_line, problems_text
+from sparkring.conf.plain_text import count_of
+from sparkring.etl.spark_platform.application import (
+    has_ended,
+    in_process,
+    master_of,
+    settings_of,
+    workers_python,
+)
 from sparkring.etl.spark_platform.executors import task_slots
 from sparkring.etl.spark_platform.jvm import JavaThrew
 from sparkring.etl.spark_platform.versions import takes_profiles
+from sparkring.pipelines.run.package import ship_code
 from sparkring.training.launch.attempt import Control
-from sparkring.training.launch.failure import LaunchError
+from sparkring.training.launch.failure import LaunchError, PreflightError
+from sparkring.training.launch.host.info import HostInfo, collect_host_info, host_info_json, problems
 
 log = logging.getLogger(__name__)
 POLL_S = 0.2
@@ -93,8 +107,8 @@ def check_slots(spark: SparkSession, request: SlotRequest, control: Control | No
         raise LaunchError(too_few_slots(least, ceiling, master, key))
     free, deadline = slots(spark, request.profile), time.monotonic() + request.wait_s
     if free < least:
-        words = "%s = %d: %s has %d task slots now; waiting launch.hosts_wait_s = %g s for more"
-        log.info(words, key, least, master, free, request.wait_s)
+        words = "%s = %d: %s has %s now; waiting launch.hosts_wait_s = %g s for more"
+        log.info(words, key, least, master, count_of(free, "task slot"), request.wait_s)
     while free < least:
         if time.monotonic() > deadline:
             raise LaunchError(too_few_slots(least, free, master, key, request.wait_s))
@@ -104,6 +118,45 @@ def check_slots(spark: SparkSession, request: SlotRequest, control: Control | No
             control.raise_if_ending("slots were waited for")
         time.sleep(POLL_S)
         free = slots(spark, request.profile)
+
+
+def check_workers(spark: SparkSession) -> None:
+    """Compare the Python of one executor with the driver's before a dataset is built, which may take hours.
+
+    PreflightError with a line for each package that is missing or another. The other hosts are compared when ranks
+    start (check_hosts).
+    """
+    python, is_here = workers_python(spark), in_process(spark)
+    if is_here and python == sys.executable:
+        return
+    code = None if is_here else ship_code(spark)
+    report = udf(host_info_json, "string", useArrow=False)  # with Arrow its lack would hide that of the others
+    try:
+        (row,) = spark.range(0, 1, 1, 1).select(report("id")).collect()
+    except (PySparkException, JavaThrew) as error:
+        raise PreflightError(spark_reason(error, python)) from error
+    host = HostInfo(**json.loads(row[0]))
+    name = f"{host.hostname}, {host.executable}"
+    if found := problems(replace(collect_host_info(), code=code), {name: host}, {name: 0.0}):
+        raise PreflightError(problems_text("the Python of Spark's workers", found))
+
+
+def spark_reason(error: BaseException, python: str) -> str:
+    """Find the sentence of a Spark failure that says why, without the scheduler's stack. `python`: the executors'."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    remedy = "have PYSPARK_PYTHON name an interpreter with the same packages on every host"
+    missing = next((line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))), None)
+    if missing:
+        return f"{missing}, in the executors' Python ({python}); {remedy}"
+    if found := re.search(r"(?:Cannot run program|\[PYTHON_VERSION_MISMATCH\]).*?(?=\.?$)", text, re.M):
+        return f"{found[0]}; {remedy}"
+    if found := re.search(r"ExecutorLostFailure.*", text):
+        return found[0][:1000]
+    for line in lines:
+        if found := re.search(r"(Job aborted.*|Job \d+ cancelled.*|SparkContext was shut down.*)", line):
+            return found[1][:1000]
+    return first_line(error)[:1000]
 
 
 def fixed_settings(spark: SparkSession, request: SlotRequest) -> dict[str, str]:
@@ -162,7 +215,7 @@ def too_few_slots(ranks: int, count: int, master: str, key: str = "launch.world"
             + (", or raise launch.hosts_wait_s for those that come later" if waited else "")
         )
     return (
-        f"{key} = {ranks}: {master} has {count} task slot{'' if count == 1 else 's'}{waited}, and each rank needs one; "
+        f"{key} = {ranks}: {master} has {count_of(count, 'task slot')}{waited}, and each rank needs one; "
         f"set {key} to {count} or less, or give Spark more cores (or GPUs) for as many tasks"
         + (", or raise launch.hosts_wait_s where they come later" if waited else "")
     )

@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.code import code_digest
 from sparkring.conf.errors import first_line
+from sparkring.conf.plain_text import count_of
 from sparkring.pipelines.launch.check_hosts import check_hosts
 from sparkring.pipelines.launch.recover import Platform
 from sparkring.training.launch.failure import LaunchError
@@ -72,8 +73,8 @@ class RayCluster:
         if (found := self.slots()) >= launch.world:
             return
         log.info(
-            "Ray has room for %d ranks of %s each, and %d are wanted: waiting launch.hosts_wait_s = %g s for more",
-            *(found, amounts(self._asks), launch.world, launch.hosts_wait_s),
+            "Ray has room for %s of %s each, and %d are wanted: waiting launch.hosts_wait_s = %g s for more",
+            *(count_of(found, "rank"), amounts(self._asks), launch.world, launch.hosts_wait_s),
         )
         deadline = time.monotonic() + launch.hosts_wait_s
         while (found := self.slots()) < launch.world and time.monotonic() < deadline:
@@ -216,9 +217,9 @@ def too_little_room(
     least, key = (launch.min_world, "launch.min_world") if launch.min_world else (launch.world, "launch.world")
     have = {name: sum(node["Resources"].get(name, 0) for node in nodes) for name in asks}
     return (
-        f"Ray has room for {found} ranks of {amounts(asks)} each, and {key} = {least} are needed: its {len(nodes)} "
-        f"nodes have {amounts(have)}, with what other jobs hold; add nodes, end other jobs, or set launch.world, "
-        "launch.cpus_per_rank or launch.gpus_per_rank to less"
+        f"Ray has room for {count_of(found, 'rank')} of {amounts(asks)} each, and {key} = {least} must fit: on its "
+        f"{count_of(len(nodes), 'node')} there are {amounts(have)}, with what other jobs hold; add nodes, end other "
+        "jobs, or set launch.world, launch.cpus_per_rank or launch.gpus_per_rank to less"
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.plain_text import count_of
 from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.failure import Cancelled, LaunchError, PreflightError, WorkerFailed
@@ -351,9 +352,8 @@ def what_follows(decision: Decision, saved: int) -> str:
     """Describe the decision for a person; `saved` is the step of the last checkpoint."""
     if decision.action == "stop":
         return f"no other attempt: {decision.why}"
-    ranks = "1 rank" if decision.world == 1 else f"{decision.world} ranks"
     start = f"from the checkpoint of step {saved}" if saved else "from the start"
-    return f"going on with {ranks} in {decision.wait_s:.0f} s, {start}"
+    return f"going on with {count_of(decision.world, 'rank')} in {decision.wait_s:.0f} s, {start}"
 
 
 def outcome_of(error: WorkerFailed | LaunchError, attempt: int, world: int, from_step: int) -> AttemptOutcome:

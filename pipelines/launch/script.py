@@ -12,6 +12,7 @@ from pathlib import Path
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.load import ConfigError
+from sparkring.conf.plain_text import count_of
 from sparkring.etl.spark_platform.application import add_file, in_process
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.recover import RestartableJob, restart_policy, run_with_recovery
@@ -85,7 +86,7 @@ def show(event: Event) -> None:
         for line in event.lines:
             print(f"[{event.child}] {line}", flush=True)
     elif isinstance(event, AttemptStarted):
-        log.info("%d ranks started in %.1f s", event.world, event.start_s)
+        log.info("%s started in %.1f s", count_of(event.world, "rank"), event.start_s)
 
 
 def pack_folder(folder: Path, script: str | None, files: Sequence[str], place: Path) -> Path:

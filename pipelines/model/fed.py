@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from sparkring.conf.clusters.cluster import Cluster, Measurement
+from sparkring.conf.plain_text import count_of
 from sparkring.training.planner import Untraceable, Workload
 from sparkring.training.planner.search import traced_model
 from sparkring.training.planner.timing.step_time import step_counts, step_time
@@ -64,8 +65,8 @@ def fed_text(measured: Measurement, taken: float) -> str:
     """Compare the reader with the model. `taken`: rows per second that the model takes."""
     given, threads = measured.rows_per_s, measured.reader_threads
     text = (
-        f"the reader gives {given:,.0f} rows/s on {measured.ranks} ranks with {threads} "
-        f"{'thread' if threads == 1 else 'threads'} each, the model takes {taken:,.0f}"
+        f"the reader gives {given:,.0f} rows/s on {count_of(measured.ranks, 'rank')} with "
+        f"{count_of(threads, 'thread')} each, the model takes {taken:,.0f}"
     )
     if given >= taken:
         return f"{text}: it is fed"

@@ -15,6 +15,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.pipelines.model.layouts import layout_text, plan_record, seconds_text, traced_recipe, why_behind
 from sparkring.pipelines.model.machine import RankCluster, cluster_of_recipe
 from sparkring.pipelines.model.plan import device_of, on_world
@@ -124,7 +125,7 @@ class LaunchPlan:
         if found is None:
             return []
         used, behind = found.used, distinct((found.used, *found.best), 2)[1:]
-        line = f"layout on {world} ranks: {layout_text(used)}: {seconds_text(used.time.total)} a step"
+        line = f"layout on {count_of(world, 'rank')}: {layout_text(used)}: {seconds_text(used.time.total)} a step"
         line += f", planned for {self.cluster.name}"
         line += "".join(f"; next {layout_text(each)}: {why_behind(each, used)}" for each in behind)
         alone = None if found.alone is None else found.alone.time.total
@@ -166,9 +167,11 @@ class LaunchPlan:
         elif ranked:
             used = min(ranked, key=order("memory"))
             needed = f"{size_text(used.memory)} of {size_text(costs.limit)}"
-            log.warning("no layout fits on %d ranks: %s needs %s, the least", world, layout_text(used), needed)
+            log.warning(
+                "no layout fits on %s: %s needs %s, the least", count_of(world, "rank"), layout_text(used), needed
+            )
         else:
-            raise ValueError(f"no layout can run on {world} ranks")
+            raise ValueError(f"no layout can run on {count_of(world, 'rank')}")
         return WorldPlan(costs.cluster, used, best, alone)
 
     def _ranked(self, world: int) -> tuple[LayoutCosts, list[PlannedLayout]]:

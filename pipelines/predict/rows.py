@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -159,7 +160,7 @@ def bounded(rows: DataFrame) -> BoundedRows | None:
     if not texts:
         return BoundedRows(rows, row_bytes, None)
     columns = {name: F.col(f"`{name}`") for name in rows.columns}
-    is_long = functools.reduce(Column.__add__, map(_octets, map(columns.__getitem__, sorted(texts)))) > TEXT_BYTES
+    is_long = functools.reduce(operator.add, map(_octets, map(columns.__getitem__, sorted(texts)))) > TEXT_BYTES
     sent = (F.when(~is_long, column).alias(name) if name in texts else column for name, column in columns.items())
     return BoundedRows(rows.select(*sent, is_long.alias(LONG)), row_bytes + TEXT_BYTES, rows.where(is_long))
 

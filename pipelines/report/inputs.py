@@ -9,6 +9,7 @@ from functools import cached_property
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import leaves
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import PERPLEXITY, POSITIVE_SHARE
 from sparkring.pipelines.evaluation.balance import differences, split_losses
 from sparkring.pipelines.evaluation.evaluate import HeldOut, has_alias, lost_to
@@ -169,7 +170,7 @@ class ReportInputs:
             "fingerprint": self.manifest.fingerprint,
             "code": result.commit or "not a git checkout",
             "configuration": result.config_digest,
-            "engine": f"{train.engine}, {train.world} ranks",
+            "engine": f"{train.engine}, {count_of(train.world, 'rank')}",
         }
 
     @property

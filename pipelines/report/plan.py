@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from sparkring.conf.clusters.cluster import GIB
+from sparkring.conf.plain_text import count_of
 from sparkring.pipelines.model.sizes import size_text
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import Cell, Drawn, FigureNumbers
@@ -18,7 +19,7 @@ MOST_ROWS = 25  # of the table under the scatter
 def plan_facts(record: PlanRecord) -> dict[str, str]:
     """Label -> text: the cluster, the layout, and what was predicted of it beside what was measured."""
     facts = {
-        "cluster": f"{record.cluster} ({record.machines}), {record.world} ranks",
+        "cluster": f"{record.cluster} ({record.machines}), {count_of(record.world, 'rank')}",
         "layout": record.used.layout,
         "step": beside("{:.4g} s".format, record.used.step_s, record.measured_step_s),
         "peak memory": beside(size_text, record.peak, record.measured_peak),

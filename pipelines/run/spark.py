@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import first_line
-from sparkring.etl.spark_platform.application import named_python, settings_of, start_python, this_python
+from sparkring.etl.spark_platform.application import callers_session, named_python, settings_of, start_python
 from sparkring.etl.spark_platform.capabilities import is_classic
 from sparkring.etl.spark_platform.jvm import (
     activate,
@@ -216,7 +216,7 @@ def held_session(opened: Opened, launch: LaunchConfig) -> Iterator[SparkSession]
     """Use a session in this thread, and close it at the end."""
     spark = opened.spark
     if opened.borrowed:
-        with this_python(spark):
+        with callers_session(spark):
             yield spark
         return
     if not is_classic(spark):

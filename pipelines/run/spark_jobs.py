@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 from tqdm import tqdm
 
+from sparkring.conf.plain_text import count_of
+from sparkring.etl.spark_platform.executors import lacks_slots
 from sparkring.etl.spark_platform.jvm import JvmError
 from sparkring.etl.spark_platform.progress import Stage, stages_seen
 
@@ -20,7 +22,7 @@ ASK_EVERY_S = 0.5
 LINE_EVERY_S = 20.0  # where stderr is no terminal
 
 
-def progress_line(stages: Sequence[Stage], seconds: float) -> str:
+def progress_line(stages: Sequence[Stage], seconds: float, lacks_slots: bool = False) -> str:
     """Say what runs: `write shards: 12 of 24 tasks, 160,000 rows, 35 s`; empty where nothing does."""
     if not stages:
         return ""
@@ -28,7 +30,8 @@ def progress_line(stages: Sequence[Stage], seconds: float) -> str:
     ended, tasks = sum(stage.ended for stage in stages), sum(stage.tasks for stage in stages)
     rows = max(stage.rows for stage in stages)
     read = f"{rows:,} rows, " if rows else ""
-    return f"{does}: {ended:,} of {tasks:,} tasks, {read}{seconds:.0f} s"
+    waits = "; Spark has no task slot, and waits: see whether its workers are there and free" if lacks_slots else ""
+    return f"{does}: {ended:,} of {count_of(tasks, 'task', ',')}, {read}{seconds:.0f} s{waits}"
 
 
 @contextmanager
@@ -37,7 +40,9 @@ def spark_progress(spark: SparkSession, interactive: bool | None = None) -> Iter
     interactive = sys.stderr.isatty() if interactive is None else interactive
     ended = threading.Event()
     with stages_seen(spark) as stages:
-        thread = threading.Thread(target=_show, args=(stages, interactive, ended), name="spark-progress", daemon=True)
+        thread = threading.Thread(
+            target=_show, args=(spark, stages, interactive, ended), name="spark-progress", daemon=True
+        )
         thread.start()
         try:
             yield
@@ -46,7 +51,9 @@ def spark_progress(spark: SparkSession, interactive: bool | None = None) -> Iter
             thread.join(5.0)
 
 
-def _show(stages: Callable[[], Sequence[Stage]], interactive: bool, ended: threading.Event) -> None:
+def _show(
+    spark: SparkSession, stages: Callable[[], Sequence[Stage]], interactive: bool, ended: threading.Event
+) -> None:
     began = last = time.monotonic()
     line = tqdm(bar_format="{desc}", leave=False, dynamic_ncols=True, disable=not interactive)
     try:
@@ -54,7 +61,7 @@ def _show(stages: Callable[[], Sequence[Stage]], interactive: bool, ended: threa
             now = time.monotonic()
             if not interactive and now - last < LINE_EVERY_S:
                 continue
-            text = progress_line(stages(), now - began)
+            text = progress_line(running := stages(), now - began, bool(running) and lacks_slots(spark))
             if interactive:
                 line.set_description_str(text)
             elif text:

@@ -13,11 +13,13 @@ from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import ConfigError, first_line
+from sparkring.etl.spark_platform.jvm import JavaThrew
 from sparkring.etl.spark_platform.versions import OLDEST, TOO_NEW, version_of
 from sparkring.training.launch.failure import LaunchError
 
 PORT, REACH_S = 15002, 10.0
 VARIABLE = "SPARK_REMOTE"
+PLUGIN = "ClassNotFoundException: org.apache.spark.sql.connect.SparkConnectPlugin"
 CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"  # PySpark sets it while there is a session of Connect
 
 
@@ -68,8 +70,22 @@ def open_remote(name: str, settings: Mapping[str, str], remote: str) -> SparkSes
                 f"'pyspark[connect]=={pyspark.__version__}'"
             ],
         ) from error
+    except JavaThrew as error:
+        if PLUGIN not in str(error):
+            raise
+        raise ConfigError(name, [no_server(remote)]) from error
     except PySparkException as error:
         raise LaunchError(f"Spark Connect ({remote}): no session: {first_line(error)}") from error
+
+
+def no_server(remote: str) -> str:
+    """Say what to do where PySpark, as that of PyPI before 4.0, brings no server that it could start."""
+    version = pyspark.__version__
+    return (
+        f"Spark Connect ({remote}): PySpark {version} has no server of its own; set spark.conf of the recipe to "
+        f"{{spark.jars.packages: 'org.apache.spark:spark-connect_2.12:{version}'}}, or {VARIABLE} to sc://host:{PORT} "
+        f"of a server that runs, or unset {VARIABLE} for a classic session"
+    )
 
 
 def check_reachable(remote: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparkring.conf.config import RunConfig
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import open_storage
 from sparkring.etl.examine import Examined
 from sparkring.pipelines.context import etl_step
@@ -28,10 +29,10 @@ def _read(config: RunConfig, examined: Examined) -> Iterator[str]:
         where = source.place
         size = ""
         if name in examined.files:
-            rows = f", {examined.rows[name]:,} rows" if name in examined.rows else ""
+            rows = f", {count_of(examined.rows[name], 'row', ',')}" if name in examined.rows else ""
             interval = config.etl.interval if config.etl else None
             part = " in the last interval" if interval and name in interval.sources else ""
-            size = f": {examined.files[name]:,} files, {examined.bytes[name] / 1e6:,.1f} MB{rows}{part}"
+            size = f": {count_of(examined.files[name], 'file', ',')}, {examined.bytes[name] / 1e6:,.1f} MB{rows}{part}"
         yield f"read     {name} ({where}){size}"
 
 
@@ -40,7 +41,7 @@ def _built(config: RunConfig, examined: Examined) -> str:
         return f"dataset  {config.dataset}"
     assert config.etl is not None
     folder = open_storage(config.storage.datasets).at(f"{config.name}-<fingerprint>").uri
-    what = f"dataset  {folder}: {len(config.etl.features)} features of {config.etl.rows!r}"
+    what = f"dataset  {folder}: {count_of(len(config.etl.features), 'feature')} of {config.etl.rows!r}"
     if not pins_without_spark(config) or sum(examined.bytes.values()) > HASHED_BYTES:
         return f"{what}; whether it is built already is found when its tables are read"
     sources = pinned_without_spark(config)
@@ -51,17 +52,17 @@ def _built(config: RunConfig, examined: Examined) -> str:
 
 
 def _trained(config: RunConfig) -> Iterator[str]:
-    train, trees = config.train, config.trees
-    length = f"{train.steps} steps" if train.steps is not None else f"{train.epochs} epochs"
+    train, trees, ranks = config.train, config.trees, count_of(config.launch.world, "rank")
+    length = count_of(train.steps, "step") if train.steps is not None else count_of(train.epochs or 1, "epoch")
     if "trees" in config.model.families:
         yield (
-            f"train    trees of XGBoost as {config.model.task}: at most {trees.rounds} rounds over all rows on "
-            f"{config.launch.world} ranks"
+            f"train    trees of XGBoost as {config.model.task}: at most {count_of(trees.rounds, 'round')} over all "
+            f"rows on {ranks}"
         )
     if "net" in config.model.families:
         yield (
-            f"train    {config.model.factory} as {config.model.task}: {length} of {train.global_batch} rows a step on "
-            f"{config.launch.world} ranks, {train.device}"
+            f"train    {config.model.factory} as {config.model.task}: {length} of "
+            f"{count_of(train.global_batch, 'row')} a step on {ranks}, {train.device}"
         )
     held = f"scored on {train.test_split!r}" if train.test_split else "not scored on held-out rows"
     which = "family and step " if len(config.model.families) > 1 else ""

@@ -138,7 +138,7 @@ def device_problems(config: RunConfig) -> Iterator[str]:
         yield NO_GPU
     elif count < config.launch.world and not config.parallel.servers.per_host:
         yield (
-            f"train.device = 'cuda': launch.world = {config.launch.world} ranks need a GPU each, and torch sees "
+            f"train.device = 'cuda': launch.world = {config.launch.world}: each rank needs a GPU, and torch sees "
             f"{count} on this host; set launch.world={count}, or train.device=cpu"
         )
 

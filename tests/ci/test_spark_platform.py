@@ -26,6 +26,14 @@ def test_the_jvm_is_touched_in_one_folder() -> None:
     assert any(uses(path.read_text()) for path in HOME.rglob("*.py"))
 
 
+def test_functions_are_those_of_the_objects_not_of_classes_that_connect_has_others_of() -> None:
+    """Of Spark 3.5, `pyspark.sql.DataFrame` and `Column` are the classic ones: reduce(Column.__or__, ...) failed."""
+    taken = re.compile(r"[(,=] ?(?:DataFrame|Column|Expression|SparkColumn)\.[a-z_]")
+    code = [path.read_text() for package in ("etl", "pipelines") for path in (ROOT / package).rglob("*.py")]
+    assert [line for text in code for line in text.splitlines() if taken.search(line)] == []
+    assert taken.search("reduce(DataFrame.union, counts)")
+
+
 def test_the_check_finds_what_it_is_for() -> None:
     assert uses("a = spark.sparkContext\nb = rows.rdd\nc = query._jdf\nd = jvm_of(spark)\n") == [
         "a = spark.sparkContext",

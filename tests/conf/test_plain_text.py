@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from sparkring.conf.plain_text import code_in_markdown, for_terminal, in_markdown
+from sparkring.conf.plain_text import code_in_markdown, count_of, for_terminal, in_markdown
 from sparkring.conf.secrets import RedactingFormatter
 
 OBEYED = ["\x1b[2J", "\x1b]0;title\x07", "\x1b[1A", "\r", "\b", "\x9b31m", "\u202e", "\x00", "\x1bc", "\x7f"]
@@ -19,6 +19,11 @@ def test_a_terminal_gets_nothing_that_it_obeys(code: str) -> None:
     assert not [letter for letter in shown if not letter.isprintable() and letter not in "\t\n"]
     record = logging.LogRecord("n", logging.ERROR, "p", 1, "%s", (code,), None)
     assert code not in RedactingFormatter("%(message)s").format(record)
+
+
+def test_a_number_of_things_has_the_noun_that_it_asks_for() -> None:
+    assert [count_of(number, "rank") for number in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
+    assert count_of(1234, "row", ",") == "1,234 rows"
 
 
 def test_colors_are_left_out_and_plain_texts_stay() -> None:

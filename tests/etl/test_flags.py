@@ -32,7 +32,7 @@ def test_rows_of_1_are_counted_by_split_and_label_without_refused_rows() -> None
 
 
 def test_rows_without_a_label_are_named_with_the_check_that_leaves_them_out() -> None:
-    with pytest.raises(EtlError, match=r"etl.label: 3 rows have no 'b' \(null\); .*sql: b IS NOT NULL, level: row"):
+    with pytest.raises(EtlError, match=r"etl.label: 'b' is null in 3 rows; .*sql: b IS NOT NULL, level: row"):
         check_flags(LABELS, counted(__null_label_1=[0, 1, 2, 5]))
 
 

@@ -7,11 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pandas
+import pyspark
 import pytest
 
 import sparkring
 from sparkring.api import Run, _overrides, _resolved
 from sparkring.conf.errors import ConfigError
+from sparkring.etl.spark_platform import application
+from sparkring.etl.spark_platform.application import callers_session
+from sparkring.etl.spark_platform.jvm import activate
 
 
 def write_table(folder: Path) -> Path:
@@ -36,6 +40,14 @@ def test_a_recipe_of_a_file_is_the_one_that_init_writes(tmp_path: Path) -> None:
     assert "look at:" in repr(recipe) and (tmp_path / "trips/README.md").exists()
     with pytest.raises(ConfigError, match="is there and not empty"):
         sparkring.Recipe.from_table(tmp_path / "trips.csv", "arrival", tmp_path / "trips")
+
+
+def test_a_recipe_that_is_not_there_is_refused_when_it_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"flihgts: .*\n.*no such recipe .*; did you mean 'flights'\?"):
+        sparkring.Recipe("flihgts")
+    with pytest.raises(ConfigError, match="no such recipe"):
+        sparkring.Recipe(f"{tmp_path}/mine.yaml")
+    assert sparkring.Recipe(Path("conf/recipes/flights.yaml").absolute()).path.endswith("/flights.yaml")  # type: ignore[arg-type]
 
 
 def test_a_frame_needs_a_folder() -> None:
@@ -76,8 +88,28 @@ def test_a_table_of_the_session_is_named_as_spark_names_it(spark: Any, tmp_path:
     spark.createDataFrame(rows).createOrReplaceTempView("trips_seen")
     found = sparkring.Recipe.from_table("trips_seen", "late", tmp_path / "trips", family="net")
     assert found.values["etl"]["label"] == "late" and (tmp_path / "trips/table/_SUCCESS").exists()
-    with pytest.raises(ConfigError, match="no such file"):
-        sparkring.Recipe.from_table("trips_unseen", "late", tmp_path / "others")
+    with pytest.raises(ConfigError, match=r"table = 'db.unseen': no such file or folder, and the open session knows"):
+        sparkring.Recipe.from_table("db.unseen", "late", tmp_path / "others")
+
+
+@pytest.mark.spark
+def test_names_that_are_one_to_spark_are_named_before_rows_are_written(spark: Any, tmp_path: Path) -> None:
+    frame = spark.range(5).selectExpr("id AS x", "id AS X", "id AS y")
+    with pytest.raises(ConfigError, match=r"columns of the table: 'x' and 'X' are one name to Spark.*rename one"):
+        sparkring.Recipe.from_table(frame, "y", tmp_path / "trips")
+    assert not (tmp_path / "trips/table").exists()
+
+
+@pytest.mark.spark
+def test_the_callers_session_is_the_active_one_after_a_job(spark: Any) -> None:
+    """After `sparkring.run` it was that of the build, which knows no view of the caller's."""
+    activate(spark)
+    spark.range(1).createOrReplaceTempView("of_the_caller")
+    with pytest.raises(RuntimeError), callers_session(spark):
+        spark.newSession().createDataFrame([(1,)], "x int")  # what the ETL does
+        assert not type(spark).getActiveSession().catalog.tableExists("of_the_caller")
+        raise RuntimeError
+    assert type(spark).getActiveSession().catalog.tableExists("of_the_caller")
 
 
 @pytest.mark.spark
@@ -93,6 +125,20 @@ def test_what_needs_spark_names_the_extra_where_it_is_not_installed(monkeypatch:
     monkeypatch.setattr("sparkring.pipelines.run.installed.has_spark", lambda: False)
     for name, call in (("run", lambda: sparkring.run("flights")), ("launch", lambda: sparkring.launch(print, 2))):
         with pytest.raises(ModuleNotFoundError, match=rf"sparkring\.{name} needs Spark: pip install .sparkring\[spark"):
+            call()
+
+
+def test_a_spark_of_another_version_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sparkring.launch` of PySpark 3.4 ended in a TypeError of `mapInArrow`."""
+    session: Any = SimpleNamespace(createDataFrame=None, version="4.2.1")
+    monkeypatch.setattr(application, "has_ended", lambda _: False)
+    monkeypatch.setattr(pyspark, "__version__", "4.3.0")
+    for call in (lambda: sparkring.run("flights", session), lambda: sparkring.launch(print, 2, spark=session)):
+        with pytest.raises(ConfigError, match=r"the session's Spark is 4\.2\.1, and the PySpark here is 4\.3\.0"):
+            call()
+    monkeypatch.setattr(pyspark, "__version__", "3.4.4")
+    for call in (lambda: sparkring.run("flights"), lambda: sparkring.launch(print, 2)):
+        with pytest.raises(ConfigError, match=r"this PySpark is 3\.4\.4: versions from 3\.5 to below 5 are supported"):
             call()
 
 

@@ -17,10 +17,11 @@ from sparkring.conf.errors import ConfigError
 from sparkring.conf.load import load_config
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import read
-from sparkring.pipelines.cli import jobs
+from sparkring.pipelines.cli import jobs, main
 from sparkring.pipelines.cli.exits import exit_code, message
 from sparkring.pipelines.job.hosts import dataset_of, find_secret, join_options, recipe_digest, room_problems
 from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.training.launch.join.hosts import JoinedHosts
 from sparkring.training.launch.join.placement import ALONE, Placement
 from sparkring.training.worker.result import TrainResult
 from tests.helpers.namespaces import ROOT, Hosts, hosts_of_one_machine
@@ -200,6 +201,16 @@ def test_a_dataset_on_the_command_line_takes_the_place_of_the_recipes_etl_block(
     assert seen[0].overrides == ("dataset=d", "launch.on=spark")
 
 
+def test_a_dataset_that_is_not_there_ends_the_job_as_on_spark_before_hosts_are_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The code was that of hosts which do not fit together."""
+    monkeypatch.setattr(JoinedHosts, "gather", lambda hosts, least: pytest.fail("hosts were waited for"))
+    words = [f"dataset={folder}/nope", "launch.on=hosts"]
+    assert main(["train", str(folder / "recipe.yaml"), *words]) == Exit.DATA
+    assert f"{folder}/nope: not a dataset: the folder does not exist" in capsys.readouterr().err
+
+
 def test_hosts_do_not_build_a_dataset(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"launch.on = 'hosts': there is no Spark to build the dataset"):
         load_config(str(folder / "recipe.yaml"), ["launch.on=hosts"])
@@ -249,7 +260,7 @@ def test_an_empty_file_and_two_secrets_are_named(tmp_path: Path, text: str, vari
 def test_a_world_that_the_hosts_have_no_room_for_is_refused() -> None:
     assert room_problems(LaunchConfig(world=4), 2, 2) == []
     (line,) = room_problems(LaunchConfig(world=5), 2, 2)
-    assert line.startswith("launch.world = 5: 2 hosts with launch.ranks_per_host = 2 have room for 4; set launch.world")
+    assert line.startswith("launch.world = 5: 2 hosts with launch.ranks_per_host = 2: there is room for 4 ranks; set")
 
 
 def test_a_host_joins_with_what_it_was_started_with(folder: Path) -> None:

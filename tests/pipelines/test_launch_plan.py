@@ -18,7 +18,7 @@ from sparkring.conf.clusters.catalog import cluster_names, load_cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.job.job import run_on_platform
+from sparkring.pipelines.job.job import check_without_spark, run_on_platform
 from sparkring.pipelines.launch import recover
 from sparkring.pipelines.launch.recover import Platform
 from sparkring.pipelines.model import launch_plan
@@ -302,7 +302,8 @@ def run_here(folder: Path, slots: Any, *words: str) -> TrainResult:
         return local_group(world, preload)
 
     resolved = load_config(str(folder / "recipe.yaml"), [f"dataset={folder}/dataset", *words])
-    assert run_on_platform(resolved, Platform(slots=slots, open_group=open_group)) == 0
+    found = check_without_spark(resolved.config)
+    assert run_on_platform(resolved, found, Platform(slots=slots, open_group=open_group)) == 0
     (newest,) = sorted((folder / "runs/planned").glob("*/summary.json"))[-1:]
     return read_result(open_storage(str(newest.parent)))
 
@@ -340,7 +341,7 @@ def test_a_planned_job_survives_a_kill_on_fewer_ranks_and_is_made_again_from_its
     shrunk = run_here(folder, lambda: 1 if mark.exists() else 2, hooks, "checkpoint.resume=false")
     (failed,) = shrunk.failed_attempts
     assert (failed.decision, shrunk.train.world, shrunk.train.steps) == ("shrink", 1, whole.train.steps)
-    assert "layout on 1 ranks: dp(1)" in caplog.text
+    assert "layout on 1 rank: dp(1)" in caplog.text
     assert shrunk.planned is not None and shrunk.planned.world == 1
     assert shrunk.config["parallel"]["zero"] == 0, "the layout of the ranks that ended it"
     assert shrunk.train.valid["loss"] == pytest.approx(whole.train.valid["loss"], rel=1e-9)

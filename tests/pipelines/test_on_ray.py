@@ -62,7 +62,13 @@ def test_the_weights_are_those_of_the_same_job_on_one_host(folder: Path, cluster
 def test_a_cluster_without_room_is_named_with_what_it_has(folder: Path, cluster: Any) -> None:
     done = run(folder, "launch.on=ray", "launch.world=4", "launch.hosts_wait_s=1", **variables(cluster))
     assert done.returncode == Exit.RESOURCES
-    assert "launch.world = 4 are needed" in done.stderr and "nodes have 2 CPU" in done.stderr
+    assert "launch.world = 4 must fit" in done.stderr and "nodes there are 2 CPU" in done.stderr
+
+
+def test_a_dataset_that_is_not_there_is_named_before_a_cluster_is_asked_for(folder: Path) -> None:
+    done = run(folder, f"dataset={folder}/nope", "launch.on=ray", RAY_ADDRESS="127.0.0.1:1")
+    assert done.returncode == Exit.DATA, done.stderr[-3000:]
+    assert f"{folder}/nope: not a dataset: the folder does not exist" in done.stderr
 
 
 def test_ray_does_not_build_a_dataset(folder: Path) -> None:

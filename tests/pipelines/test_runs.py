@@ -123,6 +123,19 @@ def test_a_job_begins_on_as_few_slots_as_it_may_go_on_with(
         job_module.run_job(resolved(tmp_path, *words), etl=False)
 
 
+def test_the_workers_python_is_checked_before_a_dataset_is_built(
+    without_spark: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(etl_step, "find", lambda *_: None)
+    monkeypatch.setattr(etl_step, "foresee", lambda *_: None)
+    monkeypatch.setattr(etl_step, "build", lambda *_, **__: pytest.fail("the dataset was built first"))
+    for name in ("check_folders", "check_foreseen"):
+        monkeypatch.setattr(job_module, name, lambda *_: None)
+    monkeypatch.setattr("sparkring.pipelines.launch.preflight.check_workers", failing)
+    with pytest.raises(LaunchError, match="no room"):
+        job_module.run_job(resolved(tmp_path), etl=True)
+
+
 def without_locks(folder: str, name: str) -> Runs:
     """Runs in a folder that is reached through fsspec, as some object stores are."""
     runs, fs = Runs(folder, name), PyFileSystem(FSSpecHandler(LocalFileSystem(auto_mkdir=True)))

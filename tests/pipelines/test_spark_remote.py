@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ import pytest
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.load import load_config
+from sparkring.etl.spark_platform.jvm import JavaThrew
 from sparkring.pipelines.model.plan import runs_here
-from sparkring.pipelines.run import spark
+from sparkring.pipelines.run import spark, spark_remote
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.spark_remote import check_reachable, check_versions, remote_of
 from sparkring.pipelines.validate.recipe import slot_problems
@@ -44,6 +46,25 @@ def test_a_server_is_named_by_the_recipe_or_by_a_variable(
 def test_two_places_for_spark_are_one_too_many(master: str) -> None:
     with pytest.raises(ConfigError, match=r"spark\.master = .* SPARK_REMOTE = 'sc://host'.*unset SPARK_REMOTE"):
         remote_of("r", SparkConfig(master=master), {"SPARK_REMOTE": "sc://host"})
+
+
+def test_a_pyspark_without_a_server_of_its_own_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark 3.5 of PyPI, and SPARK_REMOTE=local[2]: it ended in a traceback."""
+
+    class Threw(JavaThrew):
+        def __init__(self) -> None:
+            pass
+
+        def __str__(self) -> str:
+            return f"An error occurred while calling None.JavaSparkContext.\n: java.lang.{spark_remote.PLUGIN}\n\tat x"
+
+    def fails() -> None:
+        raise Threw
+
+    builder = SimpleNamespace(remote=lambda _: SimpleNamespace(getOrCreate=fails))
+    monkeypatch.setattr(spark_remote, "SparkSession", SimpleNamespace(builder=builder))
+    with pytest.raises(ConfigError, match=r"has no server of its own; set spark.conf .*spark-connect_2\.12.*sc://host"):
+        spark_remote.open_remote("r", {}, "local[2]")
 
 
 class Context:

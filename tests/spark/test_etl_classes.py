@@ -101,7 +101,7 @@ def test_rows_without_a_class_stop_the_build_before_it_writes_and_a_check_leaves
     spark: Any, table: Path, tmp_path: Path
 ) -> None:
     views = {"some": "SELECT id, legs, place, nullif(kind, 'bee') AS kind FROM animals"}
-    with pytest.raises(EtlError, match=r"etl.label = 'kind': 40 rows have none .*kind IS NOT NULL, level: row"):
+    with pytest.raises(EtlError, match=r"etl.label = 'kind': null in 40 rows; .*kind IS NOT NULL, level: row"):
         build(spark, block(table, views=views, rows="some"), tmp_path)
     assert not list(tmp_path.rglob("*.parquet"))
     check = {"name": "labelled", "kind": "expression", "sql": "kind IS NOT NULL", "level": "row"}

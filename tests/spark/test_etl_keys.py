@@ -58,7 +58,7 @@ def test_equal_keys_of_two_parts_are_counted_over_the_window(spark, tmp_path: Pa
 
     (alone,) = build(0.0, 1).manifest.checks
     assert (alone["failing"], alone["rows"]) == (0, 3)
-    with pytest.raises(ChecksFailed, match=r"shop_once: \(shop\) is unique: 2 of 5 rows fail"):
+    with pytest.raises(ChecksFailed, match=r"shop_once: \(shop\) is unique: 2 of 5 rows failed"):
         build(0.3, 2)
     both = build(0.4, 2)
     assert both.manifest.checks[0]["failing"] == 2 and both.written_parts == ()

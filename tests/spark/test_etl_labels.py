@@ -98,7 +98,7 @@ def test_values_that_are_no_0_or_1_stop_a_job_of_multilabel_only(spark: Any, tab
     manifest = build(spark, block(table, label=["a", "odd"], checks=[check]), tmp_path / "c", trained)
     assert manifest.label_names == ["a", "odd"] and manifest.accounting.quarantined == {"flags": 100}
     views = {"some": "SELECT *, nullif(a, 1) AS c FROM t"}
-    with pytest.raises(EtlError, match=r"etl.label: 150 rows have no 'c' \(null\); .*c IS NOT NULL, level: row"):
+    with pytest.raises(EtlError, match=r"etl.label: 'c' is null in 150 rows; .*c IS NOT NULL, level: row"):
         build(spark, block(table, label=["c", "b"], views=views, rows="some"), tmp_path / "d")
     with pytest.raises(EtlError, match="'kind' is string; of several labels each is a number or a boolean"):
         build(spark, block(table, label=["a", "kind"]), tmp_path / "e")
@@ -139,7 +139,7 @@ def test_tags_that_are_none_stop_the_build_and_a_check_leaves_their_rows_out(
 ) -> None:
     odd = "CASE WHEN id = 7 THEN NULL WHEN id = 8 THEN array('ant', NULL) ELSE tags END AS tags"
     views = {"some": f"SELECT id, x, {odd} FROM t"}
-    with pytest.raises(EtlError, match=r"etl.label = 'tags': 2 rows have none \(null\)") as caught:
+    with pytest.raises(EtlError, match=r"etl.label = 'tags': null in 2 rows") as caught:
         build(spark, block(table, label="tags", views=views, rows="some"), tmp_path)
     assert not list(tmp_path.rglob("*.parquet"))
     (sql,) = [part.removesuffix(", level: row}") for part in str(caught.value).split("sql: ")[1:]]

@@ -317,7 +317,7 @@ def test_checks_are_judged_over_the_window(spark, weeks):
         check = {"name": "early", "kind": "range", "column": "amount", "max": 29, "max_share": max_share}
         return window(sales, 3, "3", checks=[check])
 
-    with pytest.raises(ChecksFailed, match=r"early: amount <= 29: 2 of 8 rows fail"):
+    with pytest.raises(ChecksFailed, match=r"early: amount <= 29: 2 of 8 rows failed"):
         build(spark, config(0.2), root)
     written = part_times(root)
     assert len(written) == len(before) + 3  # with a check of their own, which fails for every row of one of them

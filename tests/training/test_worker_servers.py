@@ -292,7 +292,7 @@ def test_a_rank_whose_gradients_are_not_finite_is_named_and_its_pushes_are_refus
     assert job.result.finished and all(torch.isfinite(weight).all() for weight in job.weights().values())
     check_whole(job)
     strict = Job(tmp_path / "strict", poisoned, *served, "train.max_skipped_steps=0")
-    with pytest.raises(WorkerFailed, match=r"1 steps in a row had gradients that are not finite"):
+    with pytest.raises(WorkerFailed, match=r"1 step in a row had gradients that are not finite"):
         strict.run(group, 2)
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sparkring.conf.plain_text import count_of
 from sparkring.training.launch.attempt import Attempt, Control, Limits, RankState, Replacing
 from sparkring.training.launch.channel.control_client import Endpoint
 from sparkring.training.launch.channel.control_server import ControlServer
@@ -195,13 +196,13 @@ class WorkerGroup:
             if len(self.agents) >= count:
                 return True
             if control is not None:
-                control.raise_if_ending(f"{count - len(self.agents)} of {count} agents were waited for")
+                control.raise_if_ending(f"{count - len(self.agents)} of {count_of(count, 'agent')} had not come")
             if why := self.trouble():
                 raise LaunchError(f"the agents could not be started: {why}")
             return False
 
         if not self.wait(is_done, timeout_s):
-            raise LaunchError(f"{len(self.agents)} of {count} agents have reported within {timeout_s:g} s")
+            raise LaunchError(f"{len(self.agents)} of {count_of(count, 'agent')} reported within {timeout_s:g} s")
 
     def wait(
         self,

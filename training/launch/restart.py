@@ -9,6 +9,7 @@ from typing import Literal
 
 from sparkring.conf.blocks.launch import HOSTS_WAIT_S
 from sparkring.conf.errors import first_line
+from sparkring.conf.plain_text import count_of
 from sparkring.training.launch.topology import check_world
 
 REQUESTED = ("grow", "decommission")  # ends that recovery itself has asked for: no failures
@@ -117,11 +118,11 @@ def decide(history: Sequence[AttemptOutcome], slots: int, policy: RestartPolicy)
         key, least = "launch.world", policy.world
         if policy.min_world is not None:
             key, least = "launch.min_world", policy.min_world
-        why = f"{slots} slots are left: no world of at least {least} ({key}) fits on them and the layout"
+        why = f"{count_of(slots, 'slot')} left: no world of at least {least} ({key}) fits on them and the layout"
         return Decision("stop", 0, 0.0, why)
     wait_s = 0.0 if last.cause in REQUESTED else backoff(history, policy)
     action: Action = "grow" if world > last.world else "shrink" if world < last.world else "retry"
-    return Decision(action, world, wait_s, f"{last.cause} in attempt {last.attempt} on {last.world} ranks")
+    return Decision(action, world, wait_s, f"{last.cause} in attempt {last.attempt} on {count_of(last.world, 'rank')}")
 
 
 def reason_to_stop(history: Sequence[AttemptOutcome], policy: RestartPolicy) -> str | None:

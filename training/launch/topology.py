@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal, TypeAlias
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.rank_info import RankInfo
 
 Role: TypeAlias = Literal["rank", "server"]
@@ -60,7 +61,7 @@ def choose_agents(agents: list[AgentInfo], world: int) -> list[AgentInfo]:
     Fullest hosts first, so that the ring crosses the fewest cables.
     """
     if world > len(agents):
-        raise ValueError(f"world = {world}: there are agents for {len(agents)} ranks only")
+        raise ValueError(f"world = {world}: the agents are for {count_of(len(agents), 'rank')} only")
     by_host: dict[str, list[AgentInfo]] = {}
     for agent in sorted(agents, key=lambda agent: agent.index):
         by_host.setdefault(agent.host_key, []).append(agent)

@@ -17,6 +17,7 @@ from typing_extensions import TypedDict  # pydantic asks for this one below Pyth
 
 from sparkring.conf.blocks.checkpoint import CheckpointConfig
 from sparkring.conf.blocks.train import TrainConfig
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.stored import Count
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.launch.messages import WindowTiming
@@ -292,9 +293,9 @@ def on_skipped(state: TrainerState, bad_rank: int | None, most: int, reporter: R
     reporter.event("step_skipped", where)
     if state.skipped_in_a_row > most:
         raise TrainingDiverged(
-            f"{state.skipped_in_a_row} steps in a row had gradients that are not finite, the last at step {state.step} "
-            f"(samples up to {state.consumed_samples}), first on rank {bad_rank}; lower optim.lr, look at those rows, "
-            f"or raise train.max_skipped_steps = {most}"
+            f"{count_of(state.skipped_in_a_row, 'step')} in a row had gradients that are not finite, the last at step "
+            f"{state.step} (samples up to {state.consumed_samples}), first on rank {bad_rank}; lower optim.lr, look at "
+            f"those rows, or raise train.max_skipped_steps = {most}"
         )
 
 

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from sparkring.etl.spark_platform import capabilities, versions
+from tests.spark_connect import connect_session
 
 SCHEMA = "n int, big bigint, x double, t string, b binary, d date, at timestamp, wall timestamp_ntz, m decimal(9,2)"
 WALL = datetime(2024, 3, 10, 2, 30)
@@ -57,6 +58,13 @@ def test_rows_and_tables_are_the_same_by_either_way(spark: Any) -> None:
         assert made.schema == kinds and versions.to_arrow(made).equals(table)
         assert made.selectExpr("unix_micros(at)").collect()[0][0] == 1_710_037_800_000_000
     assert versions.rows_of_arrow(spark, table.slice(0, 0), kinds).count() == 0
+
+
+@pytest.mark.spark
+def test_a_type_is_read_by_the_server_as_here(spark: Any) -> None:
+    with connect_session(spark) as session:
+        for ddl in ("int", "array<decimal(9,2)>", SCHEMA):
+            assert versions.type_by_server(session, ddl) == versions.type_of_ddl(ddl)
 
 
 @pytest.mark.spark

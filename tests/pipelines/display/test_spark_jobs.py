@@ -8,7 +8,9 @@ import re
 import pytest
 from pyspark.sql import SparkSession
 
+from sparkring.etl.spark_platform import executors
 from sparkring.etl.spark_platform.application import described
+from sparkring.etl.spark_platform.executors import lacks_slots
 from sparkring.pipelines.run import spark_jobs
 from sparkring.pipelines.run.spark_jobs import Stage, progress_line, spark_progress
 
@@ -24,6 +26,24 @@ from sparkring.pipelines.run.spark_jobs import Stage, progress_line, spark_progr
 )
 def test_a_line_of_what_runs(stages: list[Stage], line: str) -> None:
     assert progress_line(stages, 35.2) == line
+
+
+@pytest.mark.spark
+def test_a_wait_for_slots_is_shown_as_one(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sparkring etl` on a cluster without workers said `0 of 2 tasks` for ever."""
+    monkeypatch.setattr(spark_jobs, "LINE_EVERY_S", 0.1)
+    monkeypatch.setattr(spark_jobs, "ASK_EVERY_S", 0.1)
+    assert not lacks_slots(spark)
+    monkeypatch.setattr(executors, "task_slots", lambda _: 0)
+    with caplog.at_level(logging.INFO, "spark"), spark_progress(spark, interactive=False):
+        slow = spark.range(0, 2, 1, 2).selectExpr("java_method('java.lang.Thread', 'sleep', 900L) AS slept")
+        slow.selectExpr("count(slept)").collect()
+    assert any(
+        line.endswith("s; Spark has no task slot, and waits: see whether its workers are there and free")
+        for line in caplog.messages
+    )
 
 
 @pytest.mark.spark

@@ -230,7 +230,7 @@ def test_infinite_numbers_are_nulls_and_a_label_that_is_none_is_left_out(tmp_pat
     known = y[np.isfinite(y)].astype("float64")
     assert (columns.label.mean, columns.label.deviation) == pytest.approx((known.mean(), known.std()))
     said = table.look_at(read_sample(str(tmp_path / "t.parquet")), columns)
-    assert "2 rows have no finite y; the check label_known leaves them out" in said
+    assert "2 rows without finite y: the check label_known leaves them out" in said
 
 
 def test_a_flag_of_0_1_and_nan_is_one_label_of_two_values(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_several_columns_of_0_and_1_are_labels_of_one_task(tmp_path: Path) -> No
     assert project.recipe["etl"]["label"] == ["new", "is_far"] and project.recipe["model"]["task"] == "multilabel"
     (check,) = project.recipe["etl"]["checks"]
     assert check["sql"] == "new IS NOT NULL AND is_far IS NOT NULL"
-    assert any("1 rows have no new or is_far" in line for line in project.look_at)
+    assert any("1 row without new or is_far" in line for line in project.look_at)
 
 
 def test_a_column_of_arrays_of_texts_is_a_label_of_tags(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_column_of_arrays_of_texts_is_a_label_of_tags(tmp_path: Path) -> None:
     project = table_project(str(tmp_path / "nulls.parquet"), "tags", None, tmp_path / "mine")
     (check,) = project.recipe["etl"]["checks"]
     assert check["sql"] == "tags IS NOT NULL AND NOT exists(tags, tag -> tag IS NULL)", "as the ETL proposes"
-    assert any("2 rows have no tags" in line for line in project.look_at)
+    assert any("2 rows without tags" in line for line in project.look_at)
 
 
 def test_numbers_with_a_word_for_null_are_numbers(tmp_path: Path) -> None:

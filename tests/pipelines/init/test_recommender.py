@@ -186,7 +186,7 @@ def test_what_is_written_is_valid(
 
 def test_rows_that_lack_an_id_are_counted(tmp_path: Path) -> None:
     project = recommender_project(write(tmp_path, movie=[None, *interactions()["movie"][1:]]), ROLES, tmp_path / "new")
-    assert "1 rows have no user, item or time, and are left out" in project.look_at
+    assert "1 row without user, item or time: left out" in project.look_at
 
 
 def test_the_model_sums_the_products_of_every_pair_of_columns() -> None:

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,16 +20,25 @@ from typing import Any
 import psutil
 import pytest
 
+from sparkring.etl.spark_platform.application import start_python, workers_python
+from sparkring.pipelines.launch import preflight
 from sparkring.pipelines.launch.barrier import (
     LaunchOptions,
     barrier_group,
     run_barrier,
-    spark_reason,
 )
-from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, slots_ceiling, too_few_slots
+from sparkring.pipelines.launch.preflight import (
+    SlotRequest,
+    check_slots,
+    check_workers,
+    slots_ceiling,
+    spark_reason,
+    too_few_slots,
+)
 from sparkring.pipelines.run.package import code_archive, ship_code, write_archive
-from sparkring.training.launch.failure import Cancelled, LaunchError, WorkerFailed
+from sparkring.training.launch.failure import Cancelled, LaunchError, PreflightError, WorkerFailed
 from sparkring.training.launch.group import Control
+from sparkring.training.launch.host.info import collect_host_info
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.messages import AttemptStarted, ChildEvent, Event, RankReplaced
 
@@ -81,6 +91,8 @@ def test_rings_of_both_engines_and_a_warm_second_launch(spark: Any) -> None:
 OF_A_NOTEBOOK = """
 import sys
 from pyspark.sql import SparkSession
+from sparkring.etl.spark_platform.application import start_python, workers_python
+from sparkring.pipelines.launch import preflight
 from sparkring.pipelines.launch.barrier import run_barrier
 from sparkring.training.launch.job import JobSpec
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
@@ -244,6 +256,36 @@ def test_the_reason_in_a_stack_of_the_scheduler() -> None:
     assert spark_reason(Exception(ended), "python3") == "Job 11 cancelled because SparkContext was shut down"
     missing = Exception("x\nModuleNotFoundError: No module named 'psutil'\n at")
     assert "in the executors' Python (/a/python); have PYSPARK_PYTHON" in spark_reason(missing, "/a/python")
+    gone = 'x): java.io.IOException: Cannot run program "/no/python": error=2, No such file or directory\n\tat x'
+    assert spark_reason(Exception(gone), "/no/python").startswith(
+        'Cannot run program "/no/python": error=2, No such file or directory; have PYSPARK_PYTHON name an interpreter'
+    )
+
+
+@pytest.mark.spark
+def test_a_workers_python_without_our_packages_is_named_before_a_dataset_is_built(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lack was found when ranks started, after the ETL, and tried three times."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    before = workers_python(spark)
+    try:
+        for python, problem in (bare, "No module named 'psutil', in the executors'"), (tmp_path / "no", "Cannot run"):
+            start_python(spark, str(python))
+            with pytest.raises(PreflightError, match=problem):
+                check_workers(spark)
+    finally:
+        start_python(spark, before)
+    check_workers(spark)
+    ours = collect_host_info()
+    monkeypatch.setattr(preflight, "collect_host_info", lambda: replace(ours, packages={"torch": "9.9", "numpy": None}))
+    monkeypatch.setattr(preflight, "in_process", lambda _: False)  # a cluster's Python is compared, whatever its path
+    with pytest.raises(
+        PreflightError, match=r"workers: 1 problem\n.*: torch \S+, the driver has 9\.9; install the same"
+    ):
+        check_workers(spark)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder that is another user's")

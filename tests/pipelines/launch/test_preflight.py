@@ -47,7 +47,7 @@ def test_an_end_is_heard_while_slots_or_agents_are_waited_for(monkeypatch: pytes
     )
     with pytest.raises(Cancelled, match="slots were waited for"):
         check_slots(session, SlotRequest(2), asked_to(what))
-    with WorkerGroup("127.0.0.1") as group, pytest.raises(Cancelled, match="2 of 2 agents were waited for"):
+    with WorkerGroup("127.0.0.1") as group, pytest.raises(Cancelled, match="2 of 2 agents had not come"):
         group.gather(2, 60, asked_to(what))
 
 

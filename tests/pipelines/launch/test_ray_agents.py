@@ -43,10 +43,10 @@ def test_a_rank_asks_for_the_cores_and_gpus_of_the_recipe() -> None:
 def test_too_little_room_says_what_is_there_and_what_to_set() -> None:
     launch = LaunchConfig(on="ray", world=4, gpus_per_rank=1)
     said = too_little_room(launch, asks_of(launch), 1, [node(CPU=8.0, GPU=1.0)])
-    assert "room for 1 ranks of 1 CPU, 1 GPU each, and launch.world = 4 are needed" in said
-    assert "its 1 nodes have 8 CPU, 1 GPU" in said
+    assert "room for 1 rank of 1 CPU, 1 GPU each, and launch.world = 4 must fit" in said
+    assert "on its 1 node there are 8 CPU, 1 GPU" in said
     launch = LaunchConfig(on="ray", world=4, min_world=2)
-    assert "launch.min_world = 2 are needed" in too_little_room(launch, asks_of(launch), 1, [])
+    assert "launch.min_world = 2 must fit" in too_little_room(launch, asks_of(launch), 1, [])
 
 
 @pytest.mark.parametrize(

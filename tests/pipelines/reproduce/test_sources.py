@@ -112,7 +112,7 @@ def test_without_its_dataset_what_is_built_is_compared_before_training(place: Pl
 
 def test_a_source_that_is_another_is_named_before_anything_starts(place: Place, tmp_path: Path) -> None:
     assert place.again(no_session, dry_run=True) == Exit.OK
-    assert place.shown[-1].startswith("would build its dataset and train it again, on 1 ranks")
+    assert place.shown[-1].startswith("would build its dataset and train it again, on 1 rank,")
     table = place.folder / "table"
     shutil.copytree(table, tmp_path / "table")
     shutil.rmtree(table / "_delta_log")

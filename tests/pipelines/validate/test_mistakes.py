@@ -105,8 +105,8 @@ def test_the_recipe_without_a_mistake_is_valid(here: Path, capsys: pytest.Captur
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "mine.yaml", "--dry-run"]) == Exit.OK
     said = capsys.readouterr().out
-    training = "Tabular as binary: 1 epochs of 50 rows a step on 1 ranks"
-    tables = ("points (points.parquet): 1 files", f"{ROWS} rows", "datasets/mistakes-", "would be built")
+    training = "Tabular as binary: 1 epoch of 50 rows a step on 1 rank,"
+    tables = ("points (points.parquet): 1 file,", f"{ROWS} rows", "datasets/mistakes-", "would be built")
     for part in (*tables, training, "scored on 'test'", "model 'mistakes'"):
         assert part in said, part
     assert main(["run", "mine.yaml", "--dry-run", "--limit-rows", "100"]) == Exit.OK

@@ -42,7 +42,7 @@ def test_a_gpu_is_missed_only_where_the_ranks_run_on_this_host(monkeypatch: pyte
     monkeypatch.setattr("sparkring.pipelines.run.spark.active_context", lambda: None)
     assert found(0, None) == found(0, "local[4]") == [NO_GPU]
     (line,) = found(1, None)
-    assert "launch.world = 2 ranks need a GPU each, and torch sees 1 on this host; set launch.world=1" in line
+    assert "launch.world = 2: each rank needs a GPU, and torch sees 1 on this host; set launch.world=1" in line
     assert not found(2, None) and not found(0, "spark://a:7077") and not found(1, None, servers={"per_host": 1})
     assert not found(0, None, device="auto") and not found(1, None, device="auto")
 

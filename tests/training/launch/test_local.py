@@ -411,7 +411,7 @@ def test_an_end_before_the_agents_have_come_leaves_none_behind_and_waits_for_non
     """Agents that found nobody to answer waited for 20 s, and their helpers stayed for good."""
     control = Control()
     control.cancel()
-    with pytest.raises(Cancelled, match="agents were waited for"):
+    with pytest.raises(Cancelled, match="agents had not come"):
         run_local(JobSpec(print, preload=BARE), 2, control=control)
 
 

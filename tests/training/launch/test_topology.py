@@ -58,7 +58,7 @@ def test_ranks_are_a_bijection_and_contiguous_by_host(hosts: list[str]) -> None:
 def test_a_smaller_world_uses_as_few_hosts_as_it_can() -> None:
     agents = [agent(0, "x"), agent(1, "y"), agent(2, "y"), agent(3, "y")]
     assert [s.index for s in choose_agents(agents, 3)] == [1, 2, 3]
-    with pytest.raises(ValueError, match="agents for 4 ranks only"):
+    with pytest.raises(ValueError, match="the agents are for 4 ranks only"):
         choose_agents(agents, 5)
 
 

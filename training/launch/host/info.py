@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import ipaddress
+import json
 import os
 import shutil
 import socket
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 
 from sparkring.conf.code import code_digest
@@ -58,6 +59,11 @@ def collect_host_info() -> HostInfo:
         hostname_address=address_of_own_name(),
         time_s=time.time(),
     )
+
+
+def host_info_json(_: object = None) -> str:
+    """Report this process's HostInfo as JSON, from a task of Spark's. Needs the standard library alone."""
+    return json.dumps(asdict(collect_host_info()))
 
 
 def address_of_own_name() -> str | None:

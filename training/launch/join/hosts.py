@@ -23,6 +23,7 @@ from pathlib import Path
 
 import psutil
 
+from sparkring.conf.plain_text import count_of
 from sparkring.training.launch.channel.control_client import Endpoint
 from sparkring.training.launch.channel.tls import shared_certificate
 from sparkring.training.launch.failure import LaunchError, PreflightError
@@ -175,7 +176,9 @@ class JoinedHosts:
                     f"; host 0 does not reach itself at {options.placement.address}: set MASTER_ADDR to its own address"
                 )
             if (room := len(self._here())) < least:
-                raise LaunchError(f"{late}; there is room for {room} ranks, and {least} are needed (launch.min_world)")
+                raise LaunchError(
+                    f"{late}; there is room for {count_of(room, 'rank')}, and {least} must fit (launch.min_world)"
+                )
             log.warning("%s; training begins on the others", late)
         agents = self._group.agents
         self._accepted |= {agent.name for agent in agents}  # those that come while these are checked are late

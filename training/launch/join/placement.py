@@ -18,6 +18,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sparkring.conf.plain_text import count_of
+
 DEFAULT_PORT = 29500  # torch's
 SLURM_PORTS = range(20000, 30000)  # below those that Linux gives to connections
 Variables = Mapping[str, str]
@@ -116,8 +118,8 @@ def _of_mpi(env: Variables) -> Placement:
 def _checked(found: Placement, env: Variables) -> Placement:
     if not 0 <= found.rank < found.count:
         raise ValueError(
-            f"{found.rank_key} = {env.get(found.rank_key)!r}: there are {found.count} hosts, numbered from 0; give "
-            "each a number of its own below that"
+            f"{found.rank_key} = {env.get(found.rank_key)!r}: the job is of {count_of(found.count, 'host')}, numbered "
+            "from 0; give each a number of its own below that"
         )
     return found
 

@@ -88,7 +88,7 @@ def test_a_job_of_several_hosts_that_srun_has_not_started_is_told() -> None:
             {"RANK": "1", "MASTER_ADDR": "h0"},
             "RANK = '1': WORLD_SIZE, the number of hosts, is not set",
         ),  # trained alone
-        (BY_HAND | {"NODE_RANK": "2"}, "NODE_RANK = '2': there are 2 hosts, numbered from 0"),
+        (BY_HAND | {"NODE_RANK": "2"}, "NODE_RANK = '2': the job is of 2 hosts, numbered from 0"),
         (BY_HAND | {"NODE_RANK": "first"}, "NODE_RANK = 'first': must be a whole number, 0 or more"),
         (BY_HAND | {"NODE_RANK": "-1"}, "NODE_RANK = '-1': must be a whole number, 0 or more"),
         (BY_HAND | {"MASTER_PORT": "70000"}, "MASTER_PORT = 70000: a port from 1 to 65534"),
