@@ -67,6 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # through the imports of all tests, a quarter of their time: `keep_objects` enables it
     # A suite that runs in the background has Ctrl-C switched off, one under nohup SIGHUP, and so would all they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -199,6 +200,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     from sparkring.conf.blocks.spark import SparkConfig
+    from sparkring.etl.spark_platform.jvm import stop_session
     from sparkring.pipelines.run.jvm_options import OPTIONS
     from sparkring.pipelines.run.spark import session_settings
     from tests.etl.sources.postgres import driver_jar
@@ -215,7 +217,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     yield session
-    session.stop()
+    stop_session(session)
 
 
 @pytest.fixture
@@ -278,3 +280,4 @@ def keep_objects() -> None:
     KEPT.modules = len(sys.modules)
     gc.collect()
     gc.freeze()
+    gc.enable()
