@@ -233,7 +233,7 @@ with spark_session("loud", config, LaunchConfig(world=1)) as spark:
     for file in Path(tempfile.gettempdir()).glob("sparkring-spark-*.log"):
         os.link(file, file.with_suffix(".kept"))
     # PySpark's own shutdown waits for the polls of its threads: a job ends without it
-    spark.sparkContext._accumulatorServer.shutdown = lambda: (time.sleep(60), print("WAITED"))
+    spark.sparkContext._accumulatorServer.shutdown = lambda: (time.sleep(20), print("WAITED"))
 """
 
 
