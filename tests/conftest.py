@@ -67,6 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # through the imports of all tests, a quarter of their time: `keep_objects` enables it
     # A suite that runs in the background has Ctrl-C switched off, one under nohup SIGHUP, and so would all they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -203,6 +204,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     from sparkring.conf.blocks.spark import SparkConfig
+    from sparkring.etl.spark_platform.jvm import stop_session
     from sparkring.pipelines.run.jvm_options import OPTIONS
     from sparkring.pipelines.run.spark import session_settings
     from tests.etl.sources.postgres import driver_jar
@@ -219,7 +221,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     yield session
-    session.stop()
+    stop_session(session)
 
 
 @pytest.fixture
@@ -283,3 +285,4 @@ def keep_objects() -> None:
     """Take what there is out of later collections, each of which took up to half a second."""
     KEPT.modules = len(sys.modules)
     gc.freeze()
+    gc.enable()

@@ -6,6 +6,7 @@ Callers ask `can` first; a session of Spark Connect has no JVM here.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,16 @@ def end_jvm(limit_s: float) -> None:
     gateway.proc.stdin.close()
     gateway.proc.wait(timeout=limit_s)
     SparkContext._gateway = SparkContext._jvm = None
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Stop a session without PySpark's wait of up to 1.5 s for the threads that receive accumulators, which poll."""
+    context: Any = spark.sparkContext
+    server, context._accumulatorServer = context._accumulatorServer, None
+    try:
+        spark.stop()
+    finally:
+        threading.Thread(target=server.shutdown, daemon=True).start()  # the JVM sends nothing any more
 
 
 def activate(spark: SparkSession) -> None:

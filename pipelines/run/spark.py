@@ -38,6 +38,7 @@ from sparkring.etl.spark_platform.jvm import (
     end_jvm,
     jvm_held,
     launch_gateway,
+    stop_session,
 )
 from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, is_one_jvm, is_refused, options_of
 from sparkring.pipelines.run.package import ship_code
@@ -129,7 +130,10 @@ class Opened:
         if self.borrowed:
             return
         with contextlib.suppress(Exception):  # the JVM may have ended first; another error reports that
-            self.spark.stop()
+            if is_classic(self.spark):
+                stop_session(self.spark)
+            else:
+                self.spark.stop()
 
 
 class NotWanted(Exception):

@@ -7,7 +7,8 @@ become the agents of the ranks too, whose fork servers import torch once.
 
 from __future__ import annotations
 
-from pyspark.daemon import manager
+import sys
+from pathlib import Path
 
 from sparkring.training.launch.host.processes import import_before_forks
 from sparkring.training.launch.host.shared_imports import share_with_forks
@@ -23,7 +24,25 @@ PRELOAD = (
     "sparkring.pipelines.launch.barrier",
 )
 
+
+def installed_first(path: list[str]) -> list[str]:
+    """Put archives of PySpark that lie in the installed PySpark behind the folder of that one.
+
+    Spark puts them first. Python compiles each module of an archive anew: half a second of every session.
+    """
+    archives = [each for each in path if each.endswith(".zip") and lies_in_installed(Path(each), path)]
+    return [each for each in path if each not in archives] + archives
+
+
+def lies_in_installed(archive: Path, path: list[str]) -> bool:
+    """Whether it is FOLDER/pyspark/python/lib/NAME.zip of a FOLDER that Python imports from."""
+    return archive.parent.parts[-3:] == ("pyspark", "python", "lib") and str(archive.parents[3]) in path
+
+
 if __name__ == "__main__":
+    sys.path[:] = installed_first(sys.path)
+    from pyspark.daemon import manager
+
     share_with_forks()
     import_before_forks(PRELOAD)
     manager()

@@ -27,6 +27,7 @@ from sparkring.pipelines.run.jvm_options import (
 )
 from sparkring.pipelines.run.spark import WORKER_DAEMON, session_settings
 from sparkring.pipelines.run.spark_classes import make_archive
+from sparkring.pipelines.run.worker_daemon import installed_first
 
 LOCAL = {"spark.master": "local[2]"}
 ARCHIVE = Path("/a b/c.jsa")
@@ -65,6 +66,13 @@ def test_workers_are_forked_with_their_imports_where_the_driver_runs_them(
 ) -> None:
     settings = session_settings("s", SparkConfig.model_validate({"master": master, "conf": own}), 2, is_submitted=False)
     assert settings.get("spark.python.daemon.module") == daemon
+
+
+def test_the_installed_pyspark_comes_before_its_archive_and_behind_that_of_another_spark() -> None:
+    installed, other = "/a/site-packages/pyspark/python/lib/pyspark.zip", "/opt/spark/python/lib/pyspark.zip"
+    path = [installed, other, "/job", "/a/site-packages"]
+    assert installed_first(path) == [other, "/job", "/a/site-packages", installed]
+    assert installed_first(path[:3]) == path[:3], "there is no other PySpark"
 
 
 def recipe(*sources: dict[str, Any]) -> RunConfig:
@@ -168,7 +176,8 @@ def test_java_is_told_or_starts_without(
         "PYTHONPATH": str(Path(__file__).parents[2]),
         "TMPDIR": str(tmp_path),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "JAVA_TOOL_OPTIONS": "",  # else it is told what all JVMs of the suite are
+        # Not what else all JVMs of the suite are told
+        "JAVA_TOOL_OPTIONS": options_of(LOCAL, None, found_archive(os.environ)),
     }
     path = class_archive(environment)
     assert path is not None
@@ -192,6 +201,7 @@ def test_workers_of_the_etl_and_agents_of_ranks_are_of_one_daemon_with_what_they
         for _ in batches:
             imported = [name in sys.modules for name in ("pandas", "sparkring.pipelines.launch.barrier")]
             imported.append(gc.get_freeze_count() > 100_000)  # PySpark collects garbage after each task
+            imported.append(".zip" not in str(sys.modules["pyspark"].__file__))
             yield pa.RecordBatch.from_pydict({"daemon": [os.getppid()], "imported": [all(imported)]})
 
     (row,) = spark.range(0, 1, 1, 1).mapInArrow(of_sql, "daemon long, imported boolean").collect()

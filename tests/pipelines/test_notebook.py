@@ -69,7 +69,7 @@ class Kernel:
 
     def close(self) -> None:
         self.client.stop_channels()
-        self.manager.shutdown_kernel()
+        self.manager.shutdown_kernel(now=True)  # asked to end, one with a session of Spark takes 2.5 s
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ def test_the_weights_are_those_of_the_same_job_on_one_host(folder: Path, cluster
 
 
 def test_a_cluster_without_room_is_named_with_what_it_has(folder: Path, cluster: Any) -> None:
-    done = run(folder, "launch.on=ray", "launch.world=4", "launch.hosts_wait_s=1", **variables(cluster))
+    done = run(folder, "launch.on=ray", "launch.world=4", "launch.hosts_wait_s=0.1", **variables(cluster))
     assert done.returncode == Exit.RESOURCES
     assert "launch.world = 4 must fit" in done.stderr and "nodes there are 2 CPU" in done.stderr
 

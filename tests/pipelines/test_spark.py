@@ -219,7 +219,7 @@ def test_a_signal_while_a_session_is_opened_ahead_ends_the_job_and_its_jvm(tmp_p
 
 
 LOUD = """
-import logging, os, sys, tempfile
+import logging, os, sys, tempfile, time
 from pathlib import Path
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
@@ -232,6 +232,8 @@ with spark_session("loud", config, LaunchConfig(world=1)) as spark:
     print(spark.sparkContext.pythonExec)
     for file in Path(tempfile.gettempdir()).glob("sparkring-spark-*.log"):
         os.link(file, file.with_suffix(".kept"))
+    # PySpark's own shutdown waits for the polls of its threads: a job ends without it
+    spark.sparkContext._accumulatorServer.shutdown = lambda: (time.sleep(20), print("WAITED"))
 """
 
 

@@ -171,21 +171,26 @@ def test_a_stop_that_is_asked_for_while_a_checkpoint_is_agreed_makes_one_cut_wit
     assert ranks[0] == ranks[1] and ranks[0]["saved"] == [ranks[0]["step"]]
 
 
-def test_a_stop_while_a_long_evaluation_runs_comes_when_it_ends(group: WorkerGroup, attempt: int) -> None:
-    """Steps of 0.6 s, longer than a cut is announced ahead: not one more is made."""
-    control = Control()
+def test_a_stop_while_a_long_evaluation_runs_comes_when_it_ends(
+    group: WorkerGroup, attempt: int, tmp_path: Path
+) -> None:
+    """Steps of 0.3 s, longer than a cut is announced ahead: not one more is made."""
+    control, file = Control(), tmp_path / "asked"
 
     def train(ctx: Any) -> dict[str, Any]:
         def evaluate(step: int) -> dict[str, float]:
             ctx.event("evaluates", {})
-            time.sleep(2.0)
+            while not file.exists():
+                time.sleep(0.01)
+            time.sleep(1.0)  # until the request has come
             return {"loss": 0.0}
 
-        return train_apart(ctx, 0.6, ENDLESS, evaluate, eval_every=2)
+        return train_apart(ctx, 0.3, ENDLESS, evaluate, eval_every=2)
 
     def on_event(event: Event) -> None:
         if isinstance(event, ChildEvent) and event.name == "evaluates" and event.child.index == 0:
             control.stop()
+            file.touch()
 
     ranks = group.run(JobSpec(train), 2, on_event, attempt, control).results
     assert ranks == [{"saved": [2], "step": 2}] * 2

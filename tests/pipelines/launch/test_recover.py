@@ -113,7 +113,7 @@ def recovery(
         platform or local_platform(policy.world),
         RestartableJob(lambda attempt, world: job, policy, latest_step, lambda result: result.result["finished"]),
         (events if events is not None else []).append,
-        limits=Limits(60, 3.0),
+        limits=Limits(60, 2.5),
         slots_wait_s=0.1,
     )
 

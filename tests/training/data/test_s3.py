@@ -169,7 +169,7 @@ def test_every_row_once_over_s3_whatever_goes_wrong_between(
     fault: dict[str, Any],
 ) -> None:
     folder = tmp_path / f"set{abs(hash((cached, str(fault))))}"
-    make_dataset(folder, [[50, 50]] * (4 if cached else 2))  # of a file that is cached there is one request
+    make_dataset(folder, [[50, 50]] * (4 if cached else 1))  # of a file that is cached there is one request
     storage = bucket(folder)
     for name, value in fault.items():
         setattr(faults, name, value)

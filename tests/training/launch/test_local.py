@@ -258,8 +258,9 @@ def test_a_script_begins_in_the_drivers_folder_or_in_a_copy_of_it(
 
 
 def test_a_script_that_says_nothing_any_more_hangs_and_one_that_prints_does_not(
-    group: WorkerGroup, tmp_path: Path
+    group: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sparkring.training.launch.health.DUMP_S", 0.3)  # a script's ranks show no stacks
     script = tmp_path / "quiet.py"
     script.write_text("import time\nfor _ in range(8): print('.', flush=True); time.sleep(0.2)\ntime.sleep(60)\n")
     lines: list[str] = []

@@ -175,7 +175,7 @@ def test_a_rank_that_is_slow_to_come_back_is_not_taken_to_hang(
 
     group.server.send = late  # type: ignore[method-assign]
     job = JobSpec(
-        WORK, {"steps": 100, "step_s": 0.02, "faults": [[1, 10, 0, "SIGKILL"]]}, preload=(), servers_per_host=1,
+        WORK, {"steps": 30, "step_s": 0.02, "faults": [[1, 10, 0, "SIGKILL"]]}, preload=(), servers_per_host=1,
         server_entry=SERVE, replaceable_ranks=True,
     )  # fmt: skip
     try:

@@ -128,7 +128,7 @@ def test_a_connection_that_does_not_prove_itself_is_closed_with_one_line_of_log(
         with contextlib.suppress(OSError):
             assert sock.recv(100) == b""
         wait_for(lambda: server.refused == 1)
-    assert server.take(0.1) is None and not server.heartbeats() and not server._agents
+    assert server.take(0.01) is None and not server.heartbeats() and not server._agents
     (record,) = caplog.records
     assert record.exc_info is None and len(record.getMessage()) < 200
 
