@@ -67,7 +67,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # through the imports of all tests, a quarter of their time: `keep_objects` enables it
     # A suite that runs in the background has Ctrl-C switched off, one under nohup SIGHUP, and so would all they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -75,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collectstart() -> None:
-    gc.disable()  # what modules make stays: collections of it took a third of the time in which they are imported
+    gc.disable()  # until all are imported: to collect of what stays was a third of that time
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -285,4 +284,3 @@ def keep_objects() -> None:
     """Take what there is out of later collections, each of which took up to half a second."""
     KEPT.modules = len(sys.modules)
     gc.freeze()
-    gc.enable()

@@ -182,7 +182,7 @@ def test_a_stop_while_a_long_evaluation_runs_comes_when_it_ends(
             ctx.event("evaluates", {})
             while not file.exists():
                 time.sleep(0.01)
-            time.sleep(1.0)  # until the request has come
+            time.sleep(2.0)  # until the request has come
             return {"loss": 0.0}
 
         return train_apart(ctx, 0.3, ENDLESS, evaluate, eval_every=2)
