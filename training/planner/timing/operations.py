@@ -59,7 +59,9 @@ class ModelWork(NamedTuple):
     layers: dict[str, tuple[Operation, ...]]
 
     def flops(self) -> float:
-        return sum(op.flops for operations in self.layers.values() for op in operations if op.per_row)
+        """Of forward and backward, which has two products for each."""
+        operations = [op for layer in self.layers.values() for op in layer if op.per_row]
+        return sum(op.flops * (3 if op.has_backward else 1) for op in operations)
 
 
 class _Recorder(DispatchMode):

@@ -133,7 +133,7 @@ def counts_of_stages(
         workload: the step.
         ranks: its pipeline ranks.
         stages: what each does in a pass.
-        flops: of one row's forward.
+        flops: of one row.
         sent: bytes of one rank and step over tp, cp and pp.
     """
     mesh, config = workload.mesh, workload.config
@@ -153,7 +153,7 @@ def counts_of_stages(
         batch_calls=3 * units * micro if in_every_pass else units,
         every_pass=in_every_pass,
         state_bytes=(2 * workload.states + 7) * 4,
-        flops=3 * flops * workload.global_batch,
+        flops=flops * workload.global_batch,
         context_calls=(3 if config.activation_checkpointing else 2) * 4 * len(workload.attention_cores) // mesh.pp,
         zero=ranks[0].zero,
         shard=ranks[0].shard if ranks[0].zero else 0,

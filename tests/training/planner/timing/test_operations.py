@@ -115,8 +115,9 @@ def test_frozen_layers_have_a_backward_only_behind_one_that_is_trained() -> None
     layers = [nn.Linear(4, 4, bias=False) for _ in range(3)]
     for frozen in (layers[0], layers[2]):
         frozen.requires_grad_(False)
-    found = operations_of(nn.Sequential(*layers), torch.zeros(1, 4))
-    assert [each.has_backward for each in found] == [False, True, True]
+    work = trace_operations(nn.Sequential(*layers), (torch.zeros(1, 4),), (), {})
+    assert [each.has_backward for each in work.layers[""]] == [False, True, True]
+    assert work.flops() == 2 * 4 * 4 * (1 + 3 + 3)
 
 
 def test_batch_normalization_is_recorded_of_one_row() -> None:
