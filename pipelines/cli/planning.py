@@ -324,11 +324,15 @@ def _file_steps(file: str) -> CalibrationSteps:
 def _job_steps(overrides: Sequence[str], experiment: str | None, cluster: Cluster) -> CalibrationSteps:
     from sparkring.conf.load import load_config
     from sparkring.pipelines.cli.measured_runs import job_steps
+    from sparkring.pipelines.tracking.tags import MACHINES
 
     tracking = load_config("flights", overrides).config.tracking  # of a command without a recipe
     found = job_steps(tracking, experiment, cluster)
-    print(found.describe())
     name = "MLflow" if experiment is None else f"MLflow's experiment {experiment}"
+    if not found.steps:
+        machines = f"its jobs' machines are the tag {MACHINES}, and --cluster names {cluster.machines}"
+        raise ConfigError(name, [f"nothing to fit to: {found.describe()}; {machines}"])
+    print(found.describe())
     return CalibrationSteps(found.steps, [step.counts for step in found.steps], name)
 
 

@@ -85,6 +85,16 @@ def test_jobs_of_other_machines_are_counted_and_the_rest_is_fitted(
     assert abs(after) < 0.05 < abs(before)
 
 
+def test_jobs_of_other_machines_alone_are_nothing_to_fit_to(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = store.measured_jobs(load_config("text", [f"tracking.root={folder}/mlflow"]).config.tracking, None)
+    monkeypatch.setattr(store, "measured_jobs", lambda *_: [replace(found, machines="H100-SXM5-80GB, efa")])
+    assert main(words(folder)) == Exit.USAGE
+    shown = capsys.readouterr().err
+    assert "nothing to fit to: 0 jobs; left out: 1 of other machines" in shown and "Xeon-8-cores, roce" in shown
+
+
 @pytest.mark.parametrize("asked", [["steps.csv", "--from-mlflow"], []])
 def test_a_file_or_mlflow_is_asked_for(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "calibrate", *asked, "--cluster", "cpu", "--out", str(tmp_path / "x.yaml")]) == Exit.USAGE

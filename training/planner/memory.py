@@ -46,12 +46,12 @@ def stage_memory(rank: RankParameters, activations: int | None) -> StageMemory:
     return StageMemory(
         parameters=sum(rank.sizes),
         weights=weights * element,
-        gradients=rank.owned * element,
-        optimizer=0 if rank.workload.is_served else rank.workload.states * rank.owned * element,
+        gradients=rank.updated * element,
+        optimizer=0 if rank.workload.is_served else rank.workload.states * rank.updated * element,
         start=((0 if rank.is_offloaded else weights) + max(rank.sizes, default=0)) * element,
         gathered=gathered_bytes(rank) if rank.zero else 0,
         activations=activations,
-        residuals=2 * rank.owned * element if rank.workload.is_coded else 0,
+        residuals=2 * rank.updated * element if rank.workload.is_coded else 0,
         offloaded=offloaded_bytes(rank) if rank.is_offloaded else 0,
     )
 

@@ -36,7 +36,7 @@ def batch_axes_bytes(rank: RankParameters, dense: bool = False) -> int:
     """
     workload, element = rank.workload, rank.workload.element_bytes
     mesh = workload.mesh
-    batch_ranks, flags = mesh.dp * mesh.cp, len(rank.local)
+    batch_ranks, flags = mesh.dp * mesh.cp, len(rank.trained)
     if not rank.zero and workload.is_coded and not dense:
         return coded_bytes(rank)
     if workload.is_averaged and workload.config.averaging.groups == "rank" and not dense:
@@ -44,8 +44,8 @@ def batch_axes_bytes(rank: RankParameters, dense: bool = False) -> int:
     if workload.is_served and not dense:  # the weights come, the gradients go
         return sum(p.numel() for p in rank.parameters.values() if p.requires_grad) * element
     if not rank.zero:
-        return int(2 * ring_share(batch_ranks) * (rank.whole + flags) * element)
-    scatters = float(rank.whole * reductions_of(rank))
+        return int(2 * ring_share(batch_ranks) * (rank.whole_trained + flags) * element)
+    scatters = float(rank.whole_trained * reductions_of(rank))
     # weights are gathered in the precision of compute, gradients reduced in that of the weights
     sent = ring_share(rank.shard) * (gathered_elements(rank) * rank.gather_bytes + scatters * element)
     sent += replica_bytes(rank)
@@ -67,7 +67,7 @@ def replica_bytes(rank: RankParameters) -> int:
     """Bytes of them that go between groups of shards: gradients, to the ranks with the same shard."""
     if not rank.zero:
         return 0
-    whole = rank.whole * reductions_of(rank) * rank.workload.element_bytes
+    whole = rank.whole_trained * reductions_of(rank) * rank.workload.element_bytes
     return int(2 * ring_share(rank.replicas) * whole / rank.shard)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -247,16 +247,28 @@ class RankParameters:
         """Whether shards and the optimizer's step on them are on the host. On a CPU they are in its memory anyway."""
         return self.workload.config.offload and self.zero > 0 and self.workload.device_type != "cpu"
 
+    @cached_property
+    def whole_trained(self) -> int:
+        """Elements with a gradient on a tensor rank before ZeRO."""
+        return sum(self.local[name] for name in self.trained)
+
     @property
     def owned(self) -> int:
-        """Elements that this rank updates. Uneven shards differ between ranks by a row; this is their mean."""
-        if not self.zero:
-            return self.whole
+        """Elements whose weights this rank keeps. Uneven shards differ between ranks by a row; this is their mean."""
+        return self._shards("owned", self.parameters) if self.zero else self.whole
+
+    @property
+    def updated(self) -> int:
+        """Elements that this rank updates: those of `owned` that are not frozen."""
+        return self._shards("updated", self.trained) if self.zero else self.whole_trained
+
+    def _shards(self, key: str, names: Iterable[str]) -> int:
+        """Elements of this rank's shards of parameters, computed once for each key."""
         found: int = self.workload.once(
-            ("owned", self.key, self.workload.mesh.tp, self.shard),
+            (key, self.key, self.workload.mesh.tp, self.shard),
             lambda: sum(
-                self.local[name] if p.ndim == 0 else math.ceil(self.local[name] / self.shard)
-                for name, p in self.parameters.items()
+                self.local[name] if self.parameters[name].ndim == 0 else math.ceil(self.local[name] / self.shard)
+                for name in names
             ),
         )
         return found

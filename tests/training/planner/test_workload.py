@@ -7,6 +7,8 @@ import torch
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.training.models.gpt import GPT
 from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.planner.plan import make_plan
+from sparkring.training.planner.traffic import batch_axes_bytes
 from sparkring.training.planner.workload import RankParameters, Workload
 
 
@@ -43,3 +45,19 @@ def test_zero_needs_several_batch_ranks() -> None:
 def test_rows_per_pass_are_the_fullest_ranks() -> None:
     assert workload(Mesh(dp=3), accumulate=2).rows_per_pass == 3
     assert workload(Mesh(pp=2), pp=2, micro_batches=4, accumulate=2).config.passes == 8
+
+
+def test_frozen_weights_are_kept_and_have_neither_gradient_nor_state_and_nothing_is_sent() -> None:
+    for config in ({}, {"zero": 3}):
+        step = workload(Mesh(dp=4), **config)
+        step.model.blocks.requires_grad_(False)  # type: ignore[union-attr]
+        rank, stage = RankParameters(step, 0), make_plan(step).stages[0]
+        frozen = sum(p.numel() for p in step.model.blocks.parameters())  # type: ignore[union-attr]
+        assert rank.whole_trained == rank.whole - frozen
+        assert stage.weights == 4 * rank.owned and stage.gradients == 4 * rank.updated
+        assert stage.optimizer == 2 * 4 * rank.updated
+        assert rank.updated == ((30 * 8 + 8) / 4 if config else rank.whole_trained)
+    ring = RankParameters(workload(Mesh(dp=4)), 0)
+    ring.workload.model.blocks.requires_grad_(False)  # type: ignore[union-attr]
+    assert ring.trained == ["embed.weight", "norm.weight"]
+    assert batch_axes_bytes(ring) == 2 * 3 / 4 * 4 * (31 * 8 + 2)

@@ -34,9 +34,8 @@ def shard_copies(rank: RankParameters) -> ShardCopies | None:
     if not rank.is_offloaded:
         return None
     element, reductions = rank.workload.element_bytes, reductions_of(rank)
-    return ShardCopies(
-        (gathered_elements(rank) / rank.shard + rank.owned) * element, (reductions - 1) * rank.owned * element
-    )
+    gradients = rank.updated * element
+    return ShardCopies(gathered_elements(rank) / rank.shard * element + gradients, (reductions - 1) * gradients)
 
 
 def host_bytes_per_s(cluster: Cluster, world: int) -> float:

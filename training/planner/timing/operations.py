@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparkring.conf.errors import first_line
+from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.models.torch_private import DispatchMode, call_without_memory, storage_key
 from sparkring.training.planner.kernels import DeviceKernels
 from sparkring.training.planner.trace import Untraceable, repeated, tensors_in
@@ -58,7 +59,9 @@ class ModelWork(NamedTuple):
     layers: dict[str, tuple[Operation, ...]]
 
     def flops(self) -> float:
-        return sum(op.flops for operations in self.layers.values() for op in operations if op.per_row)
+        """Of forward and backward, which has two products for each."""
+        operations = [op for layer in self.layers.values() for op in layer if op.per_row]
+        return sum(op.flops * (3 if op.has_backward else 1) for op in operations)
 
 
 class _Recorder(DispatchMode):
@@ -66,7 +69,7 @@ class _Recorder(DispatchMode):
 
     def __init__(
         self,
-        weights: Iterable[torch.Tensor],
+        weights: Sequence[torch.Tensor],
         inputs: Iterable[torch.Tensor],
         layers: Iterable[str],
         kinds: Mapping[str, str],
@@ -74,7 +77,7 @@ class _Recorder(DispatchMode):
         """Nothing is recorded yet.
 
         Args:
-            weights: of the model.
+            weights: of the model; those that are frozen have no gradient.
             inputs: its rows.
             layers: modules by which operations are grouped.
             kinds: module name -> how it is cut over tensor ranks.
@@ -82,7 +85,7 @@ class _Recorder(DispatchMode):
         super().__init__()
         self.layers, self.kinds = set(layers), kinds
         self.weights, self.of_rows = set(map(storage_key, weights)), set(map(storage_key, inputs))
-        self.with_gradient = set(self.weights)  # storages of what is made of weights
+        self.with_gradient = {storage_key(w) for w in weights if w.requires_grad}  # and what is made of them
         self.alive: list[torch.Tensor] = []  # all that was made, so that no other storage has its key
         self.running: list[str] = []  # names of the modules around the current operation
         self.causal = False
@@ -101,6 +104,13 @@ class _Recorder(DispatchMode):
             operation = operation._replace(per_row=per_row, has_backward=has_backward)
             self.found.setdefault(layer, []).append(operation)
         return out
+
+    def pulled(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of a sparse table: a weight for each id of the batch."""
+        self.alive.append(rows)
+        self.of_rows.add(storage_key(rows))
+        self.with_gradient.add(storage_key(rows))
+        return rows
 
     def _follow(self, given: list[torch.Tensor], made: list[torch.Tensor]) -> tuple[bool, bool]:
         """(whether an operation reads rows, whether a gradient goes through it), and note the same of what it makes."""
@@ -157,6 +167,17 @@ class _Recorder(DispatchMode):
         return "inner" if "enter" in kinds else "between"
 
 
+class _PulledRows(NamedTuple):
+    """A sparse table whose look-ups are counted elsewhere (sparse_tables.py)."""
+
+    dim: int
+    recorder: _Recorder
+
+    def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows (n, dim) of ids (n,)."""
+        return self.recorder.pulled(torch.empty(len(ids), self.dim, device="meta"))
+
+
 class _FusedKernels(DeviceKernels):
     """Record as one kernel what is one on a device and many on meta; causal attention skips half of the work."""
 
@@ -167,7 +188,7 @@ class _FusedKernels(DeviceKernels):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:
             self.recorder.causal = bool((kwargs or {}).get("is_causal", len(args) > 5 and args[5]))
-        if func is functional.rms_norm:
+        if func in (functional.rms_norm, functional.batch_norm):  # the latter refuses to train on one row
             return args[0].clone()
         return super().__torch_function__(func, types, args, kwargs)
 
@@ -185,7 +206,9 @@ def trace_operations(
     """
     traced = copy.deepcopy(model).to("meta")
     given = [repeated(each, 1) for each in inputs]
-    recorder = _Recorder(traced.parameters(), tensors_in(given), layers, kinds)
+    recorder = _Recorder([*traced.parameters()], tensors_in(given), layers, kinds)
+    for embedding in sparse_embeddings(traced).values():
+        embedding.source = _PulledRows(embedding.dim, recorder)
     try:
         with _named_modules(traced, recorder.running), _FusedKernels(recorder), recorder:
             traced(*given)

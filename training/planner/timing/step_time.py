@@ -52,7 +52,7 @@ class StageCounts:
 
     operations: OperationTable
     recomputed: OperationTable
-    owned: int  # parameters that it updates
+    updated: int  # parameters
     exchanged: int  # bytes that it sends over the batch axes in a step
     between_groups: int = 0  # of them, to the ranks with the same shard in other groups of shards
     copies: ShardCopies | None = None  # between host and device; None: nothing is offloaded
@@ -133,7 +133,7 @@ def counts_of_stages(
         workload: the step.
         ranks: its pipeline ranks.
         stages: what each does in a pass.
-        flops: of one row's forward.
+        flops: of one row.
         sent: bytes of one rank and step over tp, cp and pp.
     """
     mesh, config = workload.mesh, workload.config
@@ -153,7 +153,7 @@ def counts_of_stages(
         batch_calls=3 * units * micro if in_every_pass else units,
         every_pass=in_every_pass,
         state_bytes=(2 * workload.states + 7) * 4,
-        flops=3 * flops * workload.global_batch,
+        flops=flops * workload.global_batch,
         context_calls=(3 if config.activation_checkpointing else 2) * 4 * len(workload.attention_cores) // mesh.pp,
         zero=ranks[0].zero,
         shard=ranks[0].shard if ranks[0].zero else 0,
@@ -168,7 +168,7 @@ def table_work(table: SparseTable, workload: Workload) -> TableWork:
 
 
 def stage_counts(rank: RankParameters, tables: tuple[OperationTable, OperationTable]) -> StageCounts:
-    return StageCounts(*tables, rank.owned, batch_axes_bytes(rank), replica_bytes(rank), shard_copies(rank))
+    return StageCounts(*tables, rank.updated, batch_axes_bytes(rank), replica_bytes(rank), shard_copies(rank))
 
 
 def stage_tables(rank: RankParameters, work: ModelWork) -> tuple[OperationTable, OperationTable]:
@@ -234,7 +234,7 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
     waits = message_waits_s(busy, send, micro) if is_beside else 0.0
     if mesh.pp > 1:
         passes = shared_pipeline_s(passes, [micro * each for each in busy], per_core)
-    fullest = max(counts.stages, key=lambda stage: stage.owned)
+    fullest = max(counts.stages, key=lambda stage: stage.updated)
     rate = cluster.device.memory_bytes_per_s * cluster.reached.memory / per_core
     if fullest.copies is not None:
         rate = host_bytes_per_s(cluster, mesh.world)
@@ -247,7 +247,7 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
         pipeline=waits if is_beside else micro * 2 * send,
         bubble=passes - micro * stages[slowest].both,
         exchange=exchanges.exchange,
-        optimizer=fullest.owned * counts.state_bytes / rate,
+        optimizer=fullest.updated * counts.state_bytes / rate,
         offload=exchanges.offload,
         tables=tables_s(counts.tables, topology, RankGroup(mesh.dp, mesh.tp)),
         hidden=exchanges.hidden,

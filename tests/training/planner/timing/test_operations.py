@@ -10,6 +10,7 @@ from torch import nn
 
 from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.training.data.batch import SAMPLE, Ragged
+from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.models.tabular import Tabular
 from sparkring.training.planner.timing.operations import Operation, trace_operations
 from sparkring.training.planner.timing.roofline import OperationTable, RankShare, Roofline
@@ -95,3 +96,31 @@ def test_lists_of_numbers_are_rows_too() -> None:
 
     [exp] = operations_of(Pooled(), Ragged(torch.zeros(6), (torch.tensor([0, 6]),)))
     assert exp.per_row and exp.elements == 12
+
+
+def test_rows_of_a_sparse_table_are_of_the_batch_and_have_a_gradient() -> None:
+    model = nn.Sequential(SparseEmbedding("user", 16), nn.Linear(16, 8, bias=False))
+    assert operations_of(model, torch.zeros(1, dtype=torch.int64)) == [
+        Operation("matmul", "between", 1, 1, 16, 8, elements=16 + 8)  # not the look-up
+    ]
+    [bag] = {
+        (each.per_row, each.has_backward)
+        for each in operations_of(SparseEmbedding("user", 16), Ragged(torch.zeros(3), (torch.tensor([0, 3]),)))
+        if each.elements >= 3 * 16
+    }
+    assert bag == (True, True)
+
+
+def test_frozen_layers_have_a_backward_only_behind_one_that_is_trained() -> None:
+    layers = [nn.Linear(4, 4, bias=False) for _ in range(3)]
+    for frozen in (layers[0], layers[2]):
+        frozen.requires_grad_(False)
+    work = trace_operations(nn.Sequential(*layers), (torch.zeros(1, 4),), (), {})
+    assert [each.has_backward for each in work.layers[""]] == [False, True, True]
+    assert work.flops() == 2 * 4 * 4 * (1 + 3 + 3)
+
+
+def test_batch_normalization_is_recorded_of_one_row() -> None:
+    found = operations_of(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), torch.zeros(1, 4))
+    [normalized] = [each for each in found if each.kind == "memory" and each.elements == 2 * 8]
+    assert normalized.per_row and normalized.has_backward
