@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.clusters.catalog import cluster_names, load_cluster
 from sparkring.conf.clusters.cluster import GIB, Cluster, Device
 from sparkring.conf.config import RunConfig
 from sparkring.pipelines.model.plan import device_of, runs_here
 from sparkring.training.launch.host.processes import usable_cores, usable_memory
+from sparkring.training.launch.join.placement import find_placement
 from sparkring.training.worker.hardware import processor_name
 
 SHOWN = "this machine, estimated"
 CPU = "cpu"  # built-in cluster
+ASSUMED, UNKNOWN = "cpu, assumed", "CPUs that this machine does not see"  # of executors and Ray's nodes elsewhere
 ANY_GPU = "a100-80gb-ethernet"  # stands for a GPU that no built-in cluster has
 
 
@@ -41,9 +46,16 @@ def cluster_of_recipe(config: RunConfig) -> RankCluster:
         name = ANY_GPU if seen is None else gpu_cluster(seen.name, seen.total_memory)
         return RankCluster.fixed(name, with_host_memory(load_cluster(name), usable_memory() * runs_here(config)))
     usual = load_cluster(CPU)
-    if not runs_here(config):
-        return RankCluster.fixed(CPU, usual)
-    return RankCluster(SHOWN, lambda world: cpu_machine(usual, world))
+    per_host = ranks_per_host(config.launch) if config.launch.on == "hosts" else config.launch.world
+    if config.launch.on != "hosts" and not runs_here(config):
+        unknown = usual.device.model_copy(update={"name": UNKNOWN})
+        return RankCluster.fixed(ASSUMED, usual.model_copy(update={"device": unknown}))
+    return RankCluster(SHOWN, lambda world: cpu_machine(usual, min(world, per_host)))
+
+
+def ranks_per_host(launch: LaunchConfig) -> int:
+    """Ranks on each host that has started this command; all hosts are taken to be like this one."""
+    return launch.ranks_per_host or math.ceil(launch.world / find_placement(os.environ).count)
 
 
 def with_host_memory(cluster: Cluster, memory_bytes: float) -> Cluster:

@@ -25,6 +25,7 @@ from sparkring.pipelines.model import launch_plan
 from sparkring.pipelines.model.launch_plan import LaunchPlan, planning
 from sparkring.pipelines.model.layouts import layout_text
 from sparkring.pipelines.model.machine import (
+    ASSUMED,
     SHOWN,
     RankCluster,
     cluster_of_recipe,
@@ -222,6 +223,20 @@ def test_this_machine_is_shared_by_its_ranks() -> None:
     assert one.device.peak_flops("fp32") >= four.device.peak_flops("fp32") > 0
     found = cluster_of_recipe(load_config("text").config)
     assert found.name == "this machine, estimated" and found.of_ranks(2).device.type == "cpu"
+
+
+def test_hosts_are_machines_like_this_one_and_those_of_a_cluster_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "h0"}.items():
+        monkeypatch.setenv(name, value)
+    words = ["dataset=d", "launch.on=hosts", "launch.world=4", "launch.min_world=1"]
+    hosts = cluster_of_recipe(load_config("text", words).config)
+    assert hosts.name == SHOWN and [hosts.of_ranks(world).node.devices for world in (4, 2, 1)] == [2, 2, 1]
+    wide = cluster_of_recipe(load_config("text", [*words, "launch.ranks_per_host=3"]).config)
+    assert wide.of_ranks(4).node.devices == 3
+    monkeypatch.setattr("sparkring.pipelines.run.spark.active_context", lambda: None)  # other tests leave a session
+    for word in ("spark.master=spark://h:7077", "launch.on=ray"):
+        away = cluster_of_recipe(load_config("text", ["dataset=d", word]).config)
+        assert away.name == ASSUMED and away.of_ranks(2).machines != load_cluster("cpu").machines
 
 
 @pytest.mark.parametrize(
