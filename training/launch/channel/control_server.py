@@ -88,7 +88,8 @@ class ControlServer:
         self._authenticated: dict[Connection, _Agent] = {}
         self._unauthenticated = asyncio.Semaphore(MAX_UNAUTHENTICATED)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._inbox: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
+        # No SimpleQueue: where a signal's handler outlasts its timeout, that waits for good (CPython 3.11 and 3.12)
+        self._inbox: queue.Queue[tuple[str, Any, int]] = queue.Queue()
         self._taken: deque[tuple[str, int]] = deque()
         self._heartbeats: dict[str, Heartbeat] = {}
         self._heartbeats_lock = threading.Lock()

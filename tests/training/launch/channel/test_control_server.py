@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import resource
+import signal
 import socket
 import ssl
 import struct
@@ -225,3 +226,19 @@ def test_more_agents_at_once_than_may_be_unauthenticated_all_connect_and_none_is
         await asyncio.gather(*(client.close() for client in clients))
 
     thread.call(end())
+
+
+def test_a_signal_whose_handler_takes_longer_does_not_make_the_driver_wait_for_the_next_message(
+    server: ControlServer,
+) -> None:
+    """A script's ranks send nothing for minutes: SIGTERM was noted, and obeyed when they had ended by themselves."""
+    before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.2))
+    late = threading.Timer(5.0, server._inbox.put, [("late", None, 0)])
+    late.start()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        assert server.take(0.1) is None
+    finally:
+        late.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
