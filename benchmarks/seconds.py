@@ -32,6 +32,12 @@ import yaml
 from machine import ROOT, measured_with, publish
 
 PR_SET_CHILD_SUBREAPER = 36
+# As the script `sparkring` starts; a commit before `console` was has `main` alone
+START = """
+import sys
+from sparkring.pipelines import cli
+sys.exit(getattr(cli, "console", cli.main)())
+"""
 DONE = (0, 6)  # 6: the candidate was not promoted, which a made-up night may give
 FIRST_NIGHT = date(2026, 6, 5)
 TIMES = 20  # as many rows
@@ -63,7 +69,7 @@ class Place:
 
     def run(self, *words: str) -> Used:
         """Run a command of this commit's in the folder; RuntimeError with its log where it fails."""
-        start = [sys.executable, "-c", "import sys; from sparkring.pipelines.cli import main; sys.exit(main())"]
+        start = [sys.executable, "-c", START]
         names = os.environ | {"PYTHONPATH": str(self.tree), "SPARK_LOCAL_IP": "127.0.0.1"}
         names.pop(
             "PYTHONDONTWRITEBYTECODE", None
@@ -194,8 +200,8 @@ def night(day: date) -> list[str]:
 
 def next_night(place: Place) -> list[str]:
     """The date after the last one that this folder's ledger has."""
-    done = sorted(file.stem for file in place.folder.glob("data/runs/clicks/*/[0-9]*.json"))
-    return night(date.fromisoformat(done[-1][:10]) + timedelta(days=1))
+    done = sorted(file.parent.name for file in place.folder.glob("data/runs/clicks/dates/*/state.json"))
+    return night(date.fromisoformat(done[-1]) + timedelta(days=1))
 
 
 def many_flights() -> Path:
