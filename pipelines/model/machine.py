@@ -20,7 +20,7 @@ from sparkring.training.worker.hardware import processor_name
 
 SHOWN = "this machine, estimated"
 CPU = "cpu"  # built-in cluster
-ASSUMED, UNKNOWN = "cpu, assumed", "CPUs that this machine does not see"  # of executors and Ray's nodes elsewhere
+UNSEEN = "not seen from the driver"  # devices of executors and Ray's nodes elsewhere
 ANY_GPU = "a100-80gb-ethernet"  # stands for a GPU that no built-in cluster has
 
 
@@ -44,13 +44,24 @@ def cluster_of_recipe(config: RunConfig) -> RankCluster:
     if device_of(config) == "cuda":
         seen = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
         name = ANY_GPU if seen is None else gpu_cluster(seen.name, seen.total_memory)
-        return RankCluster.fixed(name, with_host_memory(load_cluster(name), usable_memory() * runs_here(config)))
+        cluster = with_host_memory(load_cluster(name), usable_memory() * runs_here(config))
+        if name == ANY_GPU:
+            return assumed(name, cluster, UNSEEN if seen is None else seen.name)
+        return RankCluster.fixed(name, cluster)
     usual = load_cluster(CPU)
-    per_host = ranks_per_host(config.launch) if config.launch.on == "hosts" else config.launch.world
-    if config.launch.on != "hosts" and not runs_here(config):
-        unknown = usual.device.model_copy(update={"name": UNKNOWN})
-        return RankCluster.fixed(ASSUMED, usual.model_copy(update={"device": unknown}))
+    if config.launch.on == "hosts":
+        per_host = ranks_per_host(config.launch)
+    elif runs_here(config):
+        per_host = config.launch.world
+    else:
+        return assumed(CPU, usual, UNSEEN)
     return RankCluster(SHOWN, lambda world: cpu_machine(usual, min(world, per_host)))
+
+
+def assumed(name: str, cluster: Cluster, device: str) -> RankCluster:
+    """A built-in cluster that stands for other devices, so that no job on these is taken for one on it."""
+    named = cluster.device.model_copy(update={"name": device})
+    return RankCluster.fixed(f"{name}, assumed", cluster.model_copy(update={"device": named}))
 
 
 def ranks_per_host(launch: LaunchConfig) -> int:

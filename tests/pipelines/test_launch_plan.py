@@ -25,7 +25,6 @@ from sparkring.pipelines.model import launch_plan
 from sparkring.pipelines.model.launch_plan import LaunchPlan, planning
 from sparkring.pipelines.model.layouts import layout_text
 from sparkring.pipelines.model.machine import (
-    ASSUMED,
     SHOWN,
     RankCluster,
     cluster_of_recipe,
@@ -214,6 +213,9 @@ def test_a_gpu_of_no_named_cluster_has_the_memory_of_this_host_and_none_elsewher
     here, away = (load_config("gpt-124m", [*words, f"spark.master={m}"]).config for m in ("local[2]", "spark://h:7077"))
     assert cluster_of_recipe(here).of_ranks(1).node.memory_bytes == pytest.approx(usable_memory())
     assert cluster_of_recipe(away).of_ranks(1).node.memory_bytes == 0
+    found = cluster_of_recipe(away)
+    assert found.name == "a100-80gb-ethernet, assumed", "no GPU is seen here"
+    assert found.of_ranks(1).machines != load_cluster("a100-80gb-ethernet").machines, "calibration takes it for no A100"
 
 
 def test_this_machine_is_shared_by_its_ranks() -> None:
@@ -236,7 +238,7 @@ def test_hosts_are_machines_like_this_one_and_those_of_a_cluster_are_not_known(m
     monkeypatch.setattr("sparkring.pipelines.run.spark.active_context", lambda: None)  # other tests leave a session
     for word in ("spark.master=spark://h:7077", "launch.on=ray"):
         away = cluster_of_recipe(load_config("text", ["dataset=d", word]).config)
-        assert away.name == ASSUMED and away.of_ranks(2).machines != load_cluster("cpu").machines
+        assert away.name == "cpu, assumed" and away.of_ranks(2).machines != load_cluster("cpu").machines
 
 
 @pytest.mark.parametrize(
