@@ -32,7 +32,7 @@ from spark_events import Work, event_settings, read_events
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.windows.window import pin_dataset
-from sparkring.pipelines.run.spark import DEFAULTS
+from sparkring.pipelines.run.spark_settings import DEFAULTS
 
 TARGET = 1.5  # ours over the shuffle
 FILES = 24  # as many as ours: at least 8 of each split

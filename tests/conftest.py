@@ -205,7 +205,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from sparkring.conf.blocks.spark import SparkConfig
     from sparkring.etl.spark_platform.jvm import stop_session
     from sparkring.pipelines.run.jvm_options import OPTIONS
-    from sparkring.pipelines.run.spark import session_settings
+    from sparkring.pipelines.run.spark_settings import session_settings
     from tests.etl.sources.postgres import driver_jar
 
     settings = session_settings("tests", SparkConfig(), 2, is_submitted=False)

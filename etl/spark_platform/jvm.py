@@ -6,6 +6,7 @@ Callers ask `can` first; a session of Spark Connect has no JVM here.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -78,6 +79,8 @@ def active_context() -> SparkContext | None:
     PySpark names a context as the active one before it starts it, in whichever thread that is; such a one has no
     master yet and is not returned.
     """
+    if "pyspark" not in sys.modules:  # what made one has imported it
+        return None
     try:
         from pyspark import SparkContext
     except ImportError:

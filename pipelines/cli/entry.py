@@ -23,6 +23,7 @@ from sparkring.pipelines.run.exit_codes import Exit
 
 STDOUT = 1  # its file descriptor
 OBJECTS = 50_000  # made between two collections of garbage
+IMPORTED = 2_000_000  # made before the first: what a command imports stays
 
 
 def console() -> int:
@@ -64,10 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _few_collections() -> Iterator[None]:
     """Collect garbage seldom: imports make objects that stay, which Python would go through every 700 of them."""
     before = gc.get_threshold()
-    gc.set_threshold(OBJECTS, *before[1:])
+
+    def after_imports(phase: str, _: dict[str, int]) -> None:
+        if phase == "stop":
+            gc.callbacks.remove(after_imports)
+            gc.set_threshold(OBJECTS, *before[1:])
+
+    gc.callbacks.append(after_imports)
+    gc.set_threshold(IMPORTED, *before[1:])
     try:
         yield
     finally:
+        if after_imports in gc.callbacks:
+            gc.callbacks.remove(after_imports)
         gc.set_threshold(*before)
 
 

@@ -68,8 +68,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     from sparkring.conf.blocks.launch import LaunchConfig
     from sparkring.conf.blocks.spark import SparkConfig
     from sparkring.pipelines.launch.script import NAME, launch
-    from sparkring.pipelines.run.spark import submitted
-    from sparkring.pipelines.run.spark_remote import VARIABLE
+    from sparkring.pipelines.run.spark_settings import VARIABLE, submitted
     from sparkring.training.launch.host.processes import usable_cores
 
     elsewhere = arguments.master or submitted() or VARIABLE in os.environ

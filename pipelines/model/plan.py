@@ -102,7 +102,7 @@ def runs_here(config: RunConfig) -> bool:
     """Whether all ranks will be on this machine."""
     if config.launch.is_without_spark or not has_spark():
         return False
-    from sparkring.pipelines.run.spark import expected_master
+    from sparkring.pipelines.run.spark_settings import expected_master
 
     return expected_master(config.name, config.spark, config.launch.world).startswith("local")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyspark
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
+from sparkring.pipelines.run.spark_settings import is_one_jvm
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +43,6 @@ def options_of(settings: Mapping[str, str], data_bytes: int | None, archive: Pat
     short = SHORT if data_bytes is not None and data_bytes <= SHORT_BYTES else ()
     shared = (f'"-XX:SharedArchiveFile={archive}"', *QUIET) if archive is not None else ()
     return " ".join([*short, *shared])
-
-
-def is_one_jvm(master: str) -> bool:
-    """Whether the driver's JVM is the executor too: `local` or `local[n]`, not `local-cluster[...]`."""
-    return re.fullmatch(r"local(\[.*])?", master) is not None
 
 
 def is_refused(message: str) -> bool:

@@ -40,26 +40,14 @@ from sparkring.etl.spark_platform.jvm import (
     launch_gateway,
     stop_session,
 )
-from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, is_one_jvm, is_refused, options_of
+from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, is_refused, options_of
 from sparkring.pipelines.run.package import ship_code
-from sparkring.pipelines.run.spark_remote import CONNECT_MODE, check_versions, open_remote, remote_of
+from sparkring.pipelines.run.spark_remote import check_versions, open_remote
+from sparkring.pipelines.run.spark_settings import CONNECT_MODE, remote_of, session_settings, submitted
 from sparkring.training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)
 
-# What every job needs. A user may override it in spark.conf or by spark-submit --conf.
-DEFAULTS = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.ui.enabled": "false",
-    "spark.log.level": "ERROR",
-    "spark.driver.memory": "1g",
-}
-WORKER_DAEMON = "sparkring.pipelines.run.worker_daemon"
-
-# During ETL only Spark notices a host that is gone. Its default limit is two minutes (10 s between heartbeats).
-DEAD_HOSTS = {"spark.network.timeout": "60s", "spark.executor.heartbeatInterval": "5s"}
 AFTER_GRACE_S = 30.0  # for killed ranks to end, and for MLflow's last operations
 LOG_PREFIX, LOG_AGE_S = "sparkring-spark-", 7 * 86400.0
 JVM_ENDS_S = 60.0  # its shutdown hooks, after its session was stopped
@@ -74,47 +62,6 @@ JVM_REMEDIES = {  # what its log has -> what to do
     r"UnsupportedClassVersionError": "Spark needs Java 17 or newer: set JAVA_HOME to one",
     r"OutOfMemoryError|Could not reserve enough space|insufficient memory": "set spark.conf.spark.driver.memory lower",
 }
-
-
-def submitted() -> bool:
-    """Whether spark-submit or a notebook started this Python, and has set the master."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ or active_context() is not None
-
-
-def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bool) -> dict[str, str]:
-    """Spark settings of the session; under spark-submit none that decide where it runs or how large it is."""
-    settings = {"spark.app.name": spark.app_name or f"sparkring-{name}"}
-    if is_submitted:
-        return settings | {"spark.sql.session.timeZone": "UTC", "spark.log.level": "ERROR"} | spark.settings()
-    master = spark.master or f"local[{max(world, 1)}]"
-    settings |= DEFAULTS | {"spark.master": master}
-    if master.startswith("local"):
-        # A laptop or a build machine: nothing listens beyond this host.
-        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        settings |= {"spark.sql.shuffle.partitions": "8"}
-    else:
-        settings |= DEAD_HOSTS
-    if is_one_jvm(master):
-        settings["spark.python.daemon.module"] = WORKER_DAEMON
-        # Spark SQL sets it for its workers alone, and workers of other variables come from another daemon.
-        settings["spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK"] = "1"
-    return settings | spark.settings()
-
-
-def expected_master(name: str, spark: SparkConfig, world: int) -> str:
-    """The master, or the server of Spark Connect, of the job's session: of the one there is, else of the one to come.
-
-    Empty where only spark-submit, or a session of Connect that the caller has opened, knows it. ConfigError for two
-    different places.
-    """
-    is_submitted = submitted()  # before the context is looked for: another thread may be starting one
-    if (remote := remote_of(name, spark, os.environ)) is not None:
-        return remote
-    if (context := active_context()) is not None:
-        return str(context.master)
-    if CONNECT_MODE in os.environ:
-        return ""
-    return session_settings(name, spark, world, is_submitted).get("spark.master", "")
 
 
 @dataclass(frozen=True)

@@ -11,35 +11,14 @@ import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import ConfigError, first_line
 from sparkring.etl.spark_platform.jvm import JavaThrew
 from sparkring.etl.spark_platform.versions import OLDEST, TOO_NEW, version_of
+from sparkring.pipelines.run.spark_settings import VARIABLE
 from sparkring.training.launch.failure import LaunchError
 
 PORT, REACH_S = 15002, 10.0
-VARIABLE = "SPARK_REMOTE"
 PLUGIN = "ClassNotFoundException: org.apache.spark.sql.connect.SparkConnectPlugin"
-CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"  # PySpark sets it while there is a session of Connect
-
-
-def remote_of(name: str, config: SparkConfig, environment: Mapping[str, str]) -> str | None:
-    """Find where the server of Spark Connect is; None for a classic session. ConfigError for two different places.
-
-    `name`: of the recipe. `local[n]` in SPARK_REMOTE means a server in this process.
-    """
-    variable = environment.get(VARIABLE)
-    if config.master is not None and variable is not None and config.master != variable:
-        raise ConfigError(
-            name,
-            [
-                f"spark.master = {config.master!r}, and the variable {VARIABLE} = {variable!r}: both say where Spark "
-                f"runs; unset {VARIABLE}, or leave spark.master out"
-            ],
-        )
-    if config.master is not None and config.master.startswith("sc://"):
-        return config.master
-    return variable
 
 
 def open_remote(name: str, settings: Mapping[str, str], remote: str) -> SparkSession:

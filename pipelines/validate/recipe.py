@@ -111,8 +111,8 @@ def slot_problems(config: RunConfig) -> list[str]:
     """More ranks than the recipe's own local Spark would have slots."""
     if config.launch.is_without_spark or not has_spark():
         return []
-    from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
-    from sparkring.pipelines.run.spark import expected_master, session_settings, submitted
+    from sparkring.pipelines.launch.slots import slots_ceiling, too_few_slots
+    from sparkring.pipelines.run.spark_settings import expected_master, session_settings, submitted
 
     master = expected_master(config.name, config.spark, config.launch.world)
     if submitted() or master.startswith("sc://"):

@@ -17,7 +17,9 @@ from sparkring.pipelines.model.plan import own_workload, show_plan
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sparkring.pipelines.run.spark.submitted", lambda: False)  # another test's session may be open
+    monkeypatch.setattr(
+        "sparkring.pipelines.run.spark_settings.submitted", lambda: False
+    )  # another test's session may be open
 
 
 def small() -> RunConfig:

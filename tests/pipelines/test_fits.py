@@ -25,7 +25,9 @@ SMALL = ["model.args={vocab: 64, width: 32, layers: 4, heads: 2}", "parallel.pre
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sparkring.pipelines.run.spark.submitted", lambda: False)  # another test's session may be open
+    monkeypatch.setattr(
+        "sparkring.pipelines.run.spark_settings.submitted", lambda: False
+    )  # another test's session may be open
 
 
 def small(*words: str) -> RunConfig:

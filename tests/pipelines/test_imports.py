@@ -17,6 +17,7 @@ REPORT = ("matplotlib", "sklearn", "jinja2")
 TORCH_PARTS = ("torch._dynamo", "sympy", *(f"torch.distributed.{part}" for part in ("tensor", "fsdp", "checkpoint")))
 JOB = ("torch", "mlflow", "pandas", "scipy", "xgboost", *REPORT)
 SPARK = ("pyspark", "py4j", "sqlglot")
+WITHOUT_A_JOB = ("mlflow", "pandas", "scipy", "xgboost", *REPORT)
 RECIPE = (*JOB, *SPARK, "numpy", "pyarrow")
 NOTHING = (*RECIPE, "pydantic", "yaml", "importlib.metadata")
 
@@ -33,15 +34,8 @@ NOT_IMPORTED = {  # what a command imports stays for those below it, which may i
     "plan show flights no.such=1": RECIPE,
     "plan search flights no.such=1 --devices 2": RECIPE,
     "run {nights} --date 1999-01-01": (*JOB, *SPARK),  # before the recipe's first date: refused
-    "config validate flights --no-tables": ("mlflow", "pandas", "scipy", "xgboost", *REPORT, *TORCH_PARTS),
-    "plan show flights": (
-        "mlflow",
-        "pandas",
-        "scipy",
-        "xgboost",
-        *REPORT,
-        *TORCH_PARTS,
-    ),  # whose dataset is not built: refused
+    "config validate flights --no-tables": (*WITHOUT_A_JOB, *TORCH_PARTS),
+    "plan show flights": (*WITHOUT_A_JOB, *TORCH_PARTS),  # whose dataset is not built: refused
 }
 BEFORE_A_RECIPE_IS_CHECKED = ("mlflow", "xgboost", "matplotlib", "sklearn", "scipy", "pyspark.ml", *TORCH_PARTS)
 PROGRAM = """
@@ -85,24 +79,48 @@ def test_a_command_imports_only_what_it_runs(command: str, after: dict[str, tupl
     assert code in (Exit.OK, Exit.USAGE, Exit.DATA) and not imported
 
 
-def test_a_job_imports_what_it_does_at_its_end_after_its_recipe_is_checked() -> None:
-    """While Spark starts: see `import_later_parts`."""
-    program = "import sys, sparkring.pipelines.job.job; print(*(name for name in sys.argv[1:] if name in sys.modules))"
-    command = [sys.executable, "-c", program, *BEFORE_A_RECIPE_IS_CHECKED]
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("pipelines.job.job", BEFORE_A_RECIPE_IS_CHECKED),  # the rest while Spark starts: `import_later_parts`
+        ("pipelines.validate.recipe", ("pyspark", *BEFORE_A_RECIPE_IS_CHECKED)),
+        ("pipelines.run.spark_settings", ("pyspark", "torch", *BEFORE_A_RECIPE_IS_CHECKED)),
+        ("pipelines.launch.slots", ("pyspark", "torch", *BEFORE_A_RECIPE_IS_CHECKED)),
+    ],
+)
+def test_a_module_leaves_to_others_what_only_later_work_needs(module: str, unwanted: tuple[str, ...]) -> None:
+    program = f"import sys, sparkring.{module}; print(*(name for name in sys.argv[1:] if name in sys.modules))"
+    command = [sys.executable, "-c", program, *unwanted]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "\n"), (done.stdout, done.stderr[-2000:])
 
 
+def test_where_ranks_will_run_is_known_without_pyspark() -> None:
+    """Also after it was asked whether there is a session: who has one has imported it."""
+    program = (
+        "import sys; from sparkring.conf.load import load_config\n"
+        "from sparkring.pipelines.model.plan import runs_here\n"
+        "print(runs_here(load_config('flights', []).config), 'pyspark' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.stdout == "True False\n", done.stderr[-2000:]
+
+
 COLLECTIONS = """
 import gc
-from sparkring.pipelines.cli import main
+from sparkring.pipelines.cli import entry
 began, before = gc.get_stats()[0]["collections"], gc.get_threshold()
-main(["config", "show", "flights"])
-print(gc.get_stats()[0]["collections"] - began < 20, gc.get_threshold() == before)
+entry.main(["config", "show", "flights"])
+print(gc.get_stats()[0]["collections"] - began <= 1, gc.get_threshold() == before, gc.callbacks)
+entry.IMPORTED = 1000
+with entry._few_collections():
+    first = gc.get_threshold()[0]
+    kept = [[] for _ in range(2000)]
+    print(first, gc.get_threshold()[0] == entry.OBJECTS)
 """
 
 
 def test_a_command_collects_garbage_seldom_and_leaves_the_process_as_it_was() -> None:
-    """What is imported stays, and each of the dozens of collections would go through it."""
+    """What is imported stays, and each of dozens of collections would go through it; later ones go through little."""
     done = subprocess.run([sys.executable, "-c", COLLECTIONS], cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.stdout.splitlines()[-1] == "True True", (done.stdout[-500:], done.stderr[-2000:])
+    assert done.stdout.splitlines()[-2:] == ["True True []", "1000 True"], (done.stdout[-500:], done.stderr[-2000:])

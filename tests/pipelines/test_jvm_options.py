@@ -25,8 +25,8 @@ from sparkring.pipelines.run.jvm_options import (
     found_archive,
     options_of,
 )
-from sparkring.pipelines.run.spark import WORKER_DAEMON, session_settings
 from sparkring.pipelines.run.spark_classes import make_archive
+from sparkring.pipelines.run.spark_settings import WORKER_DAEMON, session_settings
 from sparkring.pipelines.run.worker_daemon import installed_first
 
 LOCAL = {"spark.master": "local[2]"}

@@ -208,7 +208,9 @@ def test_a_job_is_offloaded_where_it_fits_in_no_other_way() -> None:
 def test_a_gpu_of_no_named_cluster_has_the_memory_of_this_host_and_none_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sparkring.pipelines.run.spark.active_context", lambda: None)  # other tests leave a session
+    monkeypatch.setattr(
+        "sparkring.pipelines.run.spark_settings.active_context", lambda: None
+    )  # other tests leave a session
     words = [*SMALL, "train.device=cuda", "launch.world=1", "launch.min_world=null"]
     here, away = (load_config("gpt-124m", [*words, f"spark.master={m}"]).config for m in ("local[2]", "spark://h:7077"))
     assert cluster_of_recipe(here).of_ranks(1).node.memory_bytes == pytest.approx(usable_memory())
@@ -235,7 +237,9 @@ def test_hosts_are_machines_like_this_one_and_those_of_a_cluster_are_not_known(m
     assert hosts.name == SHOWN and [hosts.of_ranks(world).node.devices for world in (4, 2, 1)] == [2, 2, 1]
     wide = cluster_of_recipe(load_config("text", [*words, "launch.ranks_per_host=3"]).config)
     assert wide.of_ranks(4).node.devices == 3
-    monkeypatch.setattr("sparkring.pipelines.run.spark.active_context", lambda: None)  # other tests leave a session
+    monkeypatch.setattr(
+        "sparkring.pipelines.run.spark_settings.active_context", lambda: None
+    )  # other tests leave a session
     for word in ("spark.master=spark://h:7077", "launch.on=ray"):
         away = cluster_of_recipe(load_config("text", ["dataset=d", word]).config)
         assert away.name == "cpu, assumed" and away.of_ranks(2).machines != load_cluster("cpu").machines

@@ -26,7 +26,7 @@ from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.job import job as job_module
 from sparkring.pipelines.job import train_step
 from sparkring.pipelines.job.progress import ProgressDisplay
-from sparkring.pipelines.run import spark
+from sparkring.pipelines.run.spark_settings import session_settings
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.params import flat_params
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
@@ -208,7 +208,7 @@ def test_spark_gets_its_secrets_and_nothing_else_does(tmp_path: Path, capsys: py
     path = recipe(tmp_path, "spark.conf", SPARK | {"spark.executor.cores": "2"})
     resolved = load_config(path)
     config = resolved.config
-    assert spark.session_settings("s", config.spark, 1, is_submitted=False).items() >= SPARK.items()
+    assert session_settings("s", config.spark, 1, is_submitted=False).items() >= SPARK.items()
     describe_model(open_storage(str(tmp_path / "model")), config, MANIFEST)
     dataset = Dataset(MANIFEST, open_storage(str(tmp_path)))
     job = train_step.job_spec(resolved, dataset, dataset.folder)

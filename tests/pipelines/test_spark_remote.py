@@ -17,9 +17,10 @@ from sparkring.conf.errors import ConfigError
 from sparkring.conf.load import load_config
 from sparkring.etl.spark_platform.jvm import JavaThrew
 from sparkring.pipelines.model.plan import runs_here
-from sparkring.pipelines.run import spark, spark_remote
+from sparkring.pipelines.run import spark_remote, spark_settings
 from sparkring.pipelines.run.exit_codes import Exit
-from sparkring.pipelines.run.spark_remote import check_reachable, check_versions, remote_of
+from sparkring.pipelines.run.spark_remote import check_reachable, check_versions
+from sparkring.pipelines.run.spark_settings import remote_of
 from sparkring.pipelines.validate.recipe import slot_problems
 from sparkring.training.launch.failure import LaunchError
 
@@ -91,22 +92,22 @@ def test_where_the_session_is_or_will_be(
     master: str | None, variables: dict[str, str], context: Any, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", {**variables, "PATH": os.environ["PATH"]})
-    monkeypatch.setattr(spark, "active_context", lambda: context)
-    assert spark.expected_master("r", SparkConfig(master=master), 2) == found
+    monkeypatch.setattr(spark_settings, "active_context", lambda: context)
+    assert spark_settings.expected_master("r", SparkConfig(master=master), 2) == found
 
 
 def test_a_context_that_starts_meanwhile_is_not_taken_for_spark_submits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The session of a job is opened by a thread, while the job validates its recipe."""
     looks: list[Any] = [None, Context]
     monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
-    monkeypatch.setattr(spark, "active_context", lambda: looks.pop(0))
-    assert spark.expected_master("r", SparkConfig(), 2) == "local[3]"
+    monkeypatch.setattr(spark_settings, "active_context", lambda: looks.pop(0))
+    assert spark_settings.expected_master("r", SparkConfig(), 2) == "local[3]"
 
 
 @pytest.mark.parametrize(("remote", "count"), [("sc://gpus:15002", 0), ("local[3]", 1), ("local[4]", 0)])
 def test_slots_are_counted_where_the_session_will_be(remote: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"SPARK_REMOTE": remote, "PATH": os.environ["PATH"]})
-    monkeypatch.setattr(spark, "active_context", lambda: None)
+    monkeypatch.setattr(spark_settings, "active_context", lambda: None)
     config = load_config("flights", ["launch.cpus_per_rank=2"]).config
     assert len(slot_problems(config)) == count and runs_here(config) == remote.startswith("local")
 
@@ -147,7 +148,7 @@ import sparkring.etl.build
 import sparkring.pipelines.job.job
 import sparkring.pipelines.launch.barrier
 import sparkring.pipelines.predict.job
-from sparkring.pipelines.run.spark import submitted
+from sparkring.pipelines.run.spark_settings import submitted
 assert not submitted()
 """
 

@@ -90,7 +90,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("sparkring.pipelines.run.spark.spark_session", None)
     monkeypatch.setattr("sparkring.pipelines.run.spark.session_ahead", None)
     # Another test of this process may have a session.
-    monkeypatch.setattr("sparkring.pipelines.run.spark.submitted", lambda: False)
+    monkeypatch.setattr("sparkring.pipelines.run.spark_settings.submitted", lambda: False)
     yield folder
 
 

@@ -31,15 +31,15 @@ def test_a_gpu_is_missed_only_where_the_ranks_run_on_this_host(monkeypatch: pyte
     def found(gpus: int, master: str | None, device: str = "cuda", **parallel: Any) -> list[str]:
         monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
         monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-        monkeypatch.setattr("sparkring.pipelines.run.spark.submitted", lambda: False)
+        monkeypatch.setattr("sparkring.pipelines.run.spark_settings.submitted", lambda: False)
         blocks = {"spark": {"master": master}, "train": {"device": device}, "launch": {"world": 2}}
         config = {"name": "a", "etl": ETL, "parallel": parallel} | blocks
         return [*device_problems(RunConfig.model_validate(config))]
 
     session = SimpleNamespace(master="local[2]")  # which the job would run in
-    monkeypatch.setattr("sparkring.pipelines.run.spark.active_context", lambda: session)
+    monkeypatch.setattr("sparkring.pipelines.run.spark_settings.active_context", lambda: session)
     assert found(0, "local[4]") == found(0, "spark://a:7077") == [NO_GPU]
-    monkeypatch.setattr("sparkring.pipelines.run.spark.active_context", lambda: None)
+    monkeypatch.setattr("sparkring.pipelines.run.spark_settings.active_context", lambda: None)
     assert found(0, None) == found(0, "local[4]") == [NO_GPU]
     (line,) = found(1, None)
     assert "launch.world = 2: each rank needs a GPU, and torch sees 1 on this host; set launch.world=1" in line
