@@ -191,6 +191,8 @@ def problem_line(
         options, given = re.findall(r"'([^']+)'", expected), error["input"]
         near = [SYNONYMS[given]] if SYNONYMS.get(given) in options else difflib.get_close_matches(given, options, n=1)
         rule += f"; did you mean {near[0]!r}?" if near else ""
+    if error["type"] in ("model_type", "dict_type"):
+        rule = _block_rule(key, sorted(_known_keys(error["loc"], model)))
     if error["type"] == "string_pattern_mismatch":
         rule = _pattern_rule(error["ctx"]["pattern"], error["input"]) or rule
     if error["type"] == "union_tag_invalid":
@@ -206,6 +208,12 @@ def problem_line(
         joint = "." if within and within[0] in _known_keys(error["loc"], model) else ": "
         return f"{key}{joint}{rule}{where}"
     return f"{key} = {given[:MOST_SHOWN]}: {rule}{where}"
+
+
+def _block_rule(key: str, names: list[str]) -> str:
+    """What a key asks for that holds others, and was given one value."""
+    word = f"{AUTO!r}, or " if key == PARALLEL else ""
+    return f"must be {word}a block of keys" + (f": {', '.join(names)}" if names else ", whose names are yours")
 
 
 def _pattern_rule(pattern: str, value: str) -> str:

@@ -121,6 +121,21 @@ def test_a_misspelt_choice_names_the_nearest(tmp_path: Path) -> None:
     assert found.startswith('optim.name = "adam"') and found.count("or module:name; did you mean 'adamw'?") == 1
 
 
+@pytest.mark.parametrize(
+    ("word", "rule"),
+    [
+        ("parallel=autoo", "parallel = \"autoo\": must be 'auto', or a block of keys: accumulate, "),
+        ("optim=adamw", 'optim = "adamw": must be a block of keys: args, betas, '),
+        ("etl.sources=3", "etl.sources = 3: must be a block of keys, whose names are yours"),
+    ],
+)
+def test_a_value_in_place_of_a_block_is_answered_with_the_keys_of_the_block(word: str, rule: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config("flights", [word])
+    (problem,) = error.value.problems
+    assert problem.startswith(rule)
+
+
 def test_a_recipe_that_is_not_utf8_is_one_clear_error(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(SMALL.encode() + b"description: caf\xe9\n")
