@@ -48,9 +48,16 @@ def load(folder: Path = FOLDER) -> list[Mutant]:
     return [
         Mutant(file=file, **entry)
         for path in sorted(folder.glob("*.yaml"))
-        for file, entries in yaml.load(path.read_text(), Loader=LOADER).items()
+        for file, entries in _of_file(path.read_text())
         for entry in entries
     ]
+
+
+def _of_file(text: str) -> list[tuple[str, list[dict[str, str]]]]:
+    """Each source file with its mutants, also where one stands twice, as after a merge: a dict has the last alone."""
+    loader = LOADER(text)
+    node = loader.get_single_node()
+    return [(loader.construct_object(key), loader.construct_object(value, deep=True)) for key, value in node.value]
 
 
 def save(mutants: Iterable[Mutant], folder: Path = FOLDER) -> None:

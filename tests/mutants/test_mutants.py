@@ -46,6 +46,13 @@ def test_verdicts_are_kept_by_the_files(tmp_path: Path) -> None:
     assert second == mutants[1] and (first.old, first.verdict, first.by) == ("x = 1\n\n", "caught", "FAILED")
 
 
+def test_a_source_file_that_a_merge_has_listed_twice_keeps_all_its_mutants(tmp_path: Path) -> None:
+    twice = "".join(f"etl/b.py:\n- old: {old}\n  new: x\n  tests: tests/b.py\n" for old in "ab")
+    (tmp_path / "etl.yaml").write_text(twice)
+    save(load(tmp_path), tmp_path)
+    assert [each.old for each in load(tmp_path)] == ["a", "b"]
+
+
 def test_tests_in_a_copy_of_the_tree_import_the_copy(tmp_path: Path) -> None:
     copy_tree(tmp_path)
     asked = "import sparkring.conf.load, tests.mutants.run as r; print(sparkring.conf.load.__file__, r.ROOT)"
