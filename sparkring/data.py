@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.load import problem_line
 from sparkring.conf.manifest import read_manifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch
 from sparkring.training.data.build import make_reader
@@ -132,7 +133,9 @@ def open(
         lines = [problem_line(each, settings, {}, DataConfig) for each in error.errors()]
         raise ValueError("\n".join(lines)) from None
     if not 0 <= rank < world:
-        raise ValueError(f"rank = {rank}: world = {world} processes are numbered from 0; give each a number below that")
+        raise ValueError(
+            f"rank = {rank}: world = {count_of(world, 'process is')} numbered from 0; give each a number below that"
+        )
     uri = os.fspath(uri)
     storage = open_storage(uri)
     manifest = read_manifest(storage)

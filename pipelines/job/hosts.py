@@ -163,10 +163,10 @@ def find_secret(env: Mapping[str, str], hosts: int) -> str | None:
     if not secret and path:
         raise ConfigError(NAME, [f"{place} is empty; {remedy}"])
     if not secret:
-        raise ConfigError(NAME, [f"there is no secret by which {hosts} hosts know each other; {remedy}"])
+        raise ConfigError(NAME, [f"there is no secret by which {count_of(hosts, 'host')} know each other; {remedy}"])
     if len(secret) < SHORTEST_SECRET:
         raise ConfigError(
-            NAME, [f"{place} has {len(secret)} characters, and {SHORTEST_SECRET} are the least; {remedy}"]
+            NAME, [f"{place} has {count_of(len(secret), 'character')}, and {SHORTEST_SECRET} are the least; {remedy}"]
         )
     return secret
 
