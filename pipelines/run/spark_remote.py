@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import warnings
 from collections.abc import Mapping
@@ -19,16 +20,22 @@ from sparkring.training.launch.failure import LaunchError
 
 PORT, REACH_S = 15002, 10.0
 VARIABLE = "SPARK_REMOTE"
+LOCAL = re.compile(r"local(-cluster)?(\[[^]]+\])?")
 PLUGIN = "ClassNotFoundException: org.apache.spark.sql.connect.SparkConnectPlugin"
 CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"  # PySpark sets it while there is a session of Connect
 
 
 def remote_of(name: str, config: SparkConfig, environment: Mapping[str, str]) -> str | None:
-    """Find where the server of Spark Connect is; None for a classic session. ConfigError for two different places.
+    """Find where the server of Spark Connect is; None for a classic session.
+
+    ConfigError for two different places, and for what is no address.
 
     `name`: of the recipe. `local[n]` in SPARK_REMOTE means a server in this process.
     """
     variable = environment.get(VARIABLE)
+    if variable is not None and not is_address(variable):
+        remedy = f"set it to sc://host:{PORT}, or local[n] for a server in this process, or unset it"
+        raise ConfigError(name, [f"{VARIABLE} = {variable!r}: is no address of Spark Connect; {remedy}"])
     if config.master is not None and variable is not None and config.master != variable:
         raise ConfigError(
             name,
@@ -38,8 +45,24 @@ def remote_of(name: str, config: SparkConfig, environment: Mapping[str, str]) ->
             ],
         )
     if config.master is not None and config.master.startswith("sc://"):
+        if not is_address(config.master):
+            raise ConfigError(
+                name,
+                [f"spark.master = {config.master!r}: is no address of Spark Connect; set it to sc://host:{PORT}"],
+            )
         return config.master
     return variable
+
+
+def is_address(remote: str) -> bool:
+    """Whether it is `sc://host`, a port and parameters after it or not, or the master of a server in this process."""
+    if LOCAL.fullmatch(remote):
+        return True
+    try:
+        place = urlsplit(remote)
+        return place.scheme == "sc" and bool(place.hostname) and place.port != 0
+    except ValueError:  # a port that is no number
+        return False
 
 
 def open_remote(name: str, settings: Mapping[str, str], remote: str) -> SparkSession:
