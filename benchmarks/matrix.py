@@ -3,15 +3,17 @@
 Each version is laid over this environment in a folder of its own (build/matrix, made with pip), classic and, where
 asked, as a server of Spark Connect in the same process, or on a standalone cluster of two workers; the oldest one also
 over the lowest, and the newest one over the newest, version of every other package that pyproject.toml allows (torch
-apart), and over other versions of torch. On `local[2]`, or two workers of a core each, a trial of flights is run and
-its model scores the timetable; then a night of examples/nights, once to its end, and once killed by SIGKILL at its
-first checkpoint and started again. What is compared with the newest version: the rows of every file, their bytes, the
+apart), over other versions of torch, and in other versions of Python with the packages of this one. On `local[2]`, or
+two workers of a core each, a trial of flights is run and its model scores the timetable; then a night of
+examples/nights, once to its end, and once killed by SIGKILL at its first checkpoint and started again. What is compared
+with the newest version: the rows of every file, their bytes, the
 fitted statistics, the sha256 of the weights, the predictions, and the night's weights; those after the kill with those
 without. One version at a time; each command may take --limit-s. What a case gave is kept in --keep, and the same
 command goes on with the cases that are not there; --most: how many of them at a time.
 
     python benchmarks/matrix.py [--versions 3.5.9 ...] [--connect 4.3.0 ...] [--cluster 3.5.9 ...] [--lowest 3.5.9]
-        [--newest 4.3.0] [--torch 2.12.0 ...] [--rows 1000] [--keep FOLDER] [--most 1] [--out FILE]
+        [--newest 4.3.0] [--torch 2.12.0 ...] [--python PATH ... [--python-spark 4.3.0]] [--rows 1000]
+        [--keep FOLDER] [--most 1] [--out FILE]
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Case:
 
     version: str
     mode: str
-    packages: str = LOCKED  # LOWEST, NEWEST, or `torch VERSION`
+    packages: str = LOCKED  # LOWEST, NEWEST, `torch VERSION`, or `Python VERSION`
+    python: str = ""  # path of another interpreter
 
     @property
     def name(self) -> str:
@@ -97,16 +100,31 @@ def connect_overlay() -> Path:
     return folder
 
 
-def lowest_python() -> str:
-    """The interpreter of an environment that has the lowest version of each range, and this environment's torch."""
-    folder = OVERLAYS / LOWEST
-    python = folder / "bin/python"
-    if not (folder / ".ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=600)
+def interpreter(case: Case) -> str:
+    """The Python that runs a case: this one, or that of an environment made for it, with this environment's torch."""
+    if case.packages == LOWEST:
         # MLflow 2.19 does not say that it needs a SQLAlchemy of its time.
-        pip(f"torch=={version('torch').partition('+')[0]}", *lowest_versions(), "sqlalchemy<2.1", python=str(python))
+        return environment_of(LOWEST, sys.executable, [*lowest_versions(), "sqlalchemy<2.1"])
+    if case.python:
+        return environment_of(case.packages.replace(" ", "-"), case.python, installed_versions())
+    return sys.executable
+
+
+def environment_of(name: str, python: str, needs: list[str]) -> str:
+    """Make an environment with these packages; the folder is kept. Returns its interpreter."""
+    folder = OVERLAYS / name
+    made = folder / "bin/python"
+    if not (folder / ".ready").exists():
+        subprocess.run([python, "-m", "venv", "--clear", folder], check=True, timeout=600)
+        pip(f"torch=={version('torch').partition('+')[0]}", *needs, python=str(made))
         (folder / ".ready").touch()
-    return str(python)
+    return str(made)
+
+
+def named_python(path: str) -> str:
+    """`Python VERSION` of an interpreter."""
+    shown = subprocess.run([path, "--version"], check=True, capture_output=True, text=True)
+    return shown.stdout.strip()
 
 
 def newest_overlay() -> Path:
@@ -137,6 +155,12 @@ def ranges() -> list[str]:
     """The dependencies of pyproject.toml, but for torch."""
     needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     return [need for need in needs if not need.startswith("torch")]
+
+
+def installed_versions() -> list[str]:
+    """Each dependency of pyproject.toml as this environment has it, but for torch."""
+    names = [re.split("[<>=]", need)[0] for need in ranges()]
+    return [f"{name}=={version(name)}" for name in names]
 
 
 def lowest_versions() -> list[str]:
@@ -291,8 +315,7 @@ def killed_at_checkpoint(case: Case, folder: Path, out: Path, words: list[str], 
 
 
 def program_of(case: Case) -> list[str]:
-    python = lowest_python() if case.packages == LOWEST else sys.executable
-    return [python, "-m", "sparkring.pipelines.cli"]
+    return [interpreter(case), "-m", "sparkring.pipelines.cli"]
 
 
 def command(words: list[str], case: Case, folder: Path, limit_s: float) -> str:
@@ -373,6 +396,12 @@ def report(found: dict[Case, Found], rows: int) -> str:
             if any(case.packages == NEWEST for case in found)
             else ""
         )
+        + (
+            f" Packages `Python`: that version, with {', '.join(installed_versions())}, and PyPI's wheel of the same "
+            "torch, without Horovod."
+            if any(case.python for case in found)
+            else ""
+        )
         + "\n\n"
     )
     return head + table(found, found[closest(found)]) + "\n"
@@ -407,6 +436,8 @@ def main() -> int:
     parser.add_argument("--lowest", nargs="*", default=CLASSIC[:1])
     parser.add_argument("--newest", nargs="*", default=CLASSIC[-1:])
     parser.add_argument("--torch", nargs="*", default=TORCH)
+    parser.add_argument("--python", nargs="*", default=[], help="paths of other interpreters")
+    parser.add_argument("--python-spark", nargs="*", default=CLASSIC[-1:], help="versions of Spark to run in each")
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--limit-s", type=float, default=600)
     parser.add_argument("--keep", type=Path)
@@ -418,6 +449,7 @@ def main() -> int:
     cases += [Case(v, "classic", NEWEST) for v in arguments.newest]
     cases += [Case(v, "classic", LOWEST) for v in arguments.lowest]
     cases += [Case(CLASSIC[-1], "classic", f"torch {v}") for v in arguments.torch]
+    cases += [Case(v, "classic", named_python(path), path) for v in arguments.python_spark for path in arguments.python]
     found: dict[Case, Found] = {}
     if arguments.keep is not None:
         arguments.keep.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from sparkring.conf.features import EXACT_DTYPES, STORED_FOR, Output, State, outputs, whole_number
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.schema import same_but_for_case
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import (
@@ -341,7 +342,8 @@ class DatasetManifest(Stored):
             rows = sum(f.rows for f in found)
             if (info.rows, info.files) != (rows, len(found)):
                 raise ValueError(
-                    f"split {split!r} says {info.rows} rows in {info.files} files, it has {rows} in {len(found)}"
+                    f"split {split!r} says {count_of(info.rows, 'row')} in {count_of(info.files, 'file')}, it has "
+                    f"{rows} in {len(found)}"
                 )
         return self
 

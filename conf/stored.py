@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.uris import check_below
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ def read(kind: type[T], storage: Storage, relative: str, error: type[StoredError
     where = f"{storage.uri}/{relative}"
     size = storage.size_bytes(relative)
     if size is None or size > MOST_BYTES:
-        raise error(f"{where}: {'no such file' if size is None else f'{size} bytes; at most {MOST_BYTES} are read'}")
+        found = "no such file" if size is None else f"{count_of(size, 'byte')}; at most {MOST_BYTES} are read"
+        raise error(f"{where}: {found}")
     return parse(kind, storage.read_bytes(relative), where, error)
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from sparkring.conf.plain_text import count_of
+
 TaskName = Literal["binary", "regression", "poisson", "multiclass", "multilabel", "language_model"]
 Family = Literal["net", "trees"]
 """What learns a task."""
@@ -129,7 +131,7 @@ class TaskKind:
 class _BinaryKind(TaskKind):
     def text_problem(self, classes: Sequence[str]) -> str:
         if classes and len(classes) != 2:
-            return f" of {len(classes)} classes ({some(classes)}); set model.task to multiclass"
+            return f" of {count_of(len(classes), 'class')} ({some(classes)}); set model.task to multiclass"
         return ""
 
     def range_problem(self, label: str, low: float, high: float) -> str:

@@ -164,10 +164,14 @@ def judge(checked: Checked, checks: list[CheckConfig]) -> list[dict[str, Any]]:
     if broken := [entry for entry in report if not entry["passed"]]:
         lines = "\n".join(f"  - {e['name']}: {e['detail']}" for e in broken)
         raise ChecksFailed(
-            f"etl.checks: {len(broken)} of {len(checks)} rules failed on {count_of(rows_in, 'row')}:\n{lines}", report
+            f"etl.checks: {len(broken)} of {count_of(len(checks), 'rule')} failed on "
+            f"{count_of(rows_in, 'row')}:\n{lines}",
+            report,
         )
     if sum(quarantined.values()) == rows_in:
-        raise EtlError(f"etl.checks: all {rows_in} rows were quarantined: {quarantined}; nothing is left to train on")
+        raise EtlError(
+            f"etl.checks: all {count_of(rows_in, 'row was')} quarantined: {quarantined}; nothing is left to train on"
+        )
     return report
 
 

@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.features import State
 from sparkring.conf.manifest import Column, DataFile, tensor_columns
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.schema import same_but_for_case
 from sparkring.conf.storage import Storage
 from sparkring.etl import checks
@@ -407,7 +408,7 @@ def check_one_per(name: str, wanted: int, rows_in: int) -> None:
     if wanted != rows_in:
         verb = "multiplied" if rows_in > wanted else "lost"
         raise EtlError(
-            f"etl.one_per = {name!r}: the table has {wanted} rows, etl.rows {rows_in}: joins {verb} rows; "
+            f"etl.one_per = {name!r}: the table has {count_of(wanted, 'row')}, etl.rows {rows_in}: joins {verb} rows; "
             "join on a unique key, and with LEFT JOIN"
         )
 

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import NumericType
 
 from sparkring.conf.features import State
+from sparkring.conf.plain_text import count_of
 from sparkring.etl.checks import RULE
 from sparkring.etl.columns.statistics import Statistics
 from sparkring.etl.errors import EtlError
@@ -51,8 +52,8 @@ def check_weights(weight: str, counted: pa.Table) -> None:
         shown = ", ".join(f"{words}: {rows}" for words, rows in found.items() if rows)
         check = f"{{name: weighted, kind: expression, sql: {weight} BETWEEN 0 AND 1e300, level: row}}"
         raise EtlError(
-            f"etl.weight = {weight!r}: {sum(found.values())} rows have no weight ({shown}); a weight is finite and at "
-            f"least 0: give them one in the recipe's SQL, or leave them out by etl.checks: {check}"
+            f"etl.weight = {weight!r}: {count_of(sum(found.values()), 'row has')} no weight ({shown}); a weight is "
+            f"finite and at least 0: give them one in the recipe's SQL, or leave them out by etl.checks: {check}"
         )
 
 

@@ -27,6 +27,7 @@ import torch
 from sparkring.conf.config import RunConfig
 from sparkring.conf.features import State, output_names
 from sparkring.conf.manifest import Column, DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.references import module_of
 from sparkring.conf.storage import Storage, copy_files, open_storage
 from sparkring.conf.stored import StoredError
@@ -371,7 +372,7 @@ def check_finite(scores: np.ndarray, rows: pd.DataFrame) -> None:
     row = rows.iloc[bad[0]]
     given = [f"{name} = {value}" for name, value in row.items() if isinstance(value, float) and np.isinf(value)]
     raise ValueError(
-        f"{len(bad)} of {len(rows)} rows have no finite prediction; the first is row {bad[0]}"
+        f"{len(bad)} of {count_of(len(rows), 'row has')} no finite prediction; the first is row {bad[0]}"
         f"{' with ' + ', '.join(given) if given else ''}. Numbers must be finite: null them or leave such rows out"
     )
 
@@ -412,7 +413,9 @@ def as_read(column: Column, given: RawColumn) -> dict[str, np.ndarray]:
     values = given.to_pylist() if isinstance(given, pa.Array) else list(given)
     valid = np.array([value is not None for value in values], bool)
     if column.nulls == "refuse" and not valid.all():
-        raise ValueError(f"column {column.name!r}: {int((~valid).sum())} of {len(valid)} values are null, none may be")
+        raise ValueError(
+            f"column {column.name!r}: {int((~valid).sum())} of {count_of(len(valid), 'value is')} null, none may be"
+        )
     fill = np.full(column.shape, column.fill if column.nulls == "fill" and column.fill is not None else 0)
     stacked = np.array([fill if value is None else value for value in values]).reshape(len(values), *column.shape)
     return {column.name: stacked} | ({column.mask: valid} if column.mask is not None else {})

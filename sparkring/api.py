@@ -194,26 +194,37 @@ def launch(
     """Run `function(ctx, *args, **kwargs)` in `world` processes on Spark's slots, at the same time; their results.
 
     Raises WorkerFailed with the rank and traceback of the first that fails; no process is left by then. TypeError for
-    a `world` or `args` of another kind.
+    a `function`, `world` or `args` of another kind.
 
     Args:
         function: a function, also one of a notebook's cell. It gets a WorkerContext, which has `rank` and `world_size`.
         world: number of processes.
         args: further arguments.
         kwargs: and by name.
-        spark: session whose executors run them; None: the one that is open, or one on this machine.
+        spark: session whose executors run them; None: the one that is open, or one for this call.
         preload: modules to import before the processes are forked; those that are missing are skipped.
     """
     _check_spark("sparkring.launch", spark)
+    from pyspark.sql import SparkSession
+
+    from sparkring.conf.blocks.launch import LaunchConfig
+    from sparkring.conf.blocks.spark import SparkConfig
     from sparkring.pipelines.launch.barrier import run_barrier
+    from sparkring.pipelines.run.spark import spark_session
     from sparkring.training.launch.job import JobSpec
 
+    if not callable(function):
+        raise TypeError(f"function = {function!r}: must be a function, which is called with a WorkerContext")
     if not isinstance(args, Sequence) or isinstance(args, str):
         raise TypeError(f"args = {args!r}: must be a list or tuple of arguments, such as ({args!r},)")
     if not isinstance(world, int) or world < 1:
         raise TypeError(f"world = {world!r}: must be a whole number of processes, at least 1")
     job = JobSpec(function, args=tuple(args), kwargs=dict(kwargs or {}), preload=tuple(preload))
-    return run_barrier(spark or _open_session(world), job, world)
+    job.check()
+    if (there := spark or SparkSession.getActiveSession()) is not None:
+        return run_barrier(there, job, world)
+    with spark_session("launch", SparkConfig(), LaunchConfig(world=world)) as opened:
+        return run_barrier(opened, job, world)
 
 
 def _check_spark(name: str, spark: SparkSession | None) -> None:
@@ -234,12 +245,6 @@ def _check_spark(name: str, spark: SparkSession | None) -> None:
     if spark is not None:
         check_session(spark)
     check_versions(name, pyspark.__version__, pyspark.__version__ if spark is None else spark.version)
-
-
-def _open_session(world: int) -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    return SparkSession.getActiveSession() or SparkSession.builder.master(f"local[{world}]").getOrCreate()
 
 
 def _of_catalog(table: str | Path | DataFrame) -> str | Path | DataFrame:

@@ -7,6 +7,7 @@ it was, on more or fewer ranks too.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.load import problem_line
 from sparkring.conf.manifest import read_manifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch
 from sparkring.training.data.build import make_reader
@@ -35,7 +37,9 @@ class DataReader:
 
     def __init__(self, request: ReadRequest, rank: DataRank, config: DataConfig):
         self._reader = make_reader(config, request, rank)
-        self._consumed, self._is_open = 0, True
+        # Closes it at the end of a script too: a thread that Python ends while it reads may abort the process
+        self._close = weakref.finalize(self, self._reader.close)
+        self._consumed = 0
 
     def __enter__(self) -> DataReader:
         return self
@@ -71,7 +75,7 @@ class DataReader:
         `from_sample`: rows of all ranks that were consumed before; None: go on. `steps`: how many batches, across
         epochs; None: the rest of the epoch.
         """
-        if not self._is_open:
+        if not self._close.alive:
             raise ValueError("the reader is closed; open the dataset again, and go on by load_state_dict")
         self._consumed = self._consumed if from_sample is None else from_sample
         for batch in self._reader.batches(self._consumed, steps):
@@ -87,7 +91,7 @@ class DataReader:
 
         ValueError names each setting by which this reader would go on in another order.
         """
-        if missing := {"consumed_samples", "order"} - state.keys():
+        if missing := {"consumed_samples", "order"} - set(state if isinstance(state, Mapping) else ()):
             raise ValueError(f"state: has no {' and no '.join(sorted(missing))}; give what state_dict() has returned")
         if differences := explain_difference(state["order"], self._reader.order_state()):
             raise ValueError(
@@ -97,8 +101,7 @@ class DataReader:
         self._consumed = int(state["consumed_samples"])
 
     def close(self) -> None:
-        self._is_open = False
-        self._reader.close()
+        self._close()
 
 
 def open(
@@ -109,7 +112,7 @@ def open(
     world: int = 1,
     global_batch: int,
     columns: Sequence[str] | None = None,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
     **settings: Any,
 ) -> DataReader:
     """Open a split of a dataset that `sparkring etl` has built.
@@ -123,7 +126,7 @@ def open(
         world: processes that share each global batch.
         global_batch: rows of all ranks in a step.
         columns: tensors that are read; None: all.
-        device: where batches go; None: they stay on the host.
+        device: where batches go, such as "cuda:0"; None: they stay on the host.
         settings: of a recipe's `data` block, such as shuffle=False, seed=1 or filters=[["x", ">", 0]].
     """
     try:
@@ -132,12 +135,19 @@ def open(
         lines = [problem_line(each, settings, {}, DataConfig) for each in error.errors()]
         raise ValueError("\n".join(lines)) from None
     if not 0 <= rank < world:
-        raise ValueError(f"rank = {rank}: world = {world} processes are numbered from 0; give each a number below that")
+        raise ValueError(
+            f"rank = {rank}: world = {count_of(world, 'process is')} numbered from 0; give each a number below that"
+        )
+    if 0 < global_batch < world:
+        raise ValueError(
+            f"global_batch = {global_batch}: world = {world} processes share its rows, and some would have none"
+        )
     uri = os.fspath(uri)
     storage = open_storage(uri)
     manifest = read_manifest(storage)
     if split not in manifest.splits:
         raise ValueError(f"split = {split!r}: {uri} has the splits {sorted(manifest.splits)}")
+    device = None if device is None else torch.device(device)
     request = ReadRequest(storage, manifest, split, columns, global_batch)
     gather = gather_of(world) if config.filters or config.on_corrupt == "quarantine" else gather_alone
     return DataReader(request, DataRank(rank, world, device, gather), config)

@@ -18,6 +18,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from sparkring.conf import tasks as t
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import LabelForm, Metric, TaskKind
 
 Array = np.ndarray
@@ -439,12 +440,14 @@ def checked_rows(form: LabelForm, labels: Array, scores: Array, weights: Array |
         raise ValueError(f"labels other than 0 to {scores.shape[1] - 1}: the model has {scores.shape[1]} classes")
     finite = [np.isfinite(values).reshape(len(values), -1).all(axis=1) for values in (labels, scores)]
     if bad := int(np.count_nonzero(~(finite[0] & finite[1]))):
-        raise ValueError(f"{bad} of {len(labels)} labels or scores are not finite")
+        raise ValueError(f"{bad} of {count_of(len(labels), 'label')} or scores are not finite")
     if weights is None:
         return Rows(form, labels, scores), None
     counts = weights > 0
     if weights.shape != labels.shape[:1] or not counts.any():
-        raise ValueError(f"weights {weights.shape} of {len(labels)} rows: there must be as many, and one above 0")
+        raise ValueError(
+            f"weights {weights.shape} of {count_of(len(labels), 'row')}: there must be as many, and one above 0"
+        )
     return Rows(form, labels[counts], scores[counts]), weights[counts]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.schema import Strict
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -198,7 +199,7 @@ class Cluster(Strict):
         """Machines of so many devices. ValueError where the last one would be used in part."""
         if devices < 1 or (devices > self.node.devices and devices % self.node.devices):
             raise ValueError(
-                f"{devices} devices are not whole machines of {self.node.devices} ({self.device.name}): take 1 to "
-                f"{self.node.devices}, or a multiple of {self.node.devices}"
+                f"{count_of(devices, 'device is')} not whole machines of {self.node.devices} ({self.device.name}): "
+                f"take 1 to {self.node.devices}, or a multiple of {self.node.devices}"
             )
         return -(-devices // self.node.devices)

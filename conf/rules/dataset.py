@@ -85,7 +85,9 @@ def _classes_problems(config: RunConfig, label: str, names: Sequence[str]) -> li
         return [f"model.task = {kind.name!r}: the label {label!r} is text{problem}"]
     outputs = config.model.args.get("outputs", len(names) if len(names) > 2 else 1)
     if kind.form is LabelForm.CLASS and names and is_built_in_tabular(config) and outputs != len(names):
-        return [f"model.args.outputs = {outputs}: the label {label!r} has {len(names)} classes ({some(names)})"]
+        return [
+            f"model.args.outputs = {outputs}: the label {label!r} has {count_of(len(names), 'class')} ({some(names)})"
+        ]
     return []
 
 
@@ -121,15 +123,17 @@ def _several_problems(config: RunConfig, flags: State) -> list[str]:
     if odd := {name: rows for name, rows in flags["odd"].items() if rows}:
         name, rows = next(iter(odd.items()))
         check = f"{{name: flags, kind: expression, sql: {name} IN (0, 1), level: row}}"
-        return [f"model.task = {kind.name!r}: {rows} rows have a label {name!r} other than 0 and 1; make one of it in "
-                f"the recipe's SQL, or leave them out by etl.checks: {check}"]  # fmt: skip
+        return [f"model.task = {kind.name!r}: {count_of(rows, 'row has')} a label {name!r} other than 0 and 1; "
+                f"make one of it in the recipe's SQL, or leave them out by etl.checks: {check}"]  # fmt: skip
     return _outputs_problems(config, names)
 
 
 def _outputs_problems(config: RunConfig, names: Sequence[str]) -> list[str]:
     outputs = config.model.args.get("outputs", len(names))
     if names and is_built_in_tabular(config) and outputs != len(names):
-        return [f"model.args.outputs = {outputs}: there are {len(names)} labels ({some(names)}); leave it out"]
+        return [
+            f"model.args.outputs = {outputs}: there are {count_of(len(names), 'label')} ({some(names)}); leave it out"
+        ]
     return []
 
 

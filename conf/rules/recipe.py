@@ -7,6 +7,7 @@ from typing import Any
 
 from sparkring.conf.blocks.parallel import PLANNED
 from sparkring.conf.config import RunConfig
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.rules.promotion import PROMOTION
 from sparkring.conf.rules.rule import Rule, find_problems, nearest, no_effect, refuse
 from sparkring.conf.rules.strategies import SPARSE_TABLES, TableLayout
@@ -268,8 +269,9 @@ def _pipeline_input_problems(config: RunConfig) -> Iterator[str]:
     columns, pp = config.model.inputs or [], config.parallel.pp
     if pp != 1 and len(columns) > 1 and config.model.kind.is_table:
         yield (
-            f"parallel.pp = {pp}: a pipeline's first stage takes one tensor, and model.inputs names {len(columns)} "
-            "columns; give one vector column, or a model.task of your own whose inputs make one of them"
+            f"parallel.pp = {pp}: a pipeline's first stage takes one tensor, and model.inputs names "
+            f"{count_of(len(columns), 'column')}; give one vector column, or a model.task of your own whose inputs "
+            "make one of them"
         )
 
 

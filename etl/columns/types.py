@@ -24,6 +24,7 @@ from pyspark.sql.types import (
 
 from sparkring.conf.features import EXACT_DTYPES
 from sparkring.conf.manifest import Column, Nulls, Role
+from sparkring.conf.plain_text import count_of
 from sparkring.etl.errors import EtlError
 
 ARROW: dict[str, pa.DataType] = {
@@ -90,7 +91,9 @@ def manifest_column(name: str, found: DataType, role: Role, options: ColumnOptio
         if depth == 0 and layout != "vector":
             raise _refused(name, found, "`shape` is for arrays and vectors")
         if len(shape) != max(depth, 1):
-            raise _refused(name, found, f"`shape` {shape} has {len(shape)} sizes for {max(depth, 1)} levels of arrays")
+            raise _refused(
+                name, found, f"`shape` {shape} has {count_of(len(shape), 'size')} for {max(depth, 1)} levels of arrays"
+            )
         layout = "vector"
     if options.dtype == "float16" and stored not in ("float32", "float64"):
         raise _refused(name, found, "dtype float16 is for float and double columns")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 
+from sparkring.conf.plain_text import count_of
 from sparkring.etl.errors import EtlError
 
 ROW_GROUP = 16384
@@ -76,7 +77,9 @@ def plan_shards(rows_by_split: dict[str, int], shards_by_split: dict[str, int]) 
     for split, rows in rows_by_split.items():
         count = shards_by_split[split]
         if count > rows:
-            raise EtlError(f"etl.shard.shards.{split} = {count}: the split has only {rows} rows; ask for fewer files")
+            raise EtlError(
+                f"etl.shard.shards.{split} = {count}: the split has only {count_of(rows, 'row')}; ask for fewer files"
+            )
         edges = [rows * i // count for i in range(count + 1)]
         plan += [Shard(split, i, edges[i], edges[i + 1] - edges[i]) for i in range(count)]
     return plan

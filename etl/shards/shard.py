@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 from sparkring.conf.blocks.etl import ShardConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import Column, DataFile
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage
 from sparkring.etl.columns.statistics import NOT_MEASURED, Measured, Statistics, StatisticsMerger, nothing
 from sparkring.etl.columns.types import fixed_row_bytes
@@ -184,8 +185,8 @@ def _data_files(plan: ShardPlan, paths: Sequence[str], records: Sequence[Any]) -
         if record is None or record["rows"] != shard.rows:
             got = 0 if record is None else record["rows"]
             raise EtlError(
-                f"{path}: {got} rows were written, {shard.rows} were planned; the rows changed between two passes over "
-                "them: a source changed while it was read, or a view is not deterministic"
+                f"{path}: {count_of(got, 'row was')} written, {shard.rows} were planned; the rows changed between two "
+                "passes over them: a source changed while it was read, or a view is not deterministic"
             )
         groups = tuple(record["row_groups"])
         size, sha256 = record["bytes"], record["sha256"]
@@ -317,7 +318,8 @@ def _verify_footers(storage: Storage, files: list[DataFile], plan: ShardPlan) ->
         exact = all(g == plan.row_group for g in groups[:-1])
         if footer.num_rows != file.rows or groups != file.row_groups or not exact:
             raise EtlError(
-                f"{file.path}: its footer has row groups {groups}, {file.rows} rows were written in {file.row_groups}"
+                f"{file.path}: its footer has row groups {groups}, {count_of(file.rows, 'row was')} written in "
+                f"{file.row_groups}"
             )
         numbered = [group.column(group.num_columns - 1).statistics for group in found]
         starts = list(accumulate(groups, initial=shard.first))

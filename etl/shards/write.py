@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkring.conf.manifest import ROW_NUMBER, Column
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.columns.ragged import list_lengths, lists_of
 from sparkring.etl.columns.statistics import NOT_MEASURED, Measured, StatisticsMerger, measure, nothing
@@ -118,7 +119,10 @@ def _checked(array: pa.Array, column: Column) -> pa.Array:
             wrong = (lengths != wanted) & inner.is_valid().to_numpy(zero_copy_only=False)
             if wrong.any():
                 got = int(lengths[wrong][0])
-                raise BadRows(f"column {column.name!r} has shape {list(column.shape)}: found {got} values for {wanted}")
+                raise BadRows(
+                    f"column {column.name!r} has shape {list(column.shape)}: found {count_of(got, 'value')} for "
+                    f"{wanted}"
+                )
         inner = inner.flatten()
         if inner.null_count:
             raise BadRows(f"column {column.name!r} has nulls inside its arrays; remove them with filter() in SQL")

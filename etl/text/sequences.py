@@ -18,6 +18,7 @@ from pyspark.sql.types import StringType
 
 from sparkring.conf.blocks.etl import TextConfig
 from sparkring.conf.manifest import Column
+from sparkring.conf.plain_text import count_of
 from sparkring.etl.errors import EtlError
 from sparkring.etl.shards.layout import Shard, plan_shards
 from sparkring.etl.shards.shard import ORDER, number_rows
@@ -80,7 +81,9 @@ def check_column(good: DataFrame, name: str) -> None:
         names = [n for n in types if not n.startswith("__")]
         raise EtlError(f"etl.text.column = {name!r}: is {found}, not a string; rows have {names}")
     if nulls := good.where(F.col(name).isNull()).count():
-        raise EtlError(f"etl.text.column = {name!r}: {nulls} rows are null; quarantine them with a row-level check")
+        raise EtlError(
+            f"etl.text.column = {name!r}: {count_of(nulls, 'row is')} null; quarantine them with a row-level check"
+        )
 
 
 def _codec(ordered: DataFrame, config: TextConfig) -> Codec:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.stored import OPEN, Count, StoredError, parse
 
 BYTES = 256
@@ -49,14 +50,14 @@ class Codec:
         if self.json:
             _ = self._bpe
         elif self.size != BYTES:
-            raise StoredError(f"tokenizer: {self.size} ids; bytes have {BYTES}")
+            raise StoredError(f"tokenizer: {count_of(self.size, 'id')}; bytes have {BYTES}")
 
     @cached_property
     def _bpe(self) -> Tokenizer:
         model = parse(BpeFile, self.json, "tokenizer")["model"]
         vocab, merges = model["vocab"], model["merges"]
         if sorted(vocab.values()) != list(range(self.size)):
-            raise StoredError(f"tokenizer: its {len(vocab)} ids are not each of 0..{self.size - 1} once")
+            raise StoredError(f"tokenizer: its {count_of(len(vocab), 'id is')} not each of 0..{self.size - 1} once")
         if unknown := [pair for pair in merges if not {*pair, "".join(pair)} <= vocab.keys()]:
             raise StoredError(f"tokenizer: the merge {unknown[0]!r:.200} is not of its tokens")
         return _byte_level(models.BPE(vocab=vocab, merges=merges))

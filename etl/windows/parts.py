@@ -25,6 +25,7 @@ from sparkring.conf.blocks.etl import EtlConfig, IntervalConfig
 from sparkring.conf.code import code_digest
 from sparkring.conf.digest import digest
 from sparkring.conf.manifest import FORMAT_VERSION, PART_NAME, SPARK_SEMANTICS, Accounting, Column, DataFile, Lineage
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256, Stored, StoredError, read, up_to
 from sparkring.etl.checks import Checked
@@ -370,10 +371,10 @@ def _stray_text(rows: DataFrame, config: IntervalConfig, sources: PartSources) -
     found = strays.agg(F.count(F.lit(1)), F.min(column).cast("string"), F.max(column).cast("string")).collect()[0]
     span = "null" if found[1] is None else f"from {found[1]} to {found[2]}"
     return (
-        f"etl.interval.column = {config.column!r}: {found[0]} rows of the sources' interval {sources.interval.label} "
-        f"are in no interval that the part reads ({config.column} {span}, in UTC; the interval is of "
-        f"{config.time_zone}), so they would be in no part: correct the files ({sources.own_files()}), "
-        "etl.interval.time_zone or etl.interval.column"
+        f"etl.interval.column = {config.column!r}: of the sources' interval {sources.interval.label} "
+        f"{count_of(found[0], 'row is')} in no interval that the part reads ({config.column} {span}, in UTC; "
+        f"the interval is of {config.time_zone}), so they would be in no part: correct the files "
+        f"({sources.own_files()}), etl.interval.time_zone or etl.interval.column"
     )
 
 

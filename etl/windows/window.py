@@ -18,6 +18,7 @@ from sparkring.conf.blocks.etl import EtlConfig, IntervalConfig
 from sparkring.conf.code import code_digest
 from sparkring.conf.digest import digest
 from sparkring.conf.manifest import FORMAT_VERSION, DataFile, WindowPart
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.sources import VERSION_KEYS, SourceConfig
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import PinnedDataset, StoredRows, pinned_sources
@@ -362,7 +363,7 @@ def _check_missing(config: IntervalConfig, missing: Mapping[str, str], count: in
     key = "etl.interval.missing (schedule.missing where there is a schedule)"
     remedy = "add the files" if config.missing == "skip" else f"add the files, or set {key} to skip"
     raise EtlError(
-        f"etl.interval: {len(missing)} of {count} intervals have no file: {', '.join(shown)}{more}; {remedy}"
+        f"etl.interval: {len(missing)} of {count_of(count, 'interval has')} no file: {', '.join(shown)}{more}; {remedy}"
     )
 
 

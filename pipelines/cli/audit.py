@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import read_manifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError, named, parse
@@ -57,7 +58,9 @@ def server_problems(run: Storage, steps: Sequence[int]) -> list[str]:
     logged = {step for segment in segments for step in range(segment.begin, segment.end)}
     found = []
     if missing := [step for step in steps if step not in logged]:
-        found.append(f"{events.uri}: servers logged nothing of {len(missing)} steps, such as {missing[:SHOWN]}")
+        found.append(
+            f"{events.uri}: servers logged nothing of {count_of(len(missing), 'step')}, such as {missing[:SHOWN]}"
+        )
     for segment in segments:
         try:
             check_whole(segment.logs)

@@ -11,6 +11,7 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import read_manifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import check_stored, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.lineage.show import run_of
@@ -54,7 +55,7 @@ class JobSteps:
     def describe(self) -> str:
         """In a line: how many, and what was left out."""
         rest = "".join(f"; left out: {count} {why}" for why, count in self.left_out.items())
-        return f"{len(self.steps)} jobs{rest}"
+        return f"{count_of(len(self.steps), 'job')}{rest}"
 
 
 def job_steps(tracking: TrackingConfig, experiment: str | None, cluster: Cluster) -> JobSteps:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkring.conf.errors import ConfigError
+from sparkring.conf.plain_text import count_of
 from sparkring.pipelines.cli.arguments import (
     Commands,
     add_command,
@@ -193,7 +194,9 @@ def _check_devices(cluster: Cluster, devices: int, mesh: Mesh | None) -> None:
         raise ConfigError(f"--devices {devices}", [str(error)]) from None
     if mesh is not None and mesh.world not in tried:
         counts = ", ".join(map(str, sorted(tried)))
-        raise ConfigError("--why", [f"the mesh is of {mesh.world} devices, and layouts of {counts} are tried"])
+        raise ConfigError(
+            "--why", [f"the mesh is of {count_of(mesh.world, 'device')}, and layouts of {counts} are tried"]
+        )
 
 
 def _refuse_seconds(arguments: argparse.Namespace, why: Exception) -> None:
@@ -252,7 +255,7 @@ def _search_page(plan: Planned, result: SearchResult, cluster: str, devices: int
     from sparkring.pipelines.report.report import plan_page  # with matplotlib
 
     record = plan_record(cluster, plan.cluster, result.best[0], result.best)
-    return plan_page(f"{plan.config.name} on {devices} devices", record, text)
+    return plan_page(f"{plan.config.name} on {count_of(devices, 'device')}", record, text)
 
 
 def _measure(arguments: argparse.Namespace) -> int:
@@ -296,11 +299,11 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     for name, value in after.model_dump().items():
         print(f"{name:<10} {getattr(before, name):>10.4g} -> {value:.4g}")
     as_shipped = fit_errors(predicted(counts, cluster), steps)
-    print(f"{len(steps)} steps: {as_shipped} before")
+    print(f"{count_of(len(steps), 'step')}: {as_shipped} before")
     if as_shipped.mean > FAR_OFF:
         line = "the steps are far from what the parameters of %s predicted: did another machine make them?"
         log.warning(line, arguments.cluster)
-    print(f"{len(steps)} steps: {fit_errors(predicted(counts, found), steps)} fitted")
+    print(f"{count_of(len(steps), 'step')}: {fit_errors(predicted(counts, found), steps)} fitted")
     write_file(arguments.out, cluster_text(found))
     print(f"wrote {arguments.out}")
     return Exit.OK

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from sparkring.conf.blocks.report import AlsConfig
+from sparkring.conf.plain_text import count_of
 from sparkring.etl.spark_platform.application import GONE
 from sparkring.etl.spark_platform.versions import to_arrow
 from sparkring.pipelines.evaluation.ranking import positive_rows
@@ -108,7 +109,10 @@ def check_size(rank: int, lists: int, items: int) -> None:
     if not lists:
         raise ValueError("no positive training row has both a list and an item")
     if (numbers := rank * (lists + items)) > MOST_FACTORS:
-        raise ValueError(f"{numbers:,} numbers of {lists:,} lists and {items:,} items, more than {MOST_FACTORS:,}")
+        raise ValueError(
+            f"{count_of(numbers, 'number', ',')} of {count_of(lists, 'list', ',')} and {count_of(items, 'item', ',')}, "
+            f"more than {MOST_FACTORS:,}"
+        )
 
 
 def vectors(factors: DataFrame, numbers: DataFrame, side: str, values: pa.ChunkedArray) -> tuple[Array, Array]:

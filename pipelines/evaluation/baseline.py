@@ -17,6 +17,7 @@ import numpy as np
 
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import Column
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.secrets import redact
 from sparkring.conf.tasks import LabelForm, TaskKind
 from sparkring.pipelines.evaluation import linear
@@ -69,7 +70,7 @@ def fit_baselines(
     if in_driver(kind, train, test, scalar, labels):
         return fit_in_driver(kind, bool(scalar), designs)
     rows = train.most_rows + test.most_rows
-    why = f"{rows:,} rows of {len(scalar)} features are more than the driver holds"
+    why = f"{count_of(rows, 'row', ',')} of {count_of(len(scalar), 'feature')} are more than the driver holds"
     trees = [TREES] if scalar else []
     if spark is None:
         return left_out([*linear.linear_fits(kind, bool(scalar), designs), *trees], f"{why}; {NEEDS_SPARK}")

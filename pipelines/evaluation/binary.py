@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import LabelForm
 from sparkring.training.metrics import checked_rows
 
@@ -102,7 +103,7 @@ def share_by(values: Sequence[Any] | Array, labels: Array, scores: Array) -> lis
     checked, _ = checked_rows(LabelForm.FLAG, labels, scores, None)
     labels, scores = checked.labels, checked.scores
     if len(values) != len(labels):
-        raise ValueError(f"{len(values)} values for {len(labels)} rows")
+        raise ValueError(f"{count_of(len(values), 'value')} for {count_of(len(labels), 'row')}")
     # codes: (N,) index into the distinct values, several of which may have one name (None and NaN)
     codes, distinct = pd.factorize(np.asarray(values, dtype=object), use_na_sentinel=False)
     names, name_of = np.unique([_name(value) for value in distinct], return_inverse=True)

@@ -17,6 +17,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.features import UNSEEN_CODE
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.tasks import TaskKind, is_better
@@ -343,15 +344,15 @@ def check_finite(scores: np.ndarray, rows: SplitRows) -> None:
         numbers = [c.name for c in rows.manifest.columns if c.layout == "scalar" and c.dtype.startswith("float")]
         odd = [name for name in numbers if pc.all(pc.is_finite(rows.column(name))).as_py() is False]
         why = f"{odd} hold infinite or NaN values; null or clip them in SQL, or add a check" if odd else "it diverged"
-        raise EtlError(f"{bad} of {len(scores)} predictions of the test rows are not finite: {why}")
+        raise EtlError(f"{bad} of {count_of(len(scores), 'prediction')} of the test rows are not finite: {why}")
 
 
 def check_labels(labels: np.ndarray, name: str) -> None:
     """Raise EtlError that names the label where it is not finite in a test row. labels (N,) or (N, labels)."""
     if bad := int(np.count_nonzero(~np.isfinite(labels).reshape(len(labels), -1).all(axis=1))):
         raise EtlError(
-            f"{bad} of {len(labels)} test rows have a label {name!r} that is infinite or NaN, with which nothing "
-            "can be compared; leave such rows out in SQL, or add a check of level row"
+            f"{bad} of {count_of(len(labels), 'test row has')} a label {name!r} that is infinite or NaN, with which "
+            "nothing can be compared; leave such rows out in SQL, or add a check of level row"
         )
 
 
@@ -399,7 +400,10 @@ def read_predictions(run: Storage, files: list[str], test: SplitRows) -> tuple[n
     """
     found, rows = read_columns(run, files, ["label", "prediction"]), test.row_numbers()
     if not np.array_equal(ids := found["id"], rows):
-        raise RuntimeError(f"{run.uri}: {len(ids)} predictions ({len(np.unique(ids))} rows) for {len(rows)} test rows")
+        raise RuntimeError(
+            f"{run.uri}: {count_of(len(ids), 'prediction')} ({count_of(len(np.unique(ids)), 'row')}) for "
+            f"{count_of(len(rows), 'test row')}"
+        )
     return found["label"].astype(np.float64), found["prediction"]
 
 

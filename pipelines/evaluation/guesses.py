@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import BINARY
 from sparkring.training.metrics import class_counts, negative_log, task_scores, weighted_mean
 from sparkring.training.worker.result import Scores
@@ -18,13 +19,13 @@ MOST_COEFFICIENTS = 5_000_000  # of a multinomial regression: its solvers keep s
 def check_labels(labels: int) -> None:
     """Raise ValueError where there are more than MOST_LABELS."""
     if labels > MOST_LABELS:
-        raise ValueError(f"{labels} labels, more than {MOST_LABELS}: each would be fitted in turn")
+        raise ValueError(f"{count_of(labels, 'label')}, more than {MOST_LABELS}: each would be fitted in turn")
 
 
 def check_coefficients(coefficients: int) -> None:
     """Raise ValueError where there are more than MOST_COEFFICIENTS."""
     if coefficients > MOST_COEFFICIENTS:
-        raise ValueError(f"{coefficients:,} coefficients, more than {MOST_COEFFICIENTS:,}")
+        raise ValueError(f"{count_of(coefficients, 'coefficient', ',')}, more than {MOST_COEFFICIENTS:,}")
 
 
 def flag_scores(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None) -> Scores:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from sparkring.conf.blocks.report import RankingConfig
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.training.worker.result import RankedLists, Scores
 
@@ -92,7 +93,7 @@ def ranking_scores(lists: Array, positive: Array, predictions: Array, ks: Sequen
         ks: how many of the first rows are looked at.
     """
     if not positive.any():
-        raise ValueError(f"none of the {len(lists)} test rows is positive, so there is no list to judge")
+        raise ValueError(f"none of the {count_of(len(lists), 'test row')} is positive, so there is no list to judge")
     order = np.lexsort((-predictions, lists))
     lists, positive, predictions = lists[order], positive[order], predictions[order]
     is_first = np.append(True, lists[1:] != lists[:-1])

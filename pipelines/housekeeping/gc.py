@@ -21,6 +21,7 @@ from typing_extensions import TypedDict
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import MANIFEST_NAME, PART_NAME
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import OPEN, Label, RelativePath, StoredError, read
 from sparkring.pipelines.housekeeping.retention import (
@@ -127,7 +128,10 @@ def collect_garbage(config: RunConfig, dry_run: bool, show: Callable[[str], None
         deleter.delete_pointers(dead)
     total = sum(deletion.bytes for deletion in deleter.done)
     verb = "would be deleted" if dry_run else "deleted"
-    show(f"{verb}: {len(deleter.done)} folders, {total:,} bytes; {len(deleter.gone)} pointers to checkpoints")
+    show(
+        f"{verb}: {count_of(len(deleter.done), 'folder')}, {count_of(total, 'byte', ',')}; "
+        f"{count_of(len(deleter.gone), 'pointer')} to checkpoints"
+    )
     return Exit.RESOURCES if deleter.failed else Exit.OK
 
 
@@ -186,7 +190,9 @@ class _Deleter:
             return
         self.done.append(deletion)
         where = storage.at(deletion.path).uri
-        self._show(f"{self._verb} {deletion.kind:<11} {where}  {deletion.bytes:,} bytes  {deletion.reason}")
+        self._show(
+            f"{self._verb} {deletion.kind:<11} {where}  {count_of(deletion.bytes, 'byte', ',')}  {deletion.reason}"
+        )
 
     def delete_pointers(self, dead: Iterable[tuple[Pointer, str]]) -> bool:
         """Delete pointers that are not gone yet; False where the store refused one."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, TASKS, LabelForm
 from sparkring.etl.sources.files.read import quoted
 from sparkring.etl.sources.values import DECIMAL, convert
@@ -88,7 +89,10 @@ def decide_columns(sample: TableSample, label: str, task: str | None = None) -> 
             hint = f"did you mean {near[0]!r}?" if near else f"there are {names}"
             raise ConfigError(str(sample.path), [f"--label {each}: no such column; {hint}"])
     if sample.rows.num_rows < FEWEST_ROWS:
-        problem = f"has {sample.rows.num_rows} rows; at least {FEWEST_ROWS} are needed to train, validate and test"
+        problem = (
+            f"has {count_of(sample.rows.num_rows, 'row')}; at least {FEWEST_ROWS} are needed to train, validate and "
+            "test"
+        )
         raise ConfigError(str(sample.path), [problem])
     known = identifiers(names)
     if len(labels) > 1 or sample.types[labels[0]] == TAGS:
@@ -141,7 +145,7 @@ def decide_labels(sample: TableSample, labels: Mapping[str, str], task: str | No
         if len(tags) < 2:
             raise ConfigError(str(sample.path), [f"--label {column}: has the tags {tags} only"])
         shown = ", ".join(tags[:SHOWN]) + ", ..." * (len(tags) > SHOWN)
-        return Label({name: quoted(column)}, MULTILABEL.name, f"{len(tags)} tags: {shown}", is_tags=True)
+        return Label({name: quoted(column)}, MULTILABEL.name, f"{count_of(len(tags), 'tag')}: {shown}", is_tags=True)
     made = {}
     for column, name in labels.items():
         kind = sample.types[column]
@@ -150,14 +154,14 @@ def decide_labels(sample: TableSample, labels: Mapping[str, str], task: str | No
             what = f"is {kind}" if not found else f"has the values {sorted(found)[:SHOWN]}"
             raise ConfigError(str(sample.path), [f"--label {column}: {what}; each of several labels is 0 and 1"])
         made[name] = quoted(column) if kind == "boolean" else f"CAST({quoted(column)} AS int)"
-    return Label(made, MULTILABEL.name, f"{len(labels)} columns of 0 and 1")
+    return Label(made, MULTILABEL.name, f"{count_of(len(labels), 'column')} of 0 and 1")
 
 
 def decide_label(sample: TableSample, column: str, name: str, task: str | None) -> Label:
     """Decide the task by the label's type and values, or take the given one. ConfigError for a label without a task."""
     kind, values = sample.types[column], pc.drop_null(sample.rows.column(column))
     where = f"--label {column}"
-    looked_at = "all rows" if sample.is_whole else f"the first {sample.rows.num_rows} rows"
+    looked_at = "all rows" if sample.is_whole else f"the first {count_of(sample.rows.num_rows, 'row')}"
     if not _is_counted(kind) or kind in DATES:
         raise ConfigError(str(sample.path), [f"{where}: is {kind}; a label is a number, a text or true and false"])
     if read_as(column, values) != quoted(column):
@@ -170,7 +174,7 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
     decided, why = _task_of(kind, distinct, len(values))
     may_be_numbers = task is None and kind == "string" and distinct > CLASS_NUMBERS
     if may_be_numbers and (remedy := number_remedy(pc.unique(values).to_pylist())):
-        what = f"{where}: {distinct} texts that look like numbers or dates; {remedy}"
+        what = f"{where}: {count_of(distinct, 'text')} looking like numbers or dates; {remedy}"
         raise ConfigError(str(sample.path), [f"{what}; where they are classes: --task {MULTICLASS.name}"])
     task = task or decided
     if task is None:
@@ -179,9 +183,10 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
     described = TASKS[task]
     wrong = {
         LabelForm.FLAGS: "is one label; name several columns with commas between, or a column of arrays of texts",
-        LabelForm.FLAG: distinct != 2 and f"has {distinct} values ({shown}), and binary has 2; use --task multiclass",
+        LabelForm.FLAG: distinct != 2
+        and f"has {count_of(distinct, 'value')} ({shown}), and binary has 2; use --task multiclass",
         LabelForm.CLASS: not 3 <= distinct <= MOST_CLASSES
-        and f"has {distinct} values; multiclass has 3 to {MOST_CLASSES}, and binary has 2",
+        and f"has {count_of(distinct, 'value')}; multiclass has 3 to {MOST_CLASSES}, and binary has 2",
         LabelForm.NUMBER: not number and f"is {kind} ({shown}), and {task} needs a number",
     }[described.form]
     if wrong:
@@ -224,7 +229,7 @@ def number_remedy(texts: list[str], most_odd: float = MOST_ODD) -> str:
     wrong = [texts[i] for i in convert(pa.array(texts, pa.string()), "double")[1]]
     if 0 < len(wrong) < len(texts) * most_odd and not any(map(CODE.fullmatch, texts)):
         shown = ", ".join(map(repr, wrong[:SHOWN])) + ", ..." * (len(wrong) > SHOWN)
-        return f"all but {len(wrong)} are numbers; leave {shown} empty in the file, or name another label"
+        return f"all but {count_of(len(wrong), 'are number')}; leave {shown} empty in the file, or name another label"
     if written := written_otherwise(texts):
         what, example, _ = written
         if what == DECIMAL_COMMAS:
@@ -249,11 +254,11 @@ def _task_of(kind: str, distinct: int, rows: int) -> tuple[str | None, str]:
         return BINARY.name, "two values"
     if kind == "string":
         if distinct > min(MOST_CLASSES, rows // 2):
-            return None, f"{distinct} distinct texts in {rows} rows are no classes"
-        return MULTICLASS.name, f"{distinct} texts, so classes"
+            return None, f"{count_of(distinct, 'distinct text')} in {count_of(rows, 'row is')} no classes"
+        return MULTICLASS.name, f"{count_of(distinct, 'text')}, so classes"
     if kind in WHOLE and distinct <= CLASS_NUMBERS:
         amounts = f"where they are amounts: --task {REGRESSION.name}; where they count events: --task {POISSON.name}"
-        why = f"{distinct} whole numbers, taken for classes; {amounts}"
+        why = f"{count_of(distinct, 'whole number')}, taken for classes; {amounts}"
         return MULTICLASS.name, why
     return REGRESSION.name, "numbers"
 
@@ -328,7 +333,7 @@ def left_out_reason(kind: str, values: Any) -> str | None:
     if distinct == present and (kind == "string" or kind in WHOLE):
         return "an id, or free text: no two rows have the same value"
     if kind == "string" and distinct > present / 2:
-        return f"free text, or nearly an id: {distinct} distinct values in {present} rows"
+        return f"free text, or nearly an id: {count_of(distinct, 'distinct value')} in {present} rows"
     return None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from sparkring.conf.load import ConfigError
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import BINARY, MULTICLASS
 from sparkring.pipelines.init.folder import PREDICTIONS, Project, python_use, run_name
 from sparkring.pipelines.init.table import Budget
@@ -52,21 +53,21 @@ def images_project(data: str, folder: Path) -> Project:
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
     classes = Counter(file.relative_to(path).parts[0] for file in files if file.parent != path)
     if len(classes) < 2:
-        has = f"has images in {len(classes)} folders ({', '.join(classes) or 'none'})"
+        has = f"has images in {count_of(len(classes), 'folder')} ({', '.join(classes) or 'none'})"
         raise ConfigError(data, [f"--data: {has}; each class is a folder of its images, and at least 2 are needed"])
     if (images := sum(classes.values())) < FEWEST_IMAGES:
-        problem = f"--data: has {images} images in its folders; at least {FEWEST_IMAGES} are needed"
+        problem = f"--data: has {count_of(images, 'image')} in its folders; at least {FEWEST_IMAGES} are needed"
         raise ConfigError(data, [problem + " to train, validate and test"])
     shape, fit = decide_shape([file for file in files if file.parent != path])
     name = run_name(folder.resolve().name)
-    rare = [f"{label!r} has {count} images only" for label, count in classes.items() if count < 10]
+    rare = [f"{label!r} has {count_of(count, 'image')} only" for label, count in classes.items() if count < 10]
     if len(files) > images:
         rare.append(f"{len(files) - images} images are in no class's folder, and left out")
     return Project(
         images_recipe(path, list(classes), images, shape, fit, name),
         [
-            f"{images:,} images; {len(classes)} classes, by their folders: {', '.join(sorted(classes)[:5])}"
-            + ", ..." * (len(classes) > 5),
+            f"{count_of(images, 'image', ',')}; {count_of(len(classes), 'class')}, by their folders: "
+            f"{', '.join(sorted(classes)[:5])}" + ", ..." * (len(classes) > 5),
             f"images become {shape[0]} x {shape[1]} pixels of {shape[2]} channels, fit {fit}",
             "images are split at random by their paths: 80 % train, 10 % valid, 10 % test",
             f"the model is {MODULE}, a small convolutional network",

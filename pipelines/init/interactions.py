@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import BINARY
 from sparkring.etl.sources.files.read import quoted
 from sparkring.etl.sources.values import DECIMAL
@@ -102,7 +103,9 @@ def decide_interactions(sample: TableSample, roles: Roles) -> Interactions:
         unknown=every.num_rows - known.num_rows,
     )
     if found.items < FEWEST_ITEMS:
-        raise ConfigError(str(sample.path), [f"--item: has {found.items} items; at least {FEWEST_ITEMS} are needed"])
+        raise ConfigError(
+            str(sample.path), [f"--item: has {count_of(found.items, 'item')}; at least {FEWEST_ITEMS} are needed"]
+        )
     for column, name in names.items():
         if column not in roles.named.values():
             _decide_column(found, sample, roles, column, name)
@@ -125,7 +128,7 @@ def check_roles(sample: TableSample, roles: Roles) -> None:
             remedy = "rows are held out by time, so it is a date, a timestamp or a number; write dates as 2024-01-31"
             problems.append(f"{option} {column}: is {sample.types[column]}; {remedy}")
     if sample.rows.num_rows < FEWEST_ROWS:
-        problems.append(f"has {sample.rows.num_rows} rows; at least {FEWEST_ROWS} are needed")
+        problems.append(f"has {count_of(sample.rows.num_rows, 'row')}; at least {FEWEST_ROWS} are needed")
     if problems:
         raise ConfigError(str(sample.path), problems)
 
@@ -140,7 +143,10 @@ def boundaries(sample: TableSample, column: str, times: pa.ChunkedArray) -> tupl
     ordered = times.take(pc.sort_indices(times))
     distinct, counts = (part for part in pc.value_counts(ordered).flatten())  # in the order of their first row
     if len(distinct) < 3:
-        problem = f"--time {column}: has {len(distinct)} distinct times; rows before, between and after two are needed"
+        problem = (
+            f"--time {column}: has {count_of(len(distinct), 'distinct time')}; rows before, between and after two are "
+            "needed"
+        )
         raise ConfigError(str(sample.path), [problem])
     before = np.cumsum(counts.to_numpy()) - counts.to_numpy()
     rows = len(ordered)
@@ -203,7 +209,7 @@ def _decide_column(found: Interactions, sample: TableSample, roles: Roles, colum
         whose = next((owner for owner, id_ in ids.items() if is_fact_of(sample.rows, id_, column)), "row")
         distinct, owners = pc.count_distinct(values).as_py(), {"item": found.items, "user": found.users}.get(whose, 0)
         if kind == "string" and distinct > owners / 2 > 0:
-            reason = f"a name: {distinct} texts of {owners} {whose}s"
+            reason = f"a name: {count_of(distinct, 'text')} of {owners} {whose}s"
         elif whose == "row" and found.is_drawn:
             reason = "of the interaction, not of item or user, so a row that is drawn has none"
     if reason is not None:

@@ -201,9 +201,13 @@ def named(column: str, name: str) -> str:
 
 def decided(sample: TableSample, found: Interactions) -> list[str]:
     """What was decided, a sentence each."""
-    seen = f"{sample.rows.num_rows:,} rows looked at{'' if sample.is_whole else ', the first; there are more'}"
+    seen = (
+        f"{count_of(sample.rows.num_rows, 'row', ',')} looked "
+        f"at{'' if sample.is_whole else ', the first; there are more'}"
+    )
     lines = [
-        f"{seen}: {found.users:,} users ({found.user}), {found.items:,} items ({found.item})",
+        f"{seen}: {count_of(found.users, 'user', ',')} ({found.user}), {count_of(found.items, 'item', ',')} "
+        f"({found.item})",
         f"label {found.label.name}: {found.label.why}",
         f"held out by time: valid from {found.valid_from} on, test from {found.test_from} on",
     ]
@@ -216,7 +220,9 @@ def decided(sample: TableSample, found: Interactions) -> list[str]:
             "rank them with those that are taken",
         ]
         if chosen := chosen_users(found):
-            lines.append(f"of {found.test_users:,} test users about {MOST_TEST_USERS:,} are looked at: {chosen}")
+            lines.append(
+                f"of {count_of(found.test_users, 'test user', ',')} about {MOST_TEST_USERS:,} are looked at: {chosen}"
+            )
     lines.append(f"features: {found.user} and {found.item}; others: {counts(found.features) or 'none'}")
     lines.append(f"the model is {MODULE}, a factorization machine: a vector for each user, item and value")
     if null := sample.options.get("nullValue"):

@@ -139,7 +139,7 @@ def round_to(value: float, digits: int = 4) -> float:
 
 def decided(sample: TableSample, columns: Columns) -> list[str]:
     """What was decided, a sentence each."""
-    label, seen = columns.label, f"{sample.rows.num_rows:,} rows"
+    label, seen = columns.label, f"{count_of(sample.rows.num_rows, 'row', ',')}"
     lines = [
         f"{seen} looked at{'' if sample.is_whole else ', the first; there are more'}",
         f"label {', '.join(label.columns)}: {label.task} ({label.why})",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkring.conf.load import ConfigError
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import LANGUAGE_MODEL
 from sparkring.pipelines.init.folder import Project, example_rows, python_use, run_name
 
@@ -22,7 +23,10 @@ def text_project(data: str, folder: Path) -> Project:
         raise ConfigError(data, ["--data: no such folder; text is a folder of files, a document each"])
     files = [file for file in path.rglob("*") if file.is_file() and not file.name.startswith((".", "_"))]
     if len(files) < FEWEST_FILES:
-        problem = f"--data: has {len(files)} files; at least {FEWEST_FILES} are needed to train, validate and test"
+        problem = (
+            f"--data: has {count_of(len(files), 'file')}; at least {FEWEST_FILES} are needed to train, validate and "
+            "test"
+        )
         raise ConfigError(data, [problem])
     sizes = [file.stat().st_size for file in files]
     if unreadable := next((file for file in files[:FEWEST_FILES] if not _is_utf8(file)), None):
@@ -32,7 +36,7 @@ def text_project(data: str, folder: Path) -> Project:
     return Project(
         recipe,
         [
-            f"{len(files):,} files, {sum(sizes) / 1e6:.1f} MB of text; a file is a document",
+            f"{count_of(len(files), 'file', ',')}, {sum(sizes) / 1e6:.1f} MB of text; a file is a document",
             f"tokens: {tokens}",
             "documents are split at random by their paths: 80 % train, 10 % valid, 10 % test",
             f"a GPT of 4 layers, width 128, trained for {STEPS} steps",

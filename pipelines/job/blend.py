@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage, copy_files
 from sparkring.conf.tasks import POSITIVE_SHARE, Family, TaskKind, is_better
 from sparkring.pipelines.context.context import JobContext
@@ -92,8 +93,8 @@ def read_pairs(folder: Storage, kind: TaskKind, net: Sequence[str], trees: Seque
 def fit_share(rows: PairedRows) -> float:
     """The network's share. ValueError where there are too few rows, or predictions that are no numbers."""
     weights = np.ones(len(rows.labels)) if rows.weights is None else rows.weights
-    if (count := np.count_nonzero(weights)) < FEWEST:
-        raise ValueError(f"{count} validation rows say too little, at least {FEWEST} are needed")
+    if (count := int(np.count_nonzero(weights))) < FEWEST:
+        raise ValueError(f"{count_of(count, 'validation row is')} too few, at least {FEWEST} are needed")
     loss = rows.kind.metric("loss")
 
     def losses(share: float) -> Array:

@@ -38,7 +38,8 @@ log = logging.getLogger("sparkring")
 NAME = "sparkring train"
 SECRET, SECRET_FILE = "SPARKRING_SECRET", "SPARKRING_SECRET_FILE"
 SHORTEST_SECRET = 16
-POLL_S, AFTER_GRACE_S = 0.2, 30.0
+STOPPED = (KeyboardInterrupt, SystemExit)  # by a signal
+POLL_S, NOTICE_S, AFTER_GRACE_S = 0.2, 10.0, 30.0
 
 
 def train_on_hosts(resolved: Resolved, placement: Placement, exit_code: Callable[[BaseException], int]) -> int:
@@ -46,13 +47,13 @@ def train_on_hosts(resolved: Resolved, placement: Placement, exit_code: Callable
     options = join_options(resolved, placement, os.environ)
     if placement.rank:
         log.info("host %d of %d; the driver is at %s", placement.rank, placement.count, placement.address)
-        return follow(join_driver(options), resolved.config.launch.grace_s)
+        return follow(join_driver(options), resolved.config.launch.grace_s, unanswered(options))
     check = partial(check_hosts, code=code_digest()[:12], horovod="horovod.torch" in options.preload)
     with joined_hosts(options, check) as hosts:
         try:
             code = drive(resolved, hosts, options)
         except BaseException as error:
-            hosts.end(exit_code(error), why_ended(error))
+            hosts.end(exit_code(error), why_ended(error), stays=not isinstance(error, STOPPED))
             raise
         hosts.end(code)
     return code
@@ -70,7 +71,7 @@ def drive(resolved: Resolved, hosts: JoinedHosts, options: JoinOptions) -> int:
 
 def why_ended(error: BaseException) -> str:
     """What the other hosts say of the driver's error: of a failed rank a line, since the driver shows its traceback."""
-    if isinstance(error, KeyboardInterrupt | SystemExit):
+    if isinstance(error, STOPPED):
         return "it was stopped"
     return redact(error.failure.headline if isinstance(error, WorkerFailed) else str(error) or type(error).__name__)
 
@@ -79,12 +80,23 @@ def platform_of(hosts: JoinedHosts) -> Platform:
     return Platform(slots=hosts.slots, open_group=hosts.open_group, leaving=lambda: hosts.leaving)
 
 
-def follow(agents: HostAgents, grace_s: float) -> int:
+def unanswered(options: JoinOptions) -> str:
+    """What a host says that waits for its driver."""
+    return (
+        f"no driver at {options.placement.address}:{options.placement.port} so far: host 0 has not started yet, or has "
+        f"ended, as its log says; this host waits up to launch.hosts_wait_s = {options.wait_s:g} s for it"
+    )
+
+
+def follow(agents: HostAgents, grace_s: float, unanswered: str) -> int:
     """Run ranks until the driver says bye; its exit code.
 
-    At a signal the driver lets the ranks write a checkpoint, and goes on without this host.
+    At a signal the driver lets the ranks write a checkpoint, and goes on without this host. `unanswered` is logged
+    where no driver has answered within NOTICE_S.
     """
     try:
+        if not agents.wait(NOTICE_S) and not agents.have_come:
+            log.warning("%s", unanswered)
         while not agents.wait(POLL_S):
             pass
     except KeyboardInterrupt:
@@ -151,10 +163,10 @@ def find_secret(env: Mapping[str, str], hosts: int) -> str | None:
     if not secret and path:
         raise ConfigError(NAME, [f"{place} is empty; {remedy}"])
     if not secret:
-        raise ConfigError(NAME, [f"there is no secret by which {hosts} hosts know each other; {remedy}"])
+        raise ConfigError(NAME, [f"there is no secret by which {count_of(hosts, 'host')} know each other; {remedy}"])
     if len(secret) < SHORTEST_SECRET:
         raise ConfigError(
-            NAME, [f"{place} has {len(secret)} characters, and {SHORTEST_SECRET} are the least; {remedy}"]
+            NAME, [f"{place} has {count_of(len(secret), 'character')}, and {SHORTEST_SECRET} are the least; {remedy}"]
         )
     return secret
 

@@ -28,6 +28,7 @@ from sparkring.conf.clusters.cluster import (
 )
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.rank_info import RankInfo
 from sparkring.pipelines.launch.barrier import launch_options, run_barrier
 from sparkring.pipelines.launch.netcheck import NetReport, join_ranks, measure_links, measuring_job, summarize
@@ -224,7 +225,8 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
         reached["depth"] = median(depth_of(each["products"]["fp32"]) for each in results)
     when = datetime.now(UTC).date()
     return Cluster(
-        description=f"measured by sparkring plan measure on {when}: {len(results)} ranks on {', '.join(hosts)}",
+        description=f"measured by sparkring plan measure on {when}: {count_of(len(results), 'rank')} on "
+        f"{', '.join(hosts)}",
         device=Device(
             name=first["name"],
             type=first["type"],

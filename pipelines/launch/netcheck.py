@@ -19,6 +19,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.parallel import CompressConfig
+from sparkring.conf.plain_text import count_of
 from sparkring.pipelines.launch.barrier import LaunchOptions, run_barrier
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.host.rank import WorkerContext
@@ -70,7 +71,7 @@ class NetReport:
 
     def text(self) -> str:
         """A table for a terminal."""
-        lines = [f"{len(self.hosts)} ranks over {self.transport}"]
+        lines = [f"{count_of(len(self.hosts), 'rank')} over {self.transport}"]
         lines += [f"  rank {rank}: {host}" for rank, host in enumerate(self.hosts)]
         lines += [
             f"  {p.first} - {p.second}: {p.latency_s * 1e6:,.0f} us, {p.bytes_per_s * 8 / 1e9:.2f} Gbit/s"
@@ -84,7 +85,9 @@ class NetReport:
         for cost in self.codecs:
             share, coding_ms, gbits = cost.sent_bytes / cost.dense_bytes, cost.coding_s * 1e3, cost.pays_below * 8 / 1e9
             saves = (
-                f"saves time below {gbits:,.2f} Gbit/s" if gbits > 0 else f"saves none among {len(self.hosts)} ranks"
+                f"saves time below {gbits:,.2f} Gbit/s"
+                if gbits > 0
+                else f"saves none among {count_of(len(self.hosts), 'rank')}"
             )
             lines.append(
                 f"{cost.codec}: {share:.1%} of the bytes, {coding_ms:,.0f} ms of coding per 16 MiB: {saves}; here an "

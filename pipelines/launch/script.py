@@ -105,7 +105,8 @@ def pack_folder(folder: Path, script: str | None, files: Sequence[str], place: P
         largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
         named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] >> 20} MiB)" for path in largest)
         words = (
-            f"{total >> 20} MiB in {len(sizes)} files, and at most {MAX_FOLDER_BYTES >> 20} MiB travel to other hosts"
+            f"{total >> 20} MiB in {count_of(len(sizes), 'file')}, and at most {MAX_FOLDER_BYTES >> 20} MiB travel to "
+            "other hosts"
         )
         advice = "start from a smaller folder, and read data from storage"
         raise ConfigError(NAME, [f"{folder}: {words}; the largest are {named}: {advice}"])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from sparkring.conf.plain_text import count_of
 from sparkring.pipelines.lineage.reproduce_record import Environment, ModuleFile, Record
 from sparkring.training.worker.result import TrainResult
 
@@ -146,11 +147,17 @@ def run_differences(result: TrainResult, record: Record) -> list[Difference]:
     ]
     worlds = sorted({attempt.world for attempt in result.failed_attempts} | {world})
     if len(worlds) > 1:
-        why = f"it was restarted on other worlds; from the first step on {world} ranks, sums are made in another order"
+        why = (
+            f"it was restarted on other worlds; from the first step on {count_of(world, 'rank')}, sums are made in "
+            "another order"
+        )
         found.append(Difference("ranks", " and ".join(map(str, worlds)), str(world), "bits", why))
     launches = 1 if result.choice is None or result.choice.winner == "trees" else 2  # of both families, trees first
     if (unknown := result.attempts - len(result.failed_attempts) - launches) > 0:
-        why = f"launched by earlier commands: bits are equal only if all had {world} ranks, which is not recorded"
+        why = (
+            f"launched by earlier commands: bits are equal only if all had {count_of(world, 'rank')}, which is not "
+            "recorded"
+        )
         found.append(Difference(f"{unknown} launches", "", "", "none", why))
     if config.data.reader == "petastorm":
         many = config.data.petastorm.pool != "dummy" and config.data.petastorm.workers > 1

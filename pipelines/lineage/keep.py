@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import read_manifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.context.context import JobContext
@@ -87,6 +88,6 @@ def keep_patch(folder: Storage) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         return f"not kept: {redact(str(error))}"
     if len(diff) > MOST_PATCH_BYTES:
-        return f"not kept: {len(diff)} bytes, at most {MOST_PATCH_BYTES} are"
+        return f"not kept: {count_of(len(diff), 'byte')}, at most {MOST_PATCH_BYTES} are"
     folder.put_atomic(PATCH, redact(diff.decode(errors="replace")).encode())
     return PATCH

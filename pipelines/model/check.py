@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.model.sample import PREDICTIONS, ROWS, changed_files
 from sparkring.pipelines.run.exit_codes import Exit
@@ -147,7 +148,7 @@ def first_difference(expected: pa.Table, found: Predictions) -> str | None:
     for name in expected.column_names:
         values = expected[name].to_pylist()
         if len(values) != len(found[name]):
-            return f"{len(found[name])} predictions for {len(values)} rows"
+            return f"{count_of(len(found[name]), 'prediction')} for {count_of(len(values), 'row')}"
         for row, (wanted, got) in enumerate(zip(values, found[name], strict=True)):
             if not alike(wanted, got):
                 return f"row {row}, column {name!r}: {got!r} is predicted, {wanted!r} is recorded"
@@ -164,4 +165,4 @@ def summary(expected: pa.Table, found: Mapping[str, Predictions]) -> str:
     """Say that all are alike, and whether to the last bit."""
     recorded = expected.to_pydict()
     how = "bit by bit" if all(each == recorded for each in found.values()) else "but for the processor's rounding"
-    return f"{len(expected)} rows, from {' and from '.join(found)}: predictions are equal {how}"
+    return f"{count_of(len(expected), 'row')}, from {' and from '.join(found)}: predictions are equal {how}"

@@ -27,6 +27,7 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.load import ConfigError
 from sparkring.conf.manifest import Column
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.model.check import data_folder, find_folder
 from sparkring.pipelines.run.exit_codes import Exit
@@ -150,7 +151,7 @@ def export_net(folder: Path, target: str, form: Format, made: Path) -> tuple[str
     source = read_source(folder, target)
     write(source, form, made)
     problem, how = compare(source, form, made)
-    return problem, f"{len(source.columns)} inputs, any number of rows; {how}"
+    return problem, f"{count_of(len(source.columns), 'input')}, any number of rows; {how}"
 
 
 def export_trees(folder: Path, target: str, form: Format, made: Path) -> tuple[str, str]:
@@ -275,9 +276,13 @@ def compare(source: Source, form: Format, path: Path) -> tuple[str, str]:
             expected = source.module(given).numpy()
         found = run(given)
         if found.shape != expected.shape or not np.allclose(found, expected, rtol=ROUNDING, atol=ROUNDING):
-            return f"the {form} file computes something else than the model on {rows} rows; nothing is written", ""
+            return (
+                f"the {form} file computes something else than the model on {count_of(rows, 'row')}; nothing is "
+                "written",
+                "",
+            )
         exact = exact and found.tobytes() == expected.tobytes()
-    checked = f"on {sum(CHECKED_ROWS)} random rows its predictions are the model's "
+    checked = f"on {count_of(sum(CHECKED_ROWS), 'random row')} its predictions are the model's "
     return "", checked + ("bit by bit" if exact else f"but for rounding (at most {ROUNDING:g})")
 
 

@@ -12,6 +12,7 @@ import torch
 from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.pipelines.model.plan import cost_plan, device_of, layout_problems_of, runs_here
 from sparkring.pipelines.model.sizes import size_text
 from sparkring.training.launch.host.processes import usable_memory
@@ -46,7 +47,11 @@ def rank_room(config: RunConfig, cluster: Cluster | None) -> Room | None:
     if on_gpus:
         size, name = torch.cuda.get_device_properties(0).total_memory, torch.cuda.get_device_name(0)
         return Room(size, name, host=usable_memory() / config.launch.world)
-    return Room(usable_memory() / config.launch.world, f"this machine's memory over {config.launch.world} ranks", True)
+    return Room(
+        usable_memory() / config.launch.world,
+        f"this machine's memory over {count_of(config.launch.world, 'rank')}",
+        True,
+    )
 
 
 def held_bytes(plan: CostPlan, is_host: bool = False) -> int | None:

@@ -15,6 +15,7 @@ from sparkring.conf.clusters.cluster import GIB, Cluster, Precision
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.recipe_file import EXTENDS, is_path
 from sparkring.pipelines.model.plan import UNPLANNED_TREES, known_manifest, plan_workload
 from sparkring.pipelines.model.sizes import size_text, too_large_text
@@ -197,8 +198,8 @@ def ending_within(plan: Planned, result: SearchResult, limit_s: float) -> Search
     raise ConfigError(
         where,
         [
-            f"no layout makes the {plan.steps:,} steps of {plan.config.name} in that time; the quickest, "
-            f"{layout_text(quickest)} on {quickest.mesh.world} devices, takes "
+            f"no layout makes the {count_of(plan.steps, 'step', ',')} of {plan.config.name} in that time; the "
+            f"quickest, {layout_text(quickest)} on {count_of(quickest.mesh.world, 'device')}, takes "
             f"{duration_text(plan.steps * quickest.time.total)}; take more devices, faster ones, or more time"
         ],
     )
@@ -223,7 +224,7 @@ def search_report(plan: Planned, result: SearchResult, devices: int, order_words
         f"{plan.config.name} on {devices} x {plan.cluster.device.name}: {tried} layouts that can run fit in "
         f"{size_text(plan.costs.limit)}{order_words}"
     )
-    alone = f"do not distribute: of 1 to {devices} devices one is the best"
+    alone = f"do not distribute: of 1 to {count_of(devices, 'device')} one is the best"
     blocks = [_numbered(plan, number, layout, best[0]) for number, layout in enumerate(best, 1)]
     found = advice(plan, best[0], one_device(plan))
     return "\n\n".join([head, *blocks, *([alone] if best[0].mesh.world == 1 < devices else []), *found])
@@ -246,11 +247,11 @@ def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -
         f"{memory}{facts['mfu']:.1%} of the peak, bubble {facts['bubble_share']:.1%}"
         f"{hidden}, {rate_text(facts['rows_per_s'])} rows/s",
     ]
-    if facts["hours"] is not None:
+    if facts["hours"] is not None and plan.steps is not None:
         price = f", {price_text(facts['price'])}" if plan.cluster.node.price_per_hour else ""
         hours = facts["hours"]
         lasts = f"{hours:,.1f} hours" if hours >= 2 else duration_text(3600 * hours)
-        lines.append(f"{lasts} for {plan.steps:,} steps{price}")
+        lines.append(f"{lasts} for {count_of(plan.steps, 'step', ',')}{price}")
     return lines
 
 
@@ -356,8 +357,14 @@ def _batch_line(plan: Planned, layout: PlannedLayout) -> str:
     now = plan.config.train.global_batch
     rows = paying_batch(now, lambda rows: rows / _with_batch(plan, layout, rows))
     if rows == now:
-        return f"a batch of {2 * now:,} rows in place of {now:,} would gain less than 5 % in rows per second"
-    return f"a larger batch pays on these devices up to {rows:,} rows a step, here {now:,} (memory not looked at)"
+        return (
+            f"a batch of {count_of(2 * now, 'row', ',')} in place of {now:,} would gain less than 5 % in rows per "
+            "second"
+        )
+    return (
+        f"a larger batch pays on these devices up to {count_of(rows, 'row', ',')} a step, here {now:,} (memory not "
+        "looked at)"
+    )
 
 
 def checkpoint_line(plan: Planned, layout: PlannedLayout) -> str:

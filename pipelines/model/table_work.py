@@ -12,6 +12,7 @@ from torch import nn
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.training.models.sparse_embedding import SparseEmbedding, sparse_embeddings
@@ -66,9 +67,9 @@ def table_notes(config: RunConfig, workload: Workload) -> list[str]:
         shard, replicate = (sent_bytes(replicated, ids, table.sent_bytes, ranks) for replicated in (False, True))
         lines.append(
             f"sparse table {table.name}: {table.row_bytes} bytes a row and 20 to 60 in its map, on one rank (place: "
-            f"shard) or on all {ranks} (replicate). A rank's {workload.rows_per_rank:,} rows of a step have {ids:,} "
-            f"ids: it sends {shard:,.0f} bytes sharded, {replicate:,.0f} replicated; tables.place = "
-            f"{config.tables.place}{_lag_note(config)}"
+            f"shard) or on all {ranks} (replicate). A rank's {count_of(workload.rows_per_rank, 'row', ',')} of a "
+            f"step have {count_of(ids, 'id', ',')}: it sends {shard:,.0f} bytes sharded, {replicate:,.0f} replicated; "
+            f"tables.place = {config.tables.place}{_lag_note(config)}"
         )
     return lines
 

@@ -8,6 +8,7 @@ from typing import Any
 from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.pipelines.model.layouts import cut_words, missing_room
 from sparkring.pipelines.model.plan import plan_workload
 from sparkring.pipelines.model.sizes import size_text
@@ -36,9 +37,9 @@ class StateSearch:
         """The layouts that fit, and what is missing. `why`: the model cannot be traced."""
         head = (
             f"{self.config.name} on {self.devices} x {self.cluster.device.name}: activations, the loss and seconds "
-            f"are not planned: {why}\n\n"
-            f"{len(self.fitting):,} of {len(self.layouts):,} layouts that can run hold weights, gradients and "
-            f"optimizer state in {size_text(self.costs.limit)}, without activations; those that send least come first:"
+            f"are not planned: {why}\n\n{len(self.fitting):,} of {count_of(len(self.layouts), 'layout', ',')} that can "
+            f"run hold weights, gradients and optimizer state in {size_text(self.costs.limit)}, without activations; "
+            "those that send least come first:"
         )
         lines = [state_line(layout) for layout in self.fitting[:SHOWN]]
         return "\n".join([head, *(lines or [self._missing()])])

@@ -20,6 +20,7 @@ from sparkring.conf.blocks.predict import CONTRIBUTIONS, PredictConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.load import ConfigError, Resolved
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.shards.write import worker_uri
@@ -204,7 +205,8 @@ def run_tasks(rows: DataFrame, task: ScoreTask, name: str) -> Scored:
         raise EtlError(f"predict.rows = {name!r}: has no rows; nothing is replaced")
     if rows_in != scored.rows_out + refused.total() + long:
         raise RuntimeError(
-            f"{rows_in} rows were read, {scored.rows_out} scored, {refused.total()} refused and {long} left for later"
+            f"{count_of(rows_in, 'row was')} read, {scored.rows_out} scored, {refused.total()} refused and {long} left "
+            "for later"
         )
     return scored
 

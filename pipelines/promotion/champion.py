@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import with_features
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import serving
@@ -122,5 +123,5 @@ def _predict_part(folder: Storage, trained: TrainedModel, config: RunConfig, dat
     ids, scores = (np.concatenate([part[i] for part in found.parts]) for i in (0, 1))
     order = np.argsort(ids)
     if not np.array_equal(ids[order], wanted):
-        raise ValueError(f"{len(ids)} of {len(wanted)} test rows were read")
+        raise ValueError(f"{len(ids)} of {count_of(len(wanted), 'test row was')} read")
     return np.asarray(scores[order])

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkring.conf.blocks.promote import MetricRule, PromoteConfig
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import TaskKind
 from sparkring.pipelines.promotion.scores import resampled
 from sparkring.training.metrics import task_scores
@@ -202,7 +203,7 @@ def reasons_of(findings: Sequence[RuleFinding]) -> list[str]:
     lines = []
     for found in findings:
         if not found.passed:
-            where = f" where {found.slice} ({found.rows} rows)" if found.slice else ""
+            where = f" where {found.slice} ({count_of(found.rows, 'row')})" if found.slice else ""
             beside = "" if found.champion is None else f", the champion's is {found.champion:.4f}"
             ours = "no number" if found.ours is None else f"{found.ours:.4f}"
             sure = "" if found.resamples_met is None else f"; so it is in {found.resamples_met:.1%} of the resamples"

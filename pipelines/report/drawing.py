@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 from matplotlib.figure import Figure
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import LabelForm
 from sparkring.pipelines.evaluation.binary import Group, flagged_at, share_by, threshold_curves, top_threshold
 from sparkring.pipelines.evaluation.evaluate import HeldOut
@@ -128,7 +129,8 @@ def _importance(inputs: ReportInputs) -> Drawn:
     rows = [(each.feature, each.mean, each.low, each.high) for each in some]
     return Drawn(
         IMPORTANCE,
-        f"Growth of the {loss} of {result.importance_rows:,} test rows where a column has other rows' values{of}",
+        f"Growth of the {loss} of {count_of(result.importance_rows, 'test row', ',')} where a column has other rows' "
+        f"values{of}",
         figures.importance_bars(some, loss),
         FigureNumbers(["column", "mean", "low", "high"], rows),
     )
@@ -300,7 +302,7 @@ def confusion_of(labels: np.ndarray, predicted: np.ndarray, some: np.ndarray, cl
 def _regression(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
     labels, predictions, label = held.labels, held.scores, inputs.label
     some = len(labels[figures.every_nth(len(labels))])
-    of_rows = "" if some == len(labels) else f", {some:,} of {len(labels):,} rows"
+    of_rows = "" if some == len(labels) else f", {some:,} of {count_of(len(labels), 'row', ',')}"
     errors = predictions - labels
     quantiles = np.quantile(errors, QUANTILES)
     low, high = quantiles[0], quantiles[-1]
@@ -316,7 +318,7 @@ def _regression(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
         ),
         Drawn(
             "residuals",
-            f"Residuals, the middle 99 % of {len(labels):,} rows",
+            f"Residuals, the middle 99 % of {count_of(len(labels), 'row', ',')}",
             figures.residuals(counts, edges, label),
             FigureNumbers(["quantile", "predicted - actual"], [*zip(shares, map(float, quantiles), strict=True)]),
         ),

@@ -117,8 +117,9 @@ class ReportInputs:
             lists.short > 0
         )
         return (
-            f"Recall and NDCG are means over the {lists.counted:,} values of {lists.column} with a positive test row, "
-            f"which have {lists.rows:,} rows{rest}. Rows of equal prediction count the mean over their orders.{short}"
+            f"Recall and NDCG are means over the {count_of(lists.counted, 'value', ',')} of {lists.column} with a "
+            f"positive test row, which have {count_of(lists.rows, 'row', ',')}{rest}. Rows of equal prediction count "
+            f"the mean over their orders.{short}"
         )
 
     @property
@@ -141,8 +142,8 @@ class ReportInputs:
         lost, alias = lost_to(result.scores, config.report, result.missing), config.tracking.alias
         facts = {
             "model": self.model,
-            f"{unit}s": f"{train.steps:,} ({train.consumed_samples:,} samples), best at {unit} {train.best_step}; "
-            f"the model is {unit} {train.exported_step}'s{averaged}",
+            f"{unit}s": f"{train.steps:,} ({count_of(train.consumed_samples, 'sample', ',')}), best at {unit} "
+            f"{train.best_step}; the model is {unit} {train.exported_step}'s{averaged}",
         }
         if result.calibration is not None:
             facts["probabilities"] = result.calibration.describe()
@@ -153,7 +154,7 @@ class ReportInputs:
         if len(result.scores) > 1 and "train" in result.labels:
             rows, trees = result.labels["train"].rows, result.trees_gap
             some = f", trees on {trees.rows:,} of them" if trees is not None and trees.rows < rows else ""
-            facts["baselines"] = f"fitted on {rows:,} training rows{some}"
+            facts["baselines"] = f"fitted on {count_of(rows, 'training row', ',')}{some}"
         if result.missing:
             facts["baselines without scores"] = "; ".join(f"{name} ({why})" for name, why in result.missing.items())
         if result.tracking_url:

@@ -29,7 +29,7 @@ def progress_line(stages: Sequence[Stage], seconds: float, lacks_slots: bool = F
     does = ", ".join(dict.fromkeys(filter(None, (stage.does for stage in stages)))) or "Spark"
     ended, tasks = sum(stage.ended for stage in stages), sum(stage.tasks for stage in stages)
     rows = max(stage.rows for stage in stages)
-    read = f"{rows:,} rows, " if rows else ""
+    read = f"{count_of(rows, 'row', ',')}, " if rows else ""
     waits = "; Spark has no task slot, and waits: see whether its workers are there and free" if lacks_slots else ""
     return f"{does}: {ended:,} of {count_of(tasks, 'task', ',')}, {read}{seconds:.0f} s{waits}"
 

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from sparkring.conf.errors import ConfigError, first_line
 from sparkring.etl.spark_platform.jvm import JavaThrew
 from sparkring.etl.spark_platform.versions import OLDEST, TOO_NEW, version_of
-from sparkring.pipelines.run.spark_settings import VARIABLE
+from sparkring.pipelines.run.spark_settings import PORT, VARIABLE
 from sparkring.training.launch.failure import LaunchError
 
-PORT, REACH_S = 15002, 10.0
+REACH_S = 10.0
 PLUGIN = "ClassNotFoundException: org.apache.spark.sql.connect.SparkConnectPlugin"
 
 

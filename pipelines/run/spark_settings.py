@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import ConfigError
 from sparkring.etl.spark_platform.jvm import active_context
 
-VARIABLE = "SPARK_REMOTE"
+VARIABLE, PORT = "SPARK_REMOTE", 15002  # of servers of Spark Connect
+LOCAL = re.compile(r"local(-cluster)?(\[[^]]+\])?")
 CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"  # PySpark sets it while there is a session of Connect
 
 # What every job needs. A user may override it in spark.conf or by spark-submit --conf.
@@ -70,11 +72,16 @@ def expected_master(name: str, spark: SparkConfig, world: int) -> str:
 
 
 def remote_of(name: str, config: SparkConfig, environment: Mapping[str, str]) -> str | None:
-    """Find where the server of Spark Connect is; None for a classic session. ConfigError for two different places.
+    """Find where the server of Spark Connect is; None for a classic session.
+
+    ConfigError for two different places, and for what is no address.
 
     `name`: of the recipe. `local[n]` in SPARK_REMOTE means a server in this process.
     """
     variable = environment.get(VARIABLE)
+    if variable is not None and not is_address(variable):
+        remedy = f"set it to sc://host:{PORT}, or local[n] for a server in this process, or unset it"
+        raise ConfigError(name, [f"{VARIABLE} = {variable!r}: is no address of Spark Connect; {remedy}"])
     if config.master is not None and variable is not None and config.master != variable:
         raise ConfigError(
             name,
@@ -84,8 +91,24 @@ def remote_of(name: str, config: SparkConfig, environment: Mapping[str, str]) ->
             ],
         )
     if config.master is not None and config.master.startswith("sc://"):
+        if not is_address(config.master):
+            raise ConfigError(
+                name,
+                [f"spark.master = {config.master!r}: is no address of Spark Connect; set it to sc://host:{PORT}"],
+            )
         return config.master
     return variable
+
+
+def is_address(remote: str) -> bool:
+    """Whether it is `sc://host`, a port and parameters after it or not, or the master of a server in this process."""
+    if LOCAL.fullmatch(remote):
+        return True
+    try:
+        place = urlsplit(remote)
+        return place.scheme == "sc" and bool(place.hostname) and place.port != 0
+    except ValueError:  # a port that is no number
+        return False
 
 
 def is_one_jvm(master: str) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from sparkring.conf.manifest import ManifestError
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import CLOSED, Count, Finite, read, up_to
 from sparkring.training.planner.stragglers import (
@@ -76,8 +77,8 @@ def read_windows(run: Storage) -> list[Window]:
     ranks = max(file.rank, default=-1) + 1
     if len(table) != len(steps) * ranks or len(steps) <= LEAST_WINDOWS:
         raise ManifestError(
-            f"{run.uri}/{STEP_TIMES}: has {len(steps)} logging windows of {ranks} ranks; it takes {LEAST_WINDOWS + 1}: "
-            "train longer, or lower train.log_every_steps"
+            f"{run.uri}/{STEP_TIMES}: has {count_of(len(steps), 'logging window')} of {count_of(ranks, 'rank')}; it "
+            f"takes {LEAST_WINDOWS + 1}: train longer, or lower train.log_every_steps"
         )
     by_window = table[np.lexsort((table[:, 1], table[:, 0]))].reshape(len(steps), ranks, 5)
     return [
@@ -116,9 +117,9 @@ def advice(windows: Sequence[Window], has_tables: bool) -> list[str]:
     forms, ring = simulated_forms(times, has_tables), ring_rate(times)
     step_s, own_s = times.ranks / ring, float(times.busy_s.mean())
     lines = [
-        f"{times.ranks} ranks, {sum(window.steps for window in windows)} steps: a step takes {_ms(step_s)}, of which a "
-        f"rank works {_ms(own_s)}, waits {_ms(step_s - own_s - times.exchange_s)} for slower ones, and "
-        f"{_ms(times.exchange_s)} are left for the exchange.",
+        f"{count_of(times.ranks, 'rank')}, {count_of(sum(window.steps for window in windows), 'step')}: a step takes "
+        f"{_ms(step_s)}, of which a rank works {_ms(own_s)}, waits {_ms(step_s - own_s - times.exchange_s)} for slower "
+        f"ones, and {_ms(times.exchange_s)} are left for the exchange.",
         *(
             f"Rank {rank} takes {factor:.1f} times the median rank's time, all the time."
             for rank, factor in slow.items()

@@ -6,6 +6,7 @@ import json
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, Resolved
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.rules.rule import Rule, find_problems, refuse
 
 SUFFIX = "-trial"
@@ -38,7 +39,7 @@ def trial_overrides(resolved: Resolved, limit_rows: int) -> list[str]:
         "train.global_batch": trial_batch(config.train.global_batch, limit_rows),
         "tracking.experiment": (tracking.experiment or config.name) + SUFFIX,
         "tracking.registered_model": (tracking.registered_model or config.name) + SUFFIX,
-        "tracking.tags": tracking.tags | {TAG: f"{limit_rows} rows"},
+        "tracking.tags": tracking.tags | {TAG: f"{count_of(limit_rows, 'row')}"},
         "report.must_beat": [],
         "report.must_beat_trees": [],
         "promote": None,

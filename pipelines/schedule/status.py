@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 
 from sparkring.conf.blocks.promote import MODEL
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import between, dates_since_begin, last_ended, moved
 from sparkring.pipelines.run.exit_codes import Exit
@@ -58,7 +59,7 @@ def table(records: Mapping[str, DateRecord | None]) -> list[str]:
     for is_missing, group in groupby(records, key=lambda ds: records[ds] is None):
         dates = list(group)
         if is_missing and len(dates) > 2:
-            lines.append(f"{dates[0]} to {dates[-1]}  missing, {len(dates)} dates")
+            lines.append(f"{dates[0]} to {dates[-1]}  missing, {count_of(len(dates), 'date')}")
         else:
             lines += [line(ds, records[ds]) for ds in dates]
     return lines

@@ -26,6 +26,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import DatasetManifest, read_manifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.rules.rule import Rule, find_problems, refuse
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import lock_file, open_storage, unlock
@@ -140,7 +141,11 @@ def check_sweep(base: Resolved, load: Load, spec: SweepSpec) -> tuple[Sweep, str
     found = recipe_problems(config)
     everywhere = Problems(data=examined.problems, resources=found.resources) + storage_problems(config)
     (everywhere + Problems([_placed(line, at[line], len(places)) for line in at])).raise_any(config.name)
-    text = f"all {len(places)} corners" if is_all else f"{len(places)} of the corners, each end of each key among them"
+    text = (
+        f"all {count_of(len(places), 'corner')}"
+        if is_all
+        else f"{len(places)} of the corners, each end of each key among them"
+    )
     return sweep, text
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkring.conf.plain_text import in_markdown
+from sparkring.conf.plain_text import count_of, in_markdown
 from sparkring.pipelines.sweep.space import SweepSpec, short
 from sparkring.pipelines.sweep.study import Ended
 
@@ -21,7 +21,7 @@ def describe_space(spec: SweepSpec, recipe: str, metric: str, mode: str, checked
         checked: the corners that were.
     """
     width = max(map(len, spec.space))
-    head = f"{recipe}: {spec.trials} trials for the {'highest' if mode == 'max' else 'lowest'} "
+    head = f"{recipe}: {count_of(spec.trials, 'trial')} for the {'highest' if mode == 'max' else 'lowest'} "
     return [
         f"{head}valid/{metric}; sampler {spec.sampler}, seed {spec.seed}, pruner {spec.pruner}",
         *(f"  {key:<{width}}  {searched.text}" for key, searched in spec.space.items()),

@@ -10,6 +10,7 @@ import yaml
 from typing_extensions import TypedDict
 
 from sparkring.conf.bounded_yaml import parse_yaml
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import OPEN, RelativePath, StoredError, parse
 
@@ -43,7 +44,7 @@ def read_mlmodel(folder: Path, target: str) -> PythonFunction:
     where, storage = f"{target}: {MLMODEL}", open_storage(str(folder))
     size = storage.size_bytes(MLMODEL)
     if size is None or size > MOST_BYTES:
-        why = "no such file" if size is None else f"{size} bytes; at most {MOST_BYTES} are read"
+        why = "no such file" if size is None else f"{count_of(size, 'byte')}; at most {MOST_BYTES} are read"
         raise StoredError(f"{where}: {why}")
     try:
         values, _ = parse_yaml(storage.read_bytes(MLMODEL).decode())

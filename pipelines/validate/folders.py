@@ -10,6 +10,7 @@ import pyarrow.fs as pafs
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.run.problems import Problems
 
@@ -72,7 +73,7 @@ def _local_problem(folder: Path) -> str:
         return f"{there} is on a filesystem that is read-only"
     free = disk.f_bavail * disk.f_frsize
     if disk.f_blocks and free < LEAST_FREE_BYTES:  # no blocks at all: it does not say, as mounts of object stores
-        return f"{there} is on a disk that is full ({free:,} bytes are free)"
+        return f"{there} is on a disk that is full ({count_of(free, 'byte is', ',')} free)"
     if disk.f_files and not disk.f_favail:
         return f"{there} is on a filesystem that takes no more files (no inode is free)"
     return ""

@@ -16,6 +16,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.load import ConfigError
 from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.rules.dataset import DATASET, DECLARED, OnDataset
 from sparkring.conf.rules.foreseen import foreseen_names, foreseen_problems
 from sparkring.conf.rules.recipe import RECIPE, metric_problems
@@ -139,7 +140,7 @@ def device_problems(config: RunConfig) -> Iterator[str]:
     elif count < config.launch.world and not config.parallel.servers.per_host:
         yield (
             f"train.device = 'cuda': launch.world = {config.launch.world}: each rank needs a GPU, and torch sees "
-            f"{count} on this host; set launch.world={count}, or train.device=cpu"
+            f"{count_of(count, 'on thi')} host; set launch.world={count}, or train.device=cpu"
         )
 
 
@@ -172,7 +173,7 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
         yield from _unmade(lambda: factory(**model.args), f"model.args = {model.args}: {model.factory}")
         yield from _group_problems(config, lambda: factory(**model.args))
     if model.inputs and model.kind.is_table and (problem := _not_taken(factory, len(model.inputs))):
-        yield f"model.inputs: {model.factory}.forward does not take {len(model.inputs)} columns: {problem}"
+        yield f"model.inputs: {model.factory}.forward does not take {count_of(len(model.inputs), 'column')}: {problem}"
 
 
 def _argument_problems(config: RunConfig, factory: type[nn.Module]) -> list[str]:

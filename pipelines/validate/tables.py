@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.config import RunConfig
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.rules.rule import Rule, find_problems
 from sparkring.etl.errors import EtlError
 from sparkring.etl.foreseen import row_problems
@@ -103,8 +104,8 @@ def _batch_problems(on: OnTables) -> list[str]:
     if rows is None or batch <= rows:
         return []
     return [
-        f"train.global_batch = {batch}: larger than the whole table {table!r} of {rows} rows, so an epoch has no full "
-        "batch; make it smaller, or set data.tail to pad"
+        f"train.global_batch = {batch}: larger than the whole table {table!r} of {count_of(rows, 'row')}, so an epoch "
+        "has no full batch; make it smaller, or set data.tail to pad"
     ]
 
 

@@ -6,7 +6,9 @@ import ast
 import re
 from collections import defaultdict
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -17,6 +19,8 @@ MOST_PARAMETERS = 4  # that need no `Args:` in a docstring
 MOST_LINES = 3000  # of a folder's own files
 MOST_ROOMS = {"conf": 25, "etl": 21, "training": 16, "pipelines": 18}  # direct children of a package
 RIDDLES = re.compile(r"\b(said|told|who(?:ever)? gave|of one's own|there is none|as it stands|whoever|bites|unheard)\b")
+
+PLURAL = re.compile(r" (?:(?!of |in |and |or |to )[a-z]+ )?(?!is\b|has\b|was\b|needs\b|less\b|plus\b)[a-z]{2,}s\b")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FILES = [path for package in CORE for path in sorted((ROOT / package).rglob("*.py"))]
@@ -44,6 +48,24 @@ def riddles(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if RIDDLES.search(line)]
 
 
+def is_count(part: ast.expr) -> TypeGuard[ast.FormattedValue]:
+    """Whether a part of an f-string is a number of things: of a call of len, sum or int, or shown with commas."""
+    if not isinstance(part, ast.FormattedValue):
+        return False
+    if isinstance(part.value, ast.Name | ast.Attribute) and ast.unparse(part.value).isupper():
+        return False  # a limit is of many
+    is_called = isinstance(part.value, ast.Call) and ast.unparse(part.value.func) in ("len", "sum", "int")
+    return is_called or (part.format_spec is not None and ast.unparse(part.format_spec) == "f','")
+
+
+def counts_by_hand(text: str) -> list[str]:
+    """Plurals behind a number that may be 1, for which there is `count_of`."""
+    strings = [node.values for node in ast.walk(ast.parse(text)) if isinstance(node, ast.JoinedStr)]
+    parts = [pair for values in strings for pair in pairwise(values)]
+    counts = [(one, str(next_.value)) for one, next_ in parts if is_count(one) and isinstance(next_, ast.Constant)]
+    return [ast.unparse(one.value) + found[0] for one, words in counts if (found := PLURAL.match(words))]
+
+
 def test_a_public_class_has_a_name_of_its_own() -> None:
     found = defaultdict(set)
     for path, node in definitions():
@@ -69,6 +91,16 @@ def test_folders_are_short_enough_to_be_read() -> None:
 def test_a_package_has_few_rooms() -> None:
     rooms = {package: [each for each in (ROOT / package).iterdir() if is_room(each)] for package in MOST_ROOMS}
     assert {package: len(found) for package, found in rooms.items() if len(found) > MOST_ROOMS[package]} == {}
+
+
+def test_one_thing_is_not_several() -> None:
+    """Messages said `1 rows`."""
+    assert counts_by_hand('f"{len(rows)} damaged files, {count:,} rows, {MOST:,} rows, {rank} has {name} is"') == [
+        "len(rows) damaged files",
+        "count rows",
+    ]
+    found = {path.relative_to(ROOT): counts_by_hand(path.read_text()) for path in FILES}
+    assert {str(path): parts for path, parts in found.items() if parts} == {}
 
 
 def test_no_sentence_has_to_be_decoded() -> None:

@@ -58,7 +58,7 @@ def test_a_manifest_comes_back_as_it_was_written() -> None:
         ({"accounting": {"rows_in": 5, "rows_out": 3, "quarantined": {"odd": 1}}}, "rows in != rows out"),
         ({"files": [FILE | {"row_groups": [2, 2]}]}, "row groups sum to 4, rows=3"),
         ({"files": [FILE, FILE]}, "'d/a.parquet' is listed twice"),
-        ({"splits": {"train": {"rows": 4, "files": 1}}}, "says 4 rows in 1 files, it has 3 in 1"),
+        ({"splits": {"train": {"rows": 4, "files": 1}}}, "says 4 rows in 1 file, it has 3 in 1"),
         ({"splits": {}}, "files are of the split 'train', which is not listed"),
         ({"files": [FILE | {"path": "../a.parquet"}]}, "must stay below its folder"),
     ],

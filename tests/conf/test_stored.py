@@ -96,7 +96,7 @@ def passed_twice(m: dict[str, Any]) -> None:
         (file(split="../x"), "split"),
         (file(split="test"), "'test', which is not listed"),
         (top(files=[FILE, FILE], splits={"train": {"rows": 6, "files": 2}}), "'d/a.parquet' is listed twice"),
-        (top(splits={"train": {"rows": 4, "files": 1}}), "says 4 rows in 1 files, it has 3 in 1"),
+        (top(splits={"train": {"rows": 4, "files": 1}}), "says 4 rows in 1 file, it has 3 in 1"),
         (top(splits={"train": {"rows": 3, "files": 2}}), "says 3 rows in 2 files"),
         (top(accounting={"rows_in": 9, "rows_out": 3}), "rows in != rows out"),
         (top(accounting={"rows_in": 3, "rows_out": 4, "quarantined": {"r": -1}}), "quarantined"),

@@ -118,7 +118,7 @@ def test_a_hive_table_that_spark_leaves_to_hives_own_reader_is_pinned_by_its_fil
     counted, days, read, changed = said["textfile"]
     assert counted == {"2024-01-02": 200, "2024-01-03": 200} and len(days) == 2
     assert read == ["spark_catalog.lake.textfile"]
-    assert "changed after it was pinned (1 files added, removed or written, such as day=2024-01-03/" in changed
+    assert "changed after it was pinned (1 file added, removed or written, such as day=2024-01-03/" in changed
 
 
 @pytest.mark.slow  # of a database alone: tests/etl/sources/test_jdbc.py; of views: tests/etl/sources/catalog
@@ -134,7 +134,7 @@ def test_a_job_reads_a_hive_metastore_and_a_database_in_one_application(tmp_path
         counted, days, read, changed = said[table]
         more = 1 if table == "again" else 0  # the row that the turn of `textfile` has added, joined with that of `orc`
         assert counted == {"2024-01-02": 200, "2024-01-03": 200 + more}
-        assert "changed after it was pinned (1 files added, removed or written, such as day=2024-01-03/" in changed
+        assert "changed after it was pinned (1 file added, removed or written, such as day=2024-01-03/" in changed
         names = ["orc", "textfile"] if table == "again" else [table]
         assert read == [f"spark_catalog.lake.{name}" for name in names]
         assert table == "again" or len(days) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,13 @@ class Hosts:
         for pid in found.stdout.split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
+
+    def are_connected(self, one: int, other: int) -> bool:
+        """Whether a TCP connection between two hosts is open."""
+        shown = ["ip", "netns", "exec", self.namespace(one), "cat", "/proc/net/tcp"]
+        found = subprocess.run(shown, capture_output=True, text=True).stdout
+        address = socket.inet_aton(self.address(other))[::-1].hex().upper()  # as the kernel shows it, on x86
+        return any(f" {address}:" in line and line.split()[3] == "01" for line in found.splitlines()[1:])
 
     def close(self) -> None:
         for host in range(self.count):

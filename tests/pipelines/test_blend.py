@@ -161,7 +161,7 @@ def test_rows_count_by_their_weights_and_too_few_say_too_little() -> None:
     assert fit_share(of_first) == fit_share(rows) > fit_share(both) > fit_share(other)
     assert fit_share(replace(rows, weights=np.full(ROWS, 7.0))) == fit_share(rows), "whatever weighs all rows alike"
     few = replace(rows, weights=(np.arange(ROWS) < FEWEST - 1) * 2.0)
-    with pytest.raises(ValueError, match=f"{FEWEST - 1} validation rows say too little"):
+    with pytest.raises(ValueError, match=f"{FEWEST - 1} validation rows are too few"):
         fit_share(few)
     fit_share(replace(rows, weights=(np.arange(ROWS) < FEWEST) * 2.0))
 

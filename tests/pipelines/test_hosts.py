@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,19 @@ from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import read
 from sparkring.pipelines.cli import jobs, main
 from sparkring.pipelines.cli.exits import exit_code, message
-from sparkring.pipelines.job.hosts import dataset_of, find_secret, join_options, recipe_digest, room_problems
+from sparkring.pipelines.job.hosts import (
+    dataset_of,
+    find_secret,
+    follow,
+    join_options,
+    recipe_digest,
+    room_problems,
+    unanswered,
+)
 from sparkring.pipelines.run.exit_codes import Exit
-from sparkring.training.launch.join.hosts import JoinedHosts
+from sparkring.training.launch.join.hosts import JoinedHosts, JoinOptions
 from sparkring.training.launch.join.placement import ALONE, Placement
+from sparkring.training.launch.messages import Bye
 from sparkring.training.worker.result import TrainResult
 from tests.helpers.namespaces import ROOT, Hosts, hosts_of_one_machine
 from tests.pipelines.promotion.nights import write_dataset
@@ -127,6 +137,36 @@ def test_training_goes_on_when_everything_of_a_host_is_killed(folder: Path) -> N
     assert (failed.cause, failed.world, failed.next_world, failed.decision) == ("lost", 2, 1, "shrink")
     assert hosts.address(1) in failed.message
     assert result.train.world == 1 and result.train.steps == 150
+
+
+@pytest.mark.slow
+def test_hosts_learn_that_host_0_has_ended_while_they_wait_or_before_they_came(folder: Path) -> None:
+    """Killed: of three hosts one never comes. Failed, its dataset away: one waits for it, one comes after."""
+    lasting = "from sparkring.training.launch.join import hosts\nhosts.FAREWELL_S = 300.0\n"
+    with hosts_of_one_machine("srw", 3) as hosts:
+
+        def start(rank: int, *words: str) -> subprocess.Popen[bytes]:
+            line = command(folder, "launch.world=3", *words)
+            line[2] = lasting + line[2]
+            return hosts.start(rank, line, host_variables(hosts, rank), folder / f"host{rank}.log")
+
+        first, second = start(0), start(1)
+        wait_for(lambda: hosts.are_connected(0, 1) or second.poll() is not None)
+        hosts.kill(0)
+        assert (second.wait(60), first.wait(60)) == (Exit.RESOURCES, -9)
+        assert (
+            "the driver has ended: nobody listens at its port any more; look at" in (folder / "host1.log").read_text()
+        )
+
+        second = start(1)
+        wait_for(lambda: "host 1 of 3" in (folder / "host1.log").read_text())
+        first = start(0, "dataset=nowhere")
+        wait_for(lambda: first.poll() is not None or second.poll() is not None)
+        third = start(2)
+        codes = [one.wait(120) for one in (first, second, third)]
+    assert codes == [Exit.DATA] * 3
+    for rank in (1, 2):
+        assert "nowhere: not a dataset: the folder does not exist" in (folder / f"host{rank}.log").read_text()
 
 
 @pytest.mark.slow
@@ -277,3 +317,15 @@ def test_a_host_joins_with_what_it_was_started_with(folder: Path) -> None:
     (folder / "dataset/_manifest.json").unlink()
     fingerprint, problem = dataset_of(resolved().config)
     assert fingerprint == "" and problem.startswith(f"dataset = '{folder}/dataset': ")
+
+
+def test_a_host_says_once_that_no_driver_answers_yet(caplog: pytest.LogCaptureFixture) -> None:
+    """It waited without a word."""
+    options = JoinOptions(Placement("variables", 1, 2, "h0", 29500), "r", "d", "", 1, (), wait_s=300.0)
+    for have_come, lines in ((False, 1), (True, 0)):
+        caplog.clear()
+        answers = iter([False, False, True])
+        agents = SimpleNamespace(wait=lambda _, found=answers: next(found), have_come=have_come, result=Bye)
+        assert follow(agents, 10.0, unanswered(options)) == 0  # type: ignore[arg-type]
+        assert len(caplog.messages) == lines
+    assert unanswered(options).startswith("no driver at h0:29500 so far: host 0 has not started yet, or has ended")

@@ -57,7 +57,7 @@ def test_a_job_records_what_was_predicted_and_measured_once(folder: Path) -> Non
 def test_too_few_jobs_are_the_same_error_as_too_few_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words(folder)) == Exit.USAGE
     shown = capsys.readouterr()
-    assert "1 jobs" in shown.out and "1 measured steps cannot determine" in shown.err and "MLflow" in shown.err
+    assert "1 job" in shown.out and "1 measured step cannot determine" in shown.err and "MLflow" in shown.err
     assert main([*words(folder), "--experiment", "nothing"]) == Exit.DATA
     assert "--experiment nothing: no such experiment" in capsys.readouterr().err
 

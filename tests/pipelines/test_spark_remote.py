@@ -49,6 +49,26 @@ def test_two_places_for_spark_are_one_too_many(master: str) -> None:
         remote_of("r", SparkConfig(master=master), {"SPARK_REMOTE": "sc://host"})
 
 
+@pytest.mark.parametrize(
+    "remote",
+    ["", "yarn", "sc://", "sc://:15002", "sc://h:port", "sc://h:99999", "sc://h:0", "http://h:1", "localhost:1"],
+)
+def test_what_is_no_address_is_an_error_of_the_configuration(remote: str) -> None:
+    """`sc://h:port` ended in a traceback, others as a server that does not answer, or in Spark's own words."""
+    with pytest.raises(ConfigError, match=r"SPARK_REMOTE = '.*': is no address of Spark Connect; set it to sc://host:"):
+        remote_of("r", SparkConfig(), {"SPARK_REMOTE": remote})
+    if remote.startswith("sc://"):
+        with pytest.raises(ConfigError, match=r"spark.master = 'sc://.*': is no address of Spark Connect"):
+            remote_of("r", SparkConfig(master=remote), {})
+
+
+@pytest.mark.parametrize(
+    "remote", ["local", "local[*]", "local-cluster[2,1,1024]", "sc://h", "sc://[::1]:15002/;use_ssl=true;token=a%2Fb"]
+)
+def test_what_pyspark_takes_is_an_address(remote: str) -> None:
+    assert remote_of("r", SparkConfig(), {"SPARK_REMOTE": remote}) == remote
+
+
 def test_a_pyspark_without_a_server_of_its_own_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """PySpark 3.5 of PyPI, and SPARK_REMOTE=local[2]: it ended in a traceback."""
 

@@ -195,14 +195,12 @@ def test_json_values_and_keys_are_checked_by_the_workers(spark, tmp_path, caplog
         rows = source(tmp_path, "json", columns, {}).read(spark).orderBy("v").collect()
     assert [row["v"] for row in rows] == [1, 2, 3] and rows[0]["l"][0]["x"] == 1.5 and rows[0]["l"][1] is None
     assert rows[1]["m"] == {"k": "z"} and rows[1]["l"] is None
-    assert "etl.sources.t: 2 keys are not declared, and not read: 'b' (in 2 records), 'c' (in 1 records)" in caplog.text
+    assert "etl.sources.t: 2 keys are not declared, and not read: 'b' (in 2 records), 'c' (in 1 record)" in caplog.text
     (tmp_path / "c.json").write_text('{"v": 4}\n{"V": 5}\n{"v": 6.5}\n')
     with pytest.raises(EtlError) as caught:
         source(tmp_path, "json", columns, {}).read(spark)
     assert "c.json: line 3: column 'v' is bigint, and cannot keep '6.5'" in str(caught.value)
-    assert "c.json: has a key 'V' (in 1 records), which differs from the declared 'v' by case alone" in str(
-        caught.value
-    )
+    assert "c.json: has a key 'V' (in 1 record), which differs from the declared 'v' by case alone" in str(caught.value)
     with pytest.raises(
         EtlError, match=r"etl\.sources\.t\.columns\.v = 'binary': no value of a json file is read as one"
     ):

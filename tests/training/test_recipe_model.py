@@ -77,6 +77,6 @@ def test_tags_become_0_and_1_in_the_order_of_their_names() -> None:
     rows = pa.array([["odd"], ["l", "k", "l"], [], ["m"]], pa.list_(pa.string()))
     made = tags.of_stored(pa.chunked_array([rows.slice(1, 2), rows.slice(3)]))["tags"]
     assert made.dtype == np.float32 and made.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
-    with pytest.raises(DataError, match="label 'tags': 1 tags are none that a model knows"):
+    with pytest.raises(DataError, match="label 'tags': 1 tag is none that a model knows"):
         tags.of_stored(pa.chunked_array([rows]))
     assert tags.of_stored(pa.chunked_array([rows.slice(0, 0)]))["tags"].shape == (0, 3)

@@ -298,7 +298,7 @@ def test_infinite_values_are_refused_by_column(group: WorkerGroup, tmp_path: Pat
         return pa.array([float("inf"), *values.to_pylist()[1:]])
 
     table = write_homes(tmp_path / "table", price=one_infinite)
-    with pytest.raises(WorkerFailed, match=r"\['price'\]: 1 values of .* infinite; null or clip them"):
+    with pytest.raises(WorkerFailed, match=r"\['price'\]: 1 value of .* infinite; null or clip them"):
         TreesJob(tmp_path / "run", table).run(group, 2)
 
 
@@ -307,5 +307,5 @@ def test_a_label_that_is_no_number_is_refused(group: WorkerGroup, tmp_path: Path
         return pa.array([float("nan"), *values.to_pylist()[1:]])
 
     table = write_homes(tmp_path / "table", kind="regression", label=one_nan)
-    with pytest.raises(WorkerFailed, match=r"label \['label'\]: 1 values of .* infinite or NaN"):
+    with pytest.raises(WorkerFailed, match=r"label \['label'\]: 1 value of .* infinite or NaN"):
         TreesJob(tmp_path / "run", table, "model.task=regression").run(group, 2)

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator, with_config
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.stored import CLOSED, Count, FolderName, RelativePath, Sha256, Stored, up_to
 from sparkring.training.checkpoint.format import DTYPES, decode_value
 from sparkring.training.checkpoint.rng import checked_rng
@@ -80,7 +81,7 @@ class Marker(Stored):
         wanted = [index_file(made), trainer_file(made), *(rank_file(made, rank) for rank in ranks)]
         if missing := [path for path in wanted if path not in self.files]:
             name = missing[0].removeprefix(f"{made}/")
-            raise ValueError(f"files of {self.world} ranks are not all listed, such as {name}")
+            raise ValueError(f"files of {count_of(self.world, 'rank is')} not all listed, such as {name}")
         return self
 
 

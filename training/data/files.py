@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkring.conf.manifest import DataFile
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage
 from sparkring.training.data.decoding.columns import DataError, StorageFailure
 
@@ -41,8 +42,8 @@ class FileOpener:
             raise DataError(f"{missing(file, self.storage)} or restore the file")
         if size != file.bytes:
             raise DataError(
-                f"{file.path}: {size} bytes, the manifest says {file.bytes}; "
-                "the file was truncated or replaced: rebuild the dataset"
+                f"{file.path}: {count_of(size, 'byte')}, the manifest says {file.bytes}; the file was truncated or "
+                "replaced: rebuild the dataset"
             )
 
     def _check_hash(self, file: DataFile) -> None:

@@ -25,6 +25,7 @@ from numpy.random import PCG64, RandomState, SeedSequence
 from numpy.typing import ArrayLike, NDArray
 
 from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.plain_text import count_of
 from sparkring.training.data.epochs import EpochSteps
 
 ORDER_VERSION = 3
@@ -106,13 +107,13 @@ def _check(rows: int, global_batch: int, config: DataConfig) -> None:
         )
     if config.tail == "drop" and rows < global_batch:
         raise ValueError(
-            f"global batch {global_batch} is larger than the split's {rows} rows, and tail=drop would drop them all; "
-            "lower the batch or set tail to pad"
+            f"global batch {global_batch} is larger than the split's {count_of(rows, 'row')}, and tail=drop would drop "
+            "them all; lower the batch or set tail to pad"
         )
     if config.tail == "error" and rows % global_batch:
         raise ValueError(
-            f"{rows} rows are not a multiple of the global batch {global_batch} ({rows % global_batch} are left) and "
-            "tail=error forbids it; set tail to drop or pad, or choose a batch that divides"
+            f"{count_of(rows, 'row is')} not a multiple of the global batch {global_batch} ({rows % global_batch} are "
+            "left) and tail=error forbids it; set tail to drop or pad, or choose a batch that divides"
         )
 
 

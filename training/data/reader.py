@@ -18,6 +18,7 @@ import torch
 from sparkring.conf.blocks.data import MIB, DataConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile, DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.training.data.batch import SAMPLE, Batch, Meter
 from sparkring.training.data.decoding.buffers import BufferPool
 from sparkring.training.data.decoding.cells import make_decoders
@@ -284,7 +285,9 @@ class ParquetReader:
         try:
             planned = int(self.plan.group_start[group + 1] - self.plan.group_start[group])
             if table.num_rows != planned:
-                raise DataError(f"{table.num_rows} rows are left by the filters, the plan was made for {planned}")
+                raise DataError(
+                    f"{count_of(table.num_rows, 'row is')} left by the filters, the plan was made for {planned}"
+                )
             to = [(each.lane.piece_rows(group, each.start, each.stop), each.places) for each in landings]
             self._pool.put(key, self._tensors.made(table), to)
         except ValueError as error:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkring.conf.manifest import Column, DataFile, DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.training.data.decoding.columns import DataError, StorageFailure
 from sparkring.training.data.files import FileOpener
 from sparkring.training.data.request import DataRank
@@ -80,7 +81,7 @@ def quarantine(files: Sequence[DataFile], opener: FileOpener, rank: DataRank) ->
     for path, rows, reason in damaged:
         log.warning("quarantined %s with %d rows: %s", path, rows, reason)
     if files and not sound:
-        raise DataError(f"all {len(damaged)} files are damaged, such as: {damaged[0][2]}")
+        raise DataError(f"all {count_of(len(damaged), 'file is')} damaged, such as: {damaged[0][2]}")
     return replace(select_all(sound), quarantined=damaged)
 
 

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile
+from sparkring.conf.plain_text import count_of
 from sparkring.training.data.decoding.columns import DataError, check_type
 from sparkring.training.data.files import FileOpener, missing
 from sparkring.training.data.select import Selection
@@ -60,7 +61,8 @@ class FileSource:
         table, opened = self._decode(file, inside)
         if table.num_rows != file.row_groups[inside]:
             raise DataError(
-                f"{file.path}, row group {inside}: {table.num_rows} rows, the manifest says {file.row_groups[inside]}"
+                f"{file.path}, row group {inside}: {count_of(table.num_rows, 'row')}, the manifest says "
+                f"{file.row_groups[inside]}"
             )
         if self._filter is not None:
             table = table.filter(self._filter.expression).select(self._names)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sparkring.conf.errors import fold_traceback, is_raised_here
+from sparkring.conf.plain_text import count_of
 from sparkring.training.launch.topology import Child
 
 Cause = Literal[
@@ -152,7 +153,7 @@ class WorkerFailed(RuntimeError):
             parts.append(f"traceback of {f.child}:\n{fold_traceback(f.traceback).rstrip()}")
         if f.last_lines:
             lines = "\n".join(f"  {line}" for line in f.last_lines)
-            parts.append(f"last {len(f.last_lines)} lines of {f.child}:\n{lines}")
+            parts.append(f"last {count_of(len(f.last_lines), 'line')} of {f.child}:\n{lines}")
         parts += [f"stacks of rank {rank}:\n{text.rstrip()}" for rank, text in sorted(self.stacks.items())]
         return "\n".join(parts)
 

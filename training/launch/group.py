@@ -333,7 +333,7 @@ def allow_descriptors(agents: int) -> None:
     needed = len(os.listdir("/proc/self/fd")) + agents + SPARE_DESCRIPTORS
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise LaunchError(
-            f"{agents} agents need about {needed} open files in the driver, and its hard limit is {hard} "
+            f"{count_of(agents, 'agent needs')} about {needed} open files in the driver, and its hard limit is {hard} "
             "(`ulimit -Hn`); raise it (LimitNOFILE= of systemd, /etc/security/limits.conf, --ulimit of the container)"
         )
     if needed > soft != resource.RLIM_INFINITY:

@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkring.conf.plain_text import count_of
 from sparkring.training.launch.child import ChildState
 from sparkring.training.launch.events import OnEvent, emit
 from sparkring.training.launch.failure import Failure, LaunchError, WorkerFailed
@@ -102,7 +103,7 @@ class Servers:
 
         def is_done() -> bool:
             if late():
-                control.raise_if_ending(f"{len(late())} of {len(self._states)} servers were waited for")
+                control.raise_if_ending(f"{len(late())} of {count_of(len(self._states), 'server was')} waited for")
                 self._raise(self.lost())
             return not late()
 

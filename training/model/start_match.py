@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.stored import CLOSED
 
 SHOWN = 6  # names in a message
@@ -28,7 +29,7 @@ class StartMatch:
         shapes = [f"{name} {shapes}" for name, shapes in self.other_shape.items()]
         parts = {"of another shape": shapes, "not in the file": self.missing, "not of the model": self.unexpected}
         rest = [f"; {len(names)} {what} ({some_names(names)})" for what, names in parts.items() if names]
-        return f"{len(self.matched)} of {total} tensors begin with its values" + "".join(rest)
+        return f"{len(self.matched)} of {count_of(total, 'tensor')} begin with its values" + "".join(rest)
 
 
 def some_names(names: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import nn
 
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.training.models.arguments import FromDataset, Size
 
 GROUPS = 4
@@ -63,11 +64,13 @@ class SmallCnn(nn.Module):
         layers, classes = args.get("layers", 3), len(manifest.classes)
         if min(height, width) >> layers == 0:
             raise ValueError(
-                f"model.args.layers = {layers}: each halves height and width, and images of {height} x {width} pixels "
-                f"can be halved {min(height, width).bit_length() - 1} times"
+                f"model.args.layers = {layers}: each halves height and width, and images of {height} x "
+                f"{count_of(width, 'pixel')} can be halved {min(height, width).bit_length() - 1} times"
             )
         if classes and args.get("classes", classes) != classes:
-            raise ValueError(f"model.args.classes = {args['classes']}: the dataset has {classes} classes; leave it out")
+            raise ValueError(
+                f"model.args.classes = {args['classes']}: the dataset has {count_of(classes, 'class')}; leave it out"
+            )
         return cls(**{"classes": classes, "channels": channels} | args)
 
     def forward(self, image_BHWC: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sparkring.conf.plain_text import count_of
 from sparkring.training.data.batch import Batch, Columns, Ragged
 from sparkring.training.models.torch_private import is_dtensor
 
@@ -55,7 +56,7 @@ def pad_rows(batch: Batch, rows: int) -> Batch:
     """
     missing = rows - batch.rows
     if missing < 0:
-        raise ValueError(f"a batch of {batch.rows} rows cannot be padded to {rows}")
+        raise ValueError(f"a batch of {count_of(batch.rows, 'row')} cannot be padded to {rows}")
     if missing == 0:
         return batch
     for name, column in batch.columns.items():

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sparkring.conf.plain_text import count_of
 from sparkring.training.data.batch import Batch
 from sparkring.training.models.task import Task
 from sparkring.training.models.torch_private import TorchDispatchMode
@@ -134,4 +135,4 @@ def close(a: Any, b: Any, dtype: torch.dtype | None = None) -> bool:
 def _summary(outputs: Any) -> str:
     if isinstance(outputs, torch.Tensor):
         return f"{tuple(outputs.shape)} with mean {float(outputs.double().mean()):.6g}"
-    return f"{len(outputs)} operations" if isinstance(outputs, list) else type(outputs).__name__
+    return f"{count_of(len(outputs), 'operation')}" if isinstance(outputs, list) else type(outputs).__name__

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkring.conf.clusters.cluster import Cluster
+from sparkring.conf.plain_text import count_of
 from sparkring.training.planner.timing.step_time import StepTime
 
 WORTH_IT = 1.3  # times one device's rate, below which a ring is not worth its trouble
@@ -45,8 +46,9 @@ def distribute_advice(one_device_s: float | None, best_s: float, devices: int) -
     if devices == 1 or one_device_s is None or one_device_s / best_s >= WORTH_IT:
         return None
     return (
-        f"do not distribute: the step fits on one device and takes {one_device_s:.3g} s there; {devices} devices need "
-        f"{best_s:.3g} s, {one_device_s / best_s:.2f} times the rate, less than {WORTH_IT}"
+        f"do not distribute: the step fits on one device and takes {one_device_s:.3g} s there; "
+        f"{count_of(devices, 'device needs')} {best_s:.3g} s, {one_device_s / best_s:.2f} times the rate, less than "
+        f"{WORTH_IT}"
     )
 
 

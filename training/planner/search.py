@@ -22,6 +22,7 @@ from torch import nn
 
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.clusters.cluster import Cluster, Precision
+from sparkring.conf.plain_text import count_of
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.mesh import Mesh
@@ -186,7 +187,7 @@ class LayoutCosts:
             return found
         stages = mesh.pp * config.stages_per_rank
         layers = len(self.traced.workload.sharding.layer_names(self.traced.workload.model))
-        return [f"{stages} stages, of {layers} layers"] if stages > layers else []
+        return [f"{count_of(stages, 'stage')}, of {count_of(layers, 'layer')}"] if stages > layers else []
 
     def mesh_problems(self, config: ParallelConfig, mesh: Mesh) -> list[str]:
         """Why no layout of a mesh can run: its ranks, the model's heads and widths, the rows."""
@@ -401,7 +402,7 @@ def _schedules(pp: int) -> list[dict[str, Any]]:
 def worlds(cluster: Cluster, devices: int) -> list[int]:
     """Numbers of devices to try: all, 1 to EVERY_WORLD, machines by powers of two. ValueError if none is possible."""
     if devices > MOST_DEVICES:
-        raise ValueError(f"{devices} devices are more than the {MOST_DEVICES} that a search takes")
+        raise ValueError(f"{count_of(devices, 'device is')} more than the {MOST_DEVICES} that a search takes")
     cluster.nodes(devices)  # whole machines
     per_machine = cluster.node.devices
     machines = [per_machine << power for power in range(devices.bit_length())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from sparkring.conf.plain_text import count_of
 from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS
 from sparkring.training.parallel.mesh import describe
 from sparkring.training.planner.memory import StageMemory
@@ -19,7 +20,7 @@ def table_rows(plan: CostPlan, measured: dict[str, float] | None = None) -> list
     """Rows of quantity, unit, predicted (None: not planned), and measured if `measured` has the quantity."""
     stage_unit = f"count, largest{MEASURED_CUT if plan.measured_cut else ''}"
     rows: list[tuple[str, str, Any]] = [
-        ("mesh", f"{describe(plan.mesh)} = {plan.mesh.world} ranks", plan.engine),
+        ("mesh", f"{describe(plan.mesh)} = {count_of(plan.mesh.world, 'rank')}", plan.engine),
         ("parameters", "count", plan.parameters),
         ("parameters_per_stage", stage_unit, max(stage.parameters for stage in plan.stages)),
     ]
@@ -32,7 +33,11 @@ def table_rows(plan: CostPlan, measured: dict[str, float] | None = None) -> list
     evaluations = [stage.evaluation for stage in plan.stages if stage.evaluation is not None]
     if evaluations:
         rows.append(
-            ("evaluation_bytes", f"per rank, largest: {plan.evaluated_rows:,} rows at a time", max(evaluations))
+            (
+                "evaluation_bytes",
+                f"per rank, largest: {count_of(plan.evaluated_rows, 'row', ',')} at a time",
+                max(evaluations),
+            )
         )
     if any(stage.offloaded for stage in plan.stages):
         rows.append(("offloaded_bytes", "host memory per rank, largest", max(s.offloaded for s in plan.stages)))

@@ -21,6 +21,8 @@ from functools import cache
 from itertools import takewhile
 from typing import Any, Union
 
+from sparkring.conf.plain_text import count_of
+
 Buffer = bytes | bytearray | memoryview
 _SCALARS = {int: "q", float: "d", bool: "?"}
 _COUNT = struct.Struct("<I")
@@ -90,7 +92,7 @@ def _counted(data: Buffer, at: int, least_bytes: int) -> tuple[int, int]:
     (count,) = _COUNT.unpack_from(data, at)
     at += _COUNT.size
     if count * least_bytes > len(data) - at:
-        raise ValueError(f"{count:,} entries in {len(data) - at:,} bytes")
+        raise ValueError(f"{count_of(count, 'entry', ',')} in {count_of(len(data) - at, 'byte', ',')}")
     return count, at
 
 

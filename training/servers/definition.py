@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.stored import parse
 from sparkring.training.servers.event_log import MAX_WORKERS
 from sparkring.training.tables.table import TableSpec
@@ -42,7 +43,7 @@ class Definition:
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_WORKERS:
-            raise ValueError(f"parallel.servers with {self.workers} ranks: there can be 1 to {MAX_WORKERS}")
+            raise ValueError(f"parallel.servers with {count_of(self.workers, 'rank')}: there can be 1 to {MAX_WORKERS}")
         sizes = [size for shape in self.shapes.values() for size in shape]
         if min(sizes, default=0) < 0 or sum(map(math.prod, self.shapes.values())) > MAX_ELEMENTS:
             raise ValueError(f"parameters of the shapes {dict(self.shapes)}: negative, or too many elements")
@@ -59,8 +60,8 @@ class Definition:
             )
         if self.backup and not (self.synchronous and 0 < 2 * self.backup <= self.workers):
             raise ValueError(
-                f"parallel.servers.backup = {self.backup} with {self.workers} ranks and bound = {self.bound}: backups "
-                "can be half of the ranks at most, and take bound = 0"
+                f"parallel.servers.backup = {self.backup} with {count_of(self.workers, 'rank')} and bound = "
+                f"{self.bound}: backups can be half of the ranks at most, and take bound = 0"
             )
 
     @property

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.stored import Count, Stored, parse
 
 FORMAT = 2
@@ -106,7 +107,9 @@ def decode(data: bytes, path: str) -> LogFile:
     line, _, body = data.partition(b"\n")
     header = parse(LogHeader, line, f"{path}, first line")
     if len(body) % 8:
-        raise ValueError(f"{path}: {len(body)} bytes of events, not a multiple of 8: the file was cut or changed")
+        raise ValueError(
+            f"{path}: {count_of(len(body), 'byte')} of events, not a multiple of 8: the file was cut or changed"
+        )
     try:
         events = tuple(unpack(number) for number in np.frombuffer(body, np.uint64).tolist())
     except ValueError as error:

@@ -30,6 +30,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
+from sparkring.conf.plain_text import count_of
 from sparkring.training.servers.codec import Buffer, pack, unpack
 from sparkring.training.servers.messages import ServerReply, WorkerRequest
 
@@ -80,7 +81,8 @@ def receive(sock: socket.socket) -> Frame:
     kind, length, size = _HEAD.unpack(_exactly(sock, _HEAD.size))
     if size > MAX_BYTES or length > MAX_MESSAGE_BYTES:
         raise ServerProtocolError(
-            f"a frame of {length:,} and {size:,} bytes; {MAX_MESSAGE_BYTES:,} and {MAX_BYTES:,} are accepted at most"
+            f"a frame of {length:,} and {count_of(size, 'byte', ',')}; {MAX_MESSAGE_BYTES:,} and {MAX_BYTES:,} are "
+            "accepted at most"
         )
     message = _exactly(sock, length) if length else b""
     return Frame(kind, message, _exactly(sock, size) if size else b"")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from sparkring.conf.plain_text import count_of
 from sparkring.training.servers.client import Gradient, Pulled, cut_gradient, route_of
 from sparkring.training.servers.event_log import Kind, LogFile, PushEvent
 from sparkring.training.servers.messages import ShardStatus
@@ -63,7 +64,9 @@ def replay(shards: Sequence[ServerShard], logs: Sequence[LogFile], workers: Work
     """
     spans = {(log.header.begin, log.header.end, log.header.workers) for log in logs}
     if len(spans) != 1 or len(logs) != len(shards):
-        raise ValueError(f"event logs of {len(logs)} servers for {len(shards)}, of clocks and workers {sorted(spans)}")
+        raise ValueError(
+            f"event logs of {count_of(len(logs), 'server')} for {len(shards)}, of clocks and workers {sorted(spans)}"
+        )
     ((begin, end, count),) = spans
     check_whole(logs)
     if shards[0].definition.synchronous:
@@ -88,8 +91,8 @@ def check_whole(logs: Sequence[LogFile]) -> None:
         if sorted(done) != due:
             odd = sorted(set(done) ^ set(due)) or sorted(each for each in set(done) if done.count(each) > 1)
             raise ValueError(
-                f"server {head.server}, clocks {head.begin} to {head.end}: {len(done)} pushes of {len(due)}; not once: "
-                f"(clock, rank) {odd[:3]}"
+                f"server {head.server}, clocks {head.begin} to {head.end}: {count_of(len(done), 'push')} of "
+                f"{len(due)}; not once: (clock, rank) {odd[:3]}"
             )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage
 from sparkring.training.launch.channel.connection import listen
 from sparkring.training.servers import messages
@@ -201,7 +202,7 @@ class Server:
             definition = decoded(given)
             if definition.workers != self.place.workers:
                 raise RefusedRequest(
-                    f"a definition for {definition.workers} ranks, where there are {self.place.workers}"
+                    f"a definition for {count_of(definition.workers, 'rank')}, where there are {self.place.workers}"
                 )
             self._shard = ServerShard(definition, self.place.server, self.place.servers, self._make_optimizer)
             self._definition = given
@@ -399,7 +400,7 @@ def _ids(body: Buffer, counts: Sequence[int]) -> list[Ids]:
     """The ids of each table, (n,)."""
     edges = np.cumsum([0, *counts])
     if len(body) != 8 * edges[-1]:
-        raise RefusedRequest(f"{len(body)} bytes of ids, for {edges[-1]} of them")
+        raise RefusedRequest(f"{count_of(len(body), 'byte')} of ids, for {edges[-1]} of them")
     every = np.frombuffer(body, np.int64)
     return [every[start:stop] for start, stop in itertools.pairwise(edges)]
 
@@ -408,11 +409,11 @@ def read_push(request: messages.PushRequest, body: Buffer, shard: ServerShard) -
     """Read a push. RefusedRequest where its bytes are not what the request says."""
     specs = [table.spec for table in shard.tables]
     if len(request.ids) != len(specs):
-        raise RefusedRequest(f"a push with ids of {len(request.ids)} tables, where there are {len(specs)}")
+        raise RefusedRequest(f"a push with ids of {count_of(len(request.ids), 'table')}, where there are {len(specs)}")
     size, rows = len(shard.weights), []
     at = size * shard.weights.element_size()
     if len(body) < at:
-        raise RefusedRequest(f"a push of {len(body)} bytes, whose dense part alone has {at}")
+        raise RefusedRequest(f"a push of {count_of(len(body), 'byte')}, whose dense part alone has {at}")
     dense = torch.frombuffer(body, dtype=shard.weights.dtype, count=size) if size else shard.weights.clone()
     for spec, count in zip(specs, request.ids, strict=True):
         ids = np.frombuffer(body, np.int64, count, at)
@@ -421,7 +422,7 @@ def read_push(request: messages.PushRequest, body: Buffer, shard: ServerShard) -
         at += grads.nbytes
         rows.append((ids, grads))
     if at != len(body):
-        raise RefusedRequest(f"a push of {len(body)} bytes, which should have {at}")
+        raise RefusedRequest(f"a push of {count_of(len(body), 'byte')}, which should have {at}")
     return Push(
         worker=request.worker,
         clock=request.clock,

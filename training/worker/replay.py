@@ -16,6 +16,7 @@ import torch
 from sparkring.conf.blocks.parallel import ParallelConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.data.batch import Batch, Reader
@@ -59,7 +60,10 @@ class ReplayReport:
         counts = f"{self.clocks} steps, {self.pushes} pushes, {self.segments} segments: "
         if self.different:
             return "\n".join([f"{counts}DIFFERENT", *self.different])
-        return f"{counts}the same bits on {len(self.digests)} servers: {' '.join(each[:16] for each in self.digests)}"
+        return (
+            f"{counts}the same bits on {count_of(len(self.digests), 'server')}: "
+            f"{' '.join(each[:16] for each in self.digests)}"
+        )
 
 
 def replay_run(

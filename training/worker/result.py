@@ -20,6 +20,7 @@ from sparkring.conf.blocks.promote import MODEL
 from sparkring.conf.config import RunConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.manifest import ManifestError
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
@@ -418,7 +419,7 @@ class CalibrationFit:
     def describe(self) -> str:
         """Say what was done, in a sentence without an end."""
         losses = f"log loss {self.loss_before:.5f} before, {self.loss_after:.5f} after"
-        on = f"{self.rows:,} validation rows ({losses}, on rows it was not fitted on)"
+        on = f"{count_of(self.rows, 'validation row', ',')} ({losses}, on rows it was not fitted on)"
         if self.shift:
             return (
                 f"not calibrated: {self.shift}, and {self.method} of rows that differ like this would be wrong for "

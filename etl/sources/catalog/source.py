@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkring.conf.digest import digest
 from sparkring.conf.errors import first_line
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.sources import CatalogSource
 from sparkring.etl.errors import EtlError, NoFiles, innermost
 from sparkring.etl.sources.declared import select_declared
@@ -221,7 +222,7 @@ def _difference(before: QueryReads, after: QueryReads) -> str:
     if old == new:
         return "how a table is read"
     paths = sorted({file.path for file in old ^ new})
-    return f"{len(paths)} files added, removed or written, such as {paths[0]}"
+    return f"{count_of(len(paths), 'file')} added, removed or written, such as {paths[0]}"
 
 
 def _fingerprint(table: DataFrame, found: QueryReads, where: str | None) -> str:

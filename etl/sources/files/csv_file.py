@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.sources.files import CsvOptions
 from sparkring.etl.sources.values import TEXTS, convert
 
@@ -196,7 +197,7 @@ def _scan(opener: Opener, options: CsvOptions, width: int, asked: set[int]) -> t
     finally:
         csv.field_size_limit(limit)
     faults = {
-        f"is not a line of {width} fields, as the header is": widths,
+        f"is not a line of {count_of(width, 'field')}, as the header is": widths,
         f"is not {options.encoding}; {_CONVERT}": undecoded,
         "is empty, which in a table of one column may be a null or nothing; write the null as nullValue": blank,
     }

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, BooleanType, DataType, MapType, NumericType, StringType, StructType
 
+from sparkring.conf.plain_text import count_of
 from sparkring.etl.sources.files.csv_file import Opener, Wrong
 from sparkring.etl.sources.values import arrow_type, convert
 
@@ -59,8 +60,8 @@ def check(opener: Opener, schema: StructType) -> Findings:
         f"line {w.first}: column {name!r} is {kind}, and cannot keep {w}" for (name, kind), w in converter.wrong.items()
     ]
     problems += [
-        f"has a key {key!r} (in {converter.unknown[key]} records), which differs from the declared {name!r} by case "
-        "alone; rename one"
+        f"has a key {key!r} (in {count_of(converter.unknown[key], 'record')}), which differs from the declared "
+        f"{name!r} by case alone; rename one"
         for key, name in converter.other_case.items()
     ]
     return Findings(problems, converter.unknown)

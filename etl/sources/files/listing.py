@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.sources import FilesSource
 from sparkring.conf.sources.files import WHOLE_FILES
 from sparkring.conf.storage import Storage, open_storage
@@ -125,7 +126,9 @@ def _list_partitions(name: str, config: FilesSource, storage: Storage, keep: Kee
     if not files:
         there = sum(info.type == pafs.FileType.Directory for info in lister.seen)
         kept = f"that where = {config.where!r} keeps" if config.where else "below it"
-        raise NoFiles(f"{key}: no {config.format} files in the partitions {kept} ({there} folders were seen there)")
+        raise NoFiles(
+            f"{key}: no {config.format} files in the partitions {kept} ({count_of(there, 'folder was')} seen there)"
+        )
     _refuse_lake_tables(name, config, storage, [i.path for i in lister.seen], [f.full for f in files])
     return FileList(storage, tuple(sorted(files, key=lambda file: file.path)))
 
@@ -215,7 +218,7 @@ def _matches(parts: list[str], pattern: list[str]) -> bool:
 def _why_no_files(there: list[Any], pattern: list[str] | None, config: FilesSource) -> str:
     if not there:
         return "no files below it"
-    example = f"{len(there)} files lie there, such as {there[0].base_name!r}"
+    example = f"{count_of(len(there), 'file is')} there, such as {there[0].base_name!r}"
     if pattern is None:
         return f"no files named *.{config.format} below it ({example}: name them by a glob)"
     return f"no file matches it ({example}; a `*` stays within one folder, `**` stands for any folders)"

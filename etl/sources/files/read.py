@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampNTZType, TimestampType
 
 from sparkring.conf.errors import first_line
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.sources import FilesSource
 from sparkring.conf.sources.files import CsvOptions
 from sparkring.etl.errors import EtlError
@@ -120,7 +121,7 @@ def _read_lines(
     for row in found:
         undeclared[row["key"]] += row["records"]
     if undeclared:
-        shown = ", ".join(f"{name!r} (in {count} records)" for name, count in undeclared.most_common(SHOWN))
+        shown = ", ".join(f"{name!r} (in {count_of(count, 'record')})" for name, count in undeclared.most_common(SHOWN))
         log.warning("%s: %d keys are not declared, and not read: %s", key, len(undeclared), shown)
     return files.mapInArrow(task.read, StructType(list(fields.values())))
 

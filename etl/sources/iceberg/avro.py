@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from sparkring.conf.plain_text import count_of
+
 MOST_BYTES = 128 << 20  # of a file, compressed and not; writers split manifests at 8 MB
 MOST_OBJECTS = 1 << 25  # of Python, about, that pyiceberg makes of a file: at most 1.5 GB
 OF_A_RECORD = 16  # objects, beside those of its fields
@@ -56,7 +58,7 @@ def check_avro(data: bytes) -> None:
         values = _decompressed(block, codec, left)
         left -= len(values)
         if not 0 <= records <= len(values):  # pyiceberg writes an empty block where a list has no manifest
-            raise ValueError(f"has a block of {records} records in {len(values)} bytes")
+            raise ValueError(f"has a block of {count_of(records, 'record')} in {count_of(len(values), 'byte')}")
         at = 0
         for _ in range(records):
             at = skip(values, at)
@@ -113,7 +115,9 @@ def _bounded(values: bytes, most: int) -> bytes:
 
 def _within(data: bytes, position: int, size: int) -> bytes:
     if size < 0 or position + size > len(data):
-        raise ValueError(f"is cut off or damaged: {size} bytes are announced at byte {position} of {len(data)}")
+        raise ValueError(
+            f"is cut off or damaged: {count_of(size, 'byte is')} announced at byte {position} of {len(data)}"
+        )
     return data[position : position + size]
 
 
@@ -162,14 +166,14 @@ def _skip(schema: Any, objects: _Objects) -> Skip:
 def _sized(data: bytes, at: int) -> int:
     size, at = _integer(data, at)
     if size < 0 or at + size > len(data):
-        raise ValueError(f"is damaged: a value of {size} bytes")
+        raise ValueError(f"is damaged: a value of {count_of(size, 'byte')}")
     return at + size
 
 
 def _fixed(size: int) -> Skip:
     def skip(data: bytes, at: int) -> int:
         if at + size > len(data):
-            raise ValueError(f"is damaged: a value of {size} bytes")
+            raise ValueError(f"is damaged: a value of {count_of(size, 'byte')}")
         return at + size
 
     return skip
@@ -206,7 +210,7 @@ def _items(parts: list[Skip], objects: _Objects) -> Skip:
             if count == 0:
                 return at
             if count > len(data) - at:  # an item of no bytes would be one without limit, too
-                raise ValueError(f"is damaged: {count} items in {len(data) - at} bytes")
+                raise ValueError(f"is damaged: {count_of(count, 'item')} in {count_of(len(data) - at, 'byte')}")
             objects.take(count * len(parts))
             for _ in range(count):
                 for part in parts:

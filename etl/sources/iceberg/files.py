@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkring.conf.errors import first_line
+from sparkring.conf.plain_text import count_of
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.iceberg.table import SHOWN, TableVersion, readable
 from sparkring.etl.sources.spark_path import HOST
@@ -192,7 +193,7 @@ def _size_problem(version: TableVersion, file: IcebergFile) -> str:
         return f"{file.path}: is gone; {GONE}"
     except OSError as error:
         return f"{file.path}: {first_line(error)}"
-    return "" if found == file.bytes else f"{file.path}: has {found} bytes, and the table says {file.bytes}"
+    return "" if found == file.bytes else f"{file.path}: has {count_of(found, 'byte')}, and the table says {file.bytes}"
 
 
 def _positions(opened: Any) -> dict[str, np.ndarray]:

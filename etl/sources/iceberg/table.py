@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow.fs as pafs
 
 from sparkring.conf.errors import error_line, first_line
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.sources import IcebergSource
 from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError
@@ -178,8 +179,9 @@ def metadata_file(where: str, path: str) -> str:
     found = {int(match[1]): name for name in names if (match := NUMBERED.fullmatch(name))}
     if len(found) < len(names):
         raise EtlError(
-            f"{where}: is a table of a catalog, and which of its {len(names)} metadata files is current only the "
-            f"catalog knows; declare `table: catalog.namespace.table`, or one of these files ({', '.join(names[-3:])})"
+            f"{where}: is a table of a catalog, and which of its {count_of(len(names), 'metadata file')} is current "
+            "only the catalog knows; declare `table: catalog.namespace.table`, or one of these files "
+            f"({', '.join(names[-3:])})"
         )
     return f"{path.rstrip('/')}/metadata/{found[max(found)]}"
 
@@ -240,7 +242,7 @@ def _as_of(key: str, config: IcebergSource, metadata: TableMetadata) -> Snapshot
 def _snapshots(metadata: TableMetadata) -> str:
     latest = sorted(metadata.snapshots, key=lambda s: s.timestamp_ms)[-SHOWN:]
     shown = ", ".join(f"{s.snapshot_id} ({instant(s.timestamp_ms)})" for s in latest)
-    return f"there are {len(metadata.snapshots)} snapshots" + (f", the last {shown}" if shown else "")
+    return f"there are {count_of(len(metadata.snapshots), 'snapshot')}" + (f", the last {shown}" if shown else "")
 
 
 def instant(timestamp_ms: int) -> str:

@@ -99,7 +99,7 @@ def test_rows_of_two_shards_in_one_partition_are_an_error(tmp_path):
         (
             Column(name="x", dtype="float32", layout="vector", shape=(2,)),
             pa.array([[1.0, 2.0], [1.0]]),
-            "found 1 values for 2",
+            "found 1 value for 2",
         ),
         (Column(name="x", dtype="float32", layout="ragged", logical="array<float>"), pa.array([[1.0, None]]), "inside"),
         (Column(name="x", dtype="float16"), pa.array([1.0, 7e4], pa.float32()), "does not fit float16: it holds 70000"),

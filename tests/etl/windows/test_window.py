@@ -369,7 +369,7 @@ def test_a_window_of_a_catalogs_table_that_changes_while_it_is_pinned_is_refused
                 session.sql(f"INSERT INTO {name}.t VALUES (9, DATE '{DAYS[0]}')")
 
         moving(monkeypatch, move)
-        with pytest.raises(EtlError, match=r"etl\.sources\.a\.table = .*: changed after it was pinned \(1 files added"):
+        with pytest.raises(EtlError, match=r"etl\.sources\.a\.table = .*: changed after it was pinned \(1 file added"):
             pin_window(recipe, {}, context)
     finally:
         session.sql(f"DROP DATABASE {name} CASCADE")

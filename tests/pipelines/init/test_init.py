@@ -612,7 +612,7 @@ def test_images_without_classes_or_too_few_are_refused(
     words = ["init", "images", "new", "--data", "pets"]
     assert main(words) == Exit.USAGE and "no such folder" in capsys.readouterr().err
     write_images(tmp_path / "pets", ("cat",), 30)
-    assert main(words) == Exit.USAGE and "has images in 1 folders (cat); each class is" in capsys.readouterr().err
+    assert main(words) == Exit.USAGE and "has images in 1 folder (cat); each class is" in capsys.readouterr().err
     write_images(tmp_path / "pets", ("dog",), 5)
     assert main(words) == Exit.USAGE and "has 35 images in its folders" in capsys.readouterr().err
     write_images(tmp_path / "pets", ("dog",), 30)

@@ -36,7 +36,7 @@ MODEL = "flavors:\n  python_function:\n    data: data/data\n"
         ({"prediction": [0.25, 0.5 + 1e-7]}, None),
         ({"prediction": [0.25, 0.5001]}, "row 1, column 'prediction': 0.5001 is predicted, 0.5 is recorded"),
         ({"prediction": [None, 0.5]}, "row 0, column 'prediction': None is predicted"),
-        ({"prediction": [0.25]}, "1 predictions for 2 rows"),
+        ({"prediction": [0.25]}, "1 prediction for 2 rows"),
         ({"class_0": [0.25, 0.5]}, r"the columns are \['class_0'\], recorded are \['prediction'\]"),
     ],
 )

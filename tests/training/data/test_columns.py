@@ -68,7 +68,7 @@ def test_dates_and_times_are_days_and_microseconds() -> None:
 
 def test_nulls_are_refused_masked_or_filled() -> None:
     data = chunked([1, None, 3], pa.int64())
-    with pytest.raises(DataError, match=r"column 'c' has 1 nulls and is declared without"):
+    with pytest.raises(DataError, match=r"column 'c' has 1 null and is declared without"):
         fixed_values(column(), data)
     values, present = fixed_values(column(nulls="mask"), data)
     assert values.tolist() == [1, 0, 3] and present is not None and present.tolist() == [True, False, True]
@@ -90,7 +90,7 @@ def test_integers_too_large_for_their_dtype_are_refused() -> None:
     ("values", "stored", "message"),
     [
         ([[1, 2], [3]], pa.list_(pa.int64()), "row 1 has 1 elements"),
-        ([[1, 2], [3, None]], pa.list_(pa.int64()), "has 1 nulls inside vectors"),
+        ([[1, 2], [3, None]], pa.list_(pa.int64()), "has 1 null inside vectors"),
         ([b"x" * 16, b"x" * 15], pa.binary(), "row 1 has 15 bytes"),
     ],
 )
@@ -109,7 +109,7 @@ def test_ragged_rows_have_one_level_of_offsets_per_list() -> None:
     rows, present = ragged_values(column("binary", "binary", nulls="mask"), texts)
     assert bytes(rows.values) == b"abc" and rows.offsets[0].tolist() == [0, 2, 2, 3]
     assert present is not None and present.tolist() == [True, False, True]
-    with pytest.raises(DataError, match="nulls inside its lists"):
+    with pytest.raises(DataError, match="null inside its lists"):
         ragged_values(column("int32", "ragged"), chunked([[1, None]], pa.list_(pa.int32())))
 
 

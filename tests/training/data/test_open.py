@@ -67,6 +67,24 @@ def test_a_state_of_two_ranks_goes_on_on_three_with_the_rows_that_are_left(
     assert [sorted(row for rank in step for row in rank) for step in parts] == whole
 
 
+UNCLOSED = """
+import atexit, sys, threading
+atexit.register(lambda: print("AT EXIT", [thread.name for thread in threading.enumerate()]))  # the last to be called
+import sparkring.data
+reader = sparkring.data.open(sys.argv[1], global_batch=24, lanes=12)
+batches = iter(reader)
+next(batches)
+print("READING", any(thread.name == "sparkring-reader" for thread in threading.enumerate()))
+"""
+
+
+def test_a_script_that_closes_no_reader_ends_without_its_threads(dataset: tuple[str, DatasetManifest]) -> None:
+    """Python ended them inside of C++, which aborted the process now and then: exit code 134."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", UNCLOSED, dataset[0]], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "READING True\nAT EXIT ['MainThread']\n"), done.stderr
+
+
 def test_a_path_is_as_good_as_its_text(dataset: tuple[str, DatasetManifest]) -> None:
     uri, _ = dataset
     with sparkring.data.open(Path(uri), global_batch=24, **SETTINGS) as reader, opened(uri, 1)[0] as other:
@@ -104,6 +122,10 @@ def test_what_cannot_be_opened_is_named(dataset: tuple[str, DatasetManifest], tm
         sparkring.data.open(uri, "test", global_batch=4)
     with pytest.raises(ValueError, match="rank = 2: world = 2 processes"):
         sparkring.data.open(uri, rank=2, world=2, global_batch=4)
+    with pytest.raises(
+        ValueError, match="global_batch = 1: world = 2 processes share its rows, and some would have none"
+    ):
+        sparkring.data.open(uri, world=2, global_batch=1)
     with pytest.raises(ValueError, match="world = 2: filters and on_corrupt=quarantine ask the other ranks"):
         sparkring.data.open(uri, world=2, global_batch=4, filters=[["id", ">", 3]])
 
@@ -115,11 +137,19 @@ def test_what_a_reader_cannot_do_is_said(dataset: tuple[str, DatasetManifest]) -
     one = opened(uri, 1)[0]
     with pytest.raises(ValueError, match=r"state: has no consumed_samples and no order; give what state_dict\(\)"):
         one.load_state_dict({"x": 1})
+    with pytest.raises(ValueError, match="state: has no consumed_samples and no order"):
+        one.load_state_dict(None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="iterate over it, without a DataLoader"):
         next(iter(torch.utils.data.DataLoader(one)))
     one.close()
     with pytest.raises(ValueError, match="the reader is closed"):
         next(one.batches())
+
+
+def test_a_device_may_be_named_as_torch_names_it(dataset: tuple[str, DatasetManifest]) -> None:
+    """It was `'str' object has no attribute 'type'`."""
+    with sparkring.data.open(dataset[0], global_batch=24, device="cpu", **SETTINGS) as reader:
+        assert next(iter(reader)).columns["x"].device == torch.device("cpu")
 
 
 def test_nothing_of_spark_and_mlflow_is_imported() -> None:

@@ -561,7 +561,7 @@ def test_an_error_in_the_middle_comes_after_the_batches_before_it(
     manifest = make_dataset(tmp_path, [[10] * 10], columns, make)
     reader = read(tmp_path, manifest, 10, lanes=1, window_row_groups=1, shuffle=False, chunk_bytes=1)
     seen = []
-    with pytest.raises(ValueError, match="row group 9: column 'n' has 1 nulls"):
+    with pytest.raises(ValueError, match="row group 9: column 'n' has 1 null"):
         for batch in reader.batches(0):
             seen.append(batch)
     assert len(seen) == 9

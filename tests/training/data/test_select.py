@@ -99,7 +99,7 @@ def test_a_storage_that_fails_is_no_reason_to_leave_out_its_files(
 def test_nothing_left_is_an_error(make_dataset: MakeDataset, tmp_path: Path) -> None:
     manifest = make_dataset(tmp_path, [[20]])
     spoil(tmp_path, manifest, 0)
-    with pytest.raises(ValueError, match="all 1 files are damaged"):
+    with pytest.raises(ValueError, match="all 1 file is damaged"):
         make_reader(DataConfig(on_corrupt="quarantine"), request(tmp_path, manifest, 5))
 
 

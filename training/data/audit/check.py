@@ -16,6 +16,7 @@ import numpy as np
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.digest import digest
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.training.data.audit.log import AuditHeader, StepRecord
 from sparkring.training.data.order import ORDER_VERSION, Ints, epoch_ids, make_plan
 from sparkring.training.data.resume import OrderState, explain_difference
@@ -68,8 +69,8 @@ def expected_rows(state: Mapping[str, Any], steps: int, manifest: DatasetManifes
     plan = make_plan(counts, order.global_batch, DataConfig.model_validate(order.model_dump(include=names)))
     if (found := digest(np.diff(plan.group_start).tolist())) != order.row_groups or plan.rows != order.rows:
         raise ValueError(
-            f"the run read {order.rows} rows in row groups {order.row_groups[:12]}..., dataset {manifest.name!r} has "
-            f"{plan.rows} in {found[:12]}...: one of the two was changed"
+            f"the run read {count_of(order.rows, 'row')} in row groups {order.row_groups[:12]}..., dataset "
+            f"{manifest.name!r} has {plan.rows} in {found[:12]}...: one of the two was changed"
         )
     return Expected(
         steps, plan.epochs.steps, plan.global_batch, kept, lambda epoch: kept[epoch_ids(plan, epoch)], state
@@ -115,7 +116,7 @@ class AuditReport:
         for e in self.epochs:
             verdict = exact if e.exact else "NOT exact" if e.complete else "not finished"
             out.append(
-                f"epoch {e.epoch}: {e.steps} steps, {e.rows} of {self.expected_rows + self.left_out} rows, "
+                f"epoch {e.epoch}: {count_of(e.steps, 'step')}, {e.rows} of {self.expected_rows + self.left_out} rows, "
                 f"attempts {list(e.attempts)}, ranks {list(e.worlds)}: {verdict}"
             )
         return [*out, *(f"problem: {p}" for p in self.problems)]
@@ -189,7 +190,7 @@ def _counted_records(name: str, attempts: dict[int, list[StepRecord]], problems:
         problems.append(f"{name}: ranks disagree on the rows of the global batch")
     if chosen and len(_ids(chosen)) != chosen[0].global_rows:
         problems.append(
-            f"{name}: ranks consumed {len(_ids(chosen))} rows, the global batch has {chosen[0].global_rows}"
+            f"{name}: ranks consumed {count_of(len(_ids(chosen)), 'row')}, the global batch has {chosen[0].global_rows}"
         )
     return chosen
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import Count, Stored, parse
 from sparkring.training.data.batch import Batch, Reader
@@ -122,13 +123,15 @@ def read_records(data: bytes, path: str) -> tuple[AuditHeader, list[StepRecord]]
     line, _, body = data.partition(b"\n")
     header = parse(AuditHeader, line, f"{path}, first line")
     if len(body) % 8:
-        raise ValueError(f"{path}: {len(body)} bytes of records, not a multiple of 8: the file was cut or changed")
+        raise ValueError(
+            f"{path}: {count_of(len(body), 'byte')} of records, not a multiple of 8: the file was cut or changed"
+        )
     numbers, at, records = np.frombuffer(body, np.int64), 0, list[StepRecord]()
     while at < len(numbers):
         epoch, step, global_rows, count = [*numbers[at : at + NUMBERS].tolist(), *[-1] * NUMBERS][:NUMBERS]
         end = at + NUMBERS + count
         if min(epoch, step, global_rows, count) < 0 or end > len(numbers):
-            raise ValueError(f"{path}: record {len(records)}, of {count} ids, is cut or changed")
+            raise ValueError(f"{path}: record {len(records)}, of {count_of(count, 'id')}, is cut or changed")
         ids = numbers[at + NUMBERS : end]
         records.append(StepRecord(header.attempt, header.rank, header.size, epoch, step, global_rows, ids))
         at = end

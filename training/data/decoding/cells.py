@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 
 from sparkring.conf.features import State
 from sparkring.conf.manifest import Column
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.references import load_reference
 from sparkring.training.data.decoding.columns import DataError
 
@@ -45,7 +46,7 @@ class ImageDecoder:
             image = image if image.mode == MODES[channels] else image.convert(MODES[channels])
             if image.size != (width, height):
                 if self.fit == "exact":
-                    raise ValueError(f"{image.height} x {image.width} pixels, not {height} x {width}")
+                    raise ValueError(f"{image.height} x {count_of(image.width, 'pixel')}, not {height} x {width}")
                 fitted = image.resize if self.fit == "resize" else lambda size, how: ImageOps.fit(image, size, how)
                 image = fitted((width, height), Image.Resampling.BILINEAR)
             return np.asarray(image).reshape(self.shape)
@@ -97,9 +98,9 @@ def decode_rows(column: Column, decode: Decoder, rows: Sequence[bytes]) -> Itera
         except Exception as error:  # decoders raise what they like
             digest = hashlib.sha256(data).hexdigest()
             raise DataError(
-                f"column {column.name!r}: {len(data)} bytes of sha256 {digest} cannot be decoded ({error}); leave the "
-                "row out by etl.checks: {name: readable, kind: expression, level: row, sql: "
-                f"\"sha2(THE_COLUMN, 256) NOT IN ('{digest}')\"}}"
+                f"column {column.name!r}: {count_of(len(data), 'byte')} of sha256 {digest} cannot be decoded "
+                f"({error}); leave the row out by etl.checks: "
+                f"{{name: readable, kind: expression, level: row, sql: \"sha2(THE_COLUMN, 256) NOT IN ('{digest}')\"}}"
             ) from error
         yield decoded
 

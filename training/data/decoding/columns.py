@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from sparkring.conf.manifest import Column
+from sparkring.conf.plain_text import count_of
 
 Array = NDArray[Any]
 
@@ -121,7 +122,7 @@ def _present(column: Column, array: pa.Array) -> Array | None:
         return None
     if column.nulls == "refuse":
         raise DataError(
-            f"column {column.name!r} has {array.null_count} nulls and is declared without (nulls: refuse); "
+            f"column {column.name!r} has {count_of(array.null_count, 'null')} and is declared without (nulls: refuse); "
             "rebuild the dataset, or declare mask or fill for the column"
         )
     return plain_values(array.is_valid())
@@ -194,13 +195,17 @@ def vector_values(column: Column, array: pa.Array) -> Array:
         leaf = leaf.flatten()
         if len(array) and leaf.null_count:
             raise DataError(
-                f"column {column.name!r} has {leaf.null_count} nulls inside vectors; only whole vectors may be null"
+                f"column {column.name!r} has {count_of(leaf.null_count, 'null')} inside vectors; only whole vectors "
+                "may be null"
             )
     if not pa.types.is_fixed_size_list(array.type):
         lengths = plain_values(pc.list_value_length(array))
         _same_length(column, lengths, width if len(column.shape) == 1 else column.shape[0], "elements")
     if len(leaf) != len(array) * width:
-        raise DataError(f"column {column.name!r}: {len(leaf)} elements in {len(array)} rows of shape {column.shape}")
+        raise DataError(
+            f"column {column.name!r}: {count_of(len(leaf), 'element')} in {count_of(len(array), 'row')} of shape "
+            f"{column.shape}"
+        )
     return scalar_values(column, leaf).reshape(-1, *column.shape)
 
 
@@ -233,7 +238,7 @@ def ragged_values(column: Column, data: pa.ChunkedArray) -> tuple[RaggedArray, A
         levels.append(np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
         array = array.flatten()
         if array.null_count:
-            raise DataError(f"column {column.name!r} has {array.null_count} nulls inside its lists")
+            raise DataError(f"column {column.name!r} has {count_of(array.null_count, 'null')} inside its lists")
     values = scalar_values(column, array).astype(numpy_dtype(column), copy=False)
     return RaggedArray(values.reshape(-1, *column.shape), tuple(levels)), present
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sparkring.conf.features import EXACT_DTYPES, State
+from sparkring.conf.plain_text import count_of
 from sparkring.training.data.decoding.columns import nulls_of, plain_values
 
 Array = NDArray[Any]
@@ -70,7 +71,9 @@ def passthrough(state: State, values: Sequence[Any], spark_type: str) -> dict[st
     """As the dataset's reader hands the column out: dates as days, timestamps as microseconds, nulls as declared."""
     name, valid = state["name"], np.array([not _is_missing(v) for v in values], bool)
     if state["nulls"] == "refuse" and not valid.all():
-        raise ValueError(f"feature {name!r}: {int((~valid).sum())} of {len(valid)} values are null, and it may not be")
+        raise ValueError(
+            f"feature {name!r}: {int((~valid).sum())} of {count_of(len(valid), 'value is')} null, and it may not be"
+        )
     fill = state["fill"] if state["nulls"] == "fill" else None
     element_type = spark_type.replace("array<", "").rstrip(">")
     stored = [_stored(v, element_type) if ok else fill for v, ok in zip(values, valid, strict=True)]

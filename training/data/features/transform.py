@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from sparkring.conf.features import EXACT_DTYPES, FIRST_CODE, NULL_CODE, UNSEEN_CODE, State, whole_number
 from sparkring.conf.manifest import Column
+from sparkring.conf.plain_text import count_of
 from sparkring.training.data.decoding.columns import PLAIN, DataError, byte_rows, nulls_of, one_array, plain_values
 from sparkring.training.data.features.raw import as_text, doubles, is_null, passthrough, passthrough_arrow
 from sparkring.training.data.features.xxhash64 import NULL_ID, hash_bytes, hash_whole
@@ -267,7 +268,9 @@ class Classes(Categorical):
     def of_stored(self, data: pa.ChunkedArray) -> dict[str, Array]:
         codes = super().of_stored(data)[self.name].astype(np.int64) - FIRST_CODE
         if (codes < 0).any():
-            raise DataError(f"label {self.name!r}: {int((codes < 0).sum())} rows are of no class that a model knows")
+            raise DataError(
+                f"label {self.name!r}: {count_of(int((codes < 0).sum()), 'row is')} of no class that a model knows"
+            )
         return {self.name: codes}
 
 
@@ -279,7 +282,9 @@ class TagFlags(Categorical):
         rows = np.repeat(np.arange(len(array)), plain_values(pc.list_value_length(array)))
         codes = self._made(array.flatten()).astype(np.int64) - FIRST_CODE
         if (codes < 0).any():
-            raise DataError(f"label {self.name!r}: {int((codes < 0).sum())} tags are none that a model knows")
+            raise DataError(
+                f"label {self.name!r}: {count_of(int((codes < 0).sum()), 'tag is')} none that a model knows"
+            )
         made = np.zeros((len(array), len(self._code_of)), np.float32)
         made[rows, codes] = 1.0
         return {self.name: made}

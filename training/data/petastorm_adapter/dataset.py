@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage
 from sparkring.training.data.petastorm_adapter import legacy_pyarrow
 
@@ -19,8 +20,9 @@ def rows_per_shard(group_rows: Sequence[int], size: int) -> list[int]:
     """Count the rows of each shard: petastorm gives row group i to shard i % size."""
     if len(group_rows) < size:
         raise ValueError(
-            f"the dataset has {len(group_rows)} row groups for {size} ranks, and petastorm shards whole row groups; "
-            "write smaller row groups, use fewer ranks, or reader: native, which has no such limit"
+            f"the dataset has {count_of(len(group_rows), 'row group')} for {count_of(size, 'rank')}, and petastorm "
+            "shards whole row groups; write smaller row groups, use fewer ranks, or reader: native, which has no such "
+            "limit"
         )
     return [sum(group_rows[rank::size]) for rank in range(size)]
 
@@ -30,7 +32,9 @@ def equal_steps(shard_rows: Sequence[int], global_batch: int) -> int:
     size = len(shard_rows)
     shares = [rank_rows(global_batch, rank, size) for rank in range(size)]
     if min(shares) < 1:
-        raise ValueError(f"global batch {global_batch} is smaller than the {size} ranks it is divided among")
+        raise ValueError(
+            f"global batch {global_batch} is smaller than the {count_of(size, 'rank')} it is divided among"
+        )
     steps = min(rows // share for rows, share in zip(shard_rows, shares, strict=True))
     if steps < 1:
         raise ValueError(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from sparkring.training.launch.channel.connection import Connection
@@ -29,6 +30,7 @@ MAX_WAITING_BYTES = 32 << 20
 WINDOW_BYTES = 256 << 10  # sent and not yet taken by the driver; one message may be larger
 HEARTBEAT_S = 0.5  # a rank's heartbeats in this time are one
 SHORTEST_ATTEMPT_S, CONNECT_TIMEOUT_S = 2.0, 20.0  # a handshake takes a second where many agents come at once
+REFUSED_S = 3.0  # of refused connections alone, after which a driver has ended: while it lives it listens
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,33 @@ class DriverUnreachable(ConnectionError):
     """No address of the driver answered."""
 
 
+class DriverEnded(DriverUnreachable):
+    """A driver that was there listens no longer."""
+
+
+def all_refused(problems: Iterable[OSError]) -> bool:
+    """Whether every address answered that nobody listens at the port."""
+    return all(isinstance(problem, ConnectionRefusedError) for problem in problems)
+
+
+def why_unreachable(agent: str, port: int, problems: Mapping[str, OSError], wait_s: float | None) -> str:
+    """Explain why an agent finds no driver, the most likely reason first.
+
+    Args:
+        agent: its name.
+        port: of the driver.
+        problems: the last error by address.
+        wait_s: seconds that an agent has waited which came by itself; None: the driver has started the agent.
+    """
+    tried = "; ".join(f"{address}:{port}: {type(why).__name__}: {why}" for address, why in problems.items())
+    if wait_s is None:
+        return f"agent {agent} cannot reach the driver ({tried}); set launch.interface, or open the port"
+    return (
+        f"no driver within launch.hosts_wait_s = {wait_s:g} s ({tried}): host 0 has not started, or has ended; look at "
+        "its log. If it runs, set MASTER_ADDR and MASTER_PORT to where it listens, and open that port to this host"
+    )
+
+
 class ControlClient:
     """Numbered messages to the driver, sent again over the next connection until the driver has them.
 
@@ -56,7 +85,10 @@ class ControlClient:
     """
 
     def __init__(self, endpoint: Endpoint, agent: str, on_message: Callable[[ToAgent | None], None], patience_s: float):
-        """`on_message` runs in the loop; None: the driver has not been reached for `patience_s` seconds."""
+        """`on_message` runs in the loop; None: the driver is gone, and `why_gone` says how that is known.
+
+        It is after `patience_s` seconds without an answer, or REFUSED_S seconds of refused connections.
+        """
         self._endpoint, self._agent, self._patience_s = endpoint, agent, patience_s
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
@@ -68,7 +100,7 @@ class ControlClient:
         self._connection: Connection | None = None
         self._reconnecting: asyncio.Task[None] | None = None
         self._is_closed = False
-        self.local_address = ""
+        self.local_address = self.why_gone = ""
 
     async def open(self, wait_s: float | None = None) -> None:
         """Connect, and stay connected. Raises DriverUnreachable.
@@ -170,13 +202,20 @@ class ControlClient:
             with self._lock:
                 self._connection = None
             try:
-                await self._connect()
-            except DriverUnreachable:
+                await self._connect(refused_s=REFUSED_S)
+            except DriverUnreachable as error:
+                has_ended = isinstance(error, DriverEnded)
+                self.why_gone = str(error) if has_ended else f"the driver has not answered for {self._patience_s:g} s"
                 return self._on_message(None)
 
-    async def _connect(self, wait_s: float | None = None) -> None:
-        """Make an authenticated connection; DriverUnreachable lists what was tried within the patience."""
-        deadline, problems = self._loop.time() + (wait_s or self._patience_s), {}
+    async def _connect(self, wait_s: float | None = None, refused_s: float = math.inf) -> None:
+        """Make an authenticated connection; DriverUnreachable lists what was tried within the patience.
+
+        `refused_s`: seconds after which nothing but refused connections mean that no driver will come.
+        """
+        problems: dict[str, OSError] = {}
+        answered_at = self._loop.time()  # else than by a refusal
+        deadline = answered_at + (wait_s or self._patience_s)
         endpoint, context = self._endpoint, trusting(self._endpoint.certificate)
         attempt_s = min(max(self._patience_s, SHORTEST_ATTEMPT_S), CONNECT_TIMEOUT_S)
         while True:
@@ -198,18 +237,19 @@ class ControlClient:
                 except OSError as error:  # ProtocolError and TimeoutError are; somebody else's port
                     if connection is not None:
                         connection.abort()
-                    problems[address] = f"{type(error).__name__}: {error}"
+                    problems[address] = error
                     if wait_s is not None and isinstance(error, ssl.SSLCertVerificationError):
                         await self._report_other_secret(address)
                         raise DriverUnreachable(
                             f"{address}:{endpoint.port}: a driver with another SPARKRING_SECRET listens there; give "
                             "every host of a job the same secret, and every job a MASTER_PORT of its own"
                         ) from error
-            if self._loop.time() >= deadline:
-                tried = "; ".join(f"{a}:{endpoint.port}: {why}" for a, why in problems.items())
-                raise DriverUnreachable(
-                    f"agent {self._agent} cannot reach the driver ({tried}); set launch.interface, or open the port"
-                )
+            now = self._loop.time()
+            answered_at = answered_at if all_refused(problems.values()) else now
+            if now - answered_at >= refused_s:
+                raise DriverEnded("the driver has ended: nobody listens at its port any more")
+            if now >= deadline:
+                raise DriverUnreachable(why_unreachable(self._agent, endpoint.port, problems, wait_s))
             await asyncio.sleep(0.2)
 
     async def _report_other_secret(self, address: str) -> None:

@@ -171,17 +171,10 @@ class ControlServer:
         return max(0.0, self._all_read_at - at)
 
     def close(self) -> None:
-        if not self._loop.is_closed():
-            self._thread.call(self._abort_all())
-            self._thread.close()
+        self._thread.close()
         self._socket.close()
 
     # ---- in the loop
-
-    async def _abort_all(self) -> None:
-        for known in self._agents.values():
-            if known.connection is not None:
-                known.connection.abort()
 
     async def _acknowledge(self) -> None:
         """Tell agents what has been taken. Timers run after all that was readable has been read."""
@@ -215,8 +208,15 @@ class ControlServer:
             self._start(self._serve(sock, address))
 
     async def _serve(self, sock: socket.socket, address: object) -> None:
-        """One connection, from its handshake to its end."""
-        connection, claim = Connection(self._on_message, ToDriver), list[str]()
+        """One connection, from its handshake to its end, or that of the server."""
+        connection = Connection(self._on_message, ToDriver)
+        try:
+            await self._follow(connection, sock, address)
+        finally:
+            connection.abort()
+
+    async def _follow(self, connection: Connection, sock: socket.socket, address: object) -> None:
+        claim = list[str]()
         CLAIM.set(claim)
         try:
             async with asyncio.timeout(HELLO_S):

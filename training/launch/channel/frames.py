@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, get_args
 
+from sparkring.conf.plain_text import count_of
 from sparkring.training.launch.channel.codec import Check, as_json, check_of
 from sparkring.training.launch.messages import Message
 
@@ -44,8 +45,8 @@ def encode(message: Message, number: int = 0) -> bytes:
     body = _to_json(fields).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(
-            f"a {kind} message of {len(body):,} bytes: the limit is {MAX_FRAME_BYTES:,}; "
-            "write large values to the run's storage and send their URI"
+            f"a {kind} message of {count_of(len(body), 'byte', ',')}: the limit is {MAX_FRAME_BYTES:,}; write large "
+            "values to the run's storage and send their URI"
         )
     return _LENGTH.pack(len(body)) + body
 
@@ -83,7 +84,7 @@ def length_of(prefix: bytes | bytearray, limit: int) -> int:
     """The length a frame announces; checked before a byte of the body is read."""
     (length,) = _LENGTH.unpack_from(prefix)
     if not 0 < length <= limit:
-        raise ProtocolError(f"frame of {length:,} bytes; 1 to {limit:,} are accepted")
+        raise ProtocolError(f"frame of {count_of(length, 'byte', ',')}; 1 to {limit:,} are accepted")
     return int(length)
 
 

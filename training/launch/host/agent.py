@@ -85,7 +85,7 @@ class _FromForkServer:
 
 
 class DriverGone(ConnectionError):
-    """The driver could not be reached for as long as the agent is patient."""
+    """The driver has ended, or could not be reached for as long as the agent is patient."""
 
 
 class Agent:
@@ -138,7 +138,7 @@ class Agent:
             while True:
                 message = self._inbox.get()
                 if message is None:
-                    raise DriverGone(f"the driver has not answered for {self._options.patience_s:g} s")
+                    raise DriverGone(self._client.why_gone)
                 if isinstance(message, Bye):
                     return message
                 self._handle(message)

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from sparkring.conf.plain_text import count_of
 from sparkring.training.launch.messages import MAX_LAST_LINES, MAX_LINE_CHARS, MAX_LOG_LINES
 
 PARTIAL_S = 0.5  # between reports of output that ends no line
@@ -92,7 +93,10 @@ class LogPump(threading.Thread):
     def _report_held_back(self) -> None:
         if self._limit is not None and self._held_back:
             self._on_lines(
-                [f"... {self._held_back:,} lines held back (launch.log_lines_per_s = {self._limit.per_s:g})"]
+                [
+                    f"... {count_of(self._held_back, 'line', ',')} held back (launch.log_lines_per_s = "
+                    f"{self._limit.per_s:g})"
+                ]
             )
         self._held_back = 0
 
@@ -111,4 +115,4 @@ def _text(line: bytes) -> str:
     """Decode one line: the last state of a progress bar that rewrites its line, cut to MAX_LINE_CHARS."""
     text = line.decode("utf-8", "replace").rstrip("\r").rsplit("\r", 1)[-1]
     cut = len(text) - MAX_LINE_CHARS
-    return text if cut <= 0 else f"{text[:MAX_LINE_CHARS]} ... {cut:,} characters more"
+    return text if cut <= 0 else f"{text[:MAX_LINE_CHARS]} ... {count_of(cut, 'character', ',')} more"

@@ -28,7 +28,7 @@ from sparkring.training.launch.channel.control_client import Endpoint
 from sparkring.training.launch.channel.tls import shared_certificate
 from sparkring.training.launch.failure import LaunchError, PreflightError
 from sparkring.training.launch.group import SharedPort, WorkerGroup
-from sparkring.training.launch.host.agent import Agent, AgentOptions
+from sparkring.training.launch.host.agent import Agent, AgentOptions, DriverGone
 from sparkring.training.launch.host.info import collect_host_info, problems
 from sparkring.training.launch.host.processes import usable_cores
 from sparkring.training.launch.host.shared_imports import shared_imports
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 REFUSED = 5  # exit code of a host that is sent away: RESOURCES of pipelines/run/exit_codes.py
 LOOPBACK = ALONE.address
 OWN_PORT = "give each job its own MASTER_PORT, or launch.port"
+FAREWELL_S = 10.0  # since host 0 listens, for which it stays to tell the others why the job does not begin
 ALIVE_S = 2.0  # since an agent was heard of, within which no other can have been started in its place
 CLOSE_S = 15.0  # for the agents of this host to end
 Check = Callable[[WorkerGroup, list[AgentInfo]], None]
@@ -109,6 +110,11 @@ class HostAgents:
                 if not self._running:
                     self._all_ended.set()
 
+    @property
+    def have_come(self) -> bool:
+        """Whether one has found the driver."""
+        return bool(self._agents)
+
     def leave(self) -> None:
         """Tell the driver that this host is about to go."""
         self._left = True
@@ -125,7 +131,8 @@ class HostAgents:
     def result(self) -> Bye:
         """The driver's last message. LaunchError where the agents ended without it."""
         if self.error is not None:
-            raise LaunchError(str(self.error)) from self.error
+            where = "; look at the log of host 0" if isinstance(self.error, DriverGone) else ""
+            raise LaunchError(f"{self.error}{where}") from self.error
         return next((bye for bye in self._byes if bye.code), Bye())
 
 
@@ -159,7 +166,8 @@ class JoinedHosts:
     def __init__(self, options: JoinOptions, group: WorkerGroup, own: HostAgents):
         self._options, self._group, self._own = options, group, own
         self._accepted: set[str] = set()
-        self._end = Bye(REFUSED, "the driver has failed")
+        self._end, self._stays = Bye(REFUSED, "the driver has failed"), False
+        self._began = time.monotonic()
 
     def gather(self, least: int) -> None:
         """Wait for all hosts; PreflightError where they were started with different things.
@@ -214,8 +222,12 @@ class JoinedHosts:
 
     def missing(self) -> list[int]:
         """Ranks of the hosts that are not here with all their agents."""
-        here = [ready.joined.rank for ready in self._here() if ready.joined is not None]
-        return [rank for rank in range(self._options.placement.count) if here.count(rank) < self._options.ranks]
+        return self._absent(self._here())
+
+    def _absent(self, ready: Sequence[AgentReady]) -> list[int]:
+        """Ranks of the hosts that do not have all their agents among these."""
+        ranks = [each.joined.rank for each in ready if each.joined is not None]
+        return [rank for rank in range(self._options.placement.count) if ranks.count(rank) < self._options.ranks]
 
     def _here(self) -> list[AgentReady]:
         """Agents that are ready and connected."""
@@ -276,9 +288,12 @@ class JoinedHosts:
         self._group.forget_gone()
         yield self._group
 
-    def end(self, code: int, why: str = "") -> None:
-        """Decide with what exit code, and what words, the other hosts end."""
-        self._end = Bye(code, why)
+    def end(self, code: int, why: str = "", stays: bool = False) -> None:
+        """Decide with what exit code, and what words, the other hosts end.
+
+        `stays`: whether a job that has not begun waits a moment for hosts that have never come, to tell them.
+        """
+        self._end, self._stays = Bye(code, why), stays
 
     def close(self) -> None:
         """Send all hosts away, one that came in vain with the reason."""
@@ -287,7 +302,15 @@ class JoinedHosts:
         deadline = time.monotonic() + CLOSE_S
         while not self._own.wait(0.02) and time.monotonic() < deadline:
             self._group.dismiss(self._end)  # again: an agent may become ready only now
+        while self._is_awaited() and time.monotonic() < self._began + FAREWELL_S:
+            time.sleep(0.05)
+            self._group.dismiss(self._end)
         self._group.close(self._end)
+
+    def _is_awaited(self) -> bool:
+        """Whether a host may still come that does not know why the job has not begun."""
+        informed = {*self._strangers()}
+        return self._stays and not self._accepted and not informed.issuperset(self._absent(self._group.ready))
 
 
 @contextmanager

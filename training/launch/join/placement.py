@@ -135,7 +135,9 @@ def _once_per_host(env: Variables, key: str, command: str) -> None:
 def _master(env: Variables, count: int, prefix: str = "") -> str:
     key = f"{prefix}MASTER_ADDR"
     if not env.get(key) and count > 1:
-        raise ValueError(f"{key} is not set: {count} hosts need the address of the first one; set it on every host")
+        raise ValueError(
+            f"{key} is not set: {count_of(count, 'host needs')} the address of the first one; set it on every host"
+        )
     return env.get(key) or ALONE.address
 
 

@@ -16,6 +16,8 @@ import difflib
 from functools import lru_cache
 from typing import NamedTuple
 
+from sparkring.conf.plain_text import count_of
+
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 COST = {"F": 1, "B": 2, "I": 1, "W": 1}
 
@@ -172,8 +174,8 @@ def balance(costs: list[float], stages: int) -> list[int]:
     """
     if stages > len(costs):
         raise ValueError(
-            f"{len(costs)} layers are fewer than {stages} stages (parallel.pp x parallel.stages_per_rank); "
-            f"a stage needs at least one layer"
+            f"{count_of(len(costs), 'layer is')} fewer than {count_of(stages, 'stage')} (parallel.pp x "
+            f"parallel.stages_per_rank); a stage needs at least one layer"
         )
     total = [0.0]
     for cost in costs:

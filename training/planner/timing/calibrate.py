@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkring.conf.clusters.cluster import Cluster
+from sparkring.conf.plain_text import count_of
 from sparkring.training.planner.timing.measurements import MeasuredStep
 from sparkring.training.planner.timing.step_time import StepCounts, step_time
 
@@ -90,8 +91,8 @@ def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[Timed
     names, reached = determined(cluster, steps), cluster.as_trained_by(framework).reached
     if len(steps) < 2 * len(names):
         raise ValueError(
-            f"{len(steps)} measured steps cannot determine {len(names)} parameters ({', '.join(names)}): measure at "
-            f"least {2 * len(names)}, of different models, batches and layouts"
+            f"{count_of(len(steps), 'measured step')} cannot determine {count_of(len(names), 'parameter')} "
+            f"({', '.join(names)}): measure at least {2 * len(names)}, of different models, batches and layouts"
         )
     bounds = BOUNDS | (CPU_BOUNDS if cluster.device.type == "cpu" else {})
     low, high = (np.array([bounds[name][end] for name in names]) for end in (0, 1))
@@ -115,7 +116,7 @@ def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[Timed
         residuals, near, bounds=(0, 1), loss="soft_l1", f_scale=OUTLIER, diff_step=1e-2, max_nfev=MOST_ROUNDS
     )
     _check_explained(np.median(residuals(found.x)[: len(seconds)]), cluster)
-    return with_values(found.x).model_copy(update={"fitted_on": f"{len(steps)} steps of {data}"})
+    return with_values(found.x).model_copy(update={"fitted_on": f"{count_of(len(steps), 'step')} of {data}"})
 
 
 def _check_explained(error: float, cluster: Cluster) -> None:

@@ -199,7 +199,7 @@ def test_a_server_too_old_to_say_what_a_table_is_made_of_is_named() -> None:
     [
         (
             "INSERT INTO events VALUES (99, DATE '2024-01-02')",
-            "1 files added, removed or written, such as day=",
+            "1 file added, removed or written, such as day=",
         ),
         ("INSERT INTO events VALUES (99, DATE '2024-01-09')", "such as day=2024-01-09"),
         ("ALTER TABLE events DROP PARTITION (day = '2024-01-01')", "such as day=2024-01-01/"),
@@ -249,7 +249,7 @@ def test_a_file_written_over_is_noticed(catalog: Catalog) -> None:
     (file,) = catalog.folder.glob("flat/*.parquet")
     content = file.read_bytes()
     file.write_bytes(content)
-    with pytest.raises(EtlError, match=f"1 files added, removed or written, such as {file.name}"):
+    with pytest.raises(EtlError, match=f"1 file added, removed or written, such as {file.name}"):
         found.check_unchanged()
 
 

@@ -116,8 +116,8 @@ def test_undeclared_keys_are_counted_and_one_of_another_case_is_refused():
     found = check(opener('{"b": 1, "o": {"z": 1}}', '{"b": 1}', '{"A": 7, "o": {"X": 1}}'), kinds)
     assert found.unknown == {"b": 2, "o.z": 1, "A": 1, "o.X": 1}
     assert found.problems == [
-        "has a key 'A' (in 1 records), which differs from the declared 'a' by case alone; rename one",
-        "has a key 'o.X' (in 1 records), which differs from the declared 'o.x' by case alone; rename one",
+        "has a key 'A' (in 1 record), which differs from the declared 'a' by case alone; rename one",
+        "has a key 'o.X' (in 1 record), which differs from the declared 'o.x' by case alone; rename one",
     ]
 
 

@@ -103,7 +103,7 @@ def test_a_folder_gives_the_files_of_its_format_and_a_glob_what_it_says(tmp_path
     assert files_of(tmp_path / "d/*/?.csv", "csv") == ["sub/x.csv"]
     assert files_of(tmp_path / "d/**/x.csv", "csv") == ["sub/deep/x.csv", "sub/x.csv", "x.csv"]
     assert files_of(tmp_path / "d/z.json", "csv") == ["z.json"] and len(files_of(tmp_path / "d", "text")) == 5
-    with pytest.raises(EtlError, match=r"no files named \*\.parquet below it \(7 files lie there, such as"):
+    with pytest.raises(EtlError, match=r"no files named \*\.parquet below it \(7 files are there, such as"):
         files_of(tmp_path / "d", "parquet")
     with pytest.raises(EtlError, match=r"no file matches it .*`\*\*` stands for any folders"):
         files_of(tmp_path / "d/*/deep.csv", "csv")

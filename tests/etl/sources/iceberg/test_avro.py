@@ -94,7 +94,7 @@ def test_counts_and_lengths_beyond_the_file_are_refused_whatever_the_schema(sche
 
 def test_a_block_of_more_records_than_bytes_is_refused():
     nothing = {"type": "record", "name": "r", "fields": []}
-    with pytest.raises(ValueError, match=f"block of {1 << 40} records in 1 bytes"):
+    with pytest.raises(ValueError, match=f"block of {1 << 40} records in 1 byte"):
         check_avro(avro(nothing, b"a", records=1 << 40))
 
 

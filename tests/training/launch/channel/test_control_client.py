@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import queue
 import socket
 import time
@@ -126,9 +127,38 @@ def test_heartbeats_are_merged_and_the_last_one_is_ahead_of_an_end(server: Contr
 
 def test_a_client_gives_up_when_the_driver_is_gone_for_good(server: ControlServer, thread: LoopThread) -> None:
     gone: queue.Queue[object] = queue.Queue()
-    thread.call(opened(endpoint_of(server), "a", gone.put, 0.5))
+    client = thread.call(opened(endpoint_of(server), "a", gone.put, 0.5))
     server.close()
     assert gone.get(timeout=120) is None
+    assert client.why_gone == "the driver has not answered for 0.5 s"
+
+
+def test_a_client_knows_at_once_that_a_driver_has_ended_whose_port_is_closed(
+    server: ControlServer, thread: LoopThread
+) -> None:
+    """It tried for as long as its patience, and so let ranks run on for nobody."""
+    gone: queue.Queue[object] = queue.Queue()
+    client = thread.call(opened(endpoint_of(server), "a", gone.put, patience_s=3600.0))
+    server.close()
+    assert gone.get(timeout=120) is None
+    assert client.why_gone == "the driver has ended: nobody listens at its port any more"
+
+
+def test_a_driver_that_refuses_now_and_then_has_not_ended(
+    server: ControlServer, thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: queue.Queue[object] = queue.Queue()
+    client = thread.call(opened(endpoint_of(server), "a", gone.put, patience_s=2.0))
+    errors = itertools.cycle([ConnectionRefusedError("no"), TimeoutError("late")])
+
+    async def connect(*_: object, **__: object) -> object:
+        raise next(errors)
+
+    monkeypatch.setattr(control_client, "REFUSED_S", 0.3)  # two refusals, if none but them counted
+    monkeypatch.setattr(thread.loop, "create_connection", connect)
+    cut(thread, client)
+    assert gone.get(timeout=120) is None
+    assert client.why_gone == "the driver has not answered for 2 s"
 
 
 def test_a_port_that_never_answers_is_given_up_in_time(
@@ -146,8 +176,18 @@ def test_a_port_that_never_answers_is_given_up_in_time(
 def test_a_closed_port_is_named(server: ControlServer, thread: LoopThread) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    with pytest.raises(DriverUnreachable, match=f"127.0.0.1:{port}"):
-        thread.call(opened(replace(endpoint_of(server), port=port), "a", patience_s=0.3))
+    endpoint = replace(endpoint_of(server), port=port)
+    with pytest.raises(DriverUnreachable, match=f"127.0.0.1:{port}: ConnectionRefusedError: .*set launch.interface"):
+        thread.call(opened(endpoint, "a", patience_s=0.3))
+
+    async def wait() -> None:
+        await ControlClient(endpoint, "a", lambda message: None, 10.0).open(0.5)
+
+    with pytest.raises(DriverUnreachable) as error:  # it was told to open a port, though nobody listened there
+        thread.call(wait())
+    said = str(error.value)
+    assert said.startswith(f"no driver within launch.hosts_wait_s = 0.5 s (127.0.0.1:{port}: ConnectionRefusedError: ")
+    assert said.index("host 0 has not started, or has ended; look at its log") < said.index("MASTER_PORT")
 
 
 def test_an_agent_sends_its_secret_to_the_driver_with_the_key_alone(server: ControlServer, thread: LoopThread) -> None:

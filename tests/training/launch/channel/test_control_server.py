@@ -242,3 +242,13 @@ def test_a_signal_whose_handler_takes_longer_does_not_make_the_driver_wait_for_t
         late.cancel()
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_server_that_closes_leaves_no_connection_open(server: ControlServer, thread: LoopThread) -> None:
+    """One that came while the others were ended stayed open for as long as the driver's process lived."""
+    gone = threading.Event()
+    client = thread.call(opened(endpoint_of(server), "a", lambda message: gone.set(), 0.3))
+    known = server._agents.pop("a")  # as of one that is accepted too late to be known
+    server.close()
+    assert gone.wait(120) and client.why_gone
+    assert known.connection is not None and known.connection.ended.done()

@@ -6,6 +6,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from uuid import uuid4
@@ -16,6 +17,7 @@ from sparkring.training.launch.channel.control_client import Endpoint
 from sparkring.training.launch.channel.tls import shared_certificate
 from sparkring.training.launch.failure import LaunchError, PreflightError
 from sparkring.training.launch.group import SharedPort, WorkerGroup
+from sparkring.training.launch.host.agent import DriverGone
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.join import hosts
 from sparkring.training.launch.join.hosts import (
@@ -90,6 +92,54 @@ def test_ranks_run_on_hosts_that_have_come_and_all_end_with_the_drivers_code(sta
     job.hosts.end(6, "not better")
     job.hosts.close()
     assert second.wait(60.0) and (second.result().code, second.result().why) == (6, "not better")
+
+
+def test_a_host_that_comes_after_host_0_has_failed_hears_why(start: Callable[..., Job]) -> None:
+    """It looked for a driver until launch.hosts_wait_s had passed, and was then told to open a port."""
+    job = start()
+    job.hosts.end(3, "dataset = 'd': not a dataset", stays=True)
+    with ThreadPoolExecutor() as pool:
+        closing = pool.submit(job.hosts.close)
+        assert job.hosts._own.wait(60.0), "all of host 0 itself has ended"
+        second = job.join(other())
+        closing.result()
+    assert second.wait(60.0) and (second.result().code, second.result().why) == (3, "dataset = 'd': not a dataset")
+
+
+@pytest.mark.parametrize(
+    ("stays", "have_begun", "comes", "awaited"),
+    [
+        (True, False, "", True),
+        (False, False, "", False),  # stopped by a signal, or well
+        (True, True, "", False),
+        (True, False, SECRET, False),
+        (True, False, "another secret of enough letters", False),  # it has ended, with a word of its own
+    ],
+)
+def test_host_0_waits_to_tell_those_alone_that_do_not_know(
+    stays: bool, have_begun: bool, comes: str, awaited: bool, start: Callable[..., Job]
+) -> None:
+    job = start()
+    if comes:
+        second = job.join(other(), comes)
+        wait_for(lambda: job.group.look() or job.hosts._strangers() or len(job.group.agents) == 2)
+        assert comes == SECRET or second.wait(60.0)
+    wait_for(lambda: job.group.look() or job.group.agents)
+    if have_begun:
+        job.hosts._accepted.add(job.group.agents[0].name)
+    job.hosts.end(3, "why", stays)
+    assert job.hosts._is_awaited() == awaited
+    job.hosts.end(3)
+
+
+def test_a_host_whose_driver_is_gone_says_where_to_look(start: Callable[..., Job]) -> None:
+    agents = start().hosts._own
+    for error, said in ((DriverGone("gone"), "gone; look at the log of host 0"), (ValueError("no such"), "no such")):
+        agents.error = error
+        with pytest.raises(LaunchError) as found:
+            agents.result()
+        assert str(found.value) == said
+    agents.error = None
 
 
 @pytest.mark.parametrize(
