@@ -141,8 +141,8 @@ class ReportInputs:
         lost, alias = lost_to(result.scores, config.report, result.missing), config.tracking.alias
         facts = {
             "model": self.model,
-            f"{unit}s": f"{train.steps:,} ({train.consumed_samples:,} samples), best at {unit} {train.best_step}; "
-            f"the model is {unit} {train.exported_step}'s{averaged}",
+            f"{'the network, ' * result.is_blend}{unit}s": f"{train.steps:,} ({train.consumed_samples:,} samples), "
+            f"best at {unit} {train.best_step}; the model is {unit} {train.exported_step}'s{averaged}",
         }
         if result.calibration is not None:
             facts["probabilities"] = result.calibration.describe()
