@@ -350,8 +350,8 @@ def rare_remark(values: Any) -> str:
     if known == distinct:
         return ""
     return (
-        f"{known:,} of its {distinct:,} values have {CODE_ROWS} rows to be known by; the others, in {others:.0%} of the "
-        "rows, share one code"
+        f"{known:,} of its {distinct:,} values have {CODE_ROWS} rows to be known by; the others, in {others:.0%} of "
+        "the rows, share one code"
     )
 
 
