@@ -125,7 +125,7 @@ def test_of_many_texts_those_with_too_few_rows_to_be_known_by_are_told(tmp_path:
     }
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
     found = decide_columns(read_sample(str(tmp_path / "rows.parquet")), "y")
-    assert found.features == dict.fromkeys(("shop", "paid", "area"), {"kind": "categorical", "min_count": 5})
+    assert found.features == {name: {"kind": "categorical", "min_count": 5} for name in ("shop", "paid", "area")}
     assert found.left_out["client"] == "nearly an id: 2000 distinct values, of which none has 5 rows to be known by"
     rare = "; 342 of its 2,058 values have 5 rows to be known by; the others, in 72% of the rows, share one code"
     paid = found.remarks.pop("paid")
