@@ -228,13 +228,14 @@ def _loss_part(losses: Mapping[str, float]) -> str:
 def split_losses(trained: Trained, scores: Scores, fit: CalibrationFit | None = None) -> Scores:
     """The model's loss in train (the last logged window up to its step), valid and test, as far as they are known.
 
-    `scores`: of the test rows; `fit`: with a calibration that is kept, the loss in train is not known.
+    `scores`: of the test rows; `fit`: with a calibration that is kept, the loss in train is not known. Nor is it of a
+    blend, whose curves are those of its network.
     """
     if fit is not None and fit.kept is not None:
         return {"valid": fit.loss_after} | ({"test": scores["loss"]} if "loss" in scores else {})
     last = trained.train.exported_step
     windows = [loss for step, loss in trained.history.get("train/loss", []) if last is None or step <= last]
-    losses = {"train": windows[-1]} if windows else {}
+    losses = {"train": windows[-1]} if windows and not trained.is_blend else {}
     valid = trained.model_valid()
     losses |= {"valid": valid["loss"]} if "loss" in valid else {}
     return losses | ({"test": scores["loss"]} if "loss" in scores else {})

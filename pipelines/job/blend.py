@@ -126,6 +126,8 @@ def better_blend(
     """
     try:
         share = fit_share(valid)
+        if not 0 < share < 1:
+            return None, choice
         mix = valid.blended(share)
         found = valid.scores(mix)[choice.metric]
     except (ValueError, KeyError) as error:  # a metric that these rows do not have
@@ -134,7 +136,7 @@ def better_blend(
     best = valid.net if choice.winner == "net" else valid.trees
     tried = replace(choice, values={**choice.values, "both": found})
     width = valid.half_width(choice.metric, mix, best)
-    if not 0 < share < 1 or is_behind(choice.metric, found, valid.scores(best)[choice.metric], width):
+    if is_behind(choice.metric, found, valid.scores(best)[choice.metric], width):
         return None, tried
     blend = Blend(share=share)
     write_model(job.folder, blend, trained)

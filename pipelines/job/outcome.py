@@ -83,8 +83,8 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
     width = max(map(len, shown))
     lines = [*score_table(result.scores, f"{split} split"), ""]
     lines += [f"{name.ljust(width)}  {text}" for name, text in shown.items()]
-    is_blend = result.choice is not None and result.choice.winner == "both"
-    head = f"{config.name}: {'a blend; its network ' * is_blend}{ended_line(result.train, config, is_blend)}"
+    of_blend = "a blend; its network " * result.is_blend
+    head = f"{config.name}: {of_blend}{ended_line(result.train, config, result.is_blend)}"
     return "\n".join([head, "", *(f"  {line}".rstrip() for line in lines)])
 
 

@@ -96,8 +96,8 @@ class Source:
 
 BLENDED = (
     "is a blend of a network and trees, which one file cannot hold: export the models of its run, <run>/net/model and "
-    "<run>/trees/model, and mix what they predict by the share in <run>/model/blend.json; or serve it from its folder, "
-    "or by `sparkring predict`"
+    "<run>/trees/model, mix what they predict by the share in <run>/model/blend.json, and calibrate that by "
+    "<run>/model/calibration.json, where it has one; or serve it from its folder, or by `sparkring predict`"
 )
 
 

@@ -142,8 +142,9 @@ class ReportInputs:
         lost, alias = lost_to(result.scores, config.report, result.missing), config.tracking.alias
         facts = {
             "model": self.model,
-            f"{unit}s": f"{train.steps:,} ({count_of(train.consumed_samples, 'sample', ',')}), best at {unit} "
-            f"{train.best_step}; the model is {unit} {train.exported_step}'s{averaged}",
+            f"{'the network, ' * result.is_blend}{unit}s": f"{train.steps:,} "
+            f"({count_of(train.consumed_samples, 'sample', ',')}), best at {unit} {train.best_step}; the model is "
+            f"{unit} {train.exported_step}'s{averaged}",
         }
         if result.calibration is not None:
             facts["probabilities"] = result.calibration.describe()

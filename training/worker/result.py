@@ -356,6 +356,11 @@ class Trained:
     choice: FamilyChoice | None = None  # None: one family was trained
     planned: PlanRecord | None = None  # None: no cluster is named, or nothing could be planned for it
 
+    @property
+    def is_blend(self) -> bool:
+        """Whether the model mixes two families' models; the steps, rounds and curves are the network's then."""
+        return self.choice is not None and self.choice.winner == "both"
+
     def model_valid(self) -> Scores:
         """The validation metrics of the exported model, which need not be the last that were measured."""
         if self.train.exported_valid is not None:

@@ -22,7 +22,7 @@ from sparkring.pipelines.evaluation.balance import (
     value_balance,
 )
 from sparkring.training.model.calibration import Calibration
-from sparkring.training.worker.result import CalibrationFit, LabelBalance, SplitScores
+from sparkring.training.worker.result import CalibrationFit, FamilyChoice, LabelBalance, SplitScores
 from tests.pipelines.results import rank_result, train_result
 
 
@@ -91,6 +91,16 @@ def test_losses_are_those_of_the_exported_model() -> None:
     assert split_losses(trained, {}, dataclasses.replace(fit, kept=None))["valid"] == 2.5
     assert split_losses(train_result(train=rank_result(valid={"loss": 4.0})), {}) == {"valid": 4.0}
     assert split_losses(train_result(train=rank_result(valid={})), {"auc": 0.5}) == {}
+
+
+def test_the_curve_of_a_blends_network_is_not_the_loss_of_the_blend() -> None:
+    choice = FamilyChoice(metric="loss", winner="both", values={"net": 2.5}, half_width=None, train_s={}, share=0.5)
+    history = {"train/loss": [(4, 2.0)]}
+    scored = SplitScores(metrics={"loss": 2.5}, left_out=[], predictions=None)
+    trained = train_result(history=history, train=rank_result(exported_valid=scored), choice=choice)
+    assert split_losses(trained, {"loss": 2.75}) == {"valid": 2.5, "test": 2.75}
+    alone = dataclasses.replace(trained, choice=dataclasses.replace(choice, winner="net", share=None))
+    assert split_losses(alone, {})["train"] == 2.0
 
 
 def test_of_many_classes_the_frequent_ones_have_a_share_of_their_own() -> None:

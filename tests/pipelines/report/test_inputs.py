@@ -8,7 +8,7 @@ import pytest
 
 from sparkring.conf.manifest import Column, DataFile
 from sparkring.pipelines.report.inputs import ReportInputs
-from sparkring.training.worker.result import MODEL, FailedAttempt, LabelBalance, Promotion
+from sparkring.training.worker.result import MODEL, FailedAttempt, FamilyChoice, LabelBalance, Promotion
 from tests.helpers.datasets import manifest_of
 from tests.pipelines.results import rank_result, train_result
 
@@ -34,6 +34,8 @@ def test_facts_name_the_model_and_the_step_whose_weights_it_has() -> None:
     scores = {"this model": {"auc": 0.8}, "majority rate": {"auc": 0.5}}
     found = train_result(scores=scores, labels={"train": LabelBalance(rows=1200, shares={"1": 1.0})})
     assert ReportInputs(found, MANIFEST).facts["baselines"] == "fitted on 1,200 training rows"
+    choice = FamilyChoice(metric="loss", winner="both", values={}, half_width=None, train_s={}, share=0.5)
+    assert "the network, steps" in ReportInputs(train_result(choice=choice), MANIFEST).facts, "trees have rounds"
     averaging = {"name": "again", "dataset": "/d", "optim": {"ema": 0.99}}
     facts = ReportInputs(train_result(config=averaging), MANIFEST).facts
     assert facts["steps"].endswith("'s, its weights averaged over steps (optim.ema = 0.99)")
