@@ -58,7 +58,6 @@ MODELS = {
 # the validation rows too; in larger tables these teach little, and both take long.
 MOST_SLOW = 100_000  # rows
 SLOW_TREES = {"refit": True, "learning_rate": 0.025, "early_stopping_rounds": 100}
-LEAF_OF_VALUES = 5.0  # rows: a mean of fewer amounts is mostly noise
 MOST_COUNTED = 5  # events in half of the rows
 RARE = 0.05  # `init` warns of a label with a smaller share
 SOURCE, VIEW = "raw", "prepared"
@@ -101,8 +100,7 @@ def table_recipe(sample: TableSample, columns: Columns, name: str, family: str) 
     if family == BOTH:
         described["model"] = {"family": BOTH} | described["model"]
     if family != NET and sample.is_whole and sample.rows.num_rows <= MOST_SLOW:
-        leaf = {"min_child_weight": LEAF_OF_VALUES} if label.task == REGRESSION.name else {}
-        described["trees"] = SLOW_TREES | leaf
+        described["trees"] = SLOW_TREES
     return {
         "name": name,
         "etl": {

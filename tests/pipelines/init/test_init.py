@@ -112,7 +112,7 @@ def test_whole_numbers_that_repeat_are_amounts_and_codes(tmp_path: Path) -> None
     assert "age_code_3" in decide_columns(read_sample(str(tmp_path / "rows.parquet")), "y").features
 
 
-OF_AMOUNTS = {"refit": True, "learning_rate": 0.025, "early_stopping_rounds": 100, "min_child_weight": 5.0}
+SLOW = {"refit": True, "learning_rate": 0.025, "early_stopping_rounds": 100}
 
 
 def test_a_recipe_of_trees_has_no_block_of_a_network(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_recipe_of_trees_has_no_block_of_a_network(tmp_path: Path) -> None:
     assert main([*words, "--family", "trees"]) == 0
     written = yaml.safe_load((tmp_path / "mine/recipe.yaml").read_text())
     assert written["model"] == {"family": "trees", "task": "regression"}
-    assert written.keys() == {"name", "etl", "model", "trees", "predict"} and written["trees"] == OF_AMOUNTS
+    assert written.keys() == {"name", "etl", "model", "trees", "predict"} and written["trees"] == SLOW
     assert load_config(str(tmp_path / "mine/recipe.yaml")).config.model.is_trees
 
 
@@ -164,17 +164,6 @@ def test_trees_of_a_large_table_are_neither_slow_nor_grown_twice(
         assert ("trees" in project.recipe) == is_slow
 
 
-def test_leaves_of_amounts_are_of_more_rows_than_those_of_a_flag(tmp_path: Path) -> None:
-    rows = PLAIN | {"bought": [i % 3 == 0 for i in range(ROWS)]}
-    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
-    found = {
-        label: table_project(str(tmp_path / "rows.parquet"), label, None, tmp_path / "mine", "trees").recipe["trees"]
-        for label in ("price", "bought")
-    }
-    assert found["price"] == OF_AMOUNTS and found["bought"] | {"min_child_weight": 5.0} == OF_AMOUNTS
-    assert "min_child_weight" not in found["bought"]
-
-
 def test_a_recipe_of_both_families_is_that_of_a_network_with_its_family(tmp_path: Path) -> None:
     pq.write_table(pa.table(PLAIN), tmp_path / "rows.parquet")
     made = {}
@@ -183,7 +172,7 @@ def test_a_recipe_of_both_families_is_that_of_a_network_with_its_family(tmp_path
         assert main([*words, "--family", family]) == 0
         made[family] = yaml.safe_load((tmp_path / family / "recipe.yaml").read_text())
     assert load_config(str(tmp_path / "both/recipe.yaml")).config.model.families == ("trees", "net")
-    assert made["both"]["model"].pop("family") == "both" and made["both"].pop("trees") == OF_AMOUNTS
+    assert made["both"]["model"].pop("family") == "both" and made["both"].pop("trees") == SLOW
     assert made["both"] | {"name": "net"} == made["net"]
 
 
