@@ -23,11 +23,12 @@ RANK = RankInfo(rank=0, local_rank=0, world_size=1, local_size=1)
 
 
 def grown(kind: TaskKind, rows_per_leaf: float) -> tuple[TreesRanks, HeldBatch]:
-    """Trees of labels that the columns say exactly; rows weigh 1 or 2."""
+    """Trees of labels that the columns say exactly; rows near the border, of which trees are least certain, weigh 3."""
     draw = np.random.default_rng(0)
     rows = draw.normal(size=(ROWS, 2)).astype(np.float32)
-    labels = (rows[:, 0] * rows[:, 1] > 0.2).astype(np.float32)
-    weights = np.where(np.arange(ROWS) % 2, 1.0, 2.0)
+    above = rows[:, 0] * rows[:, 1] - 0.2
+    labels = (above > 0).astype(np.float32)
+    weights = np.where(np.abs(above) < 0.1, 3.0, 1.0)
     matrix = xgboost.QuantileDMatrix(rows, labels, weight=weights)
     held = HeldBatch({}, ROWS, ROWS, ROWS, weight=torch.from_numpy(weights), matrix=matrix)
     ranks = TreesRanks(RANK, TreeColumns(()), Sampler(0, 0, 1.0, 1.0), kind, rows_per_leaf)
