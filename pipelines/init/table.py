@@ -57,7 +57,8 @@ MODELS = {
 # Trees of small tables learn slowly, which is as good as a mean of several models, and, when it is known how long, from
 # the validation rows too; in larger tables these teach little, and both take long.
 MOST_SLOW = 100_000  # rows
-SLOW_TREES = {"refit": True, "learning_rate": 0.025, "early_stopping_rounds": 100}
+# Labels that can be known exactly are learned ever better by more rounds, which takes long and gains nothing any more.
+SLOW_TREES = {"refit": True, "learning_rate": 0.025, "early_stopping_rounds": 100, "rounds": 2500}
 MOST_COUNTED = 5  # events in half of the rows
 RARE = 0.05  # `init` warns of a label with a smaller share
 SOURCE, VIEW = "raw", "prepared"

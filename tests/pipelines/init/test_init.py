@@ -112,7 +112,7 @@ def test_whole_numbers_that_repeat_are_amounts_and_codes(tmp_path: Path) -> None
     assert "age_code_3" in decide_columns(read_sample(str(tmp_path / "rows.parquet")), "y").features
 
 
-SLOW = {"refit": True, "learning_rate": 0.025, "early_stopping_rounds": 100}
+SLOW = {"refit": True, "learning_rate": 0.025, "early_stopping_rounds": 100, "rounds": 2500}
 
 
 def test_a_recipe_of_trees_has_no_block_of_a_network(tmp_path: Path) -> None:
