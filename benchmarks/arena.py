@@ -6,7 +6,9 @@ The recipe of each table is used as `sparkring init table` writes it. All see th
 rows of our training and validation splits (ours stops early by the second), as `model.family: trees` sees them, and
 scored on the rows of the test split. Tables: tables_data.py. A seed is one of training; the splits stay.
 
-A row or two decide the scores of small tables: name several `--seeds`, and trust no gap below the spread.
+A row or two decide the scores of small tables: name several `--seeds`, and several `--splits`, each a seed that deals
+the rows into splits anew (`etl.split.seed`), for all models alike. Then means are over all of them, and the difference
+to the best peer has an interval.
 `--refit` names tables on which jobs of trees with `trees.refit` and without it are compared by their CPU seconds.
 
 Every score is added to the file `--kept` as it is measured, and one that is there is not measured again, so that the
@@ -20,7 +22,8 @@ import json
 import math
 import subprocess
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from tempfile import TemporaryDirectory
@@ -28,6 +31,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import yaml
 from machine import ROOT, ChildrenCpu, measured_with, publish
+from scipy import stats
 from tables import run
 from tables_data import TABLES
 
@@ -51,11 +55,12 @@ MOST_BEHIND, FEWEST_WINS = 2.0, 0.6  # targets: percent behind the best peer, sh
 RESAMPLES = 10_000  # of the tables
 REFIT, WITHOUT = "trees", "trees without refit"  # compared by --refit, in place of a family
 MOST_REFIT = 1.3  # times the CPU seconds of the job without
+TEST_TO_TRAIN = 0.1 / 0.9  # rows of the splits that `init` writes; validation rows train too
 
 
 @dataclass(frozen=True)
 class Score:
-    """The loss of the test rows (log loss, RMSE), and CPU seconds.
+    """The loss of the test rows (log loss, RMSE), and CPU seconds; `split`: etl.split.seed.
 
     Ours are of all processes of a job that finds its dataset, a peer's of fit and predict. NaN of a baseline, which is
     a part of our job.
@@ -66,6 +71,7 @@ class Score:
     seed: int
     loss: float
     seconds: float
+    split: int = 0
 
 
 def trained(table: str, family: str, seed: int, folder: Path, more: list[str]) -> list[Score]:
@@ -143,15 +149,25 @@ def peer_score(table: str, peer: str, seed: int, folder: Path, task: TaskKind, l
     return Score(table, peer, seed, loss_of(task_scores(task, labels, predictions)), float(found["seconds"]))
 
 
-def measure(table: str, models: list[tuple[str, int]], folder: Path, more: list[str]) -> Iterator[Score]:
-    """Measure models, each with a seed, on one table, ours first. `more`: settings of our jobs."""
+def measure(table: str, split: int, models: list[tuple[str, int]], folder: Path, more: list[str]) -> Iterator[Score]:
+    """Measure models on one table, ours first.
+
+    Args:
+        table: by name.
+        split: the seed of its split.
+        models: each with a seed of training.
+        folder: of files that nobody needs afterwards.
+        more: settings of our jobs.
+    """
+    dealt = f"etl.split.seed={split}"
     data = folder / f"{table}.csv"
     TABLES[table].rows().to_csv(data, index=False)
     run(folder, "init", "table", "--data", data.name, "--label", TABLES[table].label)
-    run(folder / table, "etl", "recipe.yaml")
+    run(folder / table, "etl", "recipe.yaml", dealt)
     for model, seed in models:
         if model.startswith(OURS):
-            yield from trained(table, model.removeprefix(OURS), seed, folder, more)
+            found = trained(table, model.removeprefix(OURS), seed, folder, [dealt, *more])
+            yield from (replace(score, split=split) for score in found)
     peers = [(model, seed) for model, seed in models if not model.startswith(OURS)]
     if not peers:
         return
@@ -159,7 +175,7 @@ def measure(table: str, models: list[tuple[str, int]], folder: Path, more: list[
     task = task_kind(yaml.safe_load((folder / table / "recipe.yaml").read_text())["model"]["task"])
     labels = write_rows(manifest.parent, task, folder)
     for peer, seed in peers:
-        yield peer_score(table, peer, seed, folder, task, labels)
+        yield replace(peer_score(table, peer, seed, folder, task, labels), split=split)
 
 
 # --- what is made of the scores
@@ -168,7 +184,7 @@ Losses = dict[str, dict[str, float]]  # table -> model -> loss
 
 
 def table_of(scores: list[Score], field: str) -> list[str]:
-    """Means over the seeds, with their spread: a line for each table, a column for each model; the best is bold."""
+    """Means over seeds and splits, with their spread: a line for each table, a column for each model; best is bold."""
     models = list(dict.fromkeys(score.model for score in scores))
     lines = ["| table | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
     for table in dict.fromkeys(score.table for score in scores):
@@ -181,7 +197,7 @@ def table_of(scores: list[Score], field: str) -> list[str]:
 
 
 def shown_mean(values: list[float]) -> str:
-    """Mean and standard deviation of what the seeds gave; "-" for what was not measured."""
+    """Mean and standard deviation of what seeds and splits gave; "-" for what was not measured."""
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return "-"
@@ -194,7 +210,7 @@ def means(scores: list[Score], table: str, model: str, field: str = "loss") -> f
 
 
 def losses_of(scores: list[Score]) -> Losses:
-    """Mean losses over the seeds by table and model; a model that was not measured on a table is left out of it."""
+    """Mean losses over seeds and splits by table and model; one that was not measured on a table is left out of it."""
     models = list(dict.fromkeys(score.model for score in scores))
     found = {t: {m: means(scores, t, m) for m in models} for t in dict.fromkeys(score.table for score in scores)}
     return {t: {m: loss for m, loss in of.items() if not math.isnan(loss)} for t, of in found.items()}
@@ -278,6 +294,32 @@ def targets(losses: Losses) -> list[str]:
     return [f"- {line}" for line in lines]
 
 
+def differences(scores: list[Score]) -> list[str]:
+    """A line for each table of several splits: by how much the default recipe's loss differs from the best peer's."""
+    lines = []
+    for table in dict.fromkeys(score.table for score in scores):
+        of = [score for score in scores if score.table == table]
+        by_split = {split: losses_of([s for s in of if s.split == split])[table] for split in {s.split for s in of}}
+        paired = [found for found in by_split.values() if {DEFAULT, *PEERS} <= {*found}]
+        if len(paired) > 1:
+            best = min(PEERS, key=lambda peer: sum(found[peer] for found in paired))
+            behind, half = mean_difference([found[DEFAULT] for found in paired], [found[best] for found in paired])
+            lines.append(f"| {table} | {len(paired)} | {best} | {behind:+.1f} % ± {half:.1f} |")
+    return ["| table | splits | best peer | ours minus it, 95 % interval |", "|---" * 4 + "|", *lines] if lines else []
+
+
+def mean_difference(ours: list[float], theirs: list[float]) -> tuple[float, float]:
+    """The mean of the differences of two models' losses by split, and half its 95 % interval, in percent of theirs.
+
+    Splits share most training rows, so that their differences vary less than those of tables drawn anew: the variance
+    of the mean is not a k-th of theirs, but greater by the share of test to training rows (Nadeau and Bengio 2003,
+    https://doi.org/10.1023/A:1024068626366).
+    """
+    found, scale = np.subtract(ours, theirs), 100 / mean(theirs)
+    error = float(found.std(ddof=1)) * math.sqrt(1 / len(found) + TEST_TO_TRAIN)
+    return float(found.mean()) * scale, float(stats.t.ppf(0.975, len(found) - 1)) * error * scale
+
+
 def refit_costs(scores: list[Score]) -> list[str]:
     """A line for each table on which jobs of trees were measured with a refit and without."""
     lines = []
@@ -306,6 +348,8 @@ def report(scores: list[Score], refits: list[Score]) -> str:
     if scores:
         lines += ["Log loss or RMSE on test rows:", "", *table_of(scores, "loss"), "", *summary(losses), ""]
         lines += ["Targets of the default recipe:", "", *targets(losses), ""]
+        if paired := differences(scores):
+            lines += ["Against the best peer, split by split:", "", *paired, ""]
         lines += ["CPU seconds, ours of the whole job but its dataset:", "", *table_of(scores, "seconds"), ""]
     if costs := refit_costs(refits):
         limit = f"at most {MOST_REFIT} times the job without"
@@ -319,6 +363,7 @@ def main() -> None:
     parser.add_argument("--families", nargs="*", default=[*FAMILIES])
     parser.add_argument("--peers", nargs="*", default=[*PEERS], help="tabm and realmlp too, which take long")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--splits", nargs="*", type=int, default=[0], help="each a seed of the split")
     parser.add_argument(
         "--refit", nargs="*", choices=TABLES, default=[], help="tables of which jobs of trees are compared"
     )
@@ -328,21 +373,22 @@ def main() -> None:
     args = parser.parse_args()
     (ROOT / "build").mkdir(exist_ok=True)
     wanted = [(model, seed) for model in [*(OURS + f for f in args.families), *args.peers] for seed in args.seeds]
-    for table in dict.fromkeys([*args.only, *args.refit]):
-        known = {(score.model, score.seed) for score in read_kept(args.kept) if score.table == table}
+    for table, split in product(dict.fromkeys([*args.only, *args.refit]), args.splits):
+        known = {(s.model, s.seed) for s in read_kept(args.kept) if (s.table, s.split) == (table, split)}
         asked = wanted * (table in args.only)
         asked += [
             (OURS + each, 0) for each in (WITHOUT, REFIT) if table in args.refit and (OURS + each, 0) not in asked
         ]
         if missing := [each for each in asked if each not in known]:
             with TemporaryDirectory(dir=ROOT / "build") as folder, args.kept.open("a") as kept:
-                for score in measure(table, missing, Path(folder), args.settings):
+                for score in measure(table, split, missing, Path(folder), args.settings):
                     print(json.dumps(asdict(score)), file=kept, flush=True)
     order = {table: number for number, table in enumerate(args.only)}
     models = [*(OURS + family for family in args.families), "scikit-learn's trees", *args.peers]
-    shown = [s for s in read_kept(args.kept) if s.table in order and s.model in models and s.seed in args.seeds]
-    shown.sort(key=lambda score: (order[score.table], models.index(score.model), score.seed))
-    refits = [s for s in read_kept(args.kept) if s.table in args.refit and s.seed == 0]
+    measured = [s for s in read_kept(args.kept) if s.seed in args.seeds and s.split in args.splits]
+    shown = [s for s in measured if s.table in order and s.model in models]
+    shown.sort(key=lambda score: (order[score.table], models.index(score.model), score.split, score.seed))
+    refits = [s for s in read_kept(args.kept) if s.table in args.refit and s.seed == 0 and s.split in args.splits]
     publish(report(shown, refits), args.out)
 
 

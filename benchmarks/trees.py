@@ -28,9 +28,14 @@ from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import run_local
 from sparkring.training.worker.payload import TrainPayload
 
-CASES: dict[str, dict[str, Any]] = {
-    "rounds fixed, no samples": {"early_stopping_rounds": None, "subsample": 1.0, "columns_per_tree": 1.0},
-    "defaults, early stopping": {},
+CASES: dict[str, dict[str, Any]] = {  # the library's bound of leaves is another
+    "rounds fixed, no samples": {
+        "early_stopping_rounds": None,
+        "subsample": 1.0,
+        "columns_per_tree": 1.0,
+        "rows_per_leaf": 0.0,
+    },
+    "defaults, early stopping": {"rows_per_leaf": 0.0},
 }
 
 
@@ -99,7 +104,7 @@ def train_alone(dataset: str, trees: dict[str, Any]) -> dict[str, Any]:
     params = {
         "objective": "binary:logistic", "eval_metric": "logloss", "nthread": 1, "seed": 0,
         "learning_rate": trees["learning_rate"], "max_depth": trees["max_depth"],
-        "min_child_weight": trees["min_child_weight"], "subsample": trees["subsample"],
+        "min_child_weight": trees["rows_per_leaf"], "subsample": trees["subsample"],
         "colsample_bytree": trees["columns_per_tree"],
     }  # fmt: skip
     booster = xgboost.train(

@@ -29,8 +29,10 @@ class TreesConfig(Strict):
     )
     learning_rate: Share = Field(0.05, description="share of each tree's values that is added; lower needs more rounds")
     max_depth: PositiveInt = Field(6, description="splits between a tree's root and a leaf, at most")
-    min_child_weight: NonNegativeFloat = Field(
-        2.0, description="least sum of second derivatives in a leaf; of a squared error the rows, by their weights"
+    rows_per_leaf: NonNegativeFloat | None = Field(
+        None,
+        description="least rows in a leaf; a row counts by its weight and by how uncertain the trees so far are of it, "
+        "relative to the mean row; None: 5 of regression and poisson, 30 of other tasks",
     )
     subsample: Share = Field(0.8, description="share of the rows that each tree is grown on")
     columns_per_tree: Share = Field(

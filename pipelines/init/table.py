@@ -54,7 +54,11 @@ MODELS = {
     TREES: "gradient-boosted trees",
     BOTH: "a network and gradient-boosted trees, of which the better one, or a blend, goes on",
 }
-MOST_REFIT = 100_000  # rows; in larger tables the validation rows teach trees little, and a refit takes long
+# Trees of small tables learn slowly, which is as good as a mean of several models, and, when it is known how long, from
+# the validation rows too; in larger tables these teach little, and both take long.
+MOST_SLOW = 100_000  # rows
+# Labels that can be known exactly are learned ever better by more rounds, which takes long and gains nothing any more.
+SLOW_TREES = {"refit": True, "learning_rate": 0.025, "early_stopping_rounds": 100, "rounds": 2500}
 MOST_COUNTED = 5  # events in half of the rows
 RARE = 0.05  # `init` warns of a label with a smaller share
 SOURCE, VIEW = "raw", "prepared"
@@ -96,8 +100,8 @@ def table_recipe(sample: TableSample, columns: Columns, name: str, family: str) 
         described = network(label, sample.rows.num_rows)
     if family == BOTH:
         described["model"] = {"family": BOTH} | described["model"]
-    if family != NET and sample.is_whole and sample.rows.num_rows <= MOST_REFIT:
-        described["trees"] = {"refit": True}
+    if family != NET and sample.is_whole and sample.rows.num_rows <= MOST_SLOW:
+        described["trees"] = SLOW_TREES
     return {
         "name": name,
         "etl": {

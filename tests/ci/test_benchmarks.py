@@ -9,6 +9,7 @@ import subprocess
 import sys
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,12 +117,12 @@ def test_the_arena_measures_what_it_has_no_score_of(monkeypatch: pytest.MonkeyPa
     arena = importlib.import_module("arena")
     kept, asked = tmp_path / "kept.jsonl", []
 
-    def measured(table: str, models: list[tuple[str, int]], folder: Path, more: list[str]):
-        asked.append((table, models))
+    def measured(table: str, split: int, models: list[tuple[str, int]], folder: Path, more: list[str]):
+        asked.append((split, models))
         for number, (model, seed) in enumerate(models):
             if number == 2:
                 raise SystemExit("out of time")
-            yield arena.Score(table, model, seed, 1.0 + number, 2.0)
+            yield arena.Score(table, model, seed, 1.0 + number, 2.0, split)
 
     monkeypatch.setattr(arena, "measure", measured)
     words = ["arena.py", "--only", "cells", "--families", "both", "--peers", "catboost", "xgboost", "--kept", str(kept)]
@@ -129,4 +130,36 @@ def test_the_arena_measures_what_it_has_no_score_of(monkeypatch: pytest.MonkeyPa
     with pytest.raises(SystemExit):
         arena.main()
     arena.main()
-    assert [models for _, models in asked] == [[(arena.DEFAULT, 0), ("catboost", 0), ("xgboost", 0)], [("xgboost", 0)]]
+    every = [(arena.DEFAULT, 0), ("catboost", 0), ("xgboost", 0)]
+    assert asked == [(0, every), (0, [("xgboost", 0)])]
+    monkeypatch.setattr(sys, "argv", [*words, "--splits", "0", "1"])
+    with pytest.raises(SystemExit):
+        arena.main()
+    assert asked[2:] == [(1, every)], "the scores of another split say nothing of this one"
+    before = '{"table": "cells", "model": "catboost", "seed": 0, "loss": 1.0, "seconds": 2.0}\n'
+    kept.write_text(before)
+    assert [score.split for score in arena.read_kept(kept)] == [0], "of before there were splits"
+
+
+def test_the_arena_compares_with_the_best_peer_split_by_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    arena = importlib.import_module("arena")
+
+    def scores(table: str, model: str, losses: dict[int, list[float]]) -> list[Any]:
+        return [
+            arena.Score(table, model, seed, loss, 1.0, split)
+            for split, found in losses.items()
+            for seed, loss in enumerate(found)
+        ]
+
+    ours = scores("a", arena.DEFAULT, {0: [1.0, 1.2], 1: [2.2], 2: [3.0], 7: [9.0]})
+    catboost = scores("a", "catboost", {0: [1.0], 1: [2.0], 2: [3.0]})
+    others = [
+        *scores("a", "xgboost", {0: [0.5], 1: [2.5], 2: [5.0]}),
+        *scores("a", "lightgbm", {n: [9.0] for n in range(3)}),
+    ]
+    one = [score for peer in (arena.DEFAULT, *arena.PEERS) for score in scores("b", peer, {0: [1.0, 2.0]})]
+    (_, _, line) = arena.differences([*ours, *catboost, *others, *one])
+    spread = 0.1 * math.sqrt(1 / 3 + 1 / 9) * 4.303 / 2.0  # t of two degrees of freedom
+    assert line == f"| a | 3 | catboost | +5.0 % ± {100 * spread:.1f} |"
+    assert arena.differences(one) == [], "one split has no interval"

@@ -278,7 +278,7 @@ def test_settings_of_tables_that_decide_the_model_make_another_training(tmp_path
 
 
 OF_TREES = {
-    "rounds": 7, "early_stopping_rounds": 7, "learning_rate": 0.5, "max_depth": 3, "min_child_weight": 9.0,
+    "rounds": 7, "early_stopping_rounds": 7, "learning_rate": 0.5, "max_depth": 3, "rows_per_leaf": 9.0,
     "subsample": 0.5, "columns_per_tree": 0.5, "l2": 9.0, "min_gain": 0.5, "max_bin": 9, "memory_share": 0.9,
     "categories_per_split": 9, "refit": True,
 }  # fmt: skip

@@ -25,7 +25,7 @@ RECIPE = """
 name: trees
 dataset: {dataset}
 model: {{family: trees}}
-trees: {{rounds: 60, early_stopping_rounds: 10, learning_rate: 0.2}}
+trees: {{rounds: 60, early_stopping_rounds: 10, learning_rate: 0.1, rows_per_leaf: 10}}
 train: {{log_every_steps: 1, eval_batch: 64, threads_per_rank: 1, seed: 3}}
 checkpoint: {{every_steps: 5}}
 data: {{lanes: 8}}
@@ -160,7 +160,7 @@ def test_weights_count(group: WorkerGroup, tmp_path: Path) -> None:
 def test_trees_of_one_rank_are_those_of_the_library_alone(group: WorkerGroup, table: Path, tmp_path: Path) -> None:
     """On the rows in the order in which the rank reads them: equal bits."""
     words = ["trees.early_stopping_rounds=null", "trees.rounds=10", "train.export=last", "data.lanes=1"]
-    words += ["trees.subsample=1", "trees.columns_per_tree=1"]
+    words += ["trees.subsample=1", "trees.columns_per_tree=1", "trees.rows_per_leaf=0"]
     job = TreesJob(tmp_path / "run", table, *words).run(group, 1)
     assert trees_of(grown_alone(job, 10, table / "train.parquet")) == trees_of(job.booster)
 
@@ -185,7 +185,7 @@ def grown_alone(job: TreesJob, rounds: int, *files: Path) -> xgboost.Booster:
         "objective": "binary:logistic",
         "learning_rate": block["learning_rate"],
         "max_depth": block["max_depth"],
-        "min_child_weight": block["min_child_weight"],
+        "min_child_weight": block["rows_per_leaf"],
         "max_cat_threshold": block["categories_per_split"],
         "nthread": 1,
     }
@@ -200,7 +200,7 @@ def test_a_refit_grows_the_best_rounds_on_the_validation_rows_too(
     group: WorkerGroup, table: Path, tmp_path: Path
 ) -> None:
     """What is said of the validation rows is of the trees that have not seen them."""
-    words = ["trees.subsample=1", "trees.columns_per_tree=1", "data.lanes=1"]
+    words = ["trees.subsample=1", "trees.columns_per_tree=1", "data.lanes=1", "trees.rows_per_leaf=0"]
     plain = TreesJob(tmp_path / "plain", table, *words).run(group, 1)
     job = TreesJob(tmp_path / "run", table, *words, "trees.refit=true").run(group, 1)
     assert job.result.exported_step == plain.result.best_step < job.result.steps

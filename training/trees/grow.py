@@ -9,12 +9,14 @@ import torch
 import xgboost
 
 from sparkring.conf.rank_info import RankInfo
+from sparkring.conf.tasks import REGRESSION, TaskKind
 from sparkring.training.data.batch import Batch
 from sparkring.training.model.folder import TREES_ENGINE
 from sparkring.training.parallel.strategy import Ranks
 from sparkring.training.trees.collective import TreesMeeting
 from sparkring.training.trees.columns import TreeColumns
 from sparkring.training.trees.model import TreesModel
+from sparkring.training.trees.params import curvatures
 from sparkring.training.trees.rows import HeldBatch
 from sparkring.training.trees.sample import Sampler
 from sparkring.training.waiting import waits_for_ranks
@@ -25,7 +27,10 @@ class TreesRanks(Ranks):
 
     engine, is_data_leader = TREES_ENGINE, True
 
-    def __init__(self, info: RankInfo, columns: TreeColumns, sampler: Sampler) -> None:
+    def __init__(
+        self, info: RankInfo, columns: TreeColumns, sampler: Sampler, kind: TaskKind, rows_per_leaf: float
+    ) -> None:
+        self.kind, self.rows_per_leaf = kind, rows_per_leaf
         self.data_rank, self.data_size, self.meeting = info.rank, info.world_size, TreesMeeting(info)
         self.columns, self.sampler = columns, sampler
         self.booster = xgboost.Booster()
@@ -50,8 +55,24 @@ class TreesRanks(Ranks):
     def add_round(self, number: int) -> None:
         """Add the trees of a round, counted from 0. Collective."""
         assert self._training is not None, "begin comes first"
+        self.booster.set_param({"min_child_weight": self.rows_per_leaf * (self._mean_curvature() if number else 1.0)})
         self.sampler.apply(self._training, self._weights, number)
         self.booster.update(self._training, number)
+
+    def _mean_curvature(self) -> float:
+        """The mean second derivative of the training rows' losses, on all ranks. Collective.
+
+        XGBoost's bound of a leaf is a sum of second derivatives, which shrink as trees get certain: by a fixed bound
+        those of a label that can be known exactly stop learning long before they know it.
+        """
+        if self.kind is REGRESSION:
+            return 1.0
+        margins = self.booster.predict(self._training, output_margin=True)
+        found = curvatures(self.kind, margins)
+        of_rows = found.mean(axis=tuple(range(1, found.ndim)))  # over classes; a rank may have no rows
+        sums = torch.tensor([of_rows @ self._weights, self._weights.sum()], dtype=torch.float64)
+        total, weight = self.meeting.sum_over_data(sums)
+        return float(total / weight)
 
     def keep_rounds(self, rounds: int) -> None:
         """Leave the trees of later rounds out of the model."""

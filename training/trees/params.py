@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.blocks.trees import TreesConfig
@@ -20,10 +22,36 @@ OBJECTIVES = {
     POISSON.name: "count:poisson",
 }
 """Task -> objective whose sums of leaf values are the outputs that the task's loss takes (training/tasks.py)."""
+ROWS_PER_LEAF = {LabelForm.NUMBER: 5.0}
+OTHER_ROWS_PER_LEAF = 30.0  # the label of a row says less than an amount
+MAX_DELTA_STEP = 0.7  # XGBoost's of count:poisson, which is added to the logarithm of a rate
+
+
+def rows_per_leaf(trees: TreesConfig, kind: TaskKind) -> float:
+    """The least rows in a leaf, of mean curvature."""
+    return ROWS_PER_LEAF.get(kind.form, OTHER_ROWS_PER_LEAF) if trees.rows_per_leaf is None else trees.rows_per_leaf
+
+
+def curvatures(kind: TaskKind, margins: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Second derivatives of rows' losses as XGBoost's objectives have them, in the shape of the margins.
+
+    margins: what trees predict before the link function, (rows,) or (rows, classes or labels).
+    """
+    z = margins.astype(np.float64)
+    if kind is REGRESSION:
+        return np.ones_like(z)
+    if kind is POISSON:
+        return np.exp(z + MAX_DELTA_STEP)
+    if kind is MULTICLASS:
+        p = np.exp(z - z.max(axis=1, keepdims=True))
+        p /= p.sum(axis=1, keepdims=True)
+        return 2 * p * (1 - p)
+    p = 1 / (1 + np.exp(-z))
+    return p * (1 - p)
 
 
 def booster_params(trees: TreesConfig, kind: TaskKind, classes: int, seed: int, threads: int) -> dict[str, Any]:
-    """Make the parameters of a booster. `subsample` and `columns_per_tree` are sample.py's.
+    """Make the parameters of a booster. `subsample` and `columns_per_tree` are sample.py's, `rows_per_leaf` grow.py's.
 
     Args:
         trees: the recipe's block.
@@ -39,7 +67,6 @@ def booster_params(trees: TreesConfig, kind: TaskKind, classes: int, seed: int, 
         "disable_default_eval_metric": True,  # ours are computed from predictions
         "learning_rate": trees.learning_rate,
         "max_depth": trees.max_depth,
-        "min_child_weight": trees.min_child_weight,
         "reg_lambda": trees.l2,
         "gamma": trees.min_gain,
         "max_bin": trees.max_bin,

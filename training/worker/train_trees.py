@@ -34,7 +34,7 @@ from sparkring.training.trees.collective import connected
 from sparkring.training.trees.columns import TreeColumns, seen_by
 from sparkring.training.trees.grow import TreesRanks
 from sparkring.training.trees.model import write_trees
-from sparkring.training.trees.params import booster_params, count_classes
+from sparkring.training.trees.params import booster_params, count_classes, rows_per_leaf
 from sparkring.training.trees.rows import HeldBatch, TreeRows
 from sparkring.training.trees.sample import Sampler
 from sparkring.training.worker.agreement import agree_threads, peers
@@ -78,7 +78,8 @@ def train(ctx: WorkerContext) -> WorkerResult:
     if ctx.world_size > 1:
         start_process_group(ctx.rank_info, CPU, timedelta(seconds=timeout_s))
     sampler = Sampler(config.train.seed, ctx.rank, config.trees.subsample, config.trees.columns_per_tree)
-    ranks = TreesRanks(ctx.rank_info, TreeColumns.of(manifest, columns.features), sampler)
+    seen, kind = TreeColumns.of(manifest, columns.features), config.model.kind
+    ranks = TreesRanks(ctx.rank_info, seen, sampler, kind, rows_per_leaf(config.trees, kind))
     gather = peers(ranks, ctx, config.checkpoint.timeout_s).gather
     offer = max(1, usable_cores() // max(ctx.local_size, 1))  # ranks of one host share its cores
     threads = agree_threads(run, config.train.threads_per_rank, offer, gather, ctx.rank)

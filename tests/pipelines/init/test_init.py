@@ -135,13 +135,16 @@ def test_of_many_texts_those_with_too_few_rows_to_be_known_by_are_told(tmp_path:
     }
 
 
+SLOW = {"refit": True, "learning_rate": 0.025, "early_stopping_rounds": 100, "rounds": 2500}
+
+
 def test_a_recipe_of_trees_has_no_block_of_a_network(tmp_path: Path) -> None:
     pq.write_table(pa.table(PLAIN), tmp_path / "rows.parquet")
     words = ["init", "table", str(tmp_path / "mine"), "--data", str(tmp_path / "rows.parquet"), "--label", "price"]
     assert main([*words, "--family", "trees"]) == 0
     written = yaml.safe_load((tmp_path / "mine/recipe.yaml").read_text())
     assert written["model"] == {"family": "trees", "task": "regression"}
-    assert written.keys() == {"name", "etl", "model", "trees", "predict"} and written["trees"] == {"refit": True}
+    assert written.keys() == {"name", "etl", "model", "trees", "predict"} and written["trees"] == SLOW
     assert load_config(str(tmp_path / "mine/recipe.yaml")).config.model.is_trees
 
 
@@ -174,12 +177,14 @@ def test_both_families_are_the_default_where_trees_can_be_trained(
     assert "family" not in alone.recipe["model"] and ("[trees]" in alone.decided[-1]) != has_trees
 
 
-def test_trees_of_a_large_table_are_not_grown_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_of_a_large_table_are_neither_slow_nor_grown_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pq.write_table(pa.table(PLAIN), tmp_path / "rows.parquet")
-    for most, is_refit in ((ROWS, True), (ROWS - 1, False)):
-        monkeypatch.setattr(table, "MOST_REFIT", most)
+    for most, is_slow in ((ROWS, True), (ROWS - 1, False)):
+        monkeypatch.setattr(table, "MOST_SLOW", most)
         project = table_project(str(tmp_path / "rows.parquet"), "price", None, tmp_path / "mine", "both")
-        assert ("trees" in project.recipe) == is_refit
+        assert ("trees" in project.recipe) == is_slow
 
 
 def test_a_recipe_of_both_families_is_that_of_a_network_with_its_family(tmp_path: Path) -> None:
@@ -190,7 +195,7 @@ def test_a_recipe_of_both_families_is_that_of_a_network_with_its_family(tmp_path
         assert main([*words, "--family", family]) == 0
         made[family] = yaml.safe_load((tmp_path / family / "recipe.yaml").read_text())
     assert load_config(str(tmp_path / "both/recipe.yaml")).config.model.families == ("trees", "net")
-    assert made["both"]["model"].pop("family") == "both" and made["both"].pop("trees") == {"refit": True}
+    assert made["both"]["model"].pop("family") == "both" and made["both"].pop("trees") == SLOW
     assert made["both"] | {"name": "net"} == made["net"]
 
 
