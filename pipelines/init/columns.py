@@ -229,7 +229,7 @@ def number_remedy(texts: list[str], most_odd: float = MOST_ODD) -> str:
     wrong = [texts[i] for i in convert(pa.array(texts, pa.string()), "double")[1]]
     if 0 < len(wrong) < len(texts) * most_odd and not any(map(CODE.fullmatch, texts)):
         shown = ", ".join(map(repr, wrong[:SHOWN])) + ", ..." * (len(wrong) > SHOWN)
-        return f"all but {count_of(len(wrong), 'are number')}; leave {shown} empty in the file, or name another label"
+        return f"all but {count_of(len(wrong), 'text')} are numbers; leave {shown} empty in the file, or name another label"
     if written := written_otherwise(texts):
         what, example, _ = written
         if what == DECIMAL_COMMAS:
@@ -337,7 +337,9 @@ def left_out_reason(kind: str, values: Any) -> str | None:
     if kind == "string" and distinct > present / 2:
         return f"free text, or nearly an id: {count_of(distinct, 'distinct value')} in {present} rows"
     if kind == "string" and distinct > MOST_CLASSES and not frequent(values)[0]:
-        return f"nearly an id: {distinct} distinct values, of which none has {CODE_ROWS} rows to be known by"
+        return (
+            f"nearly an id: {count_of(distinct, 'distinct value')}, of which none has {CODE_ROWS} rows to be known by"
+        )
     return None
 
 

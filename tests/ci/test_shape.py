@@ -20,6 +20,7 @@ MOST_LINES = 3000  # of a folder's own files
 MOST_ROOMS = {"conf": 25, "etl": 21, "training": 16, "pipelines": 18}  # direct children of a package
 RIDDLES = re.compile(r"\b(said|told|who(?:ever)? gave|of one's own|there is none|as it stands|whoever|bites|unheard)\b")
 
+NOT_OF_A_NOUN = {"on", "of", "in", "are", "were", "do", "doe", "to", "no"}
 PLURAL = re.compile(r" (?:(?!of |in |and |or |to )[a-z]+ )?(?!is\b|has\b|was\b|needs\b|less\b|plus\b)[a-z]{2,}s\b")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -66,6 +67,15 @@ def counts_by_hand(text: str) -> list[str]:
     return [ast.unparse(one.value) + found[0] for one, words in counts if (found := PLURAL.match(words))]
 
 
+def no_nouns(text: str) -> list[str]:
+    """What `count_of` is given in place of the noun of one thing: a plural, or words that no plural is made of."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    of_things = [call.args[1] for call in calls if ast.unparse(call.func) == "count_of"]
+    given = [noun.value for noun in of_things if isinstance(noun, ast.Constant)]
+    things = [(noun, re.sub(" (is|was|has|needs|does)$", "", noun).split()) for noun in given]
+    return [noun for noun, words in things if re.search("[^s]s$", words[-1]) or {*words} & NOT_OF_A_NOUN]
+
+
 def test_a_public_class_has_a_name_of_its_own() -> None:
     found = defaultdict(set)
     for path, node in definitions():
@@ -101,6 +111,21 @@ def test_one_thing_is_not_several() -> None:
     ]
     found = {path.relative_to(ROOT): counts_by_hand(path.read_text()) for path in FILES}
     assert {str(path): parts for path, parts in found.items() if parts} == {}
+
+
+def test_what_is_counted_is_named_by_the_noun_of_one() -> None:
+    """Messages said `on thi host`, and `all but 1 are number`."""
+    assert no_nouns(
+        "count_of(n, 'on thi'), count_of(n, 'bytes doe'), count_of(n, 'are number'), count_of(n, 'rows')"
+    ) == [
+        "on thi",
+        "bytes doe",
+        "are number",
+        "rows",
+    ]
+    assert no_nouns("count_of(n, 'class'), count_of(n, 'data file is'), count_of(n, 'byte does')") == []
+    found = {path.relative_to(ROOT): no_nouns(path.read_text()) for path in FILES}
+    assert {str(path): nouns for path, nouns in found.items() if nouns} == {}
 
 
 def test_no_sentence_has_to_be_decoded() -> None:

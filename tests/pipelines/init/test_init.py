@@ -275,7 +275,10 @@ def test_a_flag_of_0_1_and_nan_is_one_label_of_two_values(tmp_path: Path) -> Non
         ([f"{n % 40},5" for n in range(200)], "write numbers with a decimal point, 0.5 for 0,5"),
         ([f"{n % 40} %" for n in range(200)], "they are percentages, such as '0 %'"),
         ([f"{n % 28 + 1}.12.2023" for n in range(200)], "they are dates with the day or month first"),
-        ([f"{n % 40}" if n % 40 else "unknown" for n in range(200)], "all but 1 are numbers; leave 'unknown' empty"),
+        (
+            [f"{n % 40}" if n % 40 else "unknown" for n in range(200)],
+            "all but 1 text are numbers; leave 'unknown' empty",
+        ),
     ],
 )
 def test_a_label_of_numbers_in_another_form_is_not_taken_for_classes(
@@ -462,7 +465,9 @@ def test_the_readme_asks_the_model_for_the_first_row(tmp_path: Path) -> None:
 
 def test_a_label_of_numbers_among_words_says_which_words(tmp_path: Path) -> None:
     mixed = ["fehlt" if i % 50 == 0 else f"{i}.5" for i in range(ROWS)]
-    with pytest.raises(ConfigError, match=r"all but 1 are numbers; leave 'fehlt' empty in the file, or name another"):
+    with pytest.raises(
+        ConfigError, match=r"all but 1 text are numbers; leave 'fehlt' empty in the file, or name another"
+    ):
         decide(tmp_path, "y", y=mixed)
     commas = [f"{i},5" for i in range(ROWS)]
     pq.write_table(pa.table({"x": PLAIN["rooms"], "y": commas}), tmp_path / "commas.parquet")
