@@ -92,7 +92,7 @@ def evaluate(job: JobContext, trained: Trained) -> tuple[Evaluated, HeldOut | No
     own = read_held_out(config, rows, job.folder, trained)
     unseen = count_unseen(rows)
     if unseen:
-        log.info("test rows whose value was in no training row: %s", unseen)
+        log.info("test rows whose value no training row has, or too few: %s", unseen)
     check_finite(own.scores, rows)
     if not config.model.kind.is_table:
         return Evaluated(scores={MODEL: dict(trained.train.test)}, unseen=unseen), own
@@ -356,7 +356,10 @@ def check_labels(labels: np.ndarray, name: str) -> None:
 
 
 def count_unseen(rows: SplitRows) -> dict[str, int]:
-    """Count, by categorical feature, the rows whose value was in no training row; features without any are left out."""
+    """Count, by categorical feature, the rows whose value has no code: no training row has it, or fewer than min_count.
+
+    Features without any are left out.
+    """
     counts = {}
     for state in rows.manifest.fitted:
         if state["kind"] == "categorical":

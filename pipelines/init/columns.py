@@ -285,6 +285,8 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
     if found.selected[name] != quoted(column):
         found.remarks[column] = "its infinite values are taken for nulls, in the view"
     found.features[name] = feature = feature_of(kind, values)
+    if "min_count" in feature and (rare := rare_remark(values)):
+        found.remarks[column] = "; ".join(filter(None, [remark, rare]))
     if kind not in WHOLE or feature["kind"] != "numeric":
         return
     if repeats(values):  # hours, ages and zones are amounts and names at once, and a model finds out which counts
@@ -329,7 +331,28 @@ def left_out_reason(kind: str, values: Any) -> str | None:
         return "an id, or free text: no two rows have the same value"
     if kind == "string" and distinct > present / 2:
         return f"free text, or nearly an id: {distinct} distinct values in {present} rows"
+    if kind == "string" and distinct > MOST_CLASSES and not frequent(values)[0]:
+        return f"nearly an id: {distinct} distinct values, of which none has {CODE_ROWS} rows to be known by"
     return None
+
+
+def frequent(values: Any) -> tuple[int, float]:
+    """How many values have CODE_ROWS rows, so that each gets a code, and the share of the others' rows."""
+    counts = pc.value_counts(pc.drop_null(values)).field("counts").to_numpy()
+    known = counts[counts >= CODE_ROWS]
+    return len(known), 1 - known.sum() / max(counts.sum(), 1)
+
+
+def rare_remark(values: Any) -> str:
+    """Say which of many categories have no code of their own; "" where all have one."""
+    known, others = frequent(values)
+    distinct = pc.count_distinct(values, mode="only_valid").as_py()
+    if known == distinct:
+        return ""
+    return (
+        f"{known:,} of its {distinct:,} values have {CODE_ROWS} rows to be known by; the others, in {others:.0%} of "
+        "the rows, share one code"
+    )
 
 
 def feature_of(kind: str, values: Any) -> dict[str, Any]:
@@ -337,7 +360,7 @@ def feature_of(kind: str, values: Any) -> dict[str, Any]:
     distinct = pc.count_distinct(values, mode="only_valid").as_py()
     is_few = distinct <= CATEGORY_NUMBERS and len(values) >= ROWS_PER_NUMBER * distinct
     if kind == "string" and distinct > MOST_CLASSES:
-        return {"kind": "categorical", "min_count": 5}
+        return {"kind": "categorical", "min_count": CODE_ROWS}
     if kind in ("string", "boolean") or (kind in WHOLE and is_few):
         return {"kind": "categorical"}
     return {"kind": "numeric"} | ({"transform": "log1p"} if is_skewed(kind, values) else {})

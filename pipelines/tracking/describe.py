@@ -161,5 +161,5 @@ def limits(config: RunConfig, evaluated: Evaluated) -> list[str]:
     found += [f"no comparison with {in_markdown(name)}: {in_markdown(why)}" for name, why in evaluated.missing.items()]
     if evaluated.unseen:
         values = ", ".join(f"{code_in_markdown(name)} {rows:,}" for name, rows in evaluated.unseen.items())
-        found.append(f"test rows with a value that no training row has: {values}")
+        found.append(f"test rows with a value that no training row has, or too few: {values}")
     return found

@@ -112,6 +112,29 @@ def test_whole_numbers_that_repeat_are_amounts_and_codes(tmp_path: Path) -> None
     assert "age_code_3" in decide_columns(read_sample(str(tmp_path / "rows.parquet")), "y").features
 
 
+def test_of_many_texts_those_with_too_few_rows_to_be_known_by_are_told(tmp_path: Path) -> None:
+    """A column of which no value has enough rows would be one code in every row."""
+    many = 6000
+    common = [f"c{i % 400}" if i < many / 2 else f"r{i % 800}" for i in range(many)]  # 7 or 8 rows each, 3 or 4 each
+    columns = {
+        "shop": common,
+        "client": [f"k{i % 2000}" for i in range(many)],
+        "paid": [f"{i % 1200},{'5' * (i % 7 > 0)}5" for i in range(many)],
+        "area": [f"a{i % 1100}" for i in range(many)],
+        "y": np.random.default_rng(1).normal(size=many),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    found = decide_columns(read_sample(str(tmp_path / "rows.parquet")), "y")
+    assert found.features == {name: {"kind": "categorical", "min_count": 5} for name in ("shop", "paid", "area")}
+    assert found.left_out["client"] == "nearly an id: 2000 distinct values, of which none has 5 rows to be known by"
+    rare = "; 342 of its 2,058 values have 5 rows to be known by; the others, in 72% of the rows, share one code"
+    paid = found.remarks.pop("paid")
+    assert paid.startswith("its texts are numbers with a decimal comma") and paid.endswith(rare)
+    assert found.remarks == {
+        "shop": "400 of its 1,200 values have 5 rows to be known by; the others, in 50% of the rows, share one code"
+    }
+
+
 def test_a_recipe_of_trees_has_no_block_of_a_network(tmp_path: Path) -> None:
     pq.write_table(pa.table(PLAIN), tmp_path / "rows.parquet")
     words = ["init", "table", str(tmp_path / "mine"), "--data", str(tmp_path / "rows.parquet"), "--label", "price"]

@@ -82,7 +82,7 @@ def test_a_card_has_rows_scores_beside_baselines_how_to_load_limits_and_the_repo
     assert f'load_model("models:/shop/{VERSION}")`; rows are raw, with `carrier`, `x`' in load
     assert known == (
         "**Limits** scored on the rows of `test` only; no comparison with logistic regression: no scalar feature; test "
-        "rows with a value that no training row has: `carrier` 1,200"
+        "rows with a value that no training row has, or too few: `carrier` 1,200"
     )
     assert "run folder `/runs/again/1`, code `c0ffee`" in report
     long = replace(SCORED, missing={"logistic regression": "x" * 9000})
