@@ -48,7 +48,7 @@ from sparkring.pipelines.tracking.describe import model_card, registered_note
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.params import run_params
-from sparkring.pipelines.tracking.tags import DATE, FINGERPRINT, WEIGHTS
+from sparkring.pipelines.tracking.tags import DATE, ENGINE, FINGERPRINT, WEIGHTS
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label
 from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_folders
 from sparkring.pipelines.validate.recipe import block_problems, check_against, check_foreseen, check_recipe
@@ -379,7 +379,7 @@ def register_model(job: JobContext, candidate: Candidate, alias: str | None) -> 
         alias=alias,
         tags={
             FINGERPRINT: manifest.fingerprint,
-            "sparkring.engine": train.engine,
+            ENGINE: train.engine,
             WEIGHTS: sha256,
         }
         | ({DATE: job.ds} if job.ds else {}),

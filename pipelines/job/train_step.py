@@ -39,7 +39,7 @@ from sparkring.pipelines.run.loss_history import Points, as_history, history_up_
 from sparkring.pipelines.run.signals import obeying_signals
 from sparkring.pipelines.run.stragglers import save_step_times
 from sparkring.pipelines.tracking.params import run_params
-from sparkring.pipelines.tracking.tags import CLUSTER, MACHINES
+from sparkring.pipelines.tracking.tags import CLUSTER, ENGINE, MACHINES
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.checkpoint.catalog import committed
 from sparkring.training.checkpoint.layout import CHECKPOINTS
@@ -448,7 +448,7 @@ class Events:
 
     def _rank_event(self, kind: str, data: dict[str, Any]) -> None:
         if kind == "ring":
-            self.tracker.tags(self.key, {"sparkring.engine": data["engine"], "sparkring.world": data["world"]})
+            self.tracker.tags(self.key, {ENGINE: data["engine"], "sparkring.world": data["world"]})
         elif kind == "checkpoint":
             pointer = {key: data[key] for key in ("step", "uri", "bytes", "world", "metric")}
             self.tracker.checkpoint(self.key, **pointer)

@@ -27,8 +27,9 @@ from sparkring.pipelines.run.problems import Problems
 from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.tracking.client import client_limits
 from sparkring.pipelines.tracking.errors import StoreUnreachable
+from sparkring.pipelines.tracking.tags import ENGINE
 from sparkring.training.checkpoint.weights import FILE, open_weights
-from sparkring.training.model.folder import MANIFEST, TREES_FILE, weights_at
+from sparkring.training.model.folder import MANIFEST, TREES_ENGINE, TREES_FILE, weights_at
 from sparkring.training.model.start import match_tensors
 from sparkring.training.model.start_match import StartMatch
 from sparkring.training.models.warm_start import WarmStartError, compare_features
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 RECORD, FOLDER = "model_start.json", "start"
+OF_TREES = "is of family trees, whose file has no tensors; begin with a network's"
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class ModelStart:
 def start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -> Problems:
     """Why a run cannot begin with model.start.
 
-    Of a file or folder the header is read, and compared with the model where that is known by now.
+    Of a file or folder the header is read, and compared with the model where that is known by now. Of a registered
+    model the registry says which engine trained it.
     """
     start = config.model.start
     if start is None:
@@ -76,20 +79,23 @@ def start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -
     key = f"model.start.weights = {start.weights!r}"
     try:
         if start.registered:
-            if manifest is None:  # else it was found before
-                _find(config, start)
+            if manifest is None and _find(config, start).tags.get(ENGINE) == TREES_ENGINE:  # else it was found before
+                return Problems([f"{key}: {OF_TREES}"])
             return Problems()
         folder, file = weights_at(start.weights)
-        if folder.exists(TREES_FILE) and not folder.exists(file):
-            return Problems([f"{key}: is of family trees, whose file has no tensors; begin with a network's"])
-        if not folder.exists(file):
-            return Problems([f"{key}: there is no {folder.uri}/{file}"])
+        check_file(folder, file)
         match_file(config, start, manifest)
     except StoreUnreachable as error:
         return Problems(resources=[f"{key}: the registry does not answer: {error}"])
     except (StoredError, OSError, ValueError) as error:
         return Problems([str(error) if str(error).startswith("model.start") else f"{key}: {error}"])
     return Problems()
+
+
+def check_file(folder: Storage, file: str) -> None:
+    """Raise StoredError where a folder has no file of tensors."""
+    if not folder.exists(file):
+        raise StoredError(OF_TREES if folder.exists(TREES_FILE) else f"there is no {folder.uri}/{file}")
 
 
 def match_file(config: RunConfig, start: StartConfig, manifest: DatasetManifest | None) -> StartMatch | None:
@@ -159,6 +165,7 @@ def copy_weights(config: RunConfig, start: StartConfig, manifest: DatasetManifes
     key = f"model.start.weights = {start.weights!r}"
     try:
         with _source(config, start) as (folder, file, weights):
+            check_file(folder, file)
             with (
                 folder.fs.open_input_stream(folder.path(file)) as source,
                 run.at(FOLDER).create(FILE) as target,

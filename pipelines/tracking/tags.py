@@ -16,3 +16,4 @@ HISTORY = "sparkring.history"  # tag of the run with one point per date: the rec
 CLUSTER = "sparkring.cluster"  # tag of a job's run: name of the cluster that its steps are predicted on
 MACHINES = "sparkring.machines"  # tag of a job's run: devices and network of that cluster
 WEIGHTS = "sparkring.weights_sha256"  # tag of a version
+ENGINE = "sparkring.engine"  # tag of a part's run and of a version

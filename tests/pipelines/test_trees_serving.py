@@ -15,18 +15,20 @@ import xgboost
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.blocks.warm_start import WarmStartConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.load import ConfigError
+from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.split_rows import split_rows
+from sparkring.pipelines.model import model_start
 from sparkring.pipelines.model.export import export
-from sparkring.pipelines.model.model_start import start_problems
+from sparkring.pipelines.model.model_start import OF_TREES, resolve_model_start, start_problems
 from sparkring.pipelines.model.sources import model_sources, requirements
 from sparkring.pipelines.promotion.champion import predict_test_rows, read_champion
 from sparkring.pipelines.serving import Predictor, load_trusted
 from sparkring.pipelines.tracking.alias import Version
+from sparkring.pipelines.tracking.store.fetch import RegisteredModel
 from sparkring.pipelines.validate import recipe as recipe_module
 from sparkring.training.data.features.transform import apply_numpy
 from sparkring.training.model.calibration import Calibration
@@ -177,10 +179,20 @@ def test_what_it_takes_to_load_the_model_travels_with_it() -> None:
         update={"family": "net"})})).packages  # fmt: skip
 
 
-def test_a_network_does_not_start_with_trees(model: Storage) -> None:
+def test_a_network_does_not_start_with_trees(model: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the registry are known by their engine, before their files are fetched."""
     net = RunConfig.model_validate({"name": "n", "dataset": "d", "model": {"start": model.uri}})
     (problem,) = start_problems(net).recipe
     assert problem.startswith(f"model.start.weights = {model.uri!r}: is of family trees")
+    with pytest.raises(ConfigError, match="is of family trees, whose file has no tensors"):
+        resolve_model_start(Resolved(net, {}), served.manifest(), open_storage(str(tmp_path / "run")))
+    uri = "models:/houses@champion"
+    for engine, is_refused in (("xgboost", True), ("horovod", False)):
+        found = RegisteredModel("models:/houses/1", "houses", "1", "r", "", (), {"sparkring.engine": engine}, 0)
+        monkeypatch.setattr(model_start, "_find", lambda config, start, found=found: found)
+        registered = RunConfig.model_validate({"name": "n", "dataset": "d", "model": {"start": uri}})
+        problems = start_problems(registered).recipe
+        assert problems == [f"model.start.weights = {uri!r}: {OF_TREES}"] * is_refused
 
 
 def test_a_network_does_not_follow_a_champion_of_trees(model: Storage) -> None:

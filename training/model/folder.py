@@ -44,7 +44,7 @@ from sparkring.training.tables.lookup import LookupPart, LookupTable
 from sparkring.training.tables.sharded import ShardedTable
 
 CONFIG, MANIFEST, TABLES = "config.json", "manifest.json", "tables.json"
-TREES_FILE = "trees.ubj"
+TREES_FILE, TREES_ENGINE = "trees.ubj", "xgboost"  # an engine carries the collectives of a training
 
 
 @dataclass(frozen=True)

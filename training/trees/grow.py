@@ -10,6 +10,7 @@ import xgboost
 
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
+from sparkring.training.model.folder import TREES_ENGINE
 from sparkring.training.parallel.strategy import Ranks
 from sparkring.training.trees.collective import TreesMeeting
 from sparkring.training.trees.columns import TreeColumns
@@ -22,7 +23,7 @@ from sparkring.training.waiting import waits_for_ranks
 class TreesRanks(Ranks):
     """A rank's part of the trees. Life: begin -> (add_round, evaluate, state)* -> keep_rounds -> evaluate."""
 
-    engine, is_data_leader = "xgboost", True
+    engine, is_data_leader = TREES_ENGINE, True
 
     def __init__(self, info: RankInfo, columns: TreeColumns, sampler: Sampler) -> None:
         self.data_rank, self.data_size, self.meeting = info.rank, info.world_size, TreesMeeting(info)
