@@ -27,7 +27,12 @@ SHORT = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")  # of an archive that does not fit, which is not used
 OPTIONS = "spark.driver.defaultJavaOptions"  # Spark puts them before the user's own
 USERS_OWN = (OPTIONS, "spark.driver.extraJavaOptions")
-REFUSED = ("Could not create the Java Virtual Machine", "initialization of VM")  # says Java of options
+REFUSED = (  # says Java of options, and where it crashes, as it does over an archive that is cut off
+    "Could not create the Java Virtual Machine",
+    "initialization of VM",
+    "Unrecognized VM option",
+    "fatal error has been detected by the Java Runtime Environment",
+)
 
 
 def options_of(settings: Mapping[str, str], data_bytes: int | None, archive: Path | None) -> str:
@@ -51,7 +56,7 @@ def is_one_jvm(master: str) -> bool:
 
 
 def is_refused(message: str) -> bool:
-    """Whether a JVM that did not start says that it does not take its options."""
+    """Whether a JVM that did not start says that it does not take its options, or crashed."""
     return any(words in message for words in REFUSED)
 
 

@@ -311,7 +311,7 @@ def start_jvm(settings: Mapping[str, str], unwanted: threading.Event) -> Path:
 
 
 def start_quick_jvm(settings: Mapping[str, str], options: str, unwanted: threading.Event) -> Path:
-    """As `start_jvm`, with Java's `options`, or without where this Java refuses them, which the log then says."""
+    """As `start_jvm`, with Java's `options`, or without where it does not start with them, which the log then says."""
     if not options:
         return start_jvm(settings, unwanted)
     try:
@@ -346,10 +346,10 @@ def silent_too_long(path: Path, now: float) -> str:
 def jvm_problem(path: Path, why: str) -> str:
     """The message for a JVM that did not start: the first exception in its log, and what to do."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if not line.startswith("WARNING: ")]
-    found = next((line for line in lines if re.search(r"Exception|Error\b|error:", line)), lines[-1] if lines else "")
-    problem = (
-        first_line(found.removeprefix('Exception in thread "main" ')) if found.strip() else "its log names no error"
-    )
+    named = r"Exception|Error\b|error:|fatal error|Unrecognized VM option"
+    found = next((line for line in lines if re.search(named, line)), lines[-1] if lines else "")
+    found = found.removeprefix('Exception in thread "main" ').strip("# :.")
+    problem = first_line(found) if found else "its log names no error"
     remedy = next((remedy for form, remedy in JVM_REMEDIES.items() if re.search(form, "\n".join(lines))), "")
     return "; ".join(filter(None, [f"Spark's JVM did not start ({why}): {problem}", f"see its log: {path}", remedy]))
 

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ import pytest
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.pipelines.run import spark as spark_module
+from sparkring.pipelines.run.jvm_options import OPTIONS
 from sparkring.pipelines.run.spark import jvm_problem, session_on_demand
+from sparkring.training.launch.failure import LaunchError
 
 pytestmark = pytest.mark.spark
 SUBMIT = str(Path(pyspark.__file__).parent / "bin/spark-submit")
@@ -315,6 +318,52 @@ def test_a_warning_of_java_is_not_why_it_did_not_start(tmp_path: Path) -> None:
     assert jvm_problem(log, "it ended") == (
         f"Spark's JVM did not start (it ended): its log names no error; see its log: {log}"
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "named", "starts_without"),
+    [
+        (  # over an archive of classes that is cut off
+            "#\n# A fatal error has been detected by the Java Runtime Environment:\n#\n#  SIGBUS (0x7) at pc=0x0\n#\n",
+            "A fatal error has been detected by the Java Runtime Environment",
+            True,
+        ),
+        (
+            "NOTE: Picked up JDK_JAVA_OPTIONS\nUnrecognized VM option 'Bogus=1'\n"
+            "Error: Could not create the Java Virtual Machine.\n",
+            "Unrecognized VM option 'Bogus=1'",
+            True,
+        ),
+        (
+            "Error: Could not create the Java Virtual Machine.\n",
+            "Error: Could not create the Java Virtual Machine",
+            True,
+        ),
+        ("java.net.BindException: Cannot assign\n", "java.net.BindException: Cannot assign", False),
+    ],
+)
+def test_options_that_java_refuses_or_crashes_over_are_left_out_once(
+    written: str, named: str, starts_without: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    log, tried = tmp_path / "log", []
+    log.write_text(written)
+    assert jvm_problem(log, "it ended") == f"Spark's JVM did not start (it ended): {named}; see its log: {log}"
+
+    def start(settings: Mapping[str, str], unwanted: threading.Event) -> Path:
+        tried.append(settings)
+        if len(tried) == 1:
+            raise LaunchError(jvm_problem(log, "it ended"))
+        return log
+
+    monkeypatch.setattr(spark_module, "start_jvm", start)
+    if not starts_without:
+        with pytest.raises(LaunchError, match="BindException"):
+            spark_module.start_quick_jvm({"a": "b"}, "-XX:+X", threading.Event())
+        return
+    assert spark_module.start_quick_jvm({"a": "b"}, "-XX:+X", threading.Event()) == log
+    assert tried == [{"a": "b", OPTIONS: "-XX:+X"}, {"a": "b"}]
+    assert caplog.text.count("this Java does not start with -XX:+X; it starts without") == 1
 
 
 def test_logs_of_a_week_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
