@@ -137,7 +137,7 @@ def render(template: str, **values: Any) -> str:
     """Fill in a template of this folder."""
     loader = jinja2.FunctionLoader(lambda name: (resources.files(__package__) / name).read_text())
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters |= {"number": number, "count": lambda n: f"{n:,}".replace(",", " "), "megabytes": megabytes}
+    environment.filters |= {"number": number, "count": "{:,}".format, "megabytes": megabytes}
     page = environment.get_template(template).render(**values)
     return page.encode(errors="replace").decode()  # a lone surrogate has no bytes
 
@@ -148,16 +148,14 @@ def verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
         return ""
     (name, ours), *others = scores.items()
     compared = {other: [m for m in _compared(ours) if m in theirs] for other, theirs in others}
-    lost = [
-        f"{other} in {_title(m)}"
-        for other, theirs in others
-        for m in compared[other]
-        if not is_better(m, ours[m], theirs[m])
-    ]
+    lost = {
+        other: [_title(m) for m in compared[other] if not is_better(m, ours[m], theirs[m])] for other, theirs in others
+    }
     if not any(compared.values()):
         return ""
-    if lost:
-        return _sentence(f"{name} does not beat {' or '.join(lost)}.")
+    if any(lost.values()):
+        to = ", or ".join(f"{other} in {' or '.join(metrics)}" for other, metrics in lost.items() if metrics)
+        return _sentence(f"{name} does not beat {to}.")
     by_metrics: dict[str, list[str]] = {}
     for other, metrics in compared.items():
         if metrics:

@@ -127,7 +127,7 @@ def test_the_page_holds_everything_and_needs_nothing() -> None:
     page = Page(html)
     assert page.open == [] and "script" not in page.tags
     assert all(address.startswith("#") for address in page.fetched)  # glyphs within the figures only
-    for text in ("flights", "torch-gloo", "majority rate", "0 < distance < 6000", "100 010", "90 000", "SIGKILL",
+    for text in ("flights", "torch-gloo", "majority rate", "0 < distance < 6000", "100,010", "90,000", "SIGKILL",
                  "50 rows/s", "optim.lr", "flights.yaml:3", "This model beats majority rate"):  # fmt: skip
         assert text in page.text, text
     assert html.count(">failed<") == 1 and '<a href="http://127.0.0.1:5000/#/runs/1">' in html
@@ -156,7 +156,7 @@ def test_scores_by_group_are_tables_of_the_metrics_that_some_group_has() -> None
     assert "<h2>Scores by carrier</h2>" in html and "Scores by" not in build_report(without_figures())
     table = html.partition("Scores by carrier")[2].partition("</table>")[0]
     assert [name for name in ("ROC AUC", "log loss", "Brier") if name in table] == ["ROC AUC", "log loss"]
-    assert "<td>&lt;b&gt;</td>" in table and ">1 200<" in table and ">0.625<" in table and ">–<" in table
+    assert "<td>&lt;b&gt;</td>" in table and ">1,200<" in table and ">0.625<" in table and ">–<" in table
 
 
 def test_of_what_the_ranking_scores_are_means_is_said() -> None:
@@ -174,11 +174,11 @@ def test_of_what_the_ranking_scores_are_means_is_said() -> None:
 def test_sparse_tables_are_among_the_facts_with_what_they_hold() -> None:
     tables = {"users": {"rows": 5100, "admitted": 6000, "evicted": 900, "bytes": 3_000_000}}
     text = Page(build_report(without_figures(train=rank_result(tables=tables)))).text
-    assert "sparse table users5 100 rows, 3.0 MB" in text and "admitted 6 000, evicted 900" in text
+    assert "sparse table users5,100 rows, 3.0 MB" in text and "admitted 6,000, evicted 900" in text
     assert "most used" not in text
     hot = {"users": IdUses(top=[(42, 7000), (-5, 30)], total=9000, missed=11)}
     text = Page(build_report(without_figures(train=rank_result(tables=tables, hot_ids=hot)))).text
-    assert "most used ids, of 9 000 uses; counts are at most 11 too low: 42 7 000, -5 30" in text
+    assert "most used ids, of 9,000 uses; counts are at most 11 too low: 42 7,000, -5 30" in text
     assert "sparse table" not in build_report(without_figures())
 
 
@@ -260,6 +260,10 @@ def test_one_class_only_has_no_curves_but_a_report() -> None:
         ({"ours": {"loss": 0.4, "auc": 0.8}, "b": {"loss": 0.5, "auc": 0.7}}, "Ours beats b in loss and ROC AUC."),
         ({"ours": {"loss": 0.4, "auc": 0.6}, "b": {"loss": 0.5, "auc": 0.7}}, "Ours does not beat b in ROC AUC."),
         ({"ours": {"loss": 0.5}, "b": {"loss": 0.5}}, "Ours does not beat b in loss."),
+        (
+            {"ours": {"loss": 0.5, "auc": 0.6}, "b": {"loss": 0.4, "auc": 0.7}, "c": {"loss": 0.3, "auc": 0.5}},
+            "Ours does not beat b in loss or ROC AUC, or c in loss.",
+        ),
         ({"ours": {"loss": 0.5}}, ""),
         ({"ours": {"loss": 0.5}, "b": {"other": 1.0}}, ""),
         (
@@ -459,6 +463,34 @@ def test_the_first_screen_says_what_to_do_and_where_it_is_wrong_and_paths_come_l
     assert "carrier = B6" not in html.partition("Held-out scores")[0], "it is better there than elsewhere"
     first = html.partition("Held-out scores")[0]
     assert given.result.run not in first and given.result.config_digest not in first
+
+
+def test_what_it_depends_on_fills_the_column_that_has_commands_alone() -> None:
+    found = [Importance(feature="carrier", mean=0.2, low=0.1, high=0.3)]
+    labels = np.repeat([1.0, 0.0], 500)
+    plain = HeldOut(labels, np.full(1000, 0.5), {})
+    towns = HeldOut(labels, np.full(1000, 0.5), {"town": np.repeat(["A", "B"], 500)})
+    for held, suggested, columns in (
+        (plain, {"next": "sparkring b"}, ["to do next", "it depends on", "", "it is wrong"]),
+        (towns, {"next": "sparkring b"}, ["to do next", "it is farthest off", "", "it is wrong", "it depends on"]),
+        (plain, {}, ["it is wrong", "it depends on"]),
+    ):
+        first = build_report(inputs(held, importance=found, importance_rows=70, suggested=suggested))
+        shown = re.findall(r"</section>\s*<section>|<h2>\w+ ([^<]*)</h2>", first.partition("Held-out scores")[0])
+        assert shown == columns
+
+
+def test_a_wide_table_is_a_line_per_value_on_a_phone() -> None:
+    html = build_report(
+        inputs(held_out(), plan=format_rows([{"quantity": "a", "unit": "b", "predicted": 1, "measured": None}]))
+    )
+    for title, names in (
+        ("Rows that are flagged as", ["from probability", "share of rows", "precision", "recall", "lift"]),
+        ("Layout, predicted and measured", ["unit", "predicted", "measured"]),
+    ):
+        table = html.partition(title)[2].partition("</table>")[0]
+        row = table.rpartition("<tr>")[2]
+        assert '<table class="scores">' in table and re.findall(r'<td data-metric="([^"]*)"', row) == names
 
 
 def test_without_groups_the_values_that_are_farthest_off_are_shown() -> None:
