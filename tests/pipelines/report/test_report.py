@@ -480,6 +480,14 @@ def test_what_it_depends_on_fills_the_column_that_has_commands_alone() -> None:
         assert shown == columns
 
 
+@pytest.mark.parametrize(("many", "is_wide"), [(4, False), (16, True)])
+def test_the_confusion_of_many_classes_is_as_wide_as_the_page(many: int, is_wide: bool) -> None:
+    """In half of it its names would be too small to read."""
+    held = HeldOut(np.arange(64) % many, np.full((64, many), 1 / many), {})
+    found = build_report(inputs(held, model={"task": "multiclass"}, suggested={"next": "sparkring b"}))
+    assert ('<section class="wide">' in found) == is_wide
+
+
 def test_a_wide_table_is_a_line_per_value_on_a_phone() -> None:
     html = build_report(
         inputs(held_out(), plan=format_rows([{"quantity": "a", "unit": "b", "predicted": 1, "measured": None}]))
