@@ -23,6 +23,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "arena": ("pipelines/init", "training/models/tabular.py", "training/trees"),
     "arena_both": ("training/models/tabular.py", "training/trees", "pipelines/init", "pipelines/job/blend.py"),
     "arena_seeds": ("training/models/tabular.py", "training/trees", "pipelines/init", "pipelines/job/blend.py"),
+    "arena_leaves": ("training/trees", "pipelines/init"),
     "arena_refit": ("training/trees", "training/worker/train_trees.py"),
     "averaging": ("training/parallel/averaging",),
     "bound_quality": ("training/servers", "training/parallel/servers"),
