@@ -229,7 +229,7 @@ def number_remedy(texts: list[str], most_odd: float = MOST_ODD) -> str:
     wrong = [texts[i] for i in convert(pa.array(texts, pa.string()), "double")[1]]
     if 0 < len(wrong) < len(texts) * most_odd and not any(map(CODE.fullmatch, texts)):
         shown = ", ".join(map(repr, wrong[:SHOWN])) + ", ..." * (len(wrong) > SHOWN)
-        return f"all but {count_of(len(wrong), 'are number')}; leave {shown} empty in the file, or name another label"
+        return f"all but {len(wrong)} are numbers; leave {shown} empty in the file, or name another label"
     if written := written_otherwise(texts):
         what, example, _ = written
         if what == DECIMAL_COMMAS:

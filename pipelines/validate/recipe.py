@@ -140,7 +140,7 @@ def device_problems(config: RunConfig) -> Iterator[str]:
     elif count < config.launch.world and not config.parallel.servers.per_host:
         yield (
             f"train.device = 'cuda': launch.world = {config.launch.world}: each rank needs a GPU, and torch sees "
-            f"{count_of(count, 'on thi')} host; set launch.world={count}, or train.device=cpu"
+            f"{count} on this host; set launch.world={count}, or train.device=cpu"
         )
 
 
