@@ -13,7 +13,7 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _MARKS = re.compile(r"[\\`*\[\]<>|~]|(?<![^\W_])_|_(?![^\W_])|^[#+=-](?=[\s#+=-]|$)|^\d+(?=[.)](?:\s|$))")
 
-_VERBS = {"is": "are", "was": "were", "has": "have", "needs": "need", "does": "do"}  # of one thing, of several
+_VERBS = {"is": "are", "was": "were", "has": "have", "needs": "need"}  # of one thing, of several
 
 
 def count_of(number: int, noun: str, form: str = "") -> str:
@@ -21,7 +21,7 @@ def count_of(number: int, noun: str, form: str = "") -> str:
 
     Args:
         number: of things.
-        noun: of one, with `is`, `was`, `has`, `needs` or `does` after it where the sentence goes on so.
+        noun: of one, with `is`, `was`, `has` or `needs` after it where the sentence goes on so.
         form: how the number is formatted, such as `,`.
     """
     return f"{number:{form}} {noun if number == 1 else _plural(noun)}"

@@ -163,7 +163,7 @@ def find_secret(env: Mapping[str, str], hosts: int) -> str | None:
     if not secret and path:
         raise ConfigError(NAME, [f"{place} is empty; {remedy}"])
     if not secret:
-        raise ConfigError(NAME, [f"there is no secret by which {count_of(hosts, 'host')} know each other; {remedy}"])
+        raise ConfigError(NAME, [f"there is no secret by which {hosts} hosts know each other; {remedy}"])
     if len(secret) < SHORTEST_SECRET:
         raise ConfigError(
             NAME, [f"{place} has {count_of(len(secret), 'character')}, and {SHORTEST_SECRET} are the least; {remedy}"]

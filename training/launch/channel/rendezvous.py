@@ -54,7 +54,7 @@ class Store:
         """ValueError where it does not fit."""
         grown = self._bytes + len(value) - len(self._values.get(key, b""))
         if len(value) > MAX_VALUE_BYTES or grown > MAX_STORE_BYTES:
-            raise ValueError(f"rendezvous: {key!r} of {count_of(len(value), 'byte does')} not fit")
+            raise ValueError(f"rendezvous: {key!r} of {count_of(len(value), 'byte')} does not fit")
         self._values[key], self._bytes = value, grown
         if key in self._wanted:
             self._wanted.pop(key).set()
