@@ -358,8 +358,8 @@ def rare_remark(values: Any) -> str:
     if known == distinct:
         return ""
     return (
-        f"{known:,} of its {distinct:,} values have {CODE_ROWS} rows to be known by; the others, in {others:.0%} of "
-        "the rows, share one code"
+        f"values with {CODE_ROWS} rows or more to be known by: {known:,} of {distinct:,}; the others, in {others:.0%} "
+        "of the rows, share one code"
     )
 
 
