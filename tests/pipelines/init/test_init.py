@@ -127,12 +127,11 @@ def test_of_many_texts_those_with_too_few_rows_to_be_known_by_are_told(tmp_path:
     found = decide_columns(read_sample(str(tmp_path / "rows.parquet")), "y")
     assert found.features == {name: {"kind": "categorical", "min_count": 5} for name in ("shop", "paid", "area")}
     assert found.left_out["client"] == "nearly an id: 2000 distinct values, of which none has 5 rows to be known by"
-    rare = "; values with 5 rows or more to be known by: 342 of 2,058; the others, in 72% of the rows, share one code"
+    known = "values with 5 rows or more to be known by"
+    rare = f"; {known}: 342 of 2,058; the others, in 72% of the rows, share one code"
     paid = found.remarks.pop("paid")
     assert paid.startswith("its texts are numbers with a decimal comma") and paid.endswith(rare)
-    assert found.remarks == {
-        "shop": "values with 5 rows or more to be known by: 400 of 1,200; the others, in 50% of the rows, share one code"
-    }
+    assert found.remarks == {"shop": f"{known}: 400 of 1,200; the others, in 50% of the rows, share one code"}
 
 
 SLOW = {"refit": True, "learning_rate": 0.025, "early_stopping_rounds": 100, "rounds": 2500}
