@@ -93,7 +93,7 @@ def ranking_scores(lists: Array, positive: Array, predictions: Array, ks: Sequen
         ks: how many of the first rows are looked at.
     """
     if not positive.any():
-        raise ValueError(f"none of the {count_of(len(lists), 'test row')} is positive, so there is no list to judge")
+        raise ValueError(f"of {count_of(len(lists), 'test row')} none is positive, so there is no list to judge")
     order = np.lexsort((-predictions, lists))
     lists, positive, predictions = lists[order], positive[order], predictions[order]
     is_first = np.append(True, lists[1:] != lists[:-1])

@@ -70,8 +70,8 @@ class TreeRows:
         values = self.columns.matrix(batch.columns)[real.numpy()]
         if odd := infinite_columns(self.columns.names, values):
             raise ValueError(
-                f"{odd}: {count_of(int(np.isinf(values).sum()), 'value')} of {count_of(len(values), 'row is')} "
-                "infinite; null or clip them in the recipe's SQL, or add a check"
+                f"{odd}: {count_of(int(np.isinf(values).sum()), 'infinite value')} in {count_of(len(values), 'row')}; "
+                "null or clip them in the recipe's SQL, or add a check"
             )
         assert batch.ids is not None, "evaluation readers carry ids"
         labels = {name: batch.columns[name][real] for name in self.labels}
@@ -79,8 +79,8 @@ class TreeRows:
         assert found is not None, "tasks of tables have labels"
         if bad := int((~torch.isfinite(found.double())).sum()):
             raise ValueError(
-                f"label {self.labels}: {bad} values of {count_of(len(found), 'row is')} infinite or NaN; leave such "
-                "rows out in the recipe's SQL, or add a check of level row"
+                f"label {self.labels}: {count_of(bad, 'infinite or NaN value')} in {count_of(len(found), 'row')}; "
+                "leave such rows out in the recipe's SQL, or add a check of level row"
             )
         return RowBlock(values, labels, batch.row_weights()[real], batch.ids[real])
 

@@ -14,7 +14,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, DataType, StructField, StructType
 
 from sparkring.conf.digest import digest
-from sparkring.conf.plain_text import count_of
 from sparkring.conf.sources import DeltaSource
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
@@ -78,10 +77,9 @@ class DeltaSnapshot(SourceSnapshot):
         if gone := self.files.gone():
             whole = self._whole_versions()
             raise EtlError(
-                f"{self.key}.path = {self.config.path!r}: {len(gone)} of the "
-                f"{count_of(len(self.files.files), 'data file')} of version {self.version} are gone, such as "
-                f"{gone[0]}: VACUUM has deleted them. Of the newest {TRIED} versions these have all files: "
-                f"{whole or 'none'}"
+                f"{self.key}.path = {self.config.path!r}: data files of version {self.version} are gone, {len(gone)} "
+                f"of {len(self.files.files)}, such as {gone[0]}: VACUUM has deleted them. Of the newest {TRIED} "
+                f"versions these have all files: {whole or 'none'}"
             )
 
     def lineage(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def scored(rows: list[Row], ks: list[int] = KS) -> dict[str, float]:
 @given(ROWS)
 def test_scores_equal_the_mean_over_every_order_of_ties(rows: list[Row]) -> None:
     if oracle(rows, 1) is None:
-        with pytest.raises(ValueError, match=r"none of the .* test rows is positive"):
+        with pytest.raises(ValueError, match=r"of .* test rows? none is positive"):
             scored(rows)
         return
     found = scored(rows)
