@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pyspark
@@ -101,6 +103,10 @@ def class_archive(environment: Mapping[str, str]) -> Path | None:
 
 
 def found_archive(environment: Mapping[str, str]) -> Path | None:
-    """The archive that was made for this Java and Spark, or None."""
+    """The archive that was made for this Java and Spark, or None. It is marked as used now (spark_classes.py)."""
     archive = class_archive(environment)
-    return archive if archive is not None and archive.is_file() else None
+    if archive is None or not archive.is_file():
+        return None
+    with suppress(OSError):
+        os.utime(archive)
+    return archive

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,6 +30,7 @@ from sparkring.pipelines.run.spark import spark_session
 log = logging.getLogger(__name__)
 
 MOST_SECONDS = 300.0  # for an archive to be written
+UNUSED_S = 60 * 86400.0
 
 
 def make_archive(environment: Mapping[str, str]) -> Path | None:
@@ -36,7 +39,10 @@ def make_archive(environment: Mapping[str, str]) -> Path | None:
     None, with the reason in the log, where that cannot be done.
     """
     archive = class_archive(environment)
-    if archive is None or archive.is_file():
+    if archive is None:
+        return None
+    remove_unused(archive)
+    if archive.is_file():
         return archive
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
@@ -52,6 +58,15 @@ def make_archive(environment: Mapping[str, str]) -> Path | None:
         return None
     log.info("Spark's classes: %s", archive)
     return archive
+
+
+def remove_unused(archive: Path) -> None:
+    """Delete archives of other environments, of 190 MB each, that no job has used for UNUSED_S."""
+    for other in archive.parent.glob("*.jsa"):
+        with suppress(OSError):  # another set-up may have deleted it
+            if other != archive and time.time() - other.stat().st_mtime > UNUSED_S:
+                other.unlink()
+                log.info("Spark's classes of an environment that is not used any more: %s is deleted", other)
 
 
 def _use(spark: SparkSession, folder: str) -> None:

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,23 @@ def test_the_archive_is_that_of_the_java_that_spark_starts(tmp_path: Path) -> No
     one, other = ({**cache, "JAVA_HOME": str(tmp_path / name)} for name in ("one", "other"))
     assert found_archive(one) == found[0] and found_archive(other) is None
     assert class_archive({"JAVA_HOME": str(tmp_path / "none"), "XDG_CACHE_HOME": str(tmp_path)}) is None
+
+
+def test_archives_that_no_job_has_used_for_long_are_deleted(tmp_path: Path) -> None:
+    """Each environment has one, of 190 MB."""
+    (tmp_path / "java/bin").mkdir(parents=True)
+    (tmp_path / "java/bin/java").touch()
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "JAVA_HOME": str(tmp_path / "java")}
+    own = class_archive(environment)
+    assert own is not None
+    own.parent.mkdir(parents=True)
+    long_ago, lately = time.time() - 61 * 86400, time.time() - 59 * 86400
+    for name, used in ((own.name, long_ago), ("unused.jsa", long_ago), ("used.jsa", lately), ("other", long_ago)):
+        (own.parent / name).touch()
+        os.utime(own.parent / name, (used, used))
+    assert make_archive(environment) == own
+    assert {each.name for each in own.parent.iterdir()} == {own.name, "used.jsa", "other"}
+    assert found_archive(environment) == own and own.stat().st_mtime > lately, "a job marks it as used"
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
