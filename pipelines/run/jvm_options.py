@@ -89,17 +89,20 @@ def bytes_below(paths: Iterable[str]) -> int | None:
 
 
 def class_archive(environment: Mapping[str, str]) -> Path | None:
-    """Where the archive of this Java and Spark is, or would be; None without Java.
+    """Where the archive of this Java and Spark is, or would be; None without Java. `<environment>-<jars>.jsa`.
 
-    Java compares an archive with its own build and Spark's files, and does without one that is of others.
+    Java compares an archive with its own build and the size and time of each of Spark's jars, and does without one that
+    is of others, without a word: an environment that was made again at its place needs another.
     """
     home = environment.get("JAVA_HOME")
     java = Path(home, "bin/java") if home else Path(shutil.which("java") or "")
     if not java.is_file():
         return None
     cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    known = f"{java.resolve()}\n{Path(pyspark.__file__).parent}\n{pyspark.__version__}"
-    return cache / "sparkring/jvm" / f"{hashlib.sha256(known.encode()).hexdigest()[:16]}.jsa"
+    spark = Path(pyspark.__file__).parent
+    jars = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in spark.glob("jars/*.jar"))
+    name = "-".join(hashlib.sha256(repr(known).encode()).hexdigest()[:16] for known in ((java.resolve(), spark), jars))
+    return cache / "sparkring/jvm" / f"{name}.jsa"
 
 
 def found_archive(environment: Mapping[str, str]) -> Path | None:

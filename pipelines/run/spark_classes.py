@@ -61,12 +61,14 @@ def make_archive(environment: Mapping[str, str]) -> Path | None:
 
 
 def remove_unused(archive: Path) -> None:
-    """Delete archives of other environments, of 190 MB each, that no job has used for UNUSED_S."""
+    """Delete archives, of 190 MB each, of this environment's earlier jars, and such as no job has used for UNUSED_S."""
+    environment = archive.name.partition("-")[0]
     for other in archive.parent.glob("*.jsa"):
         with suppress(OSError):  # another set-up may have deleted it
-            if other != archive and time.time() - other.stat().st_mtime > UNUSED_S:
+            is_earlier = other.name.startswith(f"{environment}-")
+            if other != archive and (is_earlier or time.time() - other.stat().st_mtime > UNUSED_S):
                 other.unlink()
-                log.info("Spark's classes of an environment that is not used any more: %s is deleted", other)
+                log.info("Spark's classes that no job uses any more: %s is deleted", other)
 
 
 def _use(spark: SparkSession, folder: str) -> None:

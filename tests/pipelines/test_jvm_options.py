@@ -125,6 +125,21 @@ def test_the_archive_is_that_of_the_java_that_spark_starts(tmp_path: Path) -> No
     assert class_archive({"JAVA_HOME": str(tmp_path / "none"), "XDG_CACHE_HOME": str(tmp_path)}) is None
 
 
+def test_jars_that_were_installed_again_need_another_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java passes over an archive of jars of another time, and Spark starts 3 s later."""
+    for name in ("java/bin", "spark/jars"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("java/bin/java", "spark/__init__.py", "spark/jars/spark.jar"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("pyspark.__file__", str(tmp_path / "spark/__init__.py"))
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "JAVA_HOME": str(tmp_path / "java")}
+    before = class_archive(environment)
+    os.utime(tmp_path / "spark/jars/spark.jar", (1, 1))
+    after = class_archive(environment)
+    assert before is not None and after is not None and before != after
+    assert before.name.partition("-")[0] == after.name.partition("-")[0], "of one environment"
+
+
 def test_archives_that_no_job_has_used_for_long_are_deleted(tmp_path: Path) -> None:
     """Each environment has one, of 190 MB."""
     (tmp_path / "java/bin").mkdir(parents=True)
@@ -134,10 +149,12 @@ def test_archives_that_no_job_has_used_for_long_are_deleted(tmp_path: Path) -> N
     assert own is not None
     own.parent.mkdir(parents=True)
     long_ago, lately = time.time() - 61 * 86400, time.time() - 59 * 86400
-    for name, used in ((own.name, long_ago), ("unused.jsa", long_ago), ("used.jsa", lately), ("other", long_ago)):
-        (own.parent / name).touch()
+    earlier = f"{own.name.partition('-')[0]}-0123.jsa"  # of jars that were there before
+    names = {own.name: long_ago, earlier: lately, "unused.jsa": long_ago, "used.jsa": lately, "other": long_ago}
+    for name, used in names.items():
+        (own.parent / name).write_text("as it was")
         os.utime(own.parent / name, (used, used))
-    assert make_archive(environment) == own
+    assert make_archive(environment) == own and own.read_text() == "as it was"
     assert {each.name for each in own.parent.iterdir()} == {own.name, "used.jsa", "other"}
     assert found_archive(environment) == own and own.stat().st_mtime > lately, "a job marks it as used"
 
