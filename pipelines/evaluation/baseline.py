@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import Column
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.secrets import redact
 from sparkring.conf.tasks import LabelForm, TaskKind
 from sparkring.pipelines.evaluation import linear
+from sparkring.pipelines.evaluation.guesses import Fitted
 from sparkring.pipelines.evaluation.linear import Design
 from sparkring.pipelines.evaluation.split_rows import SplitRows
-from sparkring.pipelines.evaluation.trees import TREES, Grown, grow
-from sparkring.training.metrics import task_scores
-from sparkring.training.worker.result import Scores
+from sparkring.pipelines.evaluation.trees import TREES, grow, named_beside
+from sparkring.training.worker.result import MODEL, Scores, TrainResult
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,11 +37,19 @@ NEEDS_SPARK = "only a job on Spark fits it"
 
 @dataclass(frozen=True)
 class Baselines:
-    """Scores by name of baseline, on the test rows, and why others have none."""
+    """What was fitted, by name of baseline, and why others were not."""
 
-    scores: dict[str, Scores] = field(default_factory=dict)
+    fitted: dict[str, Fitted] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    trees: Grown | None = None
+
+    @property
+    def scores(self) -> dict[str, Scores]:
+        """On the test rows."""
+        return {name: each.scores for name, each in self.fitted.items()}
+
+    def beside(self, others: Baselines) -> Baselines:
+        """These, and then others."""
+        return Baselines(self.fitted | others.fitted, self.missing | others.missing)
 
 
 def fit_baselines(
@@ -82,6 +91,19 @@ def fit_baselines(
     return replace(found, missing=found.missing | dict.fromkeys(trees, why))
 
 
+def best_baseline(scores: Mapping[str, Scores]) -> str:
+    """The name of the one with the least loss; empty where none has a loss. MODEL is no baseline."""
+    losses = {name: each["loss"] for name, each in scores.items() if name != MODEL and "loss" in each}
+    return min(losses, key=lambda name: losses[name], default="")
+
+
+def beside_baselines(result: TrainResult, model: ModelConfig) -> list[str]:
+    """What the model is beside trees, and beside the best baseline where that is another: words after "it is"."""
+    loss, best = model.kind.metric("loss").title, best_baseline(result.scores)
+    named = ((result.trees_gap, named_beside(model)), (result.best_gap, best))
+    return [gap.describe(loss, name) for gap, name in named if gap is not None]
+
+
 def import_library() -> None:
     """Import what all baselines of the driver are fitted with: most of a second."""
     import sklearn.ensemble
@@ -96,27 +118,10 @@ def fit_in_driver(kind: TaskKind, has_features: bool, make: Callable[[], tuple[D
     import_library()  # before there are threads: each would find the other's imports half done
     with ThreadPoolExecutor(1) as thread:
         designs = thread.submit(make).result
-        growing = thread.submit(fit_trees, kind, designs) if has_features else None
+        trees: dict[str, Callable[[], Fitted]] = {TREES: lambda: grow(kind, *designs())} if has_features else {}
+        growing = thread.submit(attempted, trees)
         found = attempted(linear.linear_fits(kind, has_features, designs))
-        if growing is None:
-            return found
-        trees = growing.result()
-    return Baselines(found.scores | trees.scores, found.missing | trees.missing, trees.trees)
-
-
-def fit_trees(kind: TaskKind, designs: Callable[[], tuple[Design, Design]]) -> Baselines:
-    """Fit and score trees."""
-    grown: Grown | None = None
-
-    def fit() -> Scores:
-        nonlocal grown
-        train, test = designs()
-        grown = grow(kind, train, test)
-        labels = test.labels if kind.has_several_labels else test.labels[:, 0]
-        return task_scores(kind, labels, grown.predictions, test.weights, kind.baseline_metrics)
-
-    found = attempted({TREES: fit})
-    return replace(found, trees=grown if found.scores else None)
+        return found.beside(growing.result())
 
 
 def in_driver(
@@ -145,15 +150,15 @@ def left_out(names: Sequence[str], why: str) -> Baselines:
     return Baselines(missing=dict.fromkeys(names, why))
 
 
-def attempted(fits: Mapping[str, Callable[[], Scores]]) -> Baselines:
+def attempted(fits: Mapping[str, Callable[[], Fitted]]) -> Baselines:
     """Call each fit; an error becomes an entry of `missing`, since the model is trained by now."""
     found = Baselines()
     for name, fit in fits.items():
         try:
-            scores = fit()
-            if odd := [metric for metric, value in scores.items() if value is None or not math.isfinite(value)]:
+            fitted = fit()
+            if odd := [metric for metric, value in fitted.scores.items() if value is None or not math.isfinite(value)]:
                 raise ValueError(f"{', '.join(odd)}: not a finite number")
-            found.scores[name] = scores
+            found.fitted[name] = fitted
         except Exception as error:
             found.missing[name] = redact(f"{type(error).__name__}: {first_line(error)}")
             log.warning("baseline %s: %s; the report goes without it", name, found.missing[name])

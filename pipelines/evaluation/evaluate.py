@@ -26,21 +26,30 @@ from sparkring.pipelines import serving
 from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.balance import label_balance
-from sparkring.pipelines.evaluation.baseline import NEEDS_SPARK, Baselines, attempted, fit_baselines, left_out
+from sparkring.pipelines.evaluation.baseline import (
+    NEEDS_SPARK,
+    Baselines,
+    attempted,
+    best_baseline,
+    fit_baselines,
+    left_out,
+)
 from sparkring.pipelines.evaluation.calibrate import calibrate, with_test_errors
 from sparkring.pipelines.evaluation.groups import group_scores
+from sparkring.pipelines.evaluation.guesses import Fitted
 from sparkring.pipelines.evaluation.importance import SampleSize, find_importances, mean_and_half_width, sample_rows
 from sparkring.pipelines.evaluation.multilabel import scores_by_label
 from sparkring.pipelines.evaluation.prediction_files import read_columns
 from sparkring.pipelines.evaluation.ranking import ALS_NAME, POPULARITY, Ranking, make_ranking, popularity
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
-from sparkring.pipelines.evaluation.trees import TREES, Grown
+from sparkring.pipelines.evaluation.trees import TREES
 from sparkring.training.data.features.transform import Categorical
 from sparkring.training.metrics import Rows, perplexity, row_values, task_scores
 from sparkring.training.model.folder import TrainedModel, described_model
 from sparkring.training.model.recipe_model import pick_columns
 from sparkring.training.worker.result import (
     MODEL,
+    BaselineGap,
     CalibrationFit,
     Evaluated,
     GroupScores,
@@ -49,7 +58,6 @@ from sparkring.training.worker.result import (
     RankedLists,
     Trained,
     TrainResult,
-    TreesGap,
     WorkerResult,
 )
 
@@ -122,12 +130,15 @@ def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out:
         baselines = fit_baselines(job.spark, kind, train, rows, read, labels)
     ours = task_scores(kind, held_out.labels, held_out.scores, held_out.weights)
     tell_missing(kind, held_out.labels, ours)
+    best = best_baseline(baselines.scores)
+    gaps = {n: gap_to(kind, held_out, each, ours) for n, each in baselines.fitted.items() if n in (TREES, best)}
     importance, importance_rows = measure_importance(job, trained, rows, held_out)
     return Evaluated(
         importance=importance,
         importance_rows=importance_rows,
         scores={MODEL: trained.train.test | ours | ranked.scores} | baselines.scores | ranked.baselines.scores,
-        trees_gap=None if baselines.trees is None else gap_to_trees(kind, held_out, baselines.trees),
+        trees_gap=gaps.get(TREES),
+        best_gap=None if best == TREES else gaps.get(best),
         missing=baselines.missing | ranked.baselines.missing,
         groups=scores_by_group(config, rows, held_out),
         by_label=scores_by_label(label_names, held_out.labels, held_out.scores, held_out.weights)
@@ -207,11 +218,11 @@ def ranked_rows(
     ranking = make_ranking(wanted, values, held_out.labels, held_out.weights)
     item, baselines = wanted.item, Baselines()
     if config.report.baselines and item is not None:
-        baselines = attempted({POPULARITY: lambda: ranking.scores(popularity(train, rows, item, label))})
+        baselines = attempted({POPULARITY: lambda: Fitted(ranking.scores(popularity(train, rows, item, label)))})
         if wanted.als is not None:
             fitted = fit_als(spark, wanted.als, ranking, (train, rows), (wanted.group, item, label))
-            baselines = Baselines(baselines.scores | fitted.scores, baselines.missing | fitted.missing)
-    ours = attempted({MODEL: lambda: ranking.scores(held_out.scores)})
+            baselines = baselines.beside(fitted)
+    ours = attempted({MODEL: lambda: Fitted(ranking.scores(held_out.scores))})
     return Ranked(ranking.counts, ours.scores.get(MODEL, {}), baselines)
 
 
@@ -235,7 +246,7 @@ def fit_als(
         return left_out([ALS_NAME], NEEDS_SPARK)
     from sparkring.pipelines.evaluation.als import als_predictions
 
-    return attempted({ALS_NAME: lambda: ranking.scores(als_predictions(spark, als, *rows, columns))})
+    return attempted({ALS_NAME: lambda: Fitted(ranking.scores(als_predictions(spark, als, *rows, columns)))})
 
 
 def scores_by_group(config: RunConfig, rows: SplitRows, held_out: HeldOut) -> list[GroupScores]:
@@ -317,18 +328,28 @@ def has_alias(config: RunConfig, result: TrainResult) -> bool:
     return not lost_to(result.scores, config.report, result.missing)
 
 
-def gap_to_trees(kind: TaskKind, held_out: HeldOut, trees: Grown) -> TreesGap:
-    """Compare the losses of the model and of trees, row by row.
+def gap_to(kind: TaskKind, held_out: HeldOut, baseline: Fitted, ours: Mapping[str, float]) -> BaselineGap:
+    """Compare the losses of the model and of a baseline, row by row.
 
     The interval is that of a mean of paired differences: 1.96 standard errors, of a weighted mean by its rows' weights.
+    There is none where Spark alone has the baseline's predictions.
+
+    Args:
+        kind: the task.
+        held_out: the model's predictions.
+        baseline: which was fitted and scored on the same rows.
+        ours: the model's scores.
     """
+    if baseline.predictions is None:
+        return BaselineGap(rows=baseline.rows, ours=ours["loss"], theirs=baseline.scores["loss"], half_width=None)
     weights = np.ones(len(held_out.labels)) if held_out.weights is None else held_out.weights
     counts, loss = weights > 0, kind.metric("loss")
     labels, weights = held_out.labels[counts], weights[counts] / weights[counts].sum()
-    of_rows = [Rows(kind.form, labels, scores) for scores in (held_out.scores[counts], trees.predictions)]
-    ours, theirs = (row_values(loss, rows) for rows in of_rows)
-    _, half_width = mean_and_half_width(ours - theirs, weights)
-    return TreesGap(rows=trees.rows, ours=float(weights @ ours), theirs=float(weights @ theirs), half_width=half_width)
+    of_rows = [Rows(kind.form, labels, scores) for scores in (held_out.scores[counts], baseline.predictions)]
+    of_model, of_baseline = (row_values(loss, rows) for rows in of_rows)
+    _, half_width = mean_and_half_width(of_model - of_baseline, weights)
+    means = [float(weights @ values) for values in (of_model, of_baseline)]
+    return BaselineGap(rows=baseline.rows, ours=means[0], theirs=means[1], half_width=half_width)
 
 
 def scored_rows(config: RunConfig, dataset: Dataset, trained: Trained) -> SplitRows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +15,18 @@ from sparkring.training.worker.result import Scores
 
 MOST_LABELS = 20  # of which each is fitted in turn: some seconds
 MOST_COEFFICIENTS = 5_000_000  # of a multinomial regression: its solvers keep several copies of them
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A baseline that was fitted. predictions: of the test rows that count, (N,), (N, C) or (N, L).
+
+    rows: training rows that it was fitted on.
+    """
+
+    scores: Scores
+    predictions: np.ndarray | None = None  # None: the driver does not have them
+    rows: int = 0
 
 
 def check_labels(labels: int) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from sparkring.conf.manifest import Column
 from sparkring.conf.tasks import TaskKind
 from sparkring.pipelines.evaluation.guesses import (
+    Fitted,
     check_coefficients,
     check_labels,
     class_metrics,
@@ -30,7 +31,6 @@ from sparkring.pipelines.evaluation.guesses import (
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.training.data.features.tensors import element_names
 from sparkring.training.metrics import negative_log, task_scores
-from sparkring.training.worker.result import Scores
 
 Array = np.ndarray
 MAJORITY, LOGISTIC = "majority rate", "logistic regression (scikit-learn)"
@@ -137,54 +137,61 @@ def _filled(values: Array, column: Column) -> Array:
     return np.nan_to_num(values, copy=True, nan=fill, posinf=np.inf, neginf=-np.inf)
 
 
-Fit = Callable[[Design, Design], Scores]
+Fit = Callable[[Design, Design], Fitted]
 
 
 def linear_fits(
     kind: TaskKind, has_features: bool, designs: Callable[[], tuple[Design, Design]]
-) -> dict[str, Callable[[], Scores]]:
+) -> dict[str, Callable[[], Fitted]]:
     """The baselines by name, each a function that fits and scores it; without features, the constant guess alone.
 
     `designs`: gives those of the training and of the test rows.
     """
     known: dict[str, tuple[tuple[str, Fit], tuple[str, Fit]]] = {
-        "binary": ((MAJORITY, partial(first_of, label_rates)), (LOGISTIC, partial(first_of, logistic_scores))),
-        "multiclass": ((CLASS_RATES, class_rate_scores), (MULTINOMIAL, multinomial_scores)),
-        "multilabel": ((RATES, partial(mean_of, label_rates)), (LOGISTICS, partial(mean_of, logistic_scores))),
-        "poisson": ((MEAN, partial(mean_scores, kind)), (RATE, partial(rate_scores, kind))),
-        "regression": ((MEAN, partial(mean_scores, kind)), (LINEAR, partial(linear_scores, kind))),
+        "binary": ((MAJORITY, partial(first_of, label_rates)), (LOGISTIC, partial(first_of, fit_logistic))),
+        "multiclass": ((CLASS_RATES, fit_class_rates), (MULTINOMIAL, fit_multinomial)),
+        "multilabel": ((RATES, partial(mean_of, label_rates)), (LOGISTICS, partial(mean_of, fit_logistic))),
+        "poisson": ((MEAN, partial(fit_mean, kind)), (RATE, partial(fit_rate, kind))),
+        "regression": ((MEAN, partial(fit_mean, kind)), (LINEAR, partial(fit_linear, kind))),
     }
     (constant_name, constant), (linear_name, linear) = known[kind.name]
-    fits: dict[str, Callable[[], Scores]] = {constant_name: lambda: constant(*designs())}
+    fits: dict[str, Callable[[], Fitted]] = {constant_name: lambda: constant(*designs())}
     return fits | ({linear_name: lambda: linear(*designs())} if has_features else {})
 
 
-def first_of(scores: Callable[[Design, Design], list[Scores]], train: Design, test: Design) -> Scores:
-    """The scores of the only label."""
-    return scores(train, test)[0]
+def first_of(fit: Callable[[Design, Design], list[Fitted]], train: Design, test: Design) -> Fitted:
+    """The fit of the only label."""
+    return fit(train, test)[0]
 
 
-def mean_of(scores: Callable[[Design, Design], list[Scores]], train: Design, test: Design) -> Scores:
+def mean_of(fit: Callable[[Design, Design], list[Fitted]], train: Design, test: Design) -> Fitted:
     """The means of the labels' scores; ValueError where there are too many labels."""
-    return mean_of_labels(scores(train, test), [test.mean(labels) for labels in test.labels.T])
+    found = fit(train, test)
+    scores = mean_of_labels([each.scores for each in found], [test.mean(labels) for labels in test.labels.T])
+    predictions = np.column_stack([each.predictions for each in found if each.predictions is not None])
+    return Fitted(scores, predictions, len(train.labels))
 
 
-def label_rates(train: Design, test: Design) -> list[Scores]:
-    """Always predict the training rows' share of a label; the scores of each label."""
-    pairs = zip(train.labels.T, test.labels.T, strict=True)
-    return [constant_scores(train.mean(ours), test.mean(theirs)) for ours, theirs in pairs]
+def label_rates(train: Design, test: Design) -> list[Fitted]:
+    """Always predict the training rows' share of a label; a fit of each label."""
+    found = []
+    for ours, theirs in zip(train.labels.T, test.labels.T, strict=True):
+        rate = train.mean(ours)
+        scores = constant_scores(rate, test.mean(theirs))
+        found.append(Fitted(scores, np.full(len(theirs), rate), len(ours)))
+    return found
 
 
-def logistic_scores(train: Design, test: Design) -> list[Scores]:
-    """Log loss in nats, ROC AUC and accuracy of a logistic regression of each label; ValueError for too many labels."""
+def fit_logistic(train: Design, test: Design) -> list[Fitted]:
+    """Fit a logistic regression of each label: log loss in nats, ROC AUC, accuracy. ValueError for too many labels."""
     check_labels(train.labels.shape[1])
-    scores, matrices = label_rates(train, test), (train.matrix(), test.matrix())
+    found, matrices = label_rates(train, test), (train.matrix(), test.matrix())
     for n, (ours, labels) in enumerate(zip(train.labels.T, test.labels.T, strict=True)):
         if train.mean(ours) in (0.0, 1.0):  # there is one class to learn: the guess
             continue
         _, odds = probabilities(train, *matrices, ours)
-        scores[n] = flag_scores(labels, odds[:, 1], test.weights)
-    return scores
+        found[n] = Fitted(flag_scores(labels, odds[:, 1], test.weights), odds[:, 1], len(ours))
+    return found
 
 
 def probabilities(train: Design, of_train: Any, of_test: Any, labels: Array) -> tuple[Array, Array]:
@@ -202,17 +209,24 @@ def probabilities(train: Design, of_train: Any, of_test: Any, labels: Array) -> 
     return classes, model.predict_proba(of_test)
 
 
-def class_rate_scores(train: Design, test: Design) -> Scores:
+def fit_class_rates(train: Design, test: Design) -> Fitted:
     """Always predict the training rows' share of each class, so the most frequent one."""
     counted = []
     for design in (train, test):
         classes, where = np.unique(design.labels[:, 0].astype(np.int64), return_inverse=True)
         counted.append(dict(zip(classes.tolist(), np.bincount(where, design.weights).tolist(), strict=True)))
-    return class_rates(*counted)
+    rates = np.zeros((1, classes_of(train, test)))
+    rates[0, [*counted[0]]] = np.array([*counted[0].values()]) / train.total
+    return Fitted(class_rates(*counted), np.repeat(rates, len(test.labels), axis=0), len(train.labels))
 
 
-def multinomial_scores(train: Design, test: Design) -> Scores:
-    """Log loss in nats, accuracy and macro F1 of a multinomial regression; ValueError for too many coefficients."""
+def classes_of(train: Design, test: Design) -> int:
+    """How many classes there are: up to the largest of either split."""
+    return int(max(train.labels.max(), test.labels.max())) + 1
+
+
+def fit_multinomial(train: Design, test: Design) -> Fitted:
+    """Fit a multinomial regression: log loss in nats, accuracy, macro F1. ValueError for too many coefficients."""
     labels, truth = train.labels[:, 0], test.labels[:, 0]
     check_coefficients((int(labels.max()) + 1) * train.coefficients)
     classes, odds = probabilities(train, train.matrix(), test.matrix(), labels)
@@ -222,26 +236,29 @@ def multinomial_scores(train: Design, test: Design) -> Scores:
     pairs = np.column_stack([truth, classes[odds.argmax(axis=1)]]).astype(np.int64)
     groups, where = np.unique(pairs, axis=0, return_inverse=True)
     counts = np.bincount(where.ravel(), test.weights)
-    return {"loss": loss} | class_metrics([(int(a), int(b), n) for (a, b), n in zip(groups, counts, strict=True)])
+    scores = class_metrics([(int(a), int(b), n) for (a, b), n in zip(groups, counts, strict=True)])
+    found = np.zeros((len(truth), classes_of(train, test)))
+    found[:, classes.astype(np.int64)] = odds
+    return Fitted({"loss": loss} | scores, found, len(labels))
 
 
-def mean_scores(kind: TaskKind, train: Design, test: Design) -> Scores:
+def fit_mean(kind: TaskKind, train: Design, test: Design) -> Fitted:
     """Always predict the training rows' mean."""
     guess = train.mean(train.labels[:, 0])
-    return _value_scores(kind, test, np.full(len(test.labels), guess))
+    return _fitted_values(kind, train, test, np.full(len(test.labels), guess))
 
 
-def linear_scores(kind: TaskKind, train: Design, test: Design) -> Scores:
-    """Scores of a linear regression."""
+def fit_linear(kind: TaskKind, train: Design, test: Design) -> Fitted:
+    """Fit a linear regression."""
     from sklearn.linear_model import Ridge
 
     model = Ridge(alpha=REGULARIZATION * train.total, solver="sparse_cg", tol=1e-8)
     model.fit(train.matrix(), train.labels[:, 0], sample_weight=train.weights)
-    return _value_scores(kind, test, model.predict(test.matrix()))
+    return _fitted_values(kind, train, test, model.predict(test.matrix()))
 
 
-def rate_scores(kind: TaskKind, train: Design, test: Design) -> Scores:
-    """Scores of a Poisson regression with a log link."""
+def fit_rate(kind: TaskKind, train: Design, test: Design) -> Fitted:
+    """Fit a Poisson regression with a log link."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import PoissonRegressor
 
@@ -249,8 +266,9 @@ def rate_scores(kind: TaskKind, train: Design, test: Design) -> Scores:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(train.matrix(), train.labels[:, 0], sample_weight=train.weights)
-    return _value_scores(kind, test, model.predict(test.matrix()))
+    return _fitted_values(kind, train, test, model.predict(test.matrix()))
 
 
-def _value_scores(kind: TaskKind, test: Design, predictions: Array) -> Scores:
-    return task_scores(kind, test.labels[:, 0], predictions, test.weights, kind.baseline_metrics)
+def _fitted_values(kind: TaskKind, train: Design, test: Design, predictions: Array) -> Fitted:
+    scores = task_scores(kind, test.labels[:, 0], predictions, test.weights, kind.baseline_metrics)
+    return Fitted(scores, predictions, len(train.labels))

@@ -22,6 +22,7 @@ from sparkring.conf.manifest import Column
 from sparkring.conf.tasks import ACCURACY, BINARY, LOG_LOSS, Metric, TaskKind
 from sparkring.etl.spark_platform.application import GONE, described
 from sparkring.pipelines.evaluation.guesses import (
+    Fitted,
     check_coefficients,
     check_labels,
     class_metrics,
@@ -49,8 +50,8 @@ def mllib_fits(
     rows: tuple[SplitRows, SplitRows],
     scalar: Sequence[Column],
     labels: Sequence[Column],
-) -> dict[str, Callable[[], Scores]]:
-    """The baselines by name, each a function that fits and scores it.
+) -> dict[str, Callable[[], Fitted]]:
+    """The baselines by name, each a function that fits and scores it; Spark keeps what they predict.
 
     Args:
         spark: the job's session.
@@ -67,9 +68,9 @@ def mllib_fits(
         of_train, of_test = (prepared(each.frame(spark, names), features, targets, *weights) for each in rows)
         return of_train, of_test
 
-    def shown(name: str, fit: Callable[[], Scores]) -> Scores:
+    def shown(name: str, fit: Callable[[], Scores]) -> Fitted:
         with described(spark, f"baseline, {name}"):
-            return fit()
+            return Fitted(fit())
 
     def assemble(targets: Sequence[Column]) -> tuple[DataFrame, DataFrame]:
         return assembled(*frames(targets, scalar), scalar)

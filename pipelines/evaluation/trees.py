@@ -7,14 +7,16 @@ trees.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.tasks import DEVIANCE, LabelForm, TaskKind
-from sparkring.pipelines.evaluation.linear import Design
+from sparkring.pipelines.evaluation.guesses import Fitted
+from sparkring.pipelines.evaluation.linear import Design, classes_of
+from sparkring.training.metrics import task_scores
 
 Array = np.ndarray
 TREES = "gradient-boosted trees (scikit-learn)"
@@ -29,23 +31,16 @@ def named_beside(model: ModelConfig) -> str:
     return "scikit-learn's trees with its defaults" if model.is_trees else "gradient-boosted trees"
 
 
-@dataclass(frozen=True)
-class Grown:
-    """Predictions of the test rows that count, as `task_scores` takes them: (N,), (N, C) or (N, L).
-
-    rows: training rows that were fitted.
-    """
-
-    predictions: Array
-    rows: int
-
-
-def grow(kind: TaskKind, train: Design, test: Design) -> Grown:
+def grow(kind: TaskKind, train: Design, test: Design) -> Fitted:
     """Fit on the training rows, or some of them. ValueError where there are too many classes or labels."""
     if (outputs := outputs_of(kind, train)) > MOST_OUTPUTS:
         raise ValueError(f"{outputs} classes or labels, more than {MOST_OUTPUTS}: trees would be grown for each")
     some = sampled(train, outputs)
-    return Grown(predict(kind, some, test), len(some.labels))
+    predictions = predict(kind, some, test)
+    labels = test.labels if kind.has_several_labels else test.labels[:, 0]
+    return Fitted(
+        task_scores(kind, labels, predictions, test.weights, kind.baseline_metrics), predictions, len(some.labels)
+    )
 
 
 def outputs_of(kind: TaskKind, train: Design) -> int:
@@ -67,7 +62,7 @@ def sampled(train: Design, outputs: int) -> Design:
 
 
 def predict(kind: TaskKind, train: Design, test: Design) -> Array:
-    """Fit on the training rows; predictions of the test rows, as of Grown."""
+    """Fit on the training rows; predictions of the test rows, as of Fitted."""
     if kind.form is LabelForm.NUMBER:
         loss = "poisson" if kind.metric("loss") == DEVIANCE else "squared_error"
         values: Array = _fit(train, train.labels[:, 0], loss).predict(cells(test))
@@ -90,7 +85,7 @@ def cells(design: Design) -> Array:
 
 def _class_probabilities(train: Design, test: Design) -> Array:
     """The probability of each class up to the largest of either split, (N, C); 0 of one that was not trained on."""
-    found = np.zeros((len(test.labels), int(max(train.labels.max(), test.labels.max())) + 1))
+    found = np.zeros((len(test.labels), classes_of(train, test)))
     if len(known := np.unique(train.labels)) == 1:
         found[:, int(known[0])] = 1.0
         return found

@@ -12,9 +12,9 @@ from sparkring.conf.load import Resolved
 from sparkring.conf.rules.recipe import RECIPE
 from sparkring.conf.rules.rule import find_problems
 from sparkring.conf.secrets import redact
-from sparkring.pipelines.evaluation.trees import TREES, named_beside
+from sparkring.pipelines.evaluation.baseline import beside_baselines
 from sparkring.pipelines.run.trial import TAG
-from sparkring.training.worker.result import MODEL, TrainResult, WorkerResult
+from sparkring.training.worker.result import TrainResult, WorkerResult
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,8 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
 
 
 def verdict_line(result: TrainResult, config: RunConfig) -> str:
-    """What the model is beside trees, and the baseline that has a lower loss than both; empty where it has no such."""
-    if not config.model.kind.is_table:
-        return ""
-    gap, losses = result.trees_gap, {name: scores["loss"] for name, scores in result.scores.items() if "loss" in scores}
-    parts = [] if gap is None else [gap.describe(config.model.kind.metric("loss").title, named_beside(config.model))]
-    best = min(losses, key=lambda name: losses[name], default=MODEL)
-    if best not in (MODEL, TREES):
-        parts.append(f"{best} has a lower loss than this model, {losses[best]:.5g} against {losses[MODEL]:.5g}")
-    return "; ".join(parts)
+    """What the model is beside trees and the best other baseline; empty where there are none."""
+    return "; ".join(beside_baselines(result, config.model))
 
 
 def reader_advice(result: TrainResult, config: RunConfig) -> str:

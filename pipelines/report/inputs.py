@@ -12,8 +12,8 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import PERPLEXITY, POSITIVE_SHARE
 from sparkring.pipelines.evaluation.balance import differences, split_losses
+from sparkring.pipelines.evaluation.baseline import beside_baselines
 from sparkring.pipelines.evaluation.evaluate import HeldOut, has_alias, lost_to
-from sparkring.pipelines.evaluation.trees import named_beside
 from sparkring.training.metrics import perplexity
 from sparkring.training.planner.table import parse_rows
 from sparkring.training.worker.result import MODEL, GroupScores, Scores, TrainResult
@@ -123,15 +123,10 @@ class ReportInputs:
         )
 
     @property
-    def beside_trees(self) -> str:
-        """A sentence on the model and trees; empty where no trees were fitted."""
-        gap = self.result.trees_gap
-        model = self.config.model
-        return (
-            ""
-            if gap is None
-            else f"This model is {gap.describe(model.kind.metric('loss').title, named_beside(model))}."
-        )
+    def beside_baselines(self) -> str:
+        """A sentence on the model beside trees and the best other baseline; empty where there are none."""
+        found = beside_baselines(self.result, self.config.model)
+        return f"This model is {'; '.join(found)}." if found else ""
 
     @property
     def facts(self) -> dict[str, str]:

@@ -31,7 +31,7 @@ from sparkring.pipelines.report.plan import PLAN, draw_plan, plan_facts
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.worker.plan_record import PlanRecord
-from sparkring.training.worker.result import read_result
+from sparkring.training.worker.result import Scores, read_result
 
 log = logging.getLogger(__name__)
 LEAST_SHOWN = 1e-6  # a smaller number is shown as zero
@@ -100,7 +100,7 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
         title=f"{inputs.config.name} - sparkring report",
         i=inputs,
         scores=scores,
-        verdict=" ".join(filter(None, [inputs.beside_trees, verdict({n: s for n, s in scores.items() if n != TREES})])),
+        verdict=" ".join(filter(None, [inputs.beside_baselines, verdict(_but_trees(scores))])),
         loss=_title("loss", inputs.config.model.kind),
         columns=[(name, _title(name, inputs.config.model.kind)) for name in _score_columns(scores)],
         label_columns=[(name, _title(name, BINARY)) for name in OF_LABEL],
@@ -162,6 +162,10 @@ def verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
             by_metrics.setdefault(" and ".join(map(_title, metrics)), []).append(other)
     beaten = ", and ".join(f"{' and '.join(names)} in {metrics}" for metrics, names in by_metrics.items())
     return _sentence(f"{name} beats {beaten}.")
+
+
+def _but_trees(scores: Mapping[str, Scores]) -> dict[str, Scores]:
+    return {name: each for name, each in scores.items() if name != TREES}
 
 
 def _compared(ours: Iterable[str]) -> list[str]:

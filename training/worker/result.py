@@ -372,34 +372,35 @@ class Trained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreesGap:
-    """The loss of the model beside that of gradient-boosted trees, on the same test rows.
+class BaselineGap:
+    """The loss of the model beside that of a baseline, on the same test rows.
 
-    Made by `gap_to_trees` in pipelines/evaluation/evaluate.py.
+    Made by `gap_to` in pipelines/evaluation/evaluate.py.
     """
 
     __pydantic_config__ = CLOSED
 
-    rows: Count  # training rows that the trees were fitted on
+    rows: Count  # training rows that the baseline was fitted on
     ours: float
     theirs: float
-    half_width: float  # of the 95 % interval of ours - theirs, by the variance over rows
+    half_width: float | None  # of the 95 % interval of ours - theirs, by the variance over rows; None: not known
 
     @property
     def is_worse(self) -> bool:
-        """Whether the model is certainly worse than the trees."""
-        return self.ours - self.theirs > self.half_width
+        """Whether the model is certainly worse than the baseline."""
+        return self.half_width is not None and self.ours - self.theirs > self.half_width
 
-    def describe(self, loss: str, trees: str = "gradient-boosted trees") -> str:
-        """What the model is beside the trees, in words that follow "it is".
+    def describe(self, loss: str, baseline: str) -> str:
+        """What the model is beside the baseline, in words that follow "it is".
 
-        `loss`: its title; `trees`: what the baseline is called.
+        `loss`: its title; `baseline`: what it is called.
         """
         gap = self.ours - self.theirs
-        numbers = f"{loss} {self.ours:.5g} against {self.theirs:.5g}, {gap:+.2g} ± {self.half_width:.2g}"
-        if abs(gap) <= self.half_width:
-            return f"not certainly better or worse than {trees} ({numbers})"
-        return f"{'better' if gap < 0 else 'worse'} than {trees} ({numbers})"
+        interval = "without an interval" if self.half_width is None else f"± {self.half_width:.2g}"
+        numbers = f"{loss} {self.ours:.5g} against {self.theirs:.5g}, {gap:+.2g} {interval}"
+        if abs(gap) <= (self.half_width or 0.0):
+            return f"not certainly better or worse than {baseline} ({numbers})"
+        return f"{'better' if gap < 0 else 'worse'} than {baseline} ({numbers})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,7 +446,8 @@ class Evaluated:
     __pydantic_config__ = CLOSED
 
     scores: Annotated[dict[str, Scores], _has(MODEL)] = field(default_factory=dict)  # MODEL first, then baselines
-    trees_gap: TreesGap | None = None  # None: no trees were fitted
+    trees_gap: BaselineGap | None = None  # None: no trees were fitted
+    best_gap: BaselineGap | None = None  # beside the baseline of the least loss, unless that is trees
     missing: dict[str, str] = field(default_factory=dict)  # baseline that could not be computed -> why
     calibration: CalibrationFit | None = None  # None: none was fitted
     labels: dict[str, LabelBalance] = field(default_factory=dict)  # by split, train first; empty: not measured

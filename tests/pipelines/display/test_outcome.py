@@ -9,7 +9,6 @@ import pytest
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved, load_config
-from sparkring.pipelines.evaluation.trees import TREES
 from sparkring.pipelines.job.outcome import (
     ModelPlace,
     ended_line,
@@ -22,7 +21,7 @@ from sparkring.pipelines.job.outcome import (
     verdict_line,
 )
 from sparkring.pipelines.run.trial import TAG
-from sparkring.training.worker.result import MODEL, TreesGap
+from sparkring.training.worker.result import MODEL, BaselineGap
 from tests.pipelines.results import rank_result, train_result
 
 
@@ -80,23 +79,13 @@ def test_the_last_words_name_the_version_the_report_and_what_to_run(tmp_path: Pa
     assert not [line for line in again if "next" in line], "a model that is not registered cannot be asked for"
     untracked = outcome(train_result(), resolved(tmp_path, "tracking.enabled=false"), ModelPlace("m"))
     assert "browse" not in untracked, "MLflow has nothing of it"
-    gap = TreesGap(rows=100, ours=0.5, theirs=0.25, half_width=0.125)
-    beside = outcome(train_result(trees_gap=gap), resolved(tmp_path), ModelPlace("m"))
-    assert "\n  verdict  worse than gradient-boosted trees (log loss (nats) 0.5 against 0.25, +0.25 ± 0.12)\n" in beside
-
-
-def test_a_linear_model_that_is_the_best_of_all_is_named_beside_the_trees(tmp_path: Path) -> None:
-    """A job that had lost to logistic regression ended in "better than gradient-boosted trees"."""
-    gap = TreesGap(rows=100, ours=0.5, theirs=0.75, half_width=0.125)
-    scores = {MODEL: {"loss": 0.5}, "majority rate": {"loss": 0.6}, "logistic regression": {"loss": 0.4}}
-    lost = train_result(trees_gap=gap, scores=scores)
-    better = "better than gradient-boosted trees (log loss (nats) 0.5 against 0.75, -0.25 ± 0.12)"
-    linear = "logistic regression has a lower loss than this model, 0.4 against 0.5"
-    config = recipe(tmp_path)
-    assert verdict_line(lost, config) == f"{better}; {linear}"
-    assert verdict_line(replace(lost, trees_gap=None), config) == linear
-    trees = replace(lost, scores=scores | {TREES: {"loss": 0.3}})
-    assert verdict_line(trees, config) == better, "the gap says how good trees are"
+    gap = BaselineGap(rows=100, ours=0.5, theirs=0.25, half_width=0.125)
+    scores = {MODEL: {"loss": 0.5}, "majority rate": {"loss": 0.2}}
+    lost = train_result(trees_gap=gap, best_gap=replace(gap, theirs=0.2, half_width=None), scores=scores)
+    verdict = "worse than gradient-boosted trees (log loss (nats) 0.5 against 0.25, +0.25 ± 0.12); worse than majority"
+    verdict += " rate (log loss (nats) 0.5 against 0.2, +0.3 without an interval)"
+    assert f"\n  verdict  {verdict}\n" in outcome(lost, resolved(tmp_path), ModelPlace("m"))
+    assert verdict_line(lost, recipe(tmp_path)) == verdict
 
 
 @pytest.mark.parametrize(
@@ -136,7 +125,7 @@ def test_a_run_whose_last_evaluation_was_the_best_says_how_to_train_longer(
 def test_a_network_that_loses_to_trees_says_how_to_train_them(
     tmp_path: Path, words: list[str], ours: float, command: str
 ) -> None:
-    gap = TreesGap(rows=100, ours=ours, theirs=0.25, half_width=0.125)
+    gap = BaselineGap(rows=100, ours=ours, theirs=0.25, half_width=0.125)
     result, given = train_result(trees_gap=gap), resolved(tmp_path, *words)
     assert trees_command(result, given) == command
     assert ("  trees " in outcome(result, given, ModelPlace("m"))) == bool(command)

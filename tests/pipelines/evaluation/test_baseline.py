@@ -22,9 +22,9 @@ from sparkring.conf.storage import open_storage
 from sparkring.conf.tasks import MULTILABEL, POISSON, REGRESSION, TASKS
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation import linear, mllib
-from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines, in_driver
+from sparkring.pipelines.evaluation.baseline import Baselines, attempted, best_baseline, fit_baselines, in_driver
 from sparkring.pipelines.evaluation.evaluate import evaluate
-from sparkring.pipelines.evaluation.guesses import class_rates, constant_scores, mean_of_labels
+from sparkring.pipelines.evaluation.guesses import Fitted, class_rates, constant_scores, mean_of_labels
 from sparkring.pipelines.evaluation.mllib import label_logistic_scores, multinomial_scores
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.pipelines.evaluation.trees import TREES
@@ -91,8 +91,8 @@ def fitted(
 
 def but_trees(found: Baselines) -> Baselines:
     """The guess and the linear model, which the driver and Spark have in common; test_trees.py is about trees."""
-    kept = ({name: each for name, each in of.items() if name != TREES} for of in (found.scores, found.missing))
-    return Baselines(*kept)
+    fitted, missing = ({n: each for n, each in of.items() if n != TREES} for of in (found.fitted, found.missing))
+    return Baselines(fitted, missing)
 
 
 @pytest.mark.parametrize("nulls", ["mask", "fill"])
@@ -382,6 +382,11 @@ def test_all_is_compared_on_the_rows_the_ranks_read(by: Any, spark: Any, tmp_pat
     assert held_out is not None
     assert list(found.scores) == ["this model", by.MAJORITY, by.LOGISTIC, *([TREES] if by is linear else [])]
     assert (found.trees_gap is not None, list(found.missing)) == ((True, []) if by is linear else (False, [TREES]))
+    best = best_baseline(found.scores)
+    assert found.best_gap is not None and best in (by.MAJORITY, by.LOGISTIC), "trees know less of noise"
+    gap = (found.best_gap.ours, found.best_gap.theirs)
+    assert gap == pytest.approx((found.scores["this model"]["loss"], found.scores[best]["loss"]), rel=1e-9)
+    assert (found.best_gap.half_width is not None) == (by is linear), "Spark keeps its predictions"
     assert held_out.groups["month"].astype(int).tolist() == (held_out.scores * 12).round().astype(int).tolist()
     kept = pq.read_table(tmp_path / "data/test-1.parquet").to_pandas().query("month < 5 and gaps > -1")
     assert len(kept) == len(held_out.labels) and held_out.labels.tolist() == kept["late"].tolist()
@@ -402,10 +407,12 @@ def test_all_is_compared_on_the_rows_the_ranks_read(by: Any, spark: Any, tmp_pat
 
 
 def test_a_baseline_that_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    def fails() -> dict[str, float]:
+    def fails() -> Fitted:
         raise RuntimeError("out of memory\n and more")
 
-    found = attempted({"a": fails, "b": lambda: {"loss": math.nan, "auc": 0.5}, "c": lambda: {"loss": 0.5}})
+    found = attempted(
+        {"a": fails, "b": lambda: Fitted({"loss": math.nan, "auc": 0.5}), "c": lambda: Fitted({"loss": 0.5})}
+    )
     assert found.scores == {"c": {"loss": 0.5}}
     assert found.missing == {"a": "RuntimeError: out of memory", "b": "ValueError: loss: not a finite number"}
     assert len(caplog.records) == 2 and "baseline a: RuntimeError: out of memory" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,25 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.blocks.report import ReportConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column
 from sparkring.conf.rules.recipe import must_beat_problems
 from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, TASKS, TaskKind
 from sparkring.pipelines.evaluation import linear, trees
-from sparkring.pipelines.evaluation.baseline import fit_baselines, fit_in_driver
-from sparkring.pipelines.evaluation.evaluate import HeldOut, gap_to_trees, lost_to
+from sparkring.pipelines.evaluation.baseline import beside_baselines, best_baseline, fit_baselines, fit_in_driver
+from sparkring.pipelines.evaluation.evaluate import HeldOut, gap_to, lost_to
+from sparkring.pipelines.evaluation.guesses import Fitted
 from sparkring.pipelines.evaluation.linear import Design
 from sparkring.pipelines.evaluation.split_rows import split_rows
-from sparkring.pipelines.evaluation.trees import TREES, Grown, cells, grow, sampled
+from sparkring.pipelines.evaluation.trees import TREES, cells, grow, sampled
 from sparkring.pipelines.promotion.scores import resampled
 from sparkring.training.metrics import task_scores
-from sparkring.training.worker.result import MODEL, TreesGap
+from sparkring.training.worker.result import MODEL, BaselineGap
 from tests.ci.test_docs import ROOT
 from tests.pipelines.evaluation.test_baseline import KIND, PLAIN, kinds, write_table
+from tests.pipelines.results import train_result
 
 CODES = 4
 
@@ -143,7 +147,7 @@ def test_trees_for_more_classes_than_are_fitted_in_seconds_are_missing_with_a_re
     many = design(200, 1, lambda numbers, code, random: np.arange(200) % 21)
     found = fit_in_driver(MULTICLASS, True, lambda: (many, many))
     assert found.missing == {TREES: "ValueError: 21 classes or labels, more than 20: trees would be grown for each"}
-    assert found.trees is None and len(found.scores) == 2
+    assert len(found.scores) == 2
 
 
 IMPORTED = """
@@ -152,11 +156,11 @@ from sparkring.conf.tasks import BINARY
 from sparkring.pipelines.evaluation import baseline
 needed = ("sklearn.ensemble", "sklearn.linear_model")
 assert not [name for name in needed if name in sys.modules], "it is imported here, or this shows nothing"
-def fit_trees(kind, designs):
+def grow(kind):
     print("there" if all(name in sys.modules for name in needed) else "missing")
-    return baseline.Baselines()
-baseline.fit_trees = fit_trees
-baseline.fit_in_driver(BINARY, True, lambda: 1 / 0)
+    return baseline.Fitted({})
+baseline.grow = grow
+baseline.fit_in_driver(BINARY, True, lambda: ())
 """
 
 
@@ -186,10 +190,10 @@ def test_trees_stand_beside_the_other_baselines_of_a_dataset(tmp_path: Path, tas
     train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
     nothing: Any = None
     found = fit_baselines(nothing, TASKS[task], train, test, [*PLAIN, label], [label])
-    assert found.missing == {} and list(found.scores)[2:] == [TREES] and found.trees is not None
-    assert set(found.scores[TREES]) == set(TASKS[task].baseline_metrics) and found.trees.rows == 240
+    assert found.missing == {} and list(found.scores)[2:] == [TREES]
+    assert set(found.scores[TREES]) == set(TASKS[task].baseline_metrics) and found.fitted[TREES].rows == 240
     alone = fit_baselines(nothing, TASKS[task], train, test, [label], [label])
-    assert len(alone.scores) == 1 and alone.trees is None and alone.missing == {}, "no features, no trees"
+    assert len(alone.scores) == 1 and alone.missing == {}, "no features, no trees"
 
 
 def test_rows_that_the_driver_cannot_hold_have_no_trees_and_the_report_says_so(
@@ -234,16 +238,49 @@ def test_the_gap_and_its_interval_are_those_of_a_bootstrap(kind: TaskKind, weigh
     )
     weights = random.integers(0, 3, 2000).astype(float) if weighted else None
     counts = slice(None) if weights is None else weights > 0
-    gap = gap_to_trees(kind, HeldOut(labels, ours, {}, weights), Grown(trees_say[counts], 800))
+    theirs = Fitted({"loss": 7.0}, trees_say[counts], 800)
+    gap = gap_to(kind, HeldOut(labels, ours, {}, weights), theirs, {"loss": 8.0})
     of_both = [task_scores(kind, labels, scores, weights)["loss"] for scores in (ours, trees_say)]
     assert [gap.ours, gap.theirs] == pytest.approx(of_both, rel=1e-12) and gap.rows == 800
     samples = resampled(kind, "loss", labels, (ours, trees_say), weights=weights)
     assert gap.half_width == pytest.approx(1.96 * (samples[:, 0] - samples[:, 1]).std(), rel=0.1)
+    of_spark = gap_to(kind, HeldOut(labels, ours, {}, weights), Fitted({"loss": 7.0}), {"loss": 8.0})
+    assert of_spark == BaselineGap(rows=0, ours=8.0, theirs=7.0, half_width=None) and not of_spark.is_worse
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.name)
+def test_every_baseline_has_the_predictions_that_its_loss_is_of(kind: TaskKind, weighted: bool) -> None:
+    train, test = (design(300, seed, MADE[kind], weighted) for seed in (1, 2))
+    if kind is MULTICLASS:
+        test.labels[0] = 5  # a class that no training row has
+    labels = test.labels if kind is MULTILABEL else test.labels[:, 0]
+    found = fit_in_driver(kind, True, lambda: (train, test))
+    assert len(found.fitted) == 3 and not found.missing
+    for name, each in found.fitted.items():
+        assert each.predictions is not None and each.rows == 300
+        loss = task_scores(kind, labels, each.predictions, test.weights)["loss"]
+        assert each.scores["loss"] == pytest.approx(loss, rel=1e-9), name
+
+
+def test_the_best_baseline_is_named_beside_the_trees() -> None:
+    """A job that had lost to logistic regression ended in "better than gradient-boosted trees"."""
+    worse = BaselineGap(rows=100, ours=0.5, theirs=0.75, half_width=0.125)
+    better, network = BaselineGap(rows=100, ours=0.5, theirs=0.4, half_width=0.02), ModelConfig(task="binary")
+    scores = {MODEL: {"loss": 0.3}, "majority rate": {"loss": 0.6}, "linear": {"loss": 0.4}, "popular": {"auc": 1.0}}
+    result = train_result(trees_gap=worse, best_gap=better, scores=scores)
+    trees = "better than gradient-boosted trees (log loss (nats) 0.5 against 0.75, -0.25 ± 0.12)"
+    linear = "worse than linear (log loss (nats) 0.5 against 0.4, +0.1 ± 0.02)"
+    assert best_baseline(scores) == "linear" and best_baseline({MODEL: {"loss": 1.0}}) == ""
+    assert beside_baselines(result, network) == [trees, linear]
+    assert beside_baselines(replace(result, best_gap=None), network) == [trees]
+    assert beside_baselines(replace(result, trees_gap=None), network) == [linear]
 
 
 def test_a_gap_is_said_with_its_interval() -> None:
-    def said(ours: float, half_width: float) -> str:
-        return TreesGap(rows=1, ours=ours, theirs=0.5942, half_width=half_width).describe("log loss (nats)")
+    def said(ours: float, half_width: float | None) -> str:
+        gap = BaselineGap(rows=1, ours=ours, theirs=0.5942, half_width=half_width)
+        return gap.describe("log loss (nats)", "gradient-boosted trees")
 
     numbers = "(log loss (nats) 0.5991 against 0.5942, +0.0049 ± 0.0008)"
     assert said(0.5991, 0.0008) == f"worse than gradient-boosted trees {numbers}"
@@ -251,6 +288,8 @@ def test_a_gap_is_said_with_its_interval() -> None:
         "better than gradient-boosted trees (log loss (nats) 0.5893 against 0.5942, -"
     )
     assert said(0.5991, 0.005).startswith("not certainly better or worse than gradient-boosted trees (log loss")
+    assert said(0.5991, None).endswith("trees (log loss (nats) 0.5991 against 0.5942, +0.0049 without an interval)")
+    assert said(0.5991, None).startswith("worse than") and said(0.5942, None).startswith("not certainly better")
 
 
 def test_trees_are_to_be_beaten_where_the_recipe_says_so_and_nowhere_else() -> None:

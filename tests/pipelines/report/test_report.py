@@ -30,6 +30,7 @@ from sparkring.training.planner.table import format_rows
 from sparkring.training.worker.result import (
     MODEL,
     SUMMARY,
+    BaselineGap,
     CalibrationFit,
     FailedAttempt,
     FamilyChoice,
@@ -38,7 +39,6 @@ from sparkring.training.worker.result import (
     Importance,
     LabelBalance,
     RankedLists,
-    TreesGap,
 )
 from tests.helpers.datasets import manifest_of, unread_file
 from tests.pipelines.results import rank_result, train_result
@@ -447,7 +447,7 @@ def test_the_first_screen_says_what_to_do_and_where_it_is_wrong_and_paths_come_l
         GroupScores(column="carrier", value=name, rows=500, scores={"loss": loss})
         for name, loss in [("AA", 0.5), ("UA", 0.9), ("B6", 0.1), ("<i>", 0.7)]
     ]
-    gap = TreesGap(rows=90_000, ours=0.5, theirs=0.25, half_width=0.125)
+    gap = BaselineGap(rows=90_000, ours=0.5, theirs=0.25, half_width=0.125)
     scores = {MODEL: {"loss": 0.4, "auc": 0.8}, "majority rate": {"loss": 0.7, "auc": 0.5}}
     fit = CalibrationFit(method="Platt scaling", rows=900, loss_before=0.5, loss_after=0.4, kept=Calibration(scale=0.5))
     given = inputs(held_out(), suggested=suggested, groups=groups, trees_gap=gap, scores=scores, calibration=fit)
