@@ -217,7 +217,7 @@ def fit_class_rates(train: Design, test: Design) -> Fitted:
         counted.append(dict(zip(classes.tolist(), np.bincount(where, design.weights).tolist(), strict=True)))
     rates = np.zeros((1, classes_of(train, test)))
     rates[0, [*counted[0]]] = np.array([*counted[0].values()]) / train.total
-    return Fitted(class_rates(*counted), np.repeat(rates, len(test.labels), axis=0), len(train.labels))
+    return Fitted(class_rates(*counted), np.broadcast_to(rates, (len(test.labels), rates.shape[1])), len(train.labels))
 
 
 def classes_of(train: Design, test: Design) -> int:
