@@ -17,7 +17,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.features import UNSEEN_CODE
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.plain_text import count_of
+from sparkring.conf.plain_text import count_of, score_text
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.tasks import TaskKind, is_better
@@ -304,7 +304,7 @@ def lost_to(
         for metric in wanted(name) if name != MODEL else ():
             ours = scores[MODEL].get(metric, math.nan)
             if metric in theirs and not is_better(metric, ours, theirs[metric]):
-                lost.append(f"{metric} {ours:.4f} does not beat {theirs[metric]:.4f} of {name}")
+                lost.append(f"{metric} {score_text(ours)} does not beat {score_text(theirs[metric])} of {name}")
     if report.must_beat_trees and TREES not in {*scores, *(missing or {})}:
         lost.append(f"{TREES} were not fitted: there is no scalar feature to grow them on")
     return lost
