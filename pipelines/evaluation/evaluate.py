@@ -171,7 +171,10 @@ def measure_importance(
         columns = predictor.stored_columns
         size = SampleSize.of(len(held_out.labels), len(columns))
         sample = sample_rows(rows, columns, held_out.labels, held_out.weights, size.rows)
-        return find_importances(predictor, config.model.kind, sample, size.repeats), len(sample.table)
+        found = find_importances(predictor, config.model.kind, sample, size.repeats)
+        if not all(math.isfinite(each.high) for each in found):
+            return [], 0  # one row counts: with no other to take a value from
+        return found, len(sample.table)
     except Exception as error:  # the model is trained by now
         why = redact(f"{type(error).__name__}: {first_line(error)}")
         log.warning("importance of columns: %s; the report goes without it", why)
@@ -327,7 +330,8 @@ def gap_to_trees(kind: TaskKind, held_out: HeldOut, trees: Grown) -> TreesGap:
     labels, weights = held_out.labels[counts], weights[counts] / weights[counts].sum()
     of_rows = [Rows(kind.form, labels, scores) for scores in (held_out.scores[counts], trees.predictions)]
     ours, theirs = (row_values(loss, rows) for rows in of_rows)
-    _, half_width = mean_and_half_width(ours - theirs, weights)
+    _, found = mean_and_half_width(ours - theirs, weights)
+    half_width = found if math.isfinite(found) else None
     return TreesGap(rows=trees.rows, ours=float(weights @ ours), theirs=float(weights @ theirs), half_width=half_width)
 
 

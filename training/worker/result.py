@@ -383,12 +383,12 @@ class TreesGap:
     rows: Count  # training rows that the trees were fitted on
     ours: float
     theirs: float
-    half_width: float  # of the 95 % interval of ours - theirs, by the variance over rows
+    half_width: float | None  # of the 95 % interval of ours - theirs, by the variance over rows; None: of one row
 
     @property
     def is_worse(self) -> bool:
         """Whether the model is certainly worse than the trees."""
-        return self.ours - self.theirs > self.half_width
+        return self.half_width is not None and self.ours - self.theirs > self.half_width
 
     def describe(self, loss: str, trees: str = "gradient-boosted trees") -> str:
         """What the model is beside the trees, in words that follow "it is".
@@ -396,8 +396,9 @@ class TreesGap:
         `loss`: its title; `trees`: what the baseline is called.
         """
         gap = self.ours - self.theirs
-        numbers = f"{loss} {self.ours:.5g} against {self.theirs:.5g}, {gap:+.2g} ± {self.half_width:.2g}"
-        if abs(gap) <= self.half_width:
+        interval = "one test row counts" if self.half_width is None else f"{gap:+.2g} ± {self.half_width:.2g}"
+        numbers = f"{loss} {self.ours:.5g} against {self.theirs:.5g}, {interval}"
+        if self.half_width is None or abs(gap) <= self.half_width:
             return f"not certainly better or worse than {trees} ({numbers})"
         return f"{'better' if gap < 0 else 'worse'} than {trees} ({numbers})"
 

@@ -242,7 +242,7 @@ def test_the_gap_and_its_interval_are_those_of_a_bootstrap(kind: TaskKind, weigh
 
 
 def test_a_gap_is_said_with_its_interval() -> None:
-    def said(ours: float, half_width: float) -> str:
+    def said(ours: float, half_width: float | None) -> str:
         return TreesGap(rows=1, ours=ours, theirs=0.5942, half_width=half_width).describe("log loss (nats)")
 
     numbers = "(log loss (nats) 0.5991 against 0.5942, +0.0049 ± 0.0008)"
@@ -250,7 +250,18 @@ def test_a_gap_is_said_with_its_interval() -> None:
     assert said(0.5893, 0.0008).startswith(
         "better than gradient-boosted trees (log loss (nats) 0.5893 against 0.5942, -"
     )
+    of_one = (
+        "not certainly better or worse than gradient-boosted trees (log loss (nats) 0.5991 against 0.5942, one test row"
+    )
+    assert said(0.5991, None) == f"{of_one} counts)"
     assert said(0.5991, 0.005).startswith("not certainly better or worse than gradient-boosted trees (log loss")
+
+
+@pytest.mark.parametrize("weights", [None, np.array([0.0, 3.0])])
+def test_of_one_row_no_model_is_certainly_worse(weights: np.ndarray | None) -> None:
+    labels = np.zeros(1 if weights is None else 2)
+    gap = gap_to_trees(BINARY, HeldOut(labels, labels + 0.9, {}, weights), Grown(np.array([0.1]), 800))
+    assert gap.ours > gap.theirs and gap.half_width is None and not gap.is_worse
 
 
 def test_trees_are_to_be_beaten_where_the_recipe_says_so_and_nowhere_else() -> None:
