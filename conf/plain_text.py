@@ -36,6 +36,17 @@ def _plural(noun: str) -> str:
     return re.sub("(?<=[^aeiou])y$", "ie", noun) + "s"
 
 
+def score_text(value: float) -> str:
+    """Show a score: four decimals, where these say something of it; else five significant digits, or a whole number.
+
+    A loss is in the square of the label's unit, and may be 1e-12 or 1e18.
+    """
+    size = abs(value)
+    if 0 < size < 1e-3 or size >= 1e12:
+        return f"{value:.5g}"
+    return f"{value:.4f}" if size < 1e5 else f"{value:,.0f}"
+
+
 def for_terminal(text: str) -> str:
     r"""Show what a terminal would obey as its code (`\x1b`); colors alone are left out."""
     plain = _COLOR.sub("", text) if "\x1b" in text else text

@@ -255,6 +255,14 @@ def weighted_mean(values: Array, weights: Array) -> float:
     return float(values @ weights / total) if total else math.nan
 
 
+def effective_rows(weights: Array) -> int:
+    """How many rows of equal weights say as much as these: (sum of weights)² / sum of their squares (Kish 1965)."""
+    if not weights.any():
+        return 0
+    shares = weights / weights.max()  # squares of 1e200 are infinite
+    return round(float(shares.sum() ** 2 / (shares @ shares)))
+
+
 def mean_of_known(values: Iterable[float]) -> float:
     """The mean of the values that are not NaN; NaN if all are."""
     known = [float(value) for value in values if not math.isnan(value)]

@@ -75,6 +75,19 @@ TREES: tuple[Rule[RunConfig], ...] = (
         "read, so the two cannot be compared",
         "set model.family to net, or remove them",
     ),
+    refuse(
+        ("model.family", "train.valid_split"),
+        lambda c: c.model.family == "both" and c.train.valid_split == "train",
+        "model.family = 'both': with train.valid_split = 'train' the better one, and a blend, would be chosen by rows "
+        "that both were trained on",
+        "hold rows out for it (etl.split), or train one family",
+    ),
+    refuse(
+        ("trees.refit", "train.valid_split"),
+        lambda c: "trees" in c.model.families and c.trees.refit and c.train.valid_split == "train",
+        "trees.refit: with train.valid_split = 'train' there are no other rows to grow the trees on again",
+        "set it to false, or hold rows out for validation (etl.split)",
+    ),
     Rule(("model.family", "model.inputs", "etl.features"), _feature_problems),
 )
 

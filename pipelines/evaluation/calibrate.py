@@ -21,7 +21,7 @@ from sparkring.conf.storage import Storage
 from sparkring.conf.tasks import CALIBRATION_ERROR, LabelForm, TaskKind
 from sparkring.pipelines.evaluation.balance import shifted_class
 from sparkring.pipelines.evaluation.prediction_files import read_columns
-from sparkring.training.metrics import checked_rows, log_losses, task_scores, weighted_mean
+from sparkring.training.metrics import checked_rows, effective_rows, log_losses, task_scores, weighted_mean
 from sparkring.training.model.calibration import FILE, LEAST, Calibration, is_calibrated, log_odds
 from sparkring.training.worker.result import CalibrationFit, LabelBalance, Trained
 
@@ -30,7 +30,7 @@ Array = np.ndarray
 Slopes = Callable[[Array], tuple[float, Array, Array]]
 """Parameters (P,) -> what is minimized, its gradient (P,) and its second derivatives (P, P)."""
 FOLDS = 5
-FEWEST = 100  # validation rows that count; fewer say too little
+FEWEST = 100  # validation rows, of equal weights; fewer say too little
 FEWEST_OTHERS = 10  # of them beside the most frequent class: without any, every probability would go to 0 or 1
 METHODS = {LabelForm.FLAG: "Platt scaling", LabelForm.CLASS: "temperature scaling"}
 
@@ -120,9 +120,10 @@ def fit_calibration(rows: ValidationRows, shift: str = "") -> CalibrationFit:
     ValueError where there are too few rows, or too few of other labels than most.
     `shift`: how their labels differ from those of training rows.
     """
-    count = len(rows.labels)
-    if count < FEWEST:
-        raise ValueError(f"{count} say too little, at least {FEWEST} are needed")
+    count, effective = len(rows.labels), effective_rows(rows.weights)
+    if effective < FEWEST:
+        as_much = "" if effective == count else f" of uneven weights are as good as {effective}, which"
+        raise ValueError(f"{count}{as_much} say too little, at least {FEWEST} are needed")
     others = count - int(np.unique(rows.labels, return_counts=True)[1].max())
     if others < FEWEST_OTHERS:
         raise ValueError(f"{others} have another label than most, at least {FEWEST_OTHERS} are needed")

@@ -17,7 +17,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.features import UNSEEN_CODE
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.plain_text import count_of
+from sparkring.conf.plain_text import count_of, score_text
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.tasks import TaskKind, is_better
@@ -182,7 +182,10 @@ def measure_importance(
         columns = predictor.stored_columns
         size = SampleSize.of(len(held_out.labels), len(columns))
         sample = sample_rows(rows, columns, held_out.labels, held_out.weights, size.rows)
-        return find_importances(predictor, config.model.kind, sample, size.repeats), len(sample.table)
+        found = find_importances(predictor, config.model.kind, sample, size.repeats)
+        if not all(math.isfinite(each.high) for each in found):
+            return [], 0  # one row counts: with no other to take a value from
+        return found, len(sample.table)
     except Exception as error:  # the model is trained by now
         why = redact(f"{type(error).__name__}: {first_line(error)}")
         log.warning("importance of columns: %s; the report goes without it", why)
@@ -315,7 +318,7 @@ def lost_to(
         for metric in wanted(name) if name != MODEL else ():
             ours = scores[MODEL].get(metric, math.nan)
             if metric in theirs and not is_better(metric, ours, theirs[metric]):
-                lost.append(f"{metric} {ours:.4f} does not beat {theirs[metric]:.4f} of {name}")
+                lost.append(f"{metric} {score_text(ours)} does not beat {score_text(theirs[metric])} of {name}")
     if report.must_beat_trees and TREES not in {*scores, *(missing or {})}:
         lost.append(f"{TREES} were not fitted: there is no scalar feature to grow them on")
     return lost
@@ -347,7 +350,8 @@ def gap_to(kind: TaskKind, held_out: HeldOut, baseline: Fitted, ours: Mapping[st
     labels, weights = held_out.labels[counts], weights[counts] / weights[counts].sum()
     of_rows = [Rows(kind.form, labels, scores) for scores in (held_out.scores[counts], baseline.predictions)]
     of_model, of_baseline = (row_values(loss, rows) for rows in of_rows)
-    _, half_width = mean_and_half_width(of_model - of_baseline, weights)
+    _, found = mean_and_half_width(of_model - of_baseline, weights)
+    half_width = found if math.isfinite(found) else None
     means = [float(weights @ values) for values in (of_model, of_baseline)]
     return BaselineGap(rows=baseline.rows, ours=means[0], theirs=means[1], half_width=half_width)
 

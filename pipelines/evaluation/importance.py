@@ -51,9 +51,15 @@ class Sample:
 
 
 def mean_and_half_width(values: Array, weights: Array) -> tuple[float, float]:
-    """The weighted mean of values (N,), and 1.96 standard errors of it. weights (N,): their sum is 1."""
-    mean = float(weights @ values)
-    return mean, 1.96 * math.sqrt(np.square(weights) @ np.square(values - mean))
+    """The weighted mean of values (N,), and 1.96 standard errors of it. weights (N,): their sum is 1.
+
+    Values are nearer to their own mean than to the true one, by a share that their weights know: 1 / N of equal ones.
+    Of one row that counts, or of one beside which others count for nothing, the error is infinite.
+    """
+    mean, free = float(weights @ values), 1 - float(weights @ weights)
+    if free <= 0:
+        return mean, math.inf
+    return mean, 1.96 * math.sqrt(np.square(weights) @ np.square(values - mean) / free)
 
 
 def find_importances(predictor: TablePredictor, kind: TaskKind, sample: Sample, repeats: int) -> list[Importance]:

@@ -26,7 +26,7 @@ from sparkring.conf.tasks import POSITIVE_SHARE, Family, TaskKind, is_better
 from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.evaluation.prediction_files import read_columns
 from sparkring.pipelines.promotion.scores import resampled
-from sparkring.training.metrics import Rows, row_values, task_scores
+from sparkring.training.metrics import Rows, effective_rows, row_values, task_scores
 from sparkring.training.model.blend import Blend, before_link, mixed
 from sparkring.training.model.folder import weight_files
 from sparkring.training.model.predictions import stored_values
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 Array = NDArray[np.float64]
 SHARES = np.linspace(0, 1, 21)
 EVEN = 0.5
-FEWEST = 100  # validation rows that count; fewer say too little
+FEWEST = 100  # validation rows, of equal weights; fewer say too little
 RESAMPLES = 200  # of the validation rows
 MODEL, PREDICTIONS = "model", "predictions/blend"
 
@@ -57,13 +57,18 @@ class PairedRows:
         of_rows = np.expand_dims(share, tuple(range(1, self.net.ndim))) if np.ndim(share) else share
         return mixed(self.kind, of_rows, before_link(self.kind, self.net), before_link(self.kind, self.trees))
 
+    @property
+    def effective(self) -> int:
+        """How many rows of equal weights say as much."""
+        return len(self.labels) if self.weights is None else effective_rows(self.weights)
+
     def scores(self, predictions: Array) -> dict[str, float]:
         """All metrics of predictions of the rows."""
         return task_scores(self.kind, self.labels, predictions, self.weights)
 
     def half_width(self, metric: str, one: Array, other: Array) -> float | None:
         """Half of the 95 % interval of the difference of a metric, by paired resamples; None where it is no number."""
-        if metric not in self.kind.resampled:
+        if metric not in self.kind.resampled or self.effective < 2:
             return None
         found = resampled(self.kind, metric, self.labels, (one, other), RESAMPLES, self.weights)
         width = 1.96 * float(np.std(found[:, 0] - found[:, 1]))
@@ -93,8 +98,9 @@ def read_pairs(folder: Storage, kind: TaskKind, net: Sequence[str], trees: Seque
 def fit_share(rows: PairedRows) -> float:
     """The network's share. ValueError where there are too few rows, or predictions that are no numbers."""
     weights = np.ones(len(rows.labels)) if rows.weights is None else rows.weights
-    if (count := int(np.count_nonzero(weights))) < FEWEST:
-        raise ValueError(f"{count_of(count, 'validation row is')} too few, at least {FEWEST} are needed")
+    if (count := rows.effective) < FEWEST:
+        uneven = "" if rows.weights is None else ", by their weights"
+        raise ValueError(f"{count_of(count, 'validation row is')} too few{uneven}, at least {FEWEST} are needed")
     loss = rows.kind.metric("loss")
 
     def losses(share: float) -> Array:

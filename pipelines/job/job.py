@@ -346,7 +346,9 @@ def conclude(job: JobContext, result: TrainResult, lost: list[str]) -> Exit:
         return report_decision(result.promotion)
     if not lost:
         return Exit.OK
-    log.error("report: must_beat is not met: %s; %r stays where it was", "; ".join(lost), job.config.tracking.alias)
+    report, alias = job.config.report, job.config.tracking.alias
+    keys = " and ".join(f"report.{key}" for key in ("must_beat", "must_beat_trees") if getattr(report, key))
+    log.error("not good enough for %s: %s; %r stays where it was", keys, "; ".join(lost), alias)
     return Exit.QUALITY
 
 

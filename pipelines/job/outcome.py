@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
+from sparkring.conf.plain_text import score_text
 from sparkring.conf.rules.recipe import RECIPE
 from sparkring.conf.rules.rule import find_problems
 from sparkring.conf.secrets import redact
@@ -24,11 +25,6 @@ class ModelPlace:
     text: str
     uri: str = ""
     has_alias: bool = False
-
-
-def score_text(value: float) -> str:
-    """Four decimals, or of large numbers none."""
-    return f"{value:.4f}" if abs(value) < 1e5 else f"{value:,.0f}"
 
 
 def ended_line(train: WorkerResult, config: RunConfig, is_part: bool = False) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from sparkring.conf.plain_text import count_of
-from sparkring.pipelines.job.outcome import score_text
+from sparkring.conf.plain_text import count_of, score_text
 from sparkring.training.launch.messages import (
     AttemptStarted,
     ChildEvent,

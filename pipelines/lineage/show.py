@@ -12,7 +12,7 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest, read_manifest
-from sparkring.conf.plain_text import count_of
+from sparkring.conf.plain_text import count_of, score_text
 from sparkring.conf.sources import VERSION_KEYS, SourceConfig
 from sparkring.conf.storage import Storage, check_stored, open_storage
 from sparkring.conf.stored import StoredError
@@ -240,7 +240,7 @@ def _model_lines(model: Mapping[str, Any]) -> list[str]:
 def _run_lines(run: Mapping[str, Any]) -> list[str]:
     if not run:
         return []
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in run["scores"].items())
+    scores = ", ".join(f"{name} {score_text(value)}" for name, value in run["scores"].items())
     ranks, steps = count_of(run["world"], "rank"), count_of(run["steps"], "step")
     made = f"commit {run['commit'] or 'unknown'}, {ranks} of {run['engine']}, {steps}"
     start = [f"start    {run['start']}"] if run["start"] else []

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkring.conf.blocks.promote import MetricRule, PromoteConfig
-from sparkring.conf.plain_text import count_of
+from sparkring.conf.plain_text import count_of, score_text
 from sparkring.conf.tasks import TaskKind
 from sparkring.pipelines.promotion.scores import resampled
 from sparkring.training.metrics import task_scores
@@ -204,8 +204,8 @@ def reasons_of(findings: Sequence[RuleFinding]) -> list[str]:
     for found in findings:
         if not found.passed:
             where = f" where {found.slice} ({count_of(found.rows, 'row')})" if found.slice else ""
-            beside = "" if found.champion is None else f", the champion's is {found.champion:.4f}"
-            ours = "no number" if found.ours is None else f"{found.ours:.4f}"
+            beside = "" if found.champion is None else f", the champion's is {score_text(found.champion)}"
+            ours = "no number" if found.ours is None else score_text(found.ours)
             sure = "" if found.resamples_met is None else f"; so it is in {found.resamples_met:.1%} of the resamples"
             lines.append(f"{found.rule}: not met{where}: it is {ours}{beside}{sure}")
     return lines

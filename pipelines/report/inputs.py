@@ -132,7 +132,7 @@ class ReportInputs:
     def facts(self) -> dict[str, str]:
         """Label -> text or http(s) link."""
         config, result, train = self.config, self.result, self.result.train
-        unit, ema = "round" if config.model.is_trees else "step", config.optim.ema
+        unit, ema = ("round", None) if config.model.is_trees else ("step", config.optim.ema)
         averaged = f", its weights averaged over steps (optim.ema = {ema})" if ema is not None else ""
         lost, alias = lost_to(result.scores, config.report, result.missing), config.tracking.alias
         facts = {

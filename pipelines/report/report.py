@@ -34,7 +34,6 @@ from sparkring.training.worker.plan_record import PlanRecord
 from sparkring.training.worker.result import Scores, read_result
 
 log = logging.getLogger(__name__)
-LEAST_SHOWN = 1e-6  # a smaller number is shown as zero
 DATED = ("calibration", "confusion", "predicted_and_actual")  # of interest night by night, and before others
 
 
@@ -178,16 +177,17 @@ def _sentence(text: str) -> str:
 
 
 def number(value: Any) -> str:
-    """Four significant digits, without an exponent; integers and texts as they are, a dash for what is no number."""
+    """Four significant digits, a dash for what is no number; integers and texts as they are.
+
+    Without an exponent, except where its place would be filled by zeros: scores are in the label's unit, or its square.
+    """
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
     if math.isnan(value):
         return "–"
-    if 0 < abs(value) < LEAST_SHOWN:
-        return "≈ 0"  # an R2 of -6.743e-08 is one
-    if 0 < abs(value) < 1e-4:
+    if 1e-6 <= abs(value) < 1e-4:
         return f"{value:.7f}".rstrip("0")
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}".replace(",", " ")
+    return f"{value:.4g}" if not 1e4 <= abs(value) < 1e12 else f"{value:,.0f}".replace(",", " ")
 
 
 def megabytes(size: int) -> str:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 
 from sparkring.conf.blocks.promote import MODEL
-from sparkring.conf.plain_text import count_of
+from sparkring.conf.plain_text import count_of, score_text
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import between, dates_since_begin, last_ended, moved
 from sparkring.pipelines.run.exit_codes import Exit
@@ -73,7 +73,7 @@ def line(ds: str, record: DateRecord | None) -> str:
     words += [] if record.exit_code is None else [f"exit {record.exit_code}"]
     words += ["late"] if record.late else []
     words += [record.family] if record.family else []
-    words += [f"{name} {value:.4f}" for name, value in scores]
+    words += [f"{name} {score_text(value)}" for name, value in scores]
     words += [str(record.promotion.get("decision", ""))] if record.promotion else []
     words += [record.error.splitlines()[0]] if record.error else []
     return "  ".join(words)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.plain_text import code_in_markdown, in_markdown
+from sparkring.conf.plain_text import code_in_markdown, in_markdown, score_text
 from sparkring.conf.tasks import POSITIVE_SHARE
 from sparkring.pipelines.tracking.views import TRAINING, scores_of
 from sparkring.training.worker.result import MODEL, Evaluated, RunIdentity
@@ -81,7 +81,9 @@ def version_link(model: str, version: str) -> str:
 
 def main_scores(scores: Mapping[str, float]) -> str:
     """The model's first scores for a headline, `: auc 0.7756, loss 0.5723`; empty where there are none."""
-    shown = [f"{name} {scores[f'test/{name}']:.4f}" for name in scores_of(scores) if name != POSITIVE_SHARE.name]
+    shown = [
+        f"{name} {score_text(scores[f'test/{name}'])}" for name in scores_of(scores) if name != POSITIVE_SHARE.name
+    ]
     return f": {', '.join(shown[:MOST_CHANGES])}" if shown else ""
 
 
@@ -145,7 +147,7 @@ def score_table(evaluated: Evaluated) -> str:
         return ""
     rows = [["", *names]]
     for model, scores in evaluated.scores.items():
-        rows.append([model, *(f"{scores[name]:.4f}" if name in scores else "" for name in names)])
+        rows.append([model, *(score_text(scores[name]) if name in scores else "" for name in names)])
     first, *others = ("| " + " | ".join(map(in_markdown, row)) + " |" for row in rows)
     return "\n".join([first, "| " + " | ".join(["---"] * (len(names) + 1)) + " |", *others])
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from sparkring.conf.plain_text import code_in_markdown, count_of, for_terminal, in_markdown
+from sparkring.conf.plain_text import code_in_markdown, count_of, for_terminal, in_markdown, score_text
 from sparkring.conf.secrets import RedactingFormatter
 
 OBEYED = ["\x1b[2J", "\x1b]0;title\x07", "\x1b[1A", "\r", "\b", "\x9b31m", "\u202e", "\x00", "\x1bc", "\x7f"]
@@ -58,3 +58,10 @@ def test_markdown_shows_a_text_as_it_is(text: str, shown: str) -> None:
 )
 def test_code_ends_where_it_should(text: str, shown: str) -> None:
     assert code_in_markdown(text) == shown
+
+
+def test_a_score_shows_what_it_is_in_any_unit() -> None:
+    shown = {0.0: "0.0000", 0.59912: "0.5991", -0.001: "-0.0010", 99999.5: "99999.5000", 1e5: "100,000"}
+    shown |= {-9.87654e-4: "-0.00098765", 3.61e-13: "3.61e-13", 9e11: "900,000,000,000", 2.8586531e17: "2.8587e+17"}
+    assert {value: score_text(value) for value in shown} == shown
+    assert [score_text(value) for value in (float("nan"), float("-inf"))] == ["nan", "-inf"]

@@ -164,6 +164,18 @@ def test_rows_count_by_their_weights_and_too_few_say_too_little() -> None:
     with pytest.raises(ValueError, match=f"{FEWEST - 1} validation rows are too few"):
         fit_share(few)
     fit_share(replace(rows, weights=(np.arange(ROWS) < FEWEST) * 2.0))
+    for huge in (1e6, 1e200):
+        with pytest.raises(ValueError, match="2 validation rows are too few, by their weights"):
+            fit_share(replace(rows, weights=np.where(np.arange(ROWS) < 2, huge, 1.0)))
+
+
+def test_one_row_has_no_interval() -> None:
+    rows = paired(BINARY, 50, net=0.3, trees=2.0)
+    assert rows.half_width("loss", rows.net, rows.trees)
+    for weights in (np.eye(1, 50)[0], np.zeros(50)):
+        assert replace(rows, weights=weights).half_width("loss", rows.net, rows.trees) is None
+    one = PairedRows(BINARY, rows.ids[:1], rows.labels[:1], rows.net[:1], rows.trees[:1])
+    assert one.half_width("loss", one.net, one.trees) is None, "its resamples are all alike"
 
 
 def write_rows(folder: Storage, file: str, rows: PairedRows, predictions: np.ndarray) -> str:

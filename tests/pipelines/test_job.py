@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.job.etl_job import run_etl
-from sparkring.pipelines.job.job import known_run_id, nightly_values, note_end
+from sparkring.pipelines.job.job import conclude, known_run_id, nightly_values, note_end
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import RunRecord, Runs
 from sparkring.pipelines.tracking.tracker import Tracker
@@ -130,6 +131,14 @@ def test_a_night_adds_scores_the_champions_drift_seconds_and_cost_to_the_history
         "time/total_s": 9.0, "steps": 10,
     }  # fmt: skip
     assert "drift/dep_delay/psi" not in nightly_values(train_result(timings={"launch_s": 1.0, "total_s": 9.0}))
+
+
+@pytest.mark.parametrize("key", ["must_beat", "must_beat_trees"])
+def test_a_model_that_is_not_good_enough_names_the_key_that_asks(key: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = RunConfig.model_validate({"name": "again", "dataset": "/d", "report": {key: ["loss"]}})
+    job: Any = SimpleNamespace(config=config, tracker=Tracker(TrackingConfig(enabled=False), job="j", name="again"))
+    assert conclude(job, train_result(), ["loss 0.5000 does not beat 0.4000 of trees"]) == Exit.QUALITY
+    assert f"not good enough for report.{key}: loss 0.5000 does not beat 0.4000 of trees; 'champion'" in caplog.text
 
 
 def test_a_status_that_cannot_be_written_does_not_hide_why_the_job_ended(

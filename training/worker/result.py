@@ -396,9 +396,11 @@ class BaselineGap:
         `loss`: its title; `baseline`: what it is called.
         """
         gap = self.ours - self.theirs
-        interval = "without an interval" if self.half_width is None else f"± {self.half_width:.2g}"
-        numbers = f"{loss} {self.ours:.5g} against {self.theirs:.5g}, {gap:+.2g} {interval}"
-        if abs(gap) <= (self.half_width or 0.0):
+        numbers = f"{loss} {self.ours:.5g} against {self.theirs:.5g}, {gap:+.2g}"
+        if self.half_width is None:
+            return f"{'ahead of' if gap < 0 else 'behind'} {baseline} ({numbers} without an interval)"
+        numbers += f" ± {self.half_width:.2g}"
+        if abs(gap) <= self.half_width:
             return f"not certainly better or worse than {baseline} ({numbers})"
         return f"{'better' if gap < 0 else 'worse'} than {baseline} ({numbers})"
 

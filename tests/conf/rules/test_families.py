@@ -32,3 +32,8 @@ def test_what_is_of_both_stays(tmp_path: Path) -> None:
     assert (trees.trees.rounds, trees.optim.lr, trees.train.seed) == (7, 0.5, 3)
     assert trees.parallel == ParallelConfig() and both.parallel.zero == 1
     assert of_family(trees, "trees") is trees
+
+
+@pytest.mark.parametrize("words", [[], ["model.family=trees"], ["trees.refit=true"]])
+def test_one_family_may_be_judged_by_its_training_rows(tmp_path: Path, words: list[str]) -> None:
+    load_config(recipe(tmp_path, SMALL), ["train.valid_split=train", *words])

@@ -81,6 +81,14 @@ def problems(tmp_path: Path, text: str, *overrides: str) -> list[str]:
         (SMALL + "train: {valid_split: test}\n", "train.test_split = 'test'"),
         (SMALL + "report: {must_beat: [loss], baselines: false}\n", "report.baselines is false"),
         (SMALL + "model: {family: trees, task: my.task:Mine}\n", "model.task = 'my.task:Mine': trees learn binary, "),
+        (
+            SMALL + "model: {family: both}\ntrain: {valid_split: train}\n",
+            "model.family = 'both': with train.valid_split =",
+        ),
+        (
+            SMALL + "model: {family: trees}\ntrain: {valid_split: train}\ntrees: {refit: true}\n",
+            "trees.refit: with train.valid_split = 'train' there are no other rows",
+        ),
         (SMALL + "model: {family: trees}\nparallel: {dp: 3}\n", "parallel.dp = 3: trees have a data rank for each of"),
         (SMALL + "model: {family: trees}\ntrain: {device: cuda}\n", "train.device = 'cuda': trees are trained on CPUs"),
         (

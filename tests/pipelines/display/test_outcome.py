@@ -82,7 +82,7 @@ def test_the_last_words_name_the_version_the_report_and_what_to_run(tmp_path: Pa
     gap = BaselineGap(rows=100, ours=0.5, theirs=0.25, half_width=0.125)
     scores = {MODEL: {"loss": 0.5}, "majority rate": {"loss": 0.2}}
     lost = train_result(trees_gap=gap, best_gap=replace(gap, theirs=0.2, half_width=None), scores=scores)
-    verdict = "worse than gradient-boosted trees (log loss (nats) 0.5 against 0.25, +0.25 ± 0.12); worse than majority"
+    verdict = "worse than gradient-boosted trees (log loss (nats) 0.5 against 0.25, +0.25 ± 0.12); behind majority"
     verdict += " rate (log loss (nats) 0.5 against 0.2, +0.3 without an interval)"
     assert f"\n  verdict  {verdict}\n" in outcome(lost, resolved(tmp_path), ModelPlace("m"))
     assert verdict_line(lost, recipe(tmp_path)) == verdict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ def test_the_order_of_rows_stays_so_that_auc_does_too() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_what_is_kept_lowers_the_loss_of_rows_it_was_not_fitted_on(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    rows, scale = int(draw.integers(FEWEST, 400)), float(np.exp(draw.normal(0, 0.7)))
+    rows, scale = int(draw.integers(3 * FEWEST, 6 * FEWEST)), float(np.exp(draw.normal(0, 0.7)))
     made = flags(rows, scale, float(draw.normal(0, 0.5)), seed) if seed % 2 else classes(rows, scale, seed)
     weights = draw.exponential(1, rows)
     found = fit_calibration(ValidationRows(made.form, made.labels, made.scores, weights / weights.mean()))
@@ -195,6 +196,13 @@ def test_labels_are_shifted_where_odds_differ_certainly_and_by_a_tenth(rows: int
 def test_few_rows_are_refused() -> None:
     with pytest.raises(ValueError, match=f"{FEWEST - 1} say too little, at least {FEWEST} are needed"):
         fit_calibration(flags(FEWEST - 1))
+
+
+def test_rows_beside_a_few_of_huge_weight_are_few() -> None:
+    rows = flags(1000)
+    weights = np.where(np.arange(1000) < 3, 1e6, 1.0)
+    with pytest.raises(ValueError, match=f"1000 of uneven weights are as good as 3, which say too little, .* {FEWEST}"):
+        fit_calibration(replace(rows, weights=weights / weights.mean()))
 
 
 @pytest.mark.parametrize(("kind", "rows"), [(BINARY, flags(scale=0.4)), (MULTICLASS, classes(scale=0.4))])

@@ -70,6 +70,11 @@ def test_every_baseline_must_be_beaten_in_every_metric(
     assert lost_to({MODEL: ours} | BASELINES, ReportConfig(must_beat=metrics)) == lost
 
 
+def test_what_is_not_beaten_is_told_in_any_unit() -> None:
+    scores = {MODEL: {"loss": 2e-12}, "mean": {"loss": 1e-12}}
+    assert lost_to(scores, ReportConfig(must_beat=["loss"])) == ["loss 2e-12 does not beat 1e-12 of mean"]
+
+
 @pytest.mark.parametrize("ours", [{"loss": math.nan}, {}])
 def test_what_is_not_a_number_beats_nothing(ours: dict[str, float]) -> None:
     assert len(lost_to({MODEL: ours} | BASELINES, ReportConfig(must_beat=["loss"]))) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,7 +91,13 @@ def test_a_mean_of_equal_values_is_certain_and_weights_widen_an_interval() -> No
     values = np.array([0.0, 1.0, 0.0, 1.0])
     _, alike = mean_and_half_width(values, np.full(4, 0.25))
     _, uneven = mean_and_half_width(values, np.array([0.45, 0.45, 0.05, 0.05]))
-    assert alike == pytest.approx(1.96 * 0.25) and uneven > alike
+    assert alike == pytest.approx(1.96 * values.std(ddof=1) / 2) and uneven > alike
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 1e-300]])
+def test_one_row_that_counts_says_nothing_of_how_certain_a_mean_is(weights: list[float]) -> None:
+    mean, half_width = mean_and_half_width(np.arange(1.0, 1 + len(weights)), np.array(weights))
+    assert mean == 1.0 and math.isinf(half_width)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(100, 3), (5000, 27), (10**7, 27), (10**7, 10**6), (3, 0)])
@@ -154,6 +161,9 @@ def test_without_the_key_or_with_a_model_that_fails_the_report_goes_without(
     assert measure_importance(job, trained, rows, held_out) == ([], 0)
     assert "importance of columns: StoredError: " in caplog.text
     caplog.clear()
+    one = replace(held_out, weights=np.eye(1, len(held_out.labels))[0])
+    job, trained, rows, _ = trained_trees(tmp_path / "again")
+    assert measure_importance(job, trained, rows, one) == ([], 0) and not caplog.text
     job.config = RunConfig.model_validate(job.config.model_dump() | {"report": {"importance": False}})
     assert measure_importance(job, trained, rows, held_out) == ([], 0) and not caplog.text
 

@@ -288,8 +288,17 @@ def test_a_gap_is_said_with_its_interval() -> None:
         "better than gradient-boosted trees (log loss (nats) 0.5893 against 0.5942, -"
     )
     assert said(0.5991, 0.005).startswith("not certainly better or worse than gradient-boosted trees (log loss")
-    assert said(0.5991, None).endswith("trees (log loss (nats) 0.5991 against 0.5942, +0.0049 without an interval)")
-    assert said(0.5991, None).startswith("worse than") and said(0.5942, None).startswith("not certainly better")
+    unknown = "gradient-boosted trees (log loss (nats) 0.5991 against 0.5942, +0.0049 without an interval)"
+    assert said(0.5991, None) == f"behind {unknown}"
+    assert said(0.5893, None).startswith("ahead of gradient-boosted trees")
+
+
+@pytest.mark.parametrize("weights", [None, np.array([0.0, 3.0])])
+def test_of_one_row_no_model_is_certainly_worse(weights: np.ndarray | None) -> None:
+    labels = np.zeros(1 if weights is None else 2)
+    theirs = Fitted({"loss": 0.1}, np.array([0.1]), 800)
+    gap = gap_to(BINARY, HeldOut(labels, labels + 0.9, {}, weights), theirs, {"loss": 2.3})
+    assert gap.ours > gap.theirs and gap.half_width is None and not gap.is_worse
 
 
 def test_trees_are_to_be_beaten_where_the_recipe_says_so_and_nowhere_else() -> None:

@@ -13,7 +13,7 @@ from mlflow.models import MetricThreshold
 from mlflow.models.evaluation.validation import ModelValidationFailedException, validate_evaluation_results
 
 from sparkring.conf.blocks.promote import MetricRule, PromoteConfig
-from sparkring.conf.tasks import BINARY, task_kind
+from sparkring.conf.tasks import BINARY, REGRESSION, task_kind
 from sparkring.pipelines.promotion import rules
 from sparkring.pipelines.promotion.rules import ScoredRows, judge, judge_rule, reasons_of, slices_of
 
@@ -65,6 +65,12 @@ def test_without_a_champion_only_thresholds_are_asked() -> None:
     found = judge_rule(rule, BINARY, {"auc": 0.59}, {}, None)
     assert not found.passed and found.champion is None
     assert reasons_of([found]) == ["auc >= 0.6 and auc better than the champion's by 0.1: not met: it is 0.5900"]
+
+
+def test_values_are_told_in_any_unit() -> None:
+    rule = MetricRule(metric="rmse", min_absolute_change=1e-9)
+    found = judge_rule(rule, REGRESSION, {"rmse": 2e-6}, {"rmse": 1e-6}, None)
+    assert reasons_of([found])[0].endswith("it is 2e-06, the champion's is 1e-06")
 
 
 @pytest.mark.parametrize(("better", "beyond"), [(True, 0.499), (False, 0.501)])

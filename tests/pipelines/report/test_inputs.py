@@ -39,6 +39,8 @@ def test_facts_name_the_model_and_the_step_whose_weights_it_has() -> None:
     averaging = {"name": "again", "dataset": "/d", "optim": {"ema": 0.99}}
     facts = ReportInputs(train_result(config=averaging), MANIFEST).facts
     assert facts["steps"].endswith("'s, its weights averaged over steps (optim.ema = 0.99)")
+    of_trees = averaging | {"model": {"family": "trees"}}
+    assert ReportInputs(train_result(config=of_trees), MANIFEST).facts["rounds"].endswith("the model is round 10's")
 
 
 def test_facts_say_why_a_model_did_not_get_the_alias() -> None:

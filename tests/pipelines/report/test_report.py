@@ -412,10 +412,17 @@ def test_each_of_several_labels_has_its_positives_and_scores_in_a_table() -> Non
     assert "Scores by label" not in build_report(without_figures(model={"task": "multilabel"}))
 
 
-def test_numbers_have_no_exponent() -> None:
-    shown = {0.0: "0", -6.743e-08: "≈ 0", 1e-300: "≈ 0", 2.34e-05: "0.0000234", -1e-6: "-0.000001", 0.123456: "0.1235"}
+def test_numbers_have_an_exponent_where_zeros_would_say_nothing() -> None:
+    shown = {0.0: "0", -6.743e-08: "-6.743e-08", 2.34e-05: "0.0000234", -1e-6: "-0.000001", 0.123456: "0.1235"}
+    shown |= {
+        9.9999e-7: "1e-06",
+        123456.7: "123 457",
+        999e9: "999 000 000 000",
+        1e12: "1e+12",
+        2.8586531e17: "2.859e+17",
+    }
     assert {value: number(value) for value in shown} == shown
-    assert number(123456.7) == "123 457" and number(float("nan")) == "–"
+    assert number(float("nan")) == "–"
 
 
 def luminance(color: str) -> float:

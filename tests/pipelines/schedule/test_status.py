@@ -8,6 +8,7 @@ from pathlib import Path
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.pipelines.schedule.status import STALE, status_of, status_text, table
+from sparkring.training.worker.result import MODEL
 
 NOW = dt.datetime(2024, 3, 6, 2, tzinfo=dt.UTC)
 DAYS = ScheduleConfig(begin="2024-03-02")
@@ -35,6 +36,11 @@ def test_after_a_backfill_of_old_dates_those_are_shown_and_missing_ones_take_one
     assert [text.split()[0] for text in lines[:3]] == ["2024-03-02", "2024-03-03", "2024-03-05"]
     assert lines[3:] == ["2024-05-18 to 2024-05-31  missing, 14 dates"]
     assert len(table(status_of(DAYS, records, 2, dt.datetime(2024, 6, 1, 2, tzinfo=dt.UTC)).records)) == 4
+
+
+def test_scores_are_shown_in_any_unit() -> None:
+    scored = replace(done("2024-03-05", "2024-03-06T02:00:00+00:00"), scores={MODEL: {"loss": 2e-12, "rmse": 1.5}})
+    assert "  loss 2e-12  rmse 1.5000" in table({scored.ds: scored})[0]
 
 
 def test_what_is_not_a_success_does_not_count() -> None:

@@ -88,11 +88,13 @@ def test_a_card_has_rows_scores_beside_baselines_how_to_load_limits_and_the_repo
     long = replace(SCORED, missing={"logistic regression": "x" * 9000})
     assert len(model_card(long, long, manifest(), [])) == LONGEST_CARD < 5000
     assert score_table(replace(SCORED, scores={MODEL: {}})) == ""
+    assert "| 2e-12 |" in score_table(replace(SCORED, scores={MODEL: {"loss": 2e-12}}))
 
 
 def test_the_headline_has_the_first_scores_of_the_model() -> None:
     scores = {"test/loss": 0.5, "test/positive_share": 0.1, "test/majority_rate/loss": 9.0, "test/auc": 0.75}
     assert main_scores(scores) == ": auc 0.7500, loss 0.5000"
+    assert main_scores({"test/loss": 2e-12}) == ": loss 2e-12"
     assert main_scores({}) == main_scores({"test/a/b": 1.0}) == ""
 
 
