@@ -61,6 +61,7 @@ MOST_SLOW = 100_000  # rows
 SLOW_TREES = {"refit": True, "learning_rate": 0.025, "early_stopping_rounds": 100, "rounds": 2500}
 MOST_COUNTED = 5  # events in half of the rows
 RARE = 0.05  # `init` warns of a label with a smaller share
+FEWEST_STEPS = 100  # of 32-bit numbers in a standard deviation of a label; fewer are noise
 SOURCE, VIEW = "raw", "prepared"
 
 
@@ -182,6 +183,8 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
         lines.append(
             f"only {label_share:.2%} of the rows have the rarer label: accuracy says little, look at average_precision"
         )
+    if rounded := rounded_label(columns.label):
+        lines.append(rounded)
     if counted := count_column(sample, columns):
         lines.append(
             f"{counted} holds small whole numbers from 0 on: where it counts events, --task poisson predicts their rate"
@@ -211,6 +214,18 @@ def rare_share(sample: TableSample, columns: Columns) -> float:
     counted = pc.value_counts(sample.rows.column(column).drop_null()).field("counts").to_numpy()
     share = float(counted.min() / counted.sum())
     return share if share < RARE else 0.0
+
+
+def rounded_label(label: Label) -> str:
+    """What 32-bit numbers leave of a number's label that is large and varies little; empty where they hold it."""
+    step = float(np.spacing(np.float32(abs(label.mean))))
+    if label.task != REGRESSION.name or not label.deviation < FEWEST_STEPS * step:
+        return ""
+    (name,) = label.columns
+    return (
+        f"{name} varies by {label.deviation:.3g} around {label.mean:.10g}, where models are trained by 32-bit numbers, "
+        f"in steps of {step:.3g}: subtract {label.mean:.10g} in the view, and add it to predictions"
+    )
 
 
 def count_column(sample: TableSample, columns: Columns) -> str:

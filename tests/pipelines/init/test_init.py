@@ -198,6 +198,20 @@ def test_a_recipe_of_both_families_is_that_of_a_network_with_its_family(tmp_path
     assert made["both"] | {"name": "net"} == made["net"]
 
 
+@pytest.mark.parametrize(("spread", "is_told"), [(12_000.0, True), (13_000.0, False)])
+def test_a_label_that_32_bit_numbers_round_is_told(tmp_path: Path, spread: float, is_told: bool) -> None:
+    """Around 1.7e9, as seconds since 1970 are, they are 128 apart."""
+    seconds = 1.7e9 + spread * np.where(np.arange(ROWS) % 2, 1.0, -1.0)
+    pq.write_table(pa.table({"rooms": PLAIN["rooms"], "at": seconds}), tmp_path / "rows.parquet")
+    said = table_project(str(tmp_path / "rows.parquet"), "at", "regression", tmp_path / "mine").look_at
+    told = (
+        "at varies by 1.2e+04 around 1700000000, where models are trained by 32-bit numbers, in steps of 128: subtract"
+    )
+    assert [line for line in said if "32-bit" in line] == [
+        f"{told} 1700000000 in the view, and add it to predictions"
+    ] * is_told
+
+
 @pytest.mark.parametrize(("rare", "is_told"), [(3, True), (19, True), (20, False), (200, False)])
 def test_a_rare_label_is_told(tmp_path: Path, rare: int, is_told: bool) -> None:
     fraud = [None if i == ROWS else int(i < rare) for i in range(ROWS + 1)]
