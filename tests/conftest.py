@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
+import numpy as np
 import psutil
 import pytest
 from hypothesis import HealthCheck
@@ -39,6 +40,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process that a test star
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # Of all JVMs that tests start, clusters and users' own sessions too: what a short job's has.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", options_of({"spark.master": "local"}, 0, found_archive(os.environ)))
+FIRST_STATES: dict[str, list[Any]] = {}  # by module: of its generators, before its first test
 ROOT = Path(__file__).resolve().parent.parent
 SPARK_DAEMONS = ("pyspark.daemon", "pyspark/daemon", "sparkring.pipelines.run.worker_daemon")
 KEPT = SimpleNamespace(modules=0)  # how many were imported when collections of garbage last left out what there was
@@ -139,6 +141,16 @@ def short_intervals() -> Iterator[None]:
         patch.setattr(control_client, "HEARTBEAT_S", 0.1)
         patch.setattr(attempt, "CHECK_S", 0.05)
         yield
+
+
+@pytest.fixture(autouse=True)
+def same_draws(request: pytest.FixtureRequest) -> None:
+    """Let generators of a module draw the same in each of its tests, whichever tests this worker ran before."""
+    generators = [value for value in vars(request.module).values() if isinstance(value, np.random.Generator)]
+    if generators:
+        first = FIRST_STATES.setdefault(request.module.__name__, [each.bit_generator.state for each in generators])
+        for generator, state in zip(generators, first, strict=True):
+            generator.bit_generator.state = state
 
 
 @pytest.fixture(scope="session")

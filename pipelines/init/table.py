@@ -217,9 +217,9 @@ def rare_share(sample: TableSample, columns: Columns) -> float:
 
 
 def rounded_label(label: Label) -> str:
-    """What 32-bit numbers leave of a number's label that is large and varies little; empty where they hold it."""
+    """What is lost of a label that is large and varies little, as 32-bit numbers are rounded; empty for others."""
     step = float(np.spacing(np.float32(abs(label.mean))))
-    if label.task != REGRESSION.name or not label.deviation < FEWEST_STEPS * step:
+    if not label.deviation < FEWEST_STEPS * step:
         return ""
     (name,) = label.columns
     return (
