@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -105,6 +106,7 @@ def train_alone(dataset: str, trees: dict[str, Any]) -> dict[str, Any]:
         "objective": "binary:logistic", "eval_metric": "logloss", "nthread": 1, "seed": 0,
         "learning_rate": trees["learning_rate"], "max_depth": trees["max_depth"],
         "subsample": trees["subsample"], "colsample_bytree": trees["columns_per_tree"],
+        "max_cat_threshold": trees["categories_per_split"],
     }  # fmt: skip
     if trees["rows_per_leaf"] is not None:
         params["min_child_weight"] = trees["rows_per_leaf"]
@@ -134,6 +136,7 @@ def main() -> None:
     if words.alone is not None:
         print(json.dumps(train_alone(dataset, words.alone)))
         return
+    os.environ["OMP_NUM_THREADS"] = "1"  # a rank that has a host to itself would have a thread for each core
     lines = []
     for case, changed in CASES.items():
         fixed = {"rounds": words.rounds} if changed else {}
