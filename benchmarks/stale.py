@@ -20,9 +20,8 @@ COMMIT = re.compile(r'\bcommit"?:? "?([0-9a-f]{7,40})\b')
 # What each result measures, by the beginning of its name; the first that fits counts.
 MEASURES: dict[str, tuple[str, ...]] = {
     "airflow": ("pipelines/schedule", "examples/schedulers"),
-    "arena": ("pipelines/init", "training/models/tabular.py", "training/trees"),
+    "arena": ("pipelines/init", "training/models/tabular.py", "training/trees", "pipelines/job/blend.py"),
     "arena_both": ("training/models/tabular.py", "training/trees", "pipelines/init", "pipelines/job/blend.py"),
-    "arena_seeds": ("training/models/tabular.py", "training/trees", "pipelines/init", "pipelines/job/blend.py"),
     "arena_leaves": ("training/trees", "pipelines/init"),
     "arena_refit": ("training/trees", "training/worker/train_trees.py"),
     "averaging": ("training/parallel/averaging",),
