@@ -70,7 +70,8 @@ class TreesRanks(Ranks):
         margins = self.booster.predict(self._training, output_margin=True)
         found = curvatures(self.kind, margins)
         of_rows = found.mean(axis=tuple(range(1, found.ndim)))  # over classes; a rank may have no rows
-        sums = torch.tensor([of_rows @ self._weights, self._weights.sum()], dtype=torch.float64)
+        weighed = of_rows * self._weights  # not `@`: threads of BLAS wait for its next product at full speed
+        sums = torch.tensor([weighed.sum(), self._weights.sum()], dtype=torch.float64)
         total, weight = self.meeting.sum_over_data(sums)
         return float(total / weight)
 
