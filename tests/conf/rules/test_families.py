@@ -36,4 +36,5 @@ def test_what_is_of_both_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [[], ["model.family=trees"], ["trees.refit=true"]])
 def test_one_family_may_be_judged_by_its_training_rows(tmp_path: Path, words: list[str]) -> None:
-    load_config(recipe(tmp_path, SMALL), ["train.valid_split=train", *words])
+    found = load_config(recipe(tmp_path, SMALL), ["train.valid_split=train", *words]).config
+    assert found.train.valid_split == "train" and len(found.model.families) == 1
