@@ -56,8 +56,7 @@ def analyze(
         if schema is None and name not in pinned:  # a table of which no part was looked at
             return None
         tables[name] = session.createDataFrame([], pinned[name].read(session).schema if schema is None else schema)
-    # A limit would count the rows there are, by jobs of Spark's, and changes no column.
-    rows = rows_of(RowsJob(config.model_copy(update={"limit_rows": None}), session, storage), tables)
+    rows = rows_of(RowsJob(config, session, storage), tables)
     key = config.key or rows.columns
     divided = add_split(rows, config.split, config.key)
     checks.mark(divided, config.checks, tables, key)

@@ -35,6 +35,7 @@ from sparkring.conf.manifest import (
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.checks import Checked, judge
+from sparkring.etl.duplicates import number_duplicates
 from sparkring.etl.fingerprint import PACKAGE, dataset_fingerprint, made_of
 from sparkring.etl.profile import Profile, fit_state
 from sparkring.etl.rows import (
@@ -44,6 +45,7 @@ from sparkring.etl.rows import (
     check_one_per,
     delete_dead_builds,
     deleted_on_failure,
+    limited,
     new_folder,
     rows_of,
     write_rows,
@@ -128,7 +130,9 @@ class PinnedSources(PinnedDataset):
             with job.timed("read"):
                 tables = {name: source.read(job.spark) for name, source in self.sources.items()}
                 rows = rows_of(job, tables)
-                divided = add_split(rows, config.split, config.key)
+                (numbered,) = number_duplicates([rows], config)
+                kept = limited(numbered, config.key or numbered.columns, config.limit_rows)
+                divided = add_split(kept, config.split, config.key)
 
             def on_counted(checked: Checked) -> dict[str, int]:
                 judge(checked, config.checks)

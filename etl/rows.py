@@ -35,6 +35,7 @@ from sparkring.etl.classes import check_listed, count_classes, text_label
 from sparkring.etl.columns import fit, table
 from sparkring.etl.columns.statistics import Measured, measured_by
 from sparkring.etl.columns.types import fixed_row_bytes
+from sparkring.etl.duplicates import DUPLICATE, remark_duplicates
 from sparkring.etl.errors import EtlError
 from sparkring.etl.flags import check_flags, flag_counts, odd_rows, ones, several_labels
 from sparkring.etl.profile import Profile, unfitted_labels
@@ -70,6 +71,7 @@ STAGES = {"read": "read sources", "check": "check rows", "write": "write shards"
 DEAD_BUILD_AGE = timedelta(days=1)
 BUILD = re.compile(r"data-[0-9a-f]{12}")  # the folder of a build, below its dataset or part
 TEXT_BYTES = "text_bytes"
+DUPLICATES = "duplicates"
 LIMIT_SALT, LIMIT_BUCKETS = "sparkring.limit", 1_000_000_000  # of the hash; apart from those of split and order
 
 
@@ -155,14 +157,12 @@ def rows_of(job: RowsJob, tables: dict[str, DataFrame]) -> DataFrame:
     _check_names(rows)
     if missing := [c for c in job.config.key if c not in rows.columns]:
         raise EtlError(f"etl.key: rows have no column {missing[0]!r}; they have {rows.columns}")
-    limit = job.config.limit_rows
-    return rows if limit is None else limited(rows, job.config.key or rows.columns, limit)
+    return rows
 
 
-def limited(rows: DataFrame, key: list[str], limit: int) -> DataFrame:
+def limited(rows: DataFrame, key: list[str], limit: int | None) -> DataFrame:
     """Keep about `limit` rows, the same in every pass; all where there are no more. They are counted for that."""
-    total = rows.count()
-    if total <= limit:
+    if limit is None or (total := rows.count()) <= limit:
         return rows
     hashed = F.pmod(F.xxhash64(F.lit(LIMIT_SALT), *[F.col(f"`{name}`") for name in key]), F.lit(LIMIT_BUCKETS))
     return rows.where(hashed < math.ceil(limit / total * LIMIT_BUCKETS))
@@ -200,9 +200,12 @@ def write_rows(
                         check_weighted(config.weight, one.profile.weighted, one.splits)
             check_flags(several, found)
             on_counted(judged)
+            if DUPLICATE in marked.columns:
+                of_good = found.filter(pc.is_null(found[checks.RULE]))
+                remark_duplicates(pc.sum(of_good[DUPLICATES]).as_py(), pc.sum(of_good["rows"]).as_py(), config.split)
             if any(one.profile.checked.quarantined for one in counted):
                 folders = [f"{p.path}/quarantine" for p in portions]
-                quarantined = write_quarantine(checks.bad(judged), job.storage, folders)
+                quarantined = write_quarantine(checks.bad(judged).drop(DUPLICATE), job.storage, folders)
                 assert quarantined == [one.profile.checked.quarantined for one in counted], (quarantined, counted)
         good = checks.good(with_order(judged, key, config.shard.seed))
         if stored is None:
@@ -299,6 +302,8 @@ def _counted(ordered: DataFrame, config: EtlConfig, stored: StoredTable | None) 
     longest = F.max(reduce(operator.add, texts, F.lit(0))).alias(TEXT_BYTES)
     further = [hashes_of(), longest, *(weight_counts(config.weight) if config.weight is not None else [])]
     further += flag_counts(several_labels(stored.columns))
+    if DUPLICATE in ordered.columns:
+        further.append(F.count(DUPLICATE).alias(DUPLICATES))
     return checks.counted(ordered, config.checks, [F.col(PORTION), bucket_of(COUNTED_BITS)], further)
 
 

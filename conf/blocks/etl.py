@@ -18,6 +18,7 @@ from sparkring.conf.sources import Source
 from sparkring.conf.sources.base import as_text
 
 RESERVED = "sparkring_"  # of columns that shards and batches have beside the declared ones
+MANY_DUPLICATES = 0.01  # of the rows of a table without a key; so many may be a mistake
 Share = Annotated[float, Field(ge=0, le=1)]
 SplitName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
@@ -99,7 +100,9 @@ class SplitConfig(Strict):
         description="of `hash`: share of the rows in each split; they sum to 1",
     )
     key: list[str] | None = Field(
-        None, description="of `hash`: rows that agree in these columns are in one split; None: etl.key"
+        None,
+        description="of `hash`: rows that agree in these columns are in one split; None: etl.key; without either, "
+        "every row is assigned by itself",
     )
     seed: int = Field(0, description="of `hash`: another seed gives another assignment")
 
@@ -289,7 +292,11 @@ class EtlConfig(Strict):
         description="the view, source or `module:function(tables) -> DataFrame` that gives the dataset's rows"
     )
     one_per: str | None = Field(None, description="source of which every row must be exactly one row of `rows`")
-    key: list[str] = Field([], description="columns that identify a row; decide its place. []: all columns together")
+    key: list[str] = Field(
+        [],
+        description="columns that identify a row; decide its place. []: all columns together, and for duplicates how "
+        "many equal rows there are before",
+    )
     checks: list[CheckConfig] = []
     split: SplitConfig = SplitConfig()
     features: dict[Name, Feature] = {}

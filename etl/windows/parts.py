@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial, reduce
 from itertools import groupby
@@ -29,6 +29,7 @@ from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256, Stored, StoredError, read, up_to
 from sparkring.etl.checks import Checked
+from sparkring.etl.duplicates import number_duplicates
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, deciding_settings, declared
 from sparkring.etl.rows import (
@@ -236,7 +237,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class _PartRows:
-    """The rows of a part: as the views made them, and of its interval, with SPLIT."""
+    """The rows of a part: as the views made them, and those of its interval, with what would be in no part."""
 
     part: NewPart
     read: _Reader
@@ -248,7 +249,11 @@ class _PartRows:
     def of(cls, job: RowsJob, part: NewPart, read: _Reader) -> _PartRows:
         tables = part.sources.read(read)
         made = rows_of(job, tables)
-        return cls(part, read, tables, made, _with_split(made, job.config, part.sources.interval))
+        return cls(part, read, tables, made, _of_part(made, job.config, part.sources.interval))
+
+    def divided(self, numbered: DataFrame, config: EtlConfig) -> _PartRows:
+        """Return it with SPLIT in its rows, which are `numbered`."""
+        return replace(self, rows=_with_split(numbered, config, self.part.sources.interval))
 
     def count(self, config: EtlConfig, own_rows: int | None, checked: Checked) -> dict[str, int]:
         """Give the rows by split, in the order of storing. EtlError for rows that are not the interval's, or lost.
@@ -263,9 +268,12 @@ class _PartRows:
         return dict(sorted(checked.splits.items(), key=lambda s: (s[0] != "train", s[0])))
 
 
-def _write_alike(job: RowsJob, made: Sequence[_PartRows]) -> list[Part]:
+def _write_alike(job: RowsJob, alike: Sequence[_PartRows]) -> list[Part]:
     """Write parts whose rows have equal columns."""
     config = job.config
+    with job.timed("read"):
+        numbered = number_duplicates([one.rows for one in alike], config)
+        made = [one.divided(rows, config) for one, rows in zip(alike, numbered, strict=True)]
     keys: list[dict[str, PartKeys]] = [{} for _ in made]
 
     def write_all_keys(rows: DataFrame) -> None:
@@ -333,17 +341,28 @@ def _part(job: RowsJob, one: _PartRows, written: Written, keys: dict[str, PartKe
     )
 
 
-def _with_split(rows: DataFrame, config: EtlConfig, interval: Interval) -> DataFrame:
-    """Keep the interval's rows, with SPLIT, and those that would be in no part, with STRAY in its place."""
+def _of_part(rows: DataFrame, config: EtlConfig, interval: Interval) -> DataFrame:
+    """Keep the interval's rows, and those that would be in no part."""
     assert config.interval is not None
+    _, own, end = _edges(rows, config.interval, interval)
     column = F.col(config.interval.column)
-    start, own, end = _edges(rows, config.interval, interval)
-    is_own = (column >= own) & (column < end)
-    # Sources are cut by columns of their own; where these disagree with the rows', a row would be in no part.
-    is_stray = column.isNull() | ((column < start) | (column >= end) if config.interval.sources else F.lit(False))
+    return rows.where((column >= own) & (column < end) | _is_stray(rows, config.interval, interval))
+
+
+def _with_split(rows: DataFrame, config: EtlConfig, interval: Interval) -> DataFrame:
+    """Add SPLIT, which is STRAY for rows that would be in no part."""
+    assert config.interval is not None
     undivided = config.split.kind == "time"
     divided = rows.withColumn(SPLIT, F.lit(UNDIVIDED)) if undivided else add_split(rows, config.split, config.key)
-    return divided.where(is_own | is_stray).withColumn(SPLIT, F.when(is_stray, STRAY).otherwise(F.col(SPLIT)))
+    is_stray = _is_stray(rows, config.interval, interval)
+    return divided.withColumn(SPLIT, F.when(is_stray, STRAY).otherwise(F.col(SPLIT)))
+
+
+def _is_stray(rows: DataFrame, config: IntervalConfig, interval: Interval) -> Value:
+    """Sources are cut by columns of their own; where these disagree with the rows', a row would be in no part."""
+    start, _, end = _edges(rows, config, interval)
+    column = F.col(config.column)
+    return column.isNull() | ((column < start) | (column >= end) if config.sources else F.lit(False))
 
 
 def of_interval(rows: DataFrame, config: IntervalConfig, interval: Interval) -> DataFrame:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkring.conf.blocks.etl import MANY_DUPLICATES
 from sparkring.conf.blocks.predict import OURS
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import REGRESSION, TASKS, Families, LabelForm
@@ -92,8 +93,7 @@ def table_project(data: str, label: str, task: str | None, folder: Path, family:
 def table_recipe(sample: TableSample, columns: Columns, name: str, family: str) -> dict[str, Any]:
     """The recipe, as a dict in the order it is written."""
     label = columns.label
-    read = " ".join([*label.columns.values(), *columns.selected.values()])
-    kept = [name for name in sample.types if quoted(name) in read]
+    kept = read_columns(sample, columns)
     names = [*label.columns]
     kept_beside = [name for name in (*columns.key, *label.columns) if not OURS.fullmatch(name)]
     described = {"model": {"family": TREES, "task": label.task}}
@@ -189,6 +189,11 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
         lines.append(
             f"{counted} holds small whole numbers from 0 on: where it counts events, --task poisson predicts their rate"
         )
+    if duplicates := duplicate_share(sample, columns):
+        lines.append(
+            f"{duplicates:.0%} of the rows are duplicates: equal to another row in all columns that are read. Every "
+            "row is assigned to a split by itself; if they are copies of one observation, SELECT DISTINCT in the view"
+        )
     if columns.dates:
         lines.append(
             f"rows are split at random; to predict later rows from earlier ones, split by {columns.dates[0]} "
@@ -216,6 +221,13 @@ def rare_share(sample: TableSample, columns: Columns) -> float:
     return share if share < RARE else 0.0
 
 
+def duplicate_share(sample: TableSample, columns: Columns) -> float:
+    """The share of rows without a key that are equal to a row before, if it is more than MANY_DUPLICATES; else 0."""
+    read, rows = sample.rows.select(read_columns(sample, columns)), sample.rows.num_rows
+    share = 0.0 if columns.key else 1 - read.group_by(read.column_names).aggregate([]).num_rows / rows
+    return share if share > MANY_DUPLICATES else 0.0
+
+
 def rounded_label(label: Label) -> str:
     """What is lost of a label that is large and varies little, as 32-bit numbers are rounded; empty for others."""
     step = float(np.spacing(np.float32(abs(label.mean))))
@@ -237,6 +249,12 @@ def count_column(sample: TableSample, columns: Columns) -> str:
     if not pa.types.is_integer(values.type) or pc.min(values).as_py() != 0:
         return ""
     return column if pc.quantile(values, 0.5)[0].as_py() <= MOST_COUNTED else ""
+
+
+def read_columns(sample: TableSample, columns: Columns) -> list[str]:
+    """The columns that the recipe reads, as the file calls them."""
+    read = " ".join([*columns.label.columns.values(), *columns.selected.values()])
+    return [name for name in sample.types if quoted(name) in read]
 
 
 def label_columns(sample: TableSample, columns: Columns) -> list[str]:

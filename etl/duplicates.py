@@ -1,0 +1,72 @@
+"""Number the duplicates among rows without a key, so that each row has a place of its own.
+
+A row's split and its place in the stored order are hashes of its key. Without a key that is the whole row, label and
+all: duplicates would be of one split and lie side by side. Of a table of few categories, most test rows would then have
+the features of training rows of other labels only, and a batch would hold few different rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import reduce
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from sparkring.conf.blocks.etl import MANY_DUPLICATES, EtlConfig, SplitConfig
+from sparkring.conf.errors import first_line
+from sparkring.conf.plain_text import count_of
+from sparkring.etl.errors import EtlError
+
+log = logging.getLogger(__name__)
+
+DUPLICATE = "__duplicate"  # how many equal rows were counted before a row; null for the first, which hashes pass over
+
+
+def number_duplicates(frames: Sequence[DataFrame], config: EtlConfig) -> list[DataFrame]:
+    """Add DUPLICATE to the rows of each frame, which then is a part of their key, where some are equal.
+
+    Equal rows are interchangeable, so the numbered rows are the same in any order. With a key, and for documents, of
+    which equal ones stay in one split, the rows are left as they are. One job, over hashes, finds whether there are
+    equal rows; only then are rows shuffled. Raises EtlError for a column that cannot be compared.
+    """
+    if config.key or config.text is not None:
+        return [*frames]
+    try:
+        return [_numbered(frame) for frame in frames] if _has_duplicates(frames) else [*frames]
+    except PySparkException as error:
+        raise EtlError(f"etl.key: without one, rows are compared by all columns: {first_line(error)}") from error
+
+
+def remark_duplicates(duplicates: int, rows: int, config: SplitConfig) -> None:
+    """Log how many of the `rows` are equal to one before them, as a warning where they may be a mistake."""
+    if duplicates and config.kind == "hash" and config.key is None:
+        log.log(
+            logging.WARNING if duplicates > MANY_DUPLICATES * rows else logging.INFO,
+            "%s among %s: equal to another row in all columns. Every row is assigned to a split by itself, so "
+            "duplicates are in training and in test. If they are copies of one observation, select DISTINCT rows; if "
+            "equal rows must be in one split, name their columns in etl.split.key",
+            count_of(duplicates, "duplicate row", ","),
+            count_of(rows, "row", ","),
+        )
+
+
+def _has_duplicates(frames: Sequence[DataFrame]) -> bool:
+    hashes = [frame.select(F.lit(n).alias("frame"), _hash(frame)) for n, frame in enumerate(frames)]
+    counted = reduce(lambda a, b: a.union(b), hashes).groupBy("frame", "hash").count()
+    return not counted.where("count > 1").isEmpty()
+
+
+def _hash(frame: DataFrame) -> Column:
+    # xxhash64 passes over a null as if it were not there, so which values are null is hashed beside them.
+    columns = [F.col(name) for name in frame.columns]
+    return F.xxhash64(*columns, *[column.isNull() for column in columns]).alias("hash")
+
+
+def _numbered(frame: DataFrame) -> DataFrame:
+    # By the hash first, since numbers are sorted faster than rows.
+    equal = Window.partitionBy(_hash(frame), *frame.columns).orderBy(F.lit(0))
+    before = F.row_number().over(equal) - 1
+    return frame.withColumn(DUPLICATE, F.when(before > 0, before))
