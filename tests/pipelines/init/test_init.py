@@ -222,6 +222,19 @@ def test_a_rare_label_is_told(tmp_path: Path, rare: int, is_told: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("copies", "with_id", "share"), [(5, False, "1%"), (4, False, ""), (ROWS, False, "50%"), (ROWS, True, "")]
+)
+def test_the_share_of_duplicates_is_told(tmp_path: Path, copies: int, with_id: bool, share: str) -> None:
+    """ROWS different rows, of which some are there twice; not where an id is the key."""
+    rows = {"rooms": [*range(ROWS)], "price": np.linspace(0, 1, ROWS) ** 2}
+    rows = {name: [*values, *values[:copies]] for name, values in rows.items()}
+    ids = {"id": [f"row {n}" for n in range(ROWS + copies)]} if with_id else {}
+    pq.write_table(pa.table(rows | ids), tmp_path / "rows.parquet")
+    told = table_project(str(tmp_path / "rows.parquet"), "price", None, tmp_path / "mine").look_at
+    assert [line.partition(" of ")[0] for line in told if "duplicates" in line] == [share] * bool(share)
+
+
+@pytest.mark.parametrize(
     ("values", "is_log"),
     [
         (np.exp(np.linspace(0, 12, ROWS)).round(), True),
