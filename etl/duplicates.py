@@ -8,10 +8,11 @@ the features of training rows of other labels only, and a batch would hold few d
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from functools import reduce
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -23,6 +24,7 @@ from sparkring.etl.errors import EtlError
 log = logging.getLogger(__name__)
 
 DUPLICATE = "__duplicate"  # how many equal rows were counted before a row; null for the first, which hashes pass over
+FLOATS = re.compile(r"\b(float|double)\b")
 
 
 def number_duplicates(frames: Sequence[DataFrame], config: EtlConfig) -> list[DataFrame]:
@@ -36,8 +38,11 @@ def number_duplicates(frames: Sequence[DataFrame], config: EtlConfig) -> list[Da
         return [*frames]
     try:
         return [_numbered(frame) for frame in frames] if _has_duplicates(frames) else [*frames]
-    except PySparkException as error:
-        raise EtlError(f"etl.key: without one, rows are compared by all columns: {first_line(error)}") from error
+    except AnalysisException as error:  # others, which the job finds, are of the views and the files
+        raise EtlError(
+            f"etl.key: without one, rows are compared by all columns: {first_line(error)} Name the columns that "
+            "identify a row, or leave out of etl.rows the column that cannot be compared"
+        ) from error
 
 
 def remark_duplicates(duplicates: int, rows: int, config: SplitConfig) -> None:
@@ -67,6 +72,16 @@ def _hash(frame: DataFrame) -> Column:
 
 def _numbered(frame: DataFrame) -> DataFrame:
     # By the hash first, since numbers are sorted faster than rows.
-    equal = Window.partitionBy(_hash(frame), *frame.columns).orderBy(F.lit(0))
+    equal = Window.partitionBy(_hash(frame), *frame.columns).orderBy(_zeros(frame))
     before = F.row_number().over(equal) - 1
     return frame.withColumn(DUPLICATE, F.when(before > 0, before))
+
+
+def _zeros(frame: DataFrame) -> Column:
+    # To Spark -0.0 is 0.0, so such rows are equal and their files would not be: texts tell them apart.
+    texts = []
+    for name, kind in frame.dtypes:
+        column, text = F.col(name), F.col(name).cast("string")
+        if FLOATS.search(kind):
+            texts.append(F.when(column == 0, text) if FLOATS.fullmatch(kind) else text)
+    return F.xxhash64(F.lit(0), *texts)

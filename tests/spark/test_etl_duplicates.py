@@ -9,10 +9,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, Built, build_dataset
+from sparkring.etl.errors import EtlError
 from sparkring.etl.windows.window import pin_dataset
 
 pytestmark = pytest.mark.spark
@@ -100,6 +102,32 @@ def test_the_order_of_the_source_decides_nothing(built, spark, tmp_path):
     shuffled = survey().sample(frac=1, random_state=5)
     other = build(spark, recipe(write(tmp_path / "rows", shuffled, files=7)), tmp_path / "datasets")
     assert files_of(other) == files_of(built)
+
+
+def test_nor_do_zeros_of_either_sign(spark, tmp_path):
+    draws = np.random.default_rng(4)
+    signs = np.where(draws.random(ROWS) < 0.5, -0.0, 0.0)
+    rows = survey().assign(change=signs, path=[[sign, 1.0] for sign in draws.permutation(signs)])
+    columns, keep = {"change": "double", "path": "array<double>"}, ["change", "path"]
+    files = [
+        files_of(build(spark, recipe(folder, columns, keep=keep), tmp_path / "datasets"))
+        for folder in (write(tmp_path / "a", rows), write(tmp_path / "b", rows.sample(frac=1, random_state=5), files=3))
+    ]
+    assert files[0] == files[1]
+
+
+def test_columns_that_cannot_be_compared_are_refused(spark, tmp_path):
+    views = {"tagged": "SELECT *, map(kind, 1) AS tags FROM survey"}
+    config = recipe(write(tmp_path / "rows", survey()), rows="tagged", views=views)
+    with pytest.raises(EtlError, match=r"etl\.key: .*MAP.* leave out of etl\.rows"):
+        build(spark, config, tmp_path / "datasets")
+
+
+def test_what_a_view_cannot_compute_is_no_matter_of_the_key(spark, tmp_path):
+    views = {"divided": "SELECT *, 1 / (kind - 1) AS ratio FROM survey"}
+    config = recipe(write(tmp_path / "rows", survey()), rows="divided", views=views)
+    with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
+        build(spark, config, tmp_path / "datasets")
 
 
 def all_different(rows: int = 300) -> pd.DataFrame:
