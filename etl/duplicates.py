@@ -20,6 +20,7 @@ from sparkring.conf.blocks.etl import MANY_DUPLICATES, EtlConfig, SplitConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.plain_text import count_of
 from sparkring.etl.errors import EtlError
+from sparkring.etl.spark_platform.plans import is_cheap
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +32,16 @@ def number_duplicates(frames: Sequence[DataFrame], config: EtlConfig) -> list[Da
     """Add DUPLICATE to the rows of each frame, which then is a part of their key, where some are equal.
 
     Equal rows are interchangeable, so the numbered rows are the same in any order. With a key, and for documents, of
-    which equal ones stay in one split, the rows are left as they are. One job, over hashes, finds whether there are
-    equal rows; only then are rows shuffled. Raises EtlError for a column that cannot be compared.
+    which equal ones stay in one split, the rows are left as they are. Where rows are cheap to read again, one job, over
+    hashes, finds whether some are equal; only then are they shuffled. Raises EtlError for a column that cannot be
+    compared.
     """
     if config.key or config.text is not None:
         return [*frames]
     try:
-        return [_numbered(frame) for frame in frames] if _has_duplicates(frames) else [*frames]
+        if all(map(is_cheap, frames)) and not _has_duplicates(frames):
+            return [*frames]
+        return [_numbered(frame) for frame in frames]
     except AnalysisException as error:  # others, which the job finds, are of the views and the files
         raise EtlError(
             f"etl.key: without one, rows are compared by all columns: {first_line(error)} Name the columns that "

@@ -130,6 +130,17 @@ def test_what_a_view_cannot_compute_is_no_matter_of_the_key(spark, tmp_path):
         build(spark, config, tmp_path / "datasets")
 
 
+def test_the_rows_of_a_view_are_not_made_twice(built, spark, tmp_path, monkeypatch):
+    def counted(frames):
+        raise AssertionError("these rows cost more to make again than to shuffle")
+
+    monkeypatch.setattr("sparkring.etl.duplicates._has_duplicates", counted)
+    # The window keeps every row.
+    views = {"ranked": "SELECT kind, town, label FROM (SELECT *, max(kind) OVER () AS most FROM survey) WHERE most > 0"}
+    config = recipe(write(tmp_path / "rows", survey()), rows="ranked", views=views)
+    assert files_of(build(spark, config, tmp_path / "datasets")) == files_of(built)
+
+
 def all_different(rows: int = 300) -> pd.DataFrame:
     # xxhash64 passes over nulls: (null, 1) and (1, null) have one hash, and are not equal.
     kind = np.arange(rows)
