@@ -222,9 +222,9 @@ def rare_share(sample: TableSample, columns: Columns) -> float:
 
 
 def duplicate_share(sample: TableSample, columns: Columns) -> float:
-    """The share of rows without a key that are equal to a row before, if it is more than MANY_DUPLICATES; else 0."""
-    read, rows = sample.rows.select(read_columns(sample, columns)), sample.rows.num_rows
-    share = 0.0 if columns.key else 1 - read.group_by(read.column_names).aggregate([]).num_rows / rows
+    """The share of rows that are equal to a row before, if it is more than MANY_DUPLICATES; else 0, as with a key."""
+    read = sample.rows.select(read_columns(sample, columns))
+    share = 1 - read.group_by(read.column_names).aggregate([]).num_rows / read.num_rows
     return share if share > MANY_DUPLICATES else 0.0
 
 
