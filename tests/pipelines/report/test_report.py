@@ -412,6 +412,15 @@ def test_each_of_several_labels_has_its_positives_and_scores_in_a_table() -> Non
     assert "Scores by label" not in build_report(without_figures(model={"task": "multilabel"}))
 
 
+def test_the_loss_of_a_label_is_that_of_all_rows() -> None:
+    held = several()
+    each = scores_by_label(["red", "green", "blue"], held.labels, held.scores)
+    scores = {MODEL: {"loss": 0.0}}  # so that each label is behind
+    page = build_report(without_figures(model={"task": "multilabel"}, by_label=each, scores=scores))
+    table = page.partition("it is worst</h2>")[2].partition("</table>")[0]
+    assert re.findall(r'label = \w+</td><td class="n">(\w+)<', table) == ["all"] * 3
+
+
 def test_numbers_have_an_exponent_where_zeros_would_say_nothing() -> None:
     shown = {0.0: "0", -6.743e-08: "-6.743e-08", 2.34e-05: "0.0000234", -1e-6: "-0.000001", 0.123456: "0.1235"}
     shown |= {
