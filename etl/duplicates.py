@@ -68,15 +68,19 @@ def _has_duplicates(frames: Sequence[DataFrame]) -> bool:
     return not counted.where("count > 1").isEmpty()
 
 
+def _columns(frame: DataFrame) -> list[Column]:
+    return [F.col(f"`{name}`") for name in frame.columns]
+
+
 def _hash(frame: DataFrame) -> Column:
     # xxhash64 passes over a null as if it were not there, so which values are null is hashed beside them.
-    columns = [F.col(name) for name in frame.columns]
+    columns = _columns(frame)
     return F.xxhash64(*columns, *[column.isNull() for column in columns]).alias("hash")
 
 
 def _numbered(frame: DataFrame) -> DataFrame:
     # By the hash first, since numbers are sorted faster than rows.
-    equal = Window.partitionBy(_hash(frame), *frame.columns).orderBy(_zeros(frame))
+    equal = Window.partitionBy(_hash(frame), *_columns(frame)).orderBy(_zeros(frame))
     before = F.row_number().over(equal) - 1
     return frame.withColumn(DUPLICATE, F.when(before > 0, before))
 
@@ -84,8 +88,8 @@ def _numbered(frame: DataFrame) -> DataFrame:
 def _zeros(frame: DataFrame) -> Column:
     # To Spark -0.0 is 0.0, so such rows are equal and their files would not be: texts tell them apart.
     texts = []
-    for name, kind in frame.dtypes:
-        column, text = F.col(name), F.col(name).cast("string")
+    for column, (_, kind) in zip(_columns(frame), frame.dtypes, strict=True):
+        text = column.cast("string")
         if FLOATS.search(kind):
             texts.append(F.when(column == 0, text) if FLOATS.fullmatch(kind) else text)
     return F.xxhash64(F.lit(0), *texts)

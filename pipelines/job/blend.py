@@ -34,7 +34,7 @@ from sparkring.training.worker.result import FamilyChoice, Trained
 
 log = logging.getLogger(__name__)
 Array = NDArray[np.float64]
-SHARES = np.linspace(0, 1, 21)
+SHARES = np.arange(21) / 20
 EVEN = 0.5
 FEWEST = 100  # validation rows, of equal weights; fewer say too little
 RESAMPLES = 200  # of the validation rows

@@ -184,9 +184,11 @@ def _label(inputs: ReportInputs) -> list[Drawn]:
         ]
         figure = figures.histograms(shares, np.array(edges), inputs.label)
         return [Drawn("label", caption, figure, FigureNumbers(["from", *balances], rows))]
-    names = list(dict.fromkeys(name for each in balances.values() for name in each.shares))[:MOST_CLASSES]
-    if not names:
+    every = list(dict.fromkeys(name for each in balances.values() for name in each.shares))
+    if not every:
         return []
+    names = every[:MOST_CLASSES]
+    caption += _of_more(len(names), len(every))
     known = inputs.class_names(max((int(name) for name in names if name.isdecimal()), default=-1) + 1)
     titles = [known[int(name)] if name.isdecimal() and int(name) < len(known) else name for name in names]
     by_split = {split: [each.shares.get(name, 0.0) for name in names] for split, each in balances.items()}
@@ -240,7 +242,7 @@ def _multiclass(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
     return [
         Drawn(
             "confusion",
-            "Confusion: share of each class's rows by predicted class",
+            "Confusion: shares of each class's rows by predicted class, and in numbers their counts",
             figures.confusion_matrix(matrix, shown),
             FigureNumbers(["actual \\ predicted", *shown], by_row),
             wide=len(shown) > figures.FEW_CLASSES,
@@ -276,11 +278,16 @@ def _by_class(what: str, name: str, names: Sequence[str], counts: ClassCounts, s
                 counts.recall[one], counts.f1[one]) for one in some]  # fmt: skip
     return Drawn(
         name,
-        f"Precision and recall by {what}",
+        f"Precision and recall by {what}{_of_more(len(some), len(names))}",
         figures.class_bars(counts.precision[some], counts.recall[some], [names[one] for one in some]),
         FigureNumbers([what, "rows", "predicted", "precision", "recall", "F1"], of_each),
         wide=True,
     )
+
+
+def _of_more(shown: int, number: int) -> str:
+    """What a caption adds where not all classes are shown."""
+    return f", the {shown} with most rows" if shown < number else ""
 
 
 def most_frequent(rows: np.ndarray, most: int) -> np.ndarray:

@@ -547,6 +547,20 @@ def test_the_label_of_each_split_is_a_figure(task: str) -> None:
     assert label.numbers.rows == wanted
 
 
+@pytest.mark.parametrize(("classes", "added"), [(20, ""), (21, ", the 20 with most rows")])
+def test_a_figure_says_that_it_shows_some_of_the_classes(classes: int, added: str) -> None:
+    shares = {str(number): 1 / classes for number in range(classes)}
+    labels = np.arange(classes)
+    given = inputs(
+        HeldOut(labels, np.eye(classes), {}),
+        model={"task": "multiclass", "label": "y"},
+        labels={"test": LabelBalance(rows=classes, shares=shares)},
+    )
+    captions = {each.name: each.caption for each in draw(given)}
+    assert captions["label"] == f"y in each split{added}"
+    assert captions["classes"] == f"Precision and recall by class{added}"
+
+
 def test_the_first_screen_says_what_it_depends_on_and_which_family_it_is() -> None:
     found = [Importance(feature="carrier", mean=0.2, low=0.1, high=0.3)]
     choice = FamilyChoice(
