@@ -35,7 +35,6 @@ from sparkring.conf.manifest import (
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.checks import Checked, judge
-from sparkring.etl.duplicates import number_duplicates
 from sparkring.etl.fingerprint import PACKAGE, dataset_fingerprint, made_of
 from sparkring.etl.profile import Profile, fit_state
 from sparkring.etl.rows import (
@@ -50,6 +49,7 @@ from sparkring.etl.rows import (
     rows_of,
     write_rows,
 )
+from sparkring.etl.shards.duplicates import number_duplicates
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.spark_platform.application import application_id
 from sparkring.etl.spark_platform.plans import plan_text

@@ -35,10 +35,10 @@ from sparkring.etl.classes import check_listed, count_classes, text_label
 from sparkring.etl.columns import fit, table
 from sparkring.etl.columns.statistics import Measured, measured_by
 from sparkring.etl.columns.types import fixed_row_bytes
-from sparkring.etl.duplicates import DUPLICATE, remark_duplicates
 from sparkring.etl.errors import EtlError
 from sparkring.etl.flags import check_flags, flag_counts, odd_rows, ones, several_labels
 from sparkring.etl.profile import Profile, unfitted_labels
+from sparkring.etl.shards.duplicates import DUPLICATE, remark_duplicates
 from sparkring.etl.shards.layout import COUNTED_BITS, Shard
 from sparkring.etl.shards.quarantine import PORTION, write_quarantine
 from sparkring.etl.shards.shard import (

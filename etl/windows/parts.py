@@ -29,7 +29,6 @@ from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256, Stored, StoredError, read, up_to
 from sparkring.etl.checks import Checked
-from sparkring.etl.duplicates import number_duplicates
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, deciding_settings, declared
 from sparkring.etl.rows import (
@@ -42,6 +41,7 @@ from sparkring.etl.rows import (
     rows_of,
     write_rows,
 )
+from sparkring.etl.shards.duplicates import number_duplicates
 from sparkring.etl.shards.quarantine import PORTION
 from sparkring.etl.sources.own_code import own_modules
 from sparkring.etl.sources.snapshot import SourceSnapshot

@@ -222,8 +222,13 @@ def rare_share(sample: TableSample, columns: Columns) -> float:
 
 
 def duplicate_share(sample: TableSample, columns: Columns) -> float:
-    """The share of rows that are equal to a row before, if it is more than MANY_DUPLICATES; else 0, as with a key."""
+    """The share of rows that are equal to a row before, if it is more than MANY_DUPLICATES; else 0, as with a key.
+
+    0 too where a label is an array: Arrow groups no rows by those.
+    """
     read = sample.rows.select(read_columns(sample, columns))
+    if any(map(pa.types.is_nested, read.schema.types)):
+        return 0.0
     share = 1 - read.group_by(read.column_names).aggregate([]).num_rows / read.num_rows
     return share if share > MANY_DUPLICATES else 0.0
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from sparkring.conf.blocks.etl import SplitConfig
-from sparkring.etl.duplicates import remark_duplicates
+from sparkring.etl.shards.duplicates import remark_duplicates
 
 BY_TIME = SplitConfig(kind="time", column="at", boundaries={"valid": "2024-01-01", "test": "2024-02-01"})
 

@@ -12,12 +12,10 @@ import re
 from collections.abc import Sequence
 from functools import reduce
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from sparkring.conf.blocks.etl import MANY_DUPLICATES, EtlConfig, SplitConfig
-from sparkring.conf.errors import first_line
 from sparkring.conf.plain_text import count_of
 from sparkring.etl.errors import EtlError
 from sparkring.etl.spark_platform.plans import is_cheap
@@ -25,6 +23,7 @@ from sparkring.etl.spark_platform.plans import is_cheap
 log = logging.getLogger(__name__)
 
 DUPLICATE = "__duplicate"  # how many equal rows were counted before a row; null for the first, which hashes pass over
+INCOMPARABLE = re.compile(r"\b(map<|variant\b(?!:))")  # of the names of Spark's types; `variant:` is a field
 FLOATS = re.compile(r"\b(float|double)\b")
 
 
@@ -33,20 +32,20 @@ def number_duplicates(frames: Sequence[DataFrame], config: EtlConfig) -> list[Da
 
     Equal rows are interchangeable, so the numbered rows are the same in any order. With a key, and for documents, of
     which equal ones stay in one split, the rows are left as they are. Where rows are cheap to read again, one job, over
-    hashes, finds whether some are equal; only then are they shuffled. Raises EtlError for a column that cannot be
-    compared.
+    hashes, finds whether some are equal; only then are they shuffled. Raises EtlError for a column of a type that
+    cannot be compared.
     """
     if config.key or config.text is not None:
         return [*frames]
-    try:
-        if all(map(is_cheap, frames)) and not _has_duplicates(frames):
-            return [*frames]
-        return [_numbered(frame) for frame in frames]
-    except AnalysisException as error:  # others, which the job finds, are of the views and the files
-        raise EtlError(
-            f"etl.key: without one, rows are compared by all columns: {first_line(error)} Name the columns that "
-            "identify a row, or leave out of etl.rows the column that cannot be compared"
-        ) from error
+    for name, kind in frames[0].dtypes:
+        if INCOMPARABLE.search(kind):
+            raise EtlError(
+                f"etl.key: without one, rows are compared by all columns, and {name!r} ({kind}) cannot be: name the "
+                "columns that identify a row, or leave this one out of etl.rows"
+            )
+    if all(map(is_cheap, frames)) and not _has_duplicates(frames):
+        return [*frames]
+    return [_numbered(frame) for frame in frames]
 
 
 def remark_duplicates(duplicates: int, rows: int, config: SplitConfig) -> None:
