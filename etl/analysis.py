@@ -14,6 +14,7 @@ from sparkring.conf.storage import Storage
 from sparkring.etl import checks
 from sparkring.etl.profile import NO_ROWS, unfitted_labels
 from sparkring.etl.rows import RowsJob, rows_of, stored_table
+from sparkring.etl.shards.duplicates import check_comparable
 from sparkring.etl.sources.pin import kind_of
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.spark_platform.session import build_session
@@ -57,6 +58,7 @@ def analyze(
             return None
         tables[name] = session.createDataFrame([], pinned[name].read(session).schema if schema is None else schema)
     rows = rows_of(RowsJob(config, session, storage), tables)
+    check_comparable(rows, config)
     key = config.key or rows.columns
     divided = add_split(rows, config.split, config.key)
     checks.mark(divided, config.checks, tables, key)

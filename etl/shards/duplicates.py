@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from sparkring.conf.blocks.etl import MANY_DUPLICATES, EtlConfig, SplitConfig
 from sparkring.conf.plain_text import count_of
 from sparkring.etl.errors import EtlError
+from sparkring.etl.spark_platform.hashes import hash_of
 from sparkring.etl.spark_platform.plans import is_cheap
 
 log = logging.getLogger(__name__)
@@ -37,15 +38,21 @@ def number_duplicates(frames: Sequence[DataFrame], config: EtlConfig) -> list[Da
     """
     if config.key or config.text is not None:
         return [*frames]
-    for name, kind in frames[0].dtypes:
-        if INCOMPARABLE.search(kind):
-            raise EtlError(
-                f"etl.key: without one, rows are compared by all columns, and {name!r} ({kind}) cannot be: name the "
-                "columns that identify a row, or leave this one out of etl.rows"
-            )
+    check_comparable(frames[0], config)
     if all(map(is_cheap, frames)) and not _has_duplicates(frames):
         return [*frames]
     return [_numbered(frame) for frame in frames]
+
+
+def check_comparable(rows: DataFrame, config: EtlConfig) -> None:
+    """Raise EtlError where rows have no key, and a column of a type that cannot be compared."""
+    odd = [] if config.key else [(name, kind) for name, kind in rows.dtypes if INCOMPARABLE.search(kind)]
+    if odd:
+        name, kind = odd[0]
+        raise EtlError(
+            f"etl.key: without one, rows are compared by all columns, and {name!r} ({kind}) cannot be: name the "
+            "columns that identify a row, or leave this one out of etl.rows"
+        )
 
 
 def remark_duplicates(duplicates: int, rows: int, config: SplitConfig) -> None:
@@ -62,7 +69,9 @@ def remark_duplicates(duplicates: int, rows: int, config: SplitConfig) -> None:
 
 
 def _has_duplicates(frames: Sequence[DataFrame]) -> bool:
-    hashes = [frame.select(F.lit(n).alias("frame"), _hash(frame)) for n, frame in enumerate(frames)]
+    hashes = [
+        frame.select(F.lit(n).alias("frame"), hash_of(frame.columns).alias("hash")) for n, frame in enumerate(frames)
+    ]
     counted = reduce(lambda a, b: a.union(b), hashes).groupBy("frame", "hash").count()
     return not counted.where("count > 1").isEmpty()
 
@@ -71,15 +80,9 @@ def _columns(frame: DataFrame) -> list[Column]:
     return [F.col(f"`{name}`") for name in frame.columns]
 
 
-def _hash(frame: DataFrame) -> Column:
-    # xxhash64 passes over a null as if it were not there, so which values are null is hashed beside them.
-    columns = _columns(frame)
-    return F.xxhash64(*columns, *[column.isNull() for column in columns]).alias("hash")
-
-
 def _numbered(frame: DataFrame) -> DataFrame:
     # By the hash first, since numbers are sorted faster than rows.
-    equal = Window.partitionBy(_hash(frame), *_columns(frame)).orderBy(_zeros(frame))
+    equal = Window.partitionBy(hash_of(frame.columns), *_columns(frame)).orderBy(_zeros(frame))
     before = F.row_number().over(equal) - 1
     return frame.withColumn(DUPLICATE, F.when(before > 0, before))
 

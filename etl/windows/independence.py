@@ -20,6 +20,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, declared
 from sparkring.etl.rows import RowsJob, rows_of
 from sparkring.etl.sources.own_code import own_modules
+from sparkring.etl.spark_platform.hashes import hash_of
 from sparkring.etl.windows.parts import PartSources, of_interval
 
 log = logging.getLogger(__name__)
@@ -94,8 +95,6 @@ def _digest(job: RowsJob, tested: PartSources, sources: PartSources) -> tuple[in
 
 def row_digest(rows: DataFrame) -> tuple[int, str]:
     """The number of rows, and the sum of their hashes."""
-    # xxhash64 passes over a null as if it were not there, so which values are null is hashed beside them.
-    columns = [F.col(f"`{name}`") for name in rows.columns]
-    row = F.xxhash64(*columns, *[column.isNull() for column in columns]).cast("decimal(20,0)")
+    row = hash_of(rows.columns).cast("decimal(20,0)")
     count, total = rows.agg(F.count(F.lit(1)), F.sum(row)).collect()[0]
     return count, str(total)

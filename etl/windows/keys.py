@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.shards.quarantine import PORTION
 from sparkring.etl.shards.write import worker_uri
+from sparkring.etl.spark_platform.hashes import hash_of
 from sparkring.etl.spark_platform.versions import repartition_by_number
 
 # 128 bits together: two of a billion keys have equal hashes with a probability of 2e-21.
@@ -69,10 +69,7 @@ def across_parts(failing: Counts, distinct: Counts, together: Counts) -> dict[st
 
 def _hashes(rows: DataFrame, columns: Sequence[str]) -> DataFrame:
     """Hash each row's key; as in a window of Spark, nulls are equal to each other."""
-    values = [F.col(f"`{name}`") for name in columns]
-    # xxhash64 passes over a null as if it were not there, so which values are null is hashed beside them.
-    row = [*values, *[value.isNull() for value in values]]
-    return rows.select(PORTION, *[F.xxhash64(F.lit(seed), *row).alias(name) for seed, name in enumerate(HASHES.names)])
+    return rows.select(PORTION, *[hash_of(columns, seed).alias(name) for seed, name in enumerate(HASHES.names)])
 
 
 def _write(root: str, paths: Sequence[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

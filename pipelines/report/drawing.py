@@ -242,7 +242,7 @@ def _multiclass(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
     return [
         Drawn(
             "confusion",
-            "Confusion: shares of each class's rows by predicted class, and in numbers their counts",
+            "Confusion: shares of each class's rows by predicted class; its table counts rows",
             figures.confusion_matrix(matrix, shown),
             FigureNumbers(["actual \\ predicted", *shown], by_row),
             wide=len(shown) > figures.FEW_CLASSES,

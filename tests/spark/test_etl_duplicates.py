@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.storage import open_storage
+from sparkring.etl.analysis import analyze
 from sparkring.etl.build import BuildRequest, Built, build_dataset
 from sparkring.etl.errors import EtlError
 from sparkring.etl.windows.window import pin_dataset
@@ -119,6 +120,8 @@ def test_nor_do_zeros_of_either_sign(spark, tmp_path):
 def test_columns_that_cannot_be_compared_are_refused(spark, tmp_path):
     views = {"tagged": "SELECT *, map(kind, 1) AS tags FROM survey"}
     config = recipe(write(tmp_path / "rows", survey()), rows="tagged", views=views)
+    with pytest.raises(EtlError, match=r"etl\.key: .*'tags' \(map<bigint,int>\) cannot be"):
+        analyze(spark, config, [], {}, open_storage(str(tmp_path)))  # before a row is read
     with pytest.raises(EtlError, match=r"etl\.key: .*'tags' \(map<bigint,int>\) cannot be"):
         build(spark, config, tmp_path / "datasets")
 
