@@ -120,7 +120,7 @@ def _read(rows: SplitRows, features: Sequence[Column], labels: Sequence[Column])
         numbers = [_filled(columns[c.name], c) for c in plain] + [columns[name] for name in masks]
         codes = np.stack([columns[c.name] for c in coded], axis=1) if coded else np.zeros((batch.num_rows, 0))
         known = (codes >= 0) & (codes < np.diff(firsts))  # a code beyond them has no coefficient
-        values = np.column_stack([*numbers, known])
+        values = np.column_stack([*numbers, known.astype(np.float64)])
         places = np.empty(values.shape, np.int32)
         places[:, : len(numbers)] = np.arange(len(numbers))
         places[:, len(numbers) :] = firsts[:-1] + np.where(known, codes, 0)

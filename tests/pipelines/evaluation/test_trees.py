@@ -32,7 +32,7 @@ from sparkring.pipelines.promotion.scores import resampled
 from sparkring.training.metrics import task_scores
 from sparkring.training.worker.result import MODEL, BaselineGap
 from tests.ci.test_docs import ROOT
-from tests.pipelines.evaluation.test_baseline import KIND, PLAIN, kinds, write_table
+from tests.pipelines.evaluation.test_baseline import COST, KIND, PLAIN, SIZES, kinds, write_table
 from tests.pipelines.results import train_result
 
 CODES = 4
@@ -68,6 +68,21 @@ MADE: dict[TaskKind, Callable[[Any, Any, Any], Any]] = {
     REGRESSION: lambda numbers, code, random: numbers[:, 0] * numbers[:, 1] + code % 2,
     POISSON: lambda numbers, code, random: random.poisson(np.exp(numbers[:, 0] * (code - 1.5))),
 }
+
+
+def test_a_table_of_codes_alone_is_learned(tmp_path: Path) -> None:
+    """Its cells were booleans, so that trees predicted the mean and any model was better."""
+
+    def make(seed: int) -> dict[str, Any]:
+        code = np.random.default_rng(seed).integers(0, CODES, 120).astype(np.int32)
+        return {"code": code, "cost": 50.0 + 10 * (code == 2)}
+
+    code = PLAIN[0]
+    dataset = write_table(tmp_path, (code, COST), make)
+    rows = (split_rows(dataset, split, DataConfig(), []) for split in SIZES)
+    train, test = linear.make_designs(*rows, [code], [COST])
+    assert train.values.dtype == np.float64 and {*cells(train)[:, 0]} == {0, 1, 2, 3}
+    assert grow(REGRESSION, train, test).predictions == pytest.approx(test.labels[:, 0], abs=0.1)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
