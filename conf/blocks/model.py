@@ -80,7 +80,7 @@ class ModelConfig(Strict):
     calibrate: Literal["auto", "none"] = Field(
         "auto",
         description="auto: probabilities of a binary or multiclass task are calibrated on validation rows, where that "
-        "lowers the log loss of rows that the calibration was not fitted on; none: they stay the model's own",
+        "lowers the log loss of rows that it was not fitted on by more than its error; none: they stay the model's own",
     )
     start: StartConfig | None = Field(
         None, description="weights to begin with, as a block or its `weights` alone; None: initial values"

@@ -1,9 +1,10 @@
 """Fit a calibration of a model's probabilities on the validation rows, and keep it where it helps.
 
-Rows are dealt into FOLDS, and each is scored by a calibration that was fitted on the others. Only where their log loss
-is lower than before does the model get a calibration, which is fitted on all of them. Where labels are otherwise
-distributed than in training, as after a split by time, it gets none: a calibration would take the rate of those rows
-for the model's fault, and make it wrong about all others.
+Rows are divided into FOLDS, and each row is scored by calibrations that were fitted on the other folds. Only where that
+lowers their log loss by more than its standard error does the model get a calibration, fitted on all rows. Several
+METHODS are tried, and one replaces a simpler one by the same rule. Where labels are distributed otherwise than in
+training, as after a split by time, it gets none: a calibration would take the rate of those rows for the model's fault,
+and make it wrong about all others.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import Storage
 from sparkring.conf.tasks import CALIBRATION_ERROR, LabelForm, TaskKind
 from sparkring.pipelines.evaluation.balance import shifted_class
+from sparkring.pipelines.evaluation.importance import mean_and_error
 from sparkring.pipelines.evaluation.prediction_files import read_columns
 from sparkring.training.metrics import checked_rows, effective_rows, log_losses, task_scores, weighted_mean
 from sparkring.training.model.calibration import FILE, LEAST, Calibration, is_calibrated, log_odds
@@ -31,8 +33,8 @@ Slopes = Callable[[Array], tuple[float, Array, Array]]
 """Parameters (P,) -> what is minimized, its gradient (P,) and its second derivatives (P, P)."""
 FOLDS = 5
 FEWEST = 100  # validation rows, of equal weights; fewer say too little
+MOST_ODDS = 36.0  # log-odds of the largest probability below 1
 FEWEST_OTHERS = 10  # of them beside the most frequent class: without any, every probability would go to 0 or 1
-METHODS = {LabelForm.FLAG: "Platt scaling", LabelForm.CLASS: "temperature scaling"}
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,12 @@ class ValidationRows:
     @property
     def loss(self) -> float:
         """Log loss in nats."""
-        rows, weights = checked_rows(self.form, self.labels, self.scores, self.weights)
-        assert weights is not None, "they were given"
-        return weighted_mean(log_losses(rows), weights)
+        return weighted_mean(self.losses, self.weights)
+
+    @property
+    def losses(self) -> Array:
+        """Log loss of each row in nats, (N,)."""
+        return log_losses(checked_rows(self.form, self.labels, self.scores, None)[0])
 
 
 def calibrate(
@@ -115,7 +120,8 @@ def shift_between(balance: Mapping[str, LabelBalance], valid: str) -> str:
 
 
 def fit_calibration(rows: ValidationRows, shift: str = "") -> CalibrationFit:
-    """Fit a calibration, and keep it where it lowers the log loss of rows that it was not fitted on.
+    """Fit a calibration, and keep it where it lowers the log loss of rows that it was not fitted on by more
+    than its standard error.
 
     ValueError where there are too few rows, or too few of other labels than most.
     `shift`: how their labels differ from those of training rows.
@@ -127,35 +133,110 @@ def fit_calibration(rows: ValidationRows, shift: str = "") -> CalibrationFit:
     others = count - int(np.unique(rows.labels, return_counts=True)[1].max())
     if others < FEWEST_OTHERS:
         raise ValueError(f"{others} have another label than most, at least {FEWEST_OTHERS} are needed")
-    folds = np.arange(count) % FOLDS
-    scores = np.empty_like(rows.scores)
-    for fold in range(FOLDS):
-        scores[folds == fold] = fit(rows.take(folds != fold)).of(rows.scores[folds == fold])
-    before, after = rows.loss, replace(rows, scores=scores).loss
-    kept = fit(rows) if after < before and not shift else None
+    shares = rows.weights / rows.weights.sum()
+    losses = {"": rows.losses}  # of each method; "": of the model's own probabilities
+    kept = ""
+    for name, method in METHODS[rows.form].items():  # the simplest first: a curve has more ways to be wrong
+        losses[name] = cross_fitted(method, rows).losses
+        gain, error = mean_and_error(losses[kept] - losses[name], shares)
+        kept = name if gain > error else kept
+    tried = kept or min(METHODS[rows.form], key=lambda name: float(shares @ losses[name]))
+    gain, error = mean_and_error(losses[""] - losses[tried], shares)
     return CalibrationFit(
-        method=METHODS[rows.form], rows=count, loss_before=before, loss_after=after, kept=kept, shift=shift
+        method=tried,
+        rows=count,
+        loss_before=rows.loss,
+        loss_after=rows.loss - gain,
+        gain_error=error,
+        kept=METHODS[rows.form][kept](rows) if kept and not shift else None,
+        shift=shift,
     )
 
 
-def fit(rows: ValidationRows) -> Calibration:
-    """The calibration with the least log loss; one that would turn the order of rows around is left out.
+def cross_fitted(method: Method, rows: ValidationRows) -> ValidationRows:
+    """Score each row by a calibration that was fitted on the other folds."""
+    folds = np.arange(len(rows.labels)) % FOLDS
+    scores = np.empty_like(rows.scores)
+    for fold in range(FOLDS):
+        scores[folds == fold] = method(rows.take(folds != fold)).of(rows.scores[folds == fold])
+    return replace(rows, scores=scores)
+
+
+def fit_temperature(rows: ValidationRows) -> Calibration:
+    """Fit temperature scaling of class probabilities."""
+    logs = np.log(np.maximum(rows.scores, LEAST))
+    (scale,) = minimize(lambda at: class_slopes(at, logs, rows), np.ones(1))
+    return in_order(scale)
+
+
+def fit_platt(rows: ValidationRows) -> Calibration:
+    """Fit Platt scaling of a flag's log-odds."""
+    return in_order(*minimize(lambda at: flag_slopes(at, _odds(rows), rows), np.array([1.0, 0.0])))
+
+
+def fit_shift(rows: ValidationRows) -> Calibration:
+    """Fit a shift of a flag's log-odds, where probabilities are too high or too low throughout."""
+    odds = _odds(rows)
+
+    def slopes(at: Array) -> tuple[float, Array, Array]:
+        loss, gradient, curves = flag_slopes(np.array([1.0, at[0]]), odds, rows)
+        return loss, gradient[1:], curves[1:, 1:]
+
+    (shift,) = minimize(slopes, np.zeros(1))
+    return Calibration(shift=float(shift))
+
+
+def fit_isotonic(rows: ValidationRows) -> Calibration:
+    """Fit a curve through the blocks of an isotonic regression (Zadrozny 2002, doi:10.1145/775047.775151).
+
+    A block's rate has one row of the model's own mean probability added: a block without a positive row would have
+    log-odds of minus infinity.
+    """
+    from sklearn.isotonic import isotonic_regression  # a job needs it after training alone
+
+    order = np.argsort(rows.scores, kind="stable")
+    bounded = np.clip(_odds(rows), -MOST_ODDS, MOST_ODDS)  # a score of 0 would draw its block's mean far away
+    odds, labels, weights = (values[order] for values in (bounded, rows.labels, rows.weights))
+    _, ties = np.unique(odds, return_inverse=True)  # rows of one score are in one block
+    total = np.bincount(ties, weights)
+    rates = isotonic_regression(np.bincount(ties, weights * labels) / np.maximum(total, LEAST), sample_weight=total)
+    blocks = np.unique(rates, return_inverse=True)[1][ties]
+    counts = np.bincount(blocks, weights)
+    center, rate, own = (np.bincount(blocks, weights * each) / counts for each in (odds, labels, rows.scores[order]))
+    least = 0.5 / len(labels)  # a model that is certain has no infinite log-odds either
+    smooth = (counts * rate + np.clip(own, least, 1 - least)) / (counts + 1)
+    points = np.column_stack([center, np.log(smooth) - np.log1p(-smooth)])
+    rising = np.concatenate([[True], np.diff(np.maximum.accumulate(points[:, 1])) > 0])
+    return Calibration.through(points[rising])
+
+
+Method = Callable[[ValidationRows], Calibration]
+METHODS: dict[LabelForm, dict[str, Method]] = {
+    LabelForm.FLAG: {
+        "a shift of log-odds": fit_shift,
+        "Platt scaling": fit_platt,
+        "isotonic regression": fit_isotonic,
+    },
+    LabelForm.CLASS: {"temperature scaling": fit_temperature},
+}
+
+
+def in_order(scale: float, shift: float = 0.0) -> Calibration:
+    """Return the calibration, or none at all in place of one that would turn the order of rows around."""
+    return Calibration(scale=float(scale), shift=float(shift)) if scale > 0 else Calibration()
+
+
+def _odds(rows: ValidationRows) -> Array:
+    odds: Array = log_odds(torch.from_numpy(rows.scores)).numpy()
+    return odds
+
+
+def flag_slopes(at: Array, odds: Array, rows: ValidationRows) -> tuple[float, Array, Array]:
+    """Compute the loss of log-odds scale * odds + shift, and its slopes. at: scale and shift; odds (N,).
 
     Rows that are few, or that the model separates, do not run to infinite log-odds: the loss has half the squared
     distance from no change added, which is as much as a row or two.
     """
-    if rows.form is LabelForm.CLASS:
-        logs = np.log(np.maximum(rows.scores, LEAST))
-        (scale,) = minimize(lambda at: class_slopes(at, logs, rows), np.ones(1))
-        shift = 0.0
-    else:
-        odds = log_odds(torch.from_numpy(rows.scores)).numpy()
-        scale, shift = minimize(lambda at: flag_slopes(at, odds, rows), np.array([1.0, 0.0]))
-    return Calibration(scale=float(scale), shift=float(shift)) if scale > 0 else Calibration()
-
-
-def flag_slopes(at: Array, odds: Array, rows: ValidationRows) -> tuple[float, Array, Array]:
-    """Slopes of the loss of log-odds scale * odds + shift. at: scale and shift; odds (N,)."""
     z, w = at[0] * odds + at[1], rows.weights
     p = np.exp(-np.logaddexp(0, -z))
     away = at - [1.0, 0.0]
@@ -167,7 +248,7 @@ def flag_slopes(at: Array, odds: Array, rows: ValidationRows) -> tuple[float, Ar
 
 
 def class_slopes(at: Array, logs: Array, rows: ValidationRows) -> tuple[float, Array, Array]:
-    """Slopes of the loss of class probabilities ~ exp(scale * logs). at: scale; logs (N, C)."""
+    """Compute the loss of class probabilities ~ exp(scale * logs), as `flag_slopes` does. at: scale; logs (N, C)."""
     z, w, own = at[0] * logs, rows.weights, rows.labels.astype(np.int64)[:, None]
     top = z.max(axis=1, keepdims=True)
     total = np.exp(z - top).sum(axis=1, keepdims=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from sparkring.conf.tasks import TaskKind
 from sparkring.pipelines.evaluation.split_rows import SplitRows
@@ -51,7 +52,18 @@ class Sample:
 
 
 def mean_and_half_width(values: Array, weights: Array) -> tuple[float, float]:
-    """The weighted mean of values (N,), and 1.96 standard errors of it. weights (N,): their sum is 1.
+    """Return the weighted mean of values (N,), and half the width of its 95 % interval. weights (N,): their sum is 1.
+
+    The interval is Student's, with as many degrees of freedom as the weights have effective rows (Kish), less one.
+    """
+    mean, error = mean_and_error(values, weights)
+    if not math.isfinite(error):
+        return mean, math.inf
+    return mean, error * float(stdtrit(1 / float(weights @ weights) - 1, 0.975))  # 12.7 of two rows, 1.96 of many
+
+
+def mean_and_error(values: Array, weights: Array) -> tuple[float, float]:
+    """Return the weighted mean of values (N,), and its standard error. weights (N,): their sum is 1.
 
     Values are nearer to their own mean than to the true one, by a share that their weights know: 1 / N of equal ones.
     Of one row that counts, or of one beside which others count for nothing, the error is infinite.
@@ -59,7 +71,7 @@ def mean_and_half_width(values: Array, weights: Array) -> tuple[float, float]:
     mean, free = float(weights @ values), 1 - float(weights @ weights)
     if free <= 0:
         return mean, math.inf
-    return mean, 1.96 * math.sqrt(np.square(weights) @ np.square(values - mean) / free)
+    return mean, math.sqrt(np.square(weights) @ np.square(values - mean) / free)
 
 
 def find_importances(predictor: TablePredictor, kind: TaskKind, sample: Sample, repeats: int) -> list[Importance]:

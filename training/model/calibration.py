@@ -26,25 +26,45 @@ LEAST, MOST = 1e-300, 1 - 2.0**-53  # probabilities between which logarithms are
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Changes log-odds z into scale * z + shift, and logarithms of class probabilities into scale times them.
+    """Changes log-odds z of a flag into scale * z + shift + the sum of bend * max(z - knot, 0) over `bends`.
 
-    Platt scaling for a flag; temperature scaling by 1 / scale for classes (Guo 2017, https://arxiv.org/abs/1706.04599).
-    The order of rows, or of a row's classes, stays as it is.
+    Logarithms of class probabilities become scale times them: temperature scaling by 1 / scale (Guo 2017,
+    https://arxiv.org/abs/1706.04599). A flag has Platt scaling, a shift alone, or the piecewise linear curve of an
+    isotonic regression. The order of rows, or of a row's classes, stays as it is.
     """
 
     __pydantic_config__ = CLOSED
 
-    format: Annotated[int, up_to(1)] = 1
+    format: Annotated[int, up_to(2)] = 1  # 2: with bends
     scale: Annotated[Finite, Field(gt=0)] = 1.0
     shift: Finite = 0.0  # of a flag's log-odds
+    bends: tuple[tuple[Finite, Finite], ...] = ()  # (knot, by how much the slope changes there), of a flag's log-odds
+
+    @classmethod
+    def through(cls, points: np.ndarray) -> Calibration:
+        """Make the piecewise linear curve through points (K, 2) of log-odds before and after, both increasing.
+
+        Before the first and after the last point its slope is 1.
+        """
+        slopes = np.diff(points[:, 1]) / np.diff(points[:, 0])
+        bends = np.diff(np.concatenate([[1.0], slopes, [1.0]]))
+        knots = zip(points[:, 0].tolist(), bends.tolist(), strict=True)
+        return cls(format=2, shift=float(points[0, 1] - points[0, 0]), bends=tuple(knots))
 
     def __call__(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Calibrate probabilities of 1 (N,), or of each class (N, C), float64."""
         import torch
 
         if probabilities.dim() == 1:
-            return torch.sigmoid(self.scale * log_odds(probabilities) + self.shift)
+            return torch.sigmoid(self.of_log_odds(log_odds(probabilities)))
         return torch.softmax(self.scale * torch.log(probabilities.clamp(min=LEAST)), dim=1)
+
+    def of_log_odds(self, odds: torch.Tensor) -> torch.Tensor:
+        """Calibrate a flag's log-odds, of any shape."""
+        found = self.scale * odds + self.shift
+        for knot, bend in self.bends:  # hinges, which every format of an exported model can compute
+            found = found + bend * (odds - knot).clamp(min=0)
+        return found
 
     def of(self, scores: np.ndarray) -> np.ndarray:
         """Calibrate an array of probabilities."""

@@ -38,9 +38,15 @@ class Contributions:
     raw: Array
 
     def calibrated(self, calibration: Calibration) -> Contributions:
-        """The contributions to the raw prediction after the calibration, which is linear in it."""
-        scale, shift = calibration.scale, calibration.shift
-        return Contributions(self.values * scale, self.base * scale + shift, self.raw * scale + shift)
+        """Return the contributions to the calibrated raw prediction.
+
+        They keep their proportions where the calibration is a curve: each is multiplied by the slope of the line
+        from the base to the row's raw prediction.
+        """
+        base, raw = (calibration.of_log_odds(torch.from_numpy(each)).numpy() for each in (self.base, self.raw))
+        distance = self.raw - self.base
+        slope = np.where(distance == 0, calibration.scale, (raw - base) / np.where(distance == 0, 1, distance))
+        return Contributions(self.values * slope[:, None], base, raw)
 
     def mixed(self, share: float, other: Contributions) -> Contributions:
         """The contributions to share * own + (1 - share) * other raw predictions, of the same rows and features."""

@@ -419,6 +419,7 @@ class CalibrationFit:
     rows: Count  # of the validation split that count for something
     loss_before: float  # log loss of the validation rows in nats
     loss_after: float  # the same, each row by a calibration that it was not fitted on
+    gain_error: float = 0.0  # standard error of loss_before - loss_after; 0 in older files
     kept: Calibration | None  # None: the model's own probabilities stay
     shift: str = ""  # how labels of validation rows differ from those of training rows; then none is kept
     error_before: float | None = None
@@ -426,7 +427,7 @@ class CalibrationFit:
 
     def describe(self) -> str:
         """Say what was done, in a sentence without an end."""
-        losses = f"log loss {self.loss_before:.5f} before, {self.loss_after:.5f} after"
+        losses = f"log loss {self.loss_before:.5f} before, {self.loss_after:.5f} ± {self.gain_error:.5f} after"
         on = f"{count_of(self.rows, 'validation row', ',')} ({losses}, on rows it was not fitted on)"
         if self.shift:
             return (
@@ -434,7 +435,7 @@ class CalibrationFit:
                 "others"
             )
         if self.kept is None:
-            return f"not calibrated: {self.method} does not lower the log loss of {on}"
+            return f"not calibrated: {self.method}, the best of those tried, gains less than its error on {on}"
         test = ""
         if self.error_before is not None and self.error_after is not None:
             test = f"; calibration error of the test rows {self.error_before:.4f} before, {self.error_after:.4f} after"

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xgboost
+from scipy import stats
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import read_manifest
@@ -91,7 +92,8 @@ def test_a_mean_of_equal_values_is_certain_and_weights_widen_an_interval() -> No
     values = np.array([0.0, 1.0, 0.0, 1.0])
     _, alike = mean_and_half_width(values, np.full(4, 0.25))
     _, uneven = mean_and_half_width(values, np.array([0.45, 0.45, 0.05, 0.05]))
-    assert alike == pytest.approx(1.96 * values.std(ddof=1) / 2) and uneven > alike
+    assert alike == pytest.approx(stats.t.ppf(0.975, 3) * values.std(ddof=1) / 2) and uneven > alike
+    assert mean_and_half_width(np.array([0.0, 1.0]), np.full(2, 0.5))[1] > 6, "two rows say nearly nothing"
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, 1e-300]])

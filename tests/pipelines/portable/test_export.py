@@ -70,9 +70,16 @@ def test_a_runtime_of_onnx_predicts_as_the_model_does(folder: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("form", ["pt2", "onnx"])
-def test_the_file_of_a_calibrated_network_is_calibrated(form: Format, folder: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "calibration",
+    [Calibration(scale=0.5, shift=-1.0), Calibration.through(np.array([[-0.5, -3.0], [0.5, 0.0]]))],
+    ids=["line", "curve"],
+)
+def test_the_file_of_a_calibrated_network_is_calibrated(
+    form: Format, calibration: Calibration, folder: str, tmp_path: Path
+) -> None:
     own = load_trusted(folder).predict(served.RAW)["prediction"]
-    Calibration(scale=0.5, shift=-1.0).write(open_storage(folder))
+    calibration.write(open_storage(folder))
     calibrated, said = load_trusted(folder).predict(served.RAW)["prediction"], list[str]()
     assert (np.abs(calibrated - own) > 0.01).any()
     assert export(folder, form, tmp_path / "out", TRACKING, said.append) == Exit.OK

@@ -126,12 +126,20 @@ def test_contributions_of_a_network_sum_to_its_raw_prediction(task: str, tmp_pat
     assert (np.abs(found.values).mean(axis=0) > 0).all()
 
 
-@pytest.mark.parametrize(("task", "shift"), [("binary", -0.7), ("multiclass", 0.0)])
+@pytest.mark.parametrize(
+    ("task", "calibration"),
+    [
+        ("binary", Calibration(scale=0.4, shift=-0.7)),
+        ("binary", Calibration.through(np.array([[-1.0, -2.0], [0.1, -1.5], [0.4, 3.0]]))),
+        ("multiclass", Calibration(scale=0.4)),
+    ],
+    ids=["line", "curve", "classes"],
+)
 def test_contributions_of_a_calibrated_model_sum_to_its_calibrated_prediction(
-    task: str, shift: float, tmp_path: Path
+    task: str, calibration: Calibration, tmp_path: Path
 ) -> None:
     plain, rows = net_folder(tmp_path / "model", task), pd.DataFrame(random_rows(200))
-    Calibration(scale=0.4, shift=shift).write(open_storage(str(tmp_path / "model")))
+    calibration.write(open_storage(str(tmp_path / "model")))
     predictor = load(tmp_path / "model")
     found = predictor.contributions(predictor.raw_arrays(rows), len(rows))
     check_sums(found, raw_prediction(predictor, rows, task), task)
