@@ -6,7 +6,9 @@ Markdown reads as links, headlines and tables.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 # Control characters but for tab and line feed, and those that turn the direction of writing.
@@ -34,6 +36,16 @@ def _plural(noun: str) -> str:
     if re.search("(s|x|(?<!o)ch|sh)$", noun):  # batches, epochs
         return f"{noun}es"
     return re.sub("(?<=[^aeiou])y$", "ie", noun) + "s"
+
+
+def in_order(texts: Iterable[str]) -> list[str]:
+    """Sort texts: by value where each is a number, so that 5 is before 10, else as texts."""
+    found = sorted(texts)
+    try:
+        values = [float(text) for text in found]
+    except ValueError:
+        return found
+    return found if any(map(math.isnan, values)) else [text for _, text in sorted(zip(values, found, strict=True))]
 
 
 def score_text(value: float) -> str:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from sparkring.conf.features import State
 from sparkring.conf.manifest import Column
-from sparkring.conf.plain_text import count_of
+from sparkring.conf.plain_text import count_of, in_order
 from sparkring.etl.errors import EtlError
 from sparkring.etl.shards.quarantine import PORTION
 from sparkring.etl.split import SPLIT
@@ -105,8 +105,8 @@ def counts_in_order(counts: ClassCounts, values: Sequence[str]) -> dict[str, lis
 
 
 def classes_of(counts: ClassCounts) -> list[str]:
-    """The classes that have rows, sorted."""
-    return sorted({name for of_split in counts.values() for name in of_split})
+    """Return the classes that have rows: numbers by their value, others as texts."""
+    return in_order({name for of_split in counts.values() for name in of_split})
 
 
 def check_listed(label: str, counts: Iterable[ClassCounts], declared: Sequence[str] | None) -> None:

@@ -24,6 +24,9 @@ class CsvOptions(Strict):
     sep: Annotated[str, Field(pattern=r"^[\t\x20-\x7e]$")] = Field(",", description="character between two values")
     quote: Annotated[str, Field(pattern=r"^[\x20-\x7e]?$")] = Field('"', description="'': quotes are characters")
     nullValue: str = Field("", description="what stands for null beside the empty value; quoted, both are texts")
+    nulls: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(
+        {}, description="column -> texts that stand for null in it as well, quoted or not: {price: [NA, 'n.v.']}"
+    )
     encoding: str = Field("utf-8", description="of Python's names: latin-1, windows-1252, utf-16")
 
     @field_validator("encoding")
@@ -90,6 +93,8 @@ class FilesSource(SourceConfig):
             raise ValueError(f"missing_columns is for parquet and orc; a {self.format} source has none")
         if self.options is not None and self.format != "csv":
             raise ValueError(f"options are for csv; a {self.format} source has none")
+        if self.options is not None and (unknown := [name for name in self.options.nulls if name not in self.columns]):
+            raise ValueError(f"options.nulls: {unknown[0]!r} is not in columns; there are {[*self.columns]}")
         return self
 
     @model_validator(mode="after")

@@ -14,15 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
-from sparkring.conf.plain_text import count_of
+from sparkring.conf.plain_text import count_of, in_order
 from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, TASKS, LabelForm
 from sparkring.etl.sources.files.read import quoted
-from sparkring.etl.sources.values import DECIMAL, convert
+from sparkring.etl.sources.values import convert
 from sparkring.pipelines.init.leaks import gives_away
-from sparkring.pipelines.init.sample import CODE, TableSample
-from sparkring.pipelines.init.written import DECIMAL_COMMAS, MOST_ODD, written_otherwise
+from sparkring.pipelines.init.remarks import SHOWN, alike_remark, listed, missing_class_remark, remark_on
+from sparkring.pipelines.init.sample import TableSample
+from sparkring.pipelines.init.text_types import CODE, MOST_ODD, WHOLE, is_number
+from sparkring.pipelines.init.written import DECIMAL_COMMAS, written_otherwise
 
-WHOLE = ("tinyint", "smallint", "int", "bigint")
 TAGS = "array<string>"
 DATES = ("date", "timestamp", "timestamp_ntz")
 FEWEST_ROWS = 50  # below, a split by hash may have none
@@ -33,7 +34,6 @@ CODE_NUMBERS, ROWS_PER_CODE, CODE_ROWS = 300, 50, 5  # one of some more is a cod
 INFINITY = "double('infinity')"
 LEAK_ROWS = 100_000  # in which a column may say what the label is
 SKEWED = 2.0  # numbers from 0 on whose skewness is larger are taken by their logarithm
-SHOWN = 5
 IDS = re.compile(r"(?i:(?:^|_| |-)(?:id|ids|nr|no|num|number|code|key|zip|zipcode|plz|postcode|sku)$)|[a-z0-9]I[dD]$")
 PLAIN = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # what Spark takes for a name without backquotes, but for:
 KEYWORDS = {
@@ -51,6 +51,8 @@ class Label:
     why: str
     mean: float = 0.0
     deviation: float = 1.0
+    classes: list[str] = field(default_factory=list)  # as the recipe lists them; []: it does not
+    remark: str = ""
     is_tags: bool = False
 
     @property
@@ -99,6 +101,7 @@ def decide_columns(sample: TableSample, label: str, task: str | None = None) -> 
         found = Columns(decide_labels(sample, {each: known[each] for each in labels}, task))
     else:
         found = Columns(decide_label(sample, labels[0], known[labels[0]], task))
+        found.remarks |= {labels[0]: found.label.remark} if found.label.remark else {}
     for name in names:
         if name not in labels:
             _decide_column(found, sample, name, known[name])
@@ -170,8 +173,9 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
     if distinct < 2:
         has = "no value" if not distinct else f"one value, {values[0].as_py()!r},"
         raise ConfigError(str(sample.path), [f"{where}: has {has} in {looked_at}; there is nothing to learn"])
-    number, sql = _is_number(kind), read_as(column, sample.rows.column(column))
-    decided, why = _task_of(kind, distinct, len(values))
+    number, sql = is_number(kind), read_as(column, sample.rows.column(column))
+    is_whole = number and pc.all(pc.equal(pc.round(values), values)).as_py()
+    decided, why = _task_of(kind, is_whole, distinct, len(values))
     may_be_numbers = task is None and kind == "string" and distinct > CLASS_NUMBERS
     if may_be_numbers and (remedy := number_remedy(pc.unique(values).to_pylist())):
         what = f"{where}: {count_of(distinct, 'text')} looking like numbers or dates; {remedy}"
@@ -179,8 +183,8 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
     task = task or decided
     if task is None:
         raise ConfigError(str(sample.path), [f"{where}: {why}; {label_remedy(pc.unique(values).to_pylist())}"])
-    shown = ", ".join(sorted(map(str, pc.unique(values).to_pylist()))[:SHOWN]) + ", ..." * (distinct > SHOWN)
-    described = TASKS[task]
+    classes = class_texts(values, is_whole)
+    shown, described = listed(classes), TASKS[task]
     wrong = {
         LabelForm.FLAGS: "is one label; name several columns with commas between, or a column of arrays of texts",
         LabelForm.FLAG: distinct != 2
@@ -199,11 +203,36 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
             has = f"{column!r} has values from {low:.10g} to {high:.10g}"
             raise ConfigError(str(sample.path), [f"--task {task}: {has}, {problem}"])
         return Label({name: f"CAST({sql} AS double)"}, task, why, mean, deviation)
-    if kind in ("string", "boolean"):
-        return Label({name: quoted(column)}, task, f"{why}: {shown}")
-    is_flag = described.form is LabelForm.FLAG and set(map(float, pc.unique(values).to_pylist())) == {0.0, 1.0}
-    made = f"CAST({sql} AS {'int' if is_flag else 'string'})"
-    return Label({name: made}, task, f"{why}: {shown}")
+    is_flag = described.form is LabelForm.FLAG
+    why = f"{why}: {shown}" + f"; prediction is the probability of {classes[-1]}" * is_flag
+    if kind == "boolean":
+        return Label({name: quoted(column)}, task, why)
+    if is_flag and classes == ["0", "1"] and number:
+        return Label({name: f"CAST({sql} AS int)"}, task, why)
+    written = classes if sample.is_whole and (is_flag or number) else []
+    if kind == "string":
+        return Label(
+            {name: quoted(column)},
+            task,
+            why,
+            classes=written,
+            remark="; ".join(filter(None, [missing_class_remark(values), alike_remark(values)])),
+        )
+    made = f"CAST({sql} AS bigint)" if is_whole and kind not in WHOLE else sql
+    return Label({name: f"CAST({made} AS string)"}, task, why, classes=written)
+
+
+def class_texts(values: Any, is_whole: bool) -> list[str]:
+    """Return a label's distinct values as texts, in the order of a model's outputs, as Spark writes them.
+
+    `is_whole`: they are numbers without a fraction.
+    """
+    found = pc.unique(values)
+    if is_whole:
+        return in_order(str(int(value)) for value in found.to_pylist())
+    return in_order(
+        map(str, found.to_numpy(zero_copy_only=False) if pa.types.is_floating(found.type) else found.to_pylist())
+    )
 
 
 def read_as(column: str, values: Any, is_label: bool = True) -> str:
@@ -241,23 +270,22 @@ def number_remedy(texts: list[str], most_odd: float = MOST_ODD) -> str:
     return ""
 
 
-def written_remark(kind: str, values: Any, column: str) -> str:
-    """What to do about a column of texts that are numbers or dates written in another way; "" for others."""
-    if kind != "string" or not (written := written_otherwise(pc.unique(values).drop_null().to_pylist())):
-        return ""
-    what, example, sql = written
-    return f"its texts are {what}, such as {example!r}; to use them, write {sql.format(quoted(column))} in the view"
+def _task_of(kind: str, is_whole: bool, distinct: int, rows: int) -> tuple[str | None, str]:
+    """Decide the task of a label: (task, reason), or (None, problem).
 
-
-def _task_of(kind: str, distinct: int, rows: int) -> tuple[str | None, str]:
-    """The task of a label, with the reason; or None, with what is wrong."""
+    Args:
+        kind: its type.
+        is_whole: its values are numbers without a fraction, whatever the type.
+        distinct: how many values it has.
+        rows: in which it is known.
+    """
     if distinct == 2:
         return BINARY.name, "two values"
     if kind == "string":
         if distinct > min(MOST_CLASSES, rows // 2):
             return None, f"{count_of(distinct, 'distinct text')} in {count_of(rows, 'row is')} no classes"
         return MULTICLASS.name, f"{count_of(distinct, 'text')}, so classes"
-    if kind in WHOLE and distinct <= CLASS_NUMBERS:
+    if is_whole and distinct <= CLASS_NUMBERS:
         amounts = f"where they are amounts: --task {REGRESSION.name}; where they count events: --task {POISSON.name}"
         why = f"{count_of(distinct, 'whole number')}, taken for classes; {amounts}"
         return MULTICLASS.name, why
@@ -268,7 +296,7 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
     """Make features of one column, or note why there are none."""
     kind, values = sample.types[column], sample.rows.column(column)
     reason = left_out_reason(kind, values)
-    if remark := written_remark(kind, values, column):
+    if remark := remark_on(sample, column):
         if reason is None:
             found.remarks[column] = remark
         else:
@@ -382,7 +410,7 @@ def repeats(values: Any) -> bool:
 
 def is_skewed(kind: str, values: Any) -> bool:
     """Whether a column has numbers from 0 on, with a long tail of large ones."""
-    if not _is_number(kind):
+    if not is_number(kind):
         return False
     numbers = values.cast(pa.float64(), safe=False).drop_null().to_numpy()  # beyond 2^53 rounded
     numbers = numbers[np.isfinite(numbers)]
@@ -391,12 +419,8 @@ def is_skewed(kind: str, values: Any) -> bool:
     return bool(np.mean(((numbers - numbers.mean()) / spread) ** 3) > SKEWED)
 
 
-def _is_number(kind: str) -> bool:
-    return kind in (*WHOLE, "float", "double") or DECIMAL.fullmatch(kind) is not None
-
-
 def _is_counted(kind: str) -> bool:
-    return _is_number(kind) or kind in ("string", "boolean", *DATES)
+    return is_number(kind) or kind in ("string", "boolean", *DATES)
 
 
 def counts(features: Mapping[str, Mapping[str, Any]]) -> str:

@@ -17,6 +17,7 @@ from sparkring.etl.sources.files.read import quoted
 from sparkring.pipelines.init.columns import counts, in_sql
 from sparkring.pipelines.init.folder import PREDICTIONS, Project, example_rows, python_use, run_name
 from sparkring.pipelines.init.interactions import PERIOD, Interactions, Roles, decide_interactions
+from sparkring.pipelines.init.remarks import null_lines
 from sparkring.pipelines.init.sample import TableSample, read_sample
 
 DRAWN, CANDIDATES = 4, 100  # items beside each one that was taken; for each test user
@@ -225,8 +226,7 @@ def decided(sample: TableSample, found: Interactions) -> list[str]:
             )
     lines.append(f"features: {found.user} and {found.item}; others: {counts(found.features) or 'none'}")
     lines.append(f"the model is {MODULE}, a factorization machine: a vector for each user, item and value")
-    if null := sample.options.get("nullValue"):
-        lines.append(f"{null!r} is a null")
+    lines += null_lines(sample, [name for name in sample.types if name not in found.left_out])
     return lines + [f"left out: {name} ({why})" for name, why in found.left_out.items()]
 
 

@@ -27,6 +27,7 @@ from sparkring.etl.sources.files.footers import parquet_schema, spark_type
 from sparkring.etl.sources.files.listing import WILDCARDS
 from sparkring.etl.sources.files.partitions import NULL_NAME
 from sparkring.etl.sources.values import convert
+from sparkring.pipelines.init.text_types import TextType, count_texts, decide_type, text_type, without_nulls
 
 MOST_ROWS = 1_000_000  # looked at
 HEADER_BYTES = 1 << 20
@@ -55,28 +56,6 @@ BEGINNINGS = {
 }
 SEPARATORS = ",;\t|"
 FOLDER = re.compile(r"([^=/]+)=(.*)")  # of a partition
-# what files say for a null
-NULLS = (
-    "NA",
-    "N/A",
-    "n/a",
-    "na",
-    "#N/A",
-    "null",
-    "NULL",
-    "Null",
-    "NaN",
-    "nan",
-    "None",
-    "none",
-    "\\N",
-    "?",
-    "-",
-    "--",
-    ".",
-)
-TEXT_TYPES = ("bigint", "double", "boolean", "date", "timestamp")  # tried in this order; else string
-CODE = re.compile(r"[+-]?0[0-9]+")  # a zip code, not a number: as a number it would lose its zero
 
 
 @dataclass(frozen=True)
@@ -86,11 +65,12 @@ class TableSample:
     path: Path
     format: str
     types: dict[str, str]
-    options: dict[str, str]
+    options: dict[str, Any]
     rows: pa.Table
     is_whole: bool  # no row was left unread
     partitions: dict[str, str] = field(default_factory=dict)  # column -> type, of folders such as `day=2024-01-31`
     some_lack: tuple[str, ...] = ()  # columns that are not in every file
+    texts: dict[str, TextType] = field(default_factory=dict)  # of a CSV: what its columns' texts are
 
     def source(self, columns: Container[str]) -> dict[str, Any]:
         """The source of the recipe, with these columns; of CSV all of a file's are declared."""
@@ -246,11 +226,11 @@ def _read_csv(sample: TableSample, files: list[Path], most_rows: int) -> TableSa
         raise ConfigError(str(files[0]), problems)
     texts_of = replace(sample, types=dict.fromkeys(names, "string"), options=options.model_dump(exclude_defaults=True))
     texts, is_whole = _first(sample.path, _csv_batches(texts_of, files), most_rows)
-    distinct = {name: pc.drop_null(pc.unique(texts.column(name))) for name in names}
-    null = _null_text(distinct)
-    types = {name: text_type(_without(values, null)) for name, values in distinct.items()} | sample.partitions
-    given = texts_of.options | ({"nullValue": null} if null else {})
-    made = replace(sample, types=types, options=given, is_whole=is_whole)
+    decided = {name: decide_type(count_texts(texts.column(name))) for name in names}
+    types = {name: each.kind for name, each in decided.items()} | sample.partitions
+    nulls = {name: sorted(each.nulls) for name, each in decided.items() if each.nulls}
+    given = texts_of.options | ({"nulls": nulls} if nulls else {})
+    made = replace(sample, types=types, options=given, is_whole=is_whole, texts=decided)
     return replace(made, rows=_typed_table(made, texts))
 
 
@@ -270,9 +250,8 @@ def _csv_batches(sample: TableSample, files: list[Path]) -> Iterator[pa.RecordBa
 
 
 def _typed_table(sample: TableSample, texts: pa.Table) -> pa.Table:
-    null = sample.options.get("nullValue")
     columns = [
-        column if name in sample.partitions else _typed(column, sample.types[name], null)
+        column if name in sample.partitions else _typed(column, sample.types[name], sample.texts[name].nulls)
         for name, column in zip(texts.column_names, texts.columns, strict=True)
     ]
     return pa.table(dict(zip(texts.column_names, columns, strict=True)))
@@ -341,36 +320,6 @@ def _first(path: Path, batches: Iterator[pa.RecordBatch], most: int) -> tuple[pa
     return pa.Table.from_batches(kept).combine_chunks(), True
 
 
-def _null_text(distinct: dict[str, pa.Array]) -> str | None:
-    """The text by which, taken for a null, most columns become numbers, dates or booleans, or None."""
-
-    texts = [values for values in distinct.values() if text_type(values) == "string"]
-    held = [(values, {*NULLS} & {*values.to_pylist()}) for values in texts]
-    gains = {
-        null: sum(null in nulls and text_type(_without(values, null)) != "string" for values, nulls in held)
-        for null in NULLS
-    }
-    best = max(gains, key=lambda null: gains[null])
-    return best if gains[best] else None
-
-
-def _without(values: pa.Array, null: str | None) -> pa.Array:
-    return values if null is None else values.filter(pc.not_equal(values, null))
-
-
-def text_type(values: pa.Array) -> str:
-    """The narrowest of TEXT_TYPES that all of these texts are values of, by the reader of the ETL; else string."""
-    if not len(values) or any(CODE.fullmatch(text) for text in values.to_pylist()):
-        return "string"
-    return next((kind for kind in TEXT_TYPES if _all_are(values, kind)), "string")
-
-
-def _all_are(values: pa.Array, kind: str) -> bool:
-    return not convert(values.slice(0, 100), kind)[1] and not convert(values, kind)[1]
-
-
-def _typed(texts: pa.ChunkedArray, kind: str, null: str | None) -> pa.Array:
+def _typed(texts: pa.ChunkedArray, kind: str, nulls: Mapping[str, int]) -> pa.Array:
     array = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
-    if null is not None:
-        array = pc.if_else(pc.equal(array, null), None, array)
-    return convert(array, kind)[0]
+    return convert(without_nulls(array, nulls), kind)[0]

@@ -18,8 +18,17 @@ from sparkring.conf.blocks.predict import OURS
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import REGRESSION, TASKS, Families, LabelForm
 from sparkring.etl.sources.files.read import quoted
-from sparkring.pipelines.init.columns import DATES, INFINITY, Columns, Label, counts, decide_columns, in_sql
+from sparkring.pipelines.init.columns import (
+    DATES,
+    INFINITY,
+    Columns,
+    Label,
+    counts,
+    decide_columns,
+    in_sql,
+)
 from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, example_rows, python_use, run_name
+from sparkring.pipelines.init.remarks import null_lines
 from sparkring.pipelines.init.sample import TableSample, read_sample
 
 TRAIN_SHARE = 0.8  # of the rows
@@ -114,6 +123,7 @@ def table_recipe(sample: TableSample, columns: Columns, name: str, family: str) 
             "split": {"kind": "hash", "shares": {"train": TRAIN_SHARE, "valid": 0.1, "test": 0.1}},
             "features": columns.features,
             "label": names[0] if len(names) == 1 else names,
+            **({"classes": label.classes} if label.classes else {}),
         },
         **described,
         "predict": {"rows": VIEW, "keep": kept_beside, "to": PREDICTIONS},
@@ -154,8 +164,7 @@ def decided(sample: TableSample, columns: Columns) -> list[str]:
         lines.append(f"amounts whose values are codes too, as they repeat: {', '.join(codes)}")
     if logs := [name for name, f in columns.features.items() if f.get("transform") == "log1p"]:
         lines.append(f"taken by their logarithm, as most are small and few are large: {', '.join(logs)}")
-    if null := sample.options.get("nullValue"):
-        lines.append(f"{null!r} is a null")
+    lines += null_lines(sample, read_columns(sample, columns))
     if columns.key:
         lines.append(f"rows are known by {columns.key[0]}, which is no feature")
     return lines + [f"left out: {name} ({why})" for name, why in columns.left_out.items() if name not in columns.key]

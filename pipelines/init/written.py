@@ -8,11 +8,16 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from sparkring.pipelines.init.text_types import CODE, MOST_ODD
+
 DIGITS = r"[+-]?[0-9]+(?:[.,' \u00a0\u202f][0-9]+)*"
 CURRENCY = r"(?:[$\u20ac\u00a3\u00a5\u20b9]|USD|EUR|GBP|CHF)"
 NAMES, SHORT = "|".join(calendar.month_name[1:]), "|".join(calendar.month_abbr[1:])
 FORMS = {"MMM": re.compile(f"(?i:{SHORT})"), "MMMM": re.compile(f"(?i:{NAMES})")}  # Spark's names of them
 NAMED, SHORT_YEAR = "dates with the month's name", "dates with two digits of the year"
+ISO, MIXED = "dates as 2024-01-31", "dates of several forms"
+TWELVE_HOURS, NINE_DIGITS = "times with AM or PM", "times with more than six digits of a second"
+TWELVE = re.compile(r"(.*[0-9]),?( [0-9]{1,2}:[0-9]{2})(:[0-9]{2})?( ?)(?i:[AP]M)")
 # What they are, and the pattern of one; the first that fits counts.
 DATES = {
     "dates with the day or month first": r"[0-9]{1,2}([./-])[0-9]{1,2}\1[0-9]{4}(?: .*)?",
@@ -21,7 +26,14 @@ DATES = {
     NAMED: rf"(?i:[0-9]{{1,2}}([ -])(?:{NAMES}|{SHORT})\1[0-9]{{4}}"
     rf"|(?:{NAMES}|{SHORT}) [0-9]{{1,2}},? [0-9]{{4}})",
 }
+NINE = r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}[ T][0-9]{1,2}:[0-9]{2}:[0-9]{2}[.][0-9]{7,}(?:Z|UTC|[+-][0-9]{2}:?[0-9]{2})?"
+NINE_SQL = "CAST(regexp_replace({}, '([.][0-9]{{6}})[0-9]+', '$1') AS timestamp)"
+ISO_DATE = {ISO: "[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}"}
 DECIMAL_COMMAS = "numbers with a decimal comma"
+OTHER_SIGNS, MANY_DIGITS = "numbers with another sign for minus", "numbers of more digits than a double keeps"
+SIGNED = re.compile(rf"\({DIGITS}\)|[\u2212\u2013]{DIGITS}|{DIGITS} ?-")
+SIGNED_OTHERWISE = re.compile(r"\(.*\)|.*[0-9] ?-")  # ($5.00): other SQL would take it for more than nothing
+SIGNED_SQL = "CAST(concat(IF({0} RLIKE '[(\u2212\u2013]|-$', '-', ''), regexp_replace({0}, '[^0-9.]', '')) AS double)"
 UNITS = "numbers with a unit"
 NUMBERS = {
     "percentages": rf"{DIGITS} ?%",
@@ -36,10 +48,8 @@ POINT_SQL = "CAST(regexp_replace({}, '[^0-9.-]', '') AS double)"
 COMMA_SQL = "CAST(replace(regexp_replace({}, '[^0-9,-]', ''), ',', '.') AS double)"
 DECIMAL_COMMA = re.compile(r",[0-9]{1,2}(?![0-9,])|\.[0-9]{3},")
 DECIMAL_POINT = re.compile(r"\.[0-9]{1,2}(?![0-9])")
-SIGNED_OTHERWISE = re.compile(r"\(.*\)|.*[0-9] ?-")  # (5.00), 5.00-: the SQL would take it for more than nothing
 WHOLE_NUMBER = re.compile("[+-]?[0-9]+")
 NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?")
-MOST_ODD = 0.1  # of the distinct texts of a column of numbers or dates may be something else
 MONTHS, DAYS = 12, 31
 
 
@@ -55,10 +65,21 @@ def written_otherwise(texts: Iterable[str]) -> WrittenForm | None:
     """Find numbers or dates in texts; None where they are neither, or nobody can say how to read them."""
     values = [text.strip() for text in texts]
     fewest = len(values) * (1 - MOST_ODD)
+    if nine := [text for text in values if re.fullmatch(NINE, text)]:
+        others = sum(re.fullmatch(r"[0-9]{4}-.*", text) is not None for text in values)
+        return WrittenForm(NINE_DIGITS, nine[0], NINE_SQL) if others >= fewest else None
+    if twelve := _twelve_hours(values, fewest):
+        return twelve
     for what, pattern in DATES.items():
         found = [text for text in values if re.fullmatch(pattern, text)]
         if found and len(found) >= fewest and (sql := _date_sql(what, found)):
             return WrittenForm(what, found[0], sql)
+    if mixed := _mixed_dates(values, fewest):
+        return mixed
+    signed = [text for text in values if SIGNED.fullmatch(text)]
+    plain = sum(NUMBER.fullmatch(text) is not None and not text.startswith("-") for text in values)
+    if signed and len(signed) + plain >= fewest and not any(map(DECIMAL_COMMA.search, values)):
+        return WrittenForm(OTHER_SIGNS, signed[0], SIGNED_SQL)
     if any(map(SIGNED_OTHERWISE.fullmatch, values)):
         return None
     for what, pattern in NUMBERS.items():
@@ -75,6 +96,39 @@ def written_otherwise(texts: Iterable[str]) -> WrittenForm | None:
             numbers = [match[0].removesuffix(unit) for match in matches]
             sql = _number_sql(what, numbers).format(f"regexp_replace({{}}, ' ?{unit}$', '')")
             return WrittenForm(what, matches[0][0], sql)
+    if values and all(map(NUMBER.fullmatch, values)) and not any(map(CODE.fullmatch, values)):
+        return WrittenForm(MANY_DIGITS, max(values, key=len), "CAST({} AS double)")
+    return None
+
+
+def _mixed_dates(texts: list[str], fewest: float) -> WrittenForm | None:
+    """Find dates of several forms, each of which has one reading."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        what = next((what for what, pattern in (ISO_DATE | DATES).items() if re.fullmatch(pattern, text)), None)
+        if what is not None:
+            groups.setdefault(what, []).append(text)
+    read = [_date_sql(what, found) for what, found in groups.items()]
+    if len(groups) < 2 or sum(map(len, groups.values())) < fewest or None in read:
+        return None
+    tried = [re.sub(r"to_date\((.*)\)", r"CAST(try_to_timestamp(\1) AS date)", sql or "") for sql in read]
+    examples = " and ".join(found[0] for found in groups.values())
+    return WrittenForm(MIXED, examples, f"coalesce({', '.join(tried)})".replace("{}", "{0}"))
+
+
+def _twelve_hours(texts: list[str], fewest: float) -> WrittenForm | None:
+    """Find times with AM or PM of one form."""
+    found = [match for text in texts if (match := TWELVE.fullmatch(text))]
+    shapes = {(match[3] is None, match[4], "," in match[0]) for match in found}
+    days = [match[1].rstrip(",") for match in found]
+    for what, pattern in (ISO_DATE | DATES).items():
+        if found and len(found) >= fewest and len(shapes) == 1 and all(re.fullmatch(pattern, day) for day in days):
+            sql = _date_sql(what, days)
+            comma, seconds = "," * ("," in found[0][0]), "" if found[0][3] is None else ":ss"
+            form = f"{comma} h:mm{seconds}{found[0][4]}a"
+            if sql is not None:
+                sql = f"{sql.replace('to_date', 'to_timestamp')[:-2]}{form}')"
+                return WrittenForm(TWELVE_HOURS, found[0][0], sql)
     return None
 
 
@@ -91,6 +145,7 @@ def _date_sql(what: str, texts: list[str]) -> str | None:
         return f"to_date({{}}, '{mark.join(('d', form, 'yyyy')) if texts[0][0].isdecimal() else month_first}')"
     parts = [[int(part) for part in re.split("[^0-9]", text)[:3]] for text in texts]
     orders = {
+        ISO: [("yyyy", "M", "d")],
         "dates with points or strokes": [("yyyy", "M", "d")],
         "dates with the day or month first": [("d", "M", "yyyy"), ("M", "d", "yyyy")],
         SHORT_YEAR: [("d", "M", "yy"), ("M", "d", "yy"), ("yy", "M", "d")],

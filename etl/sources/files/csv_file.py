@@ -1,7 +1,8 @@
 """Read one CSV file (RFC 4180) as typed Arrow batches; report by line what does not match the declaration.
 
 A quote inside a quoted value is doubled, a quoted value may hold line ends, a backslash is a character. An empty value
-is null unless it is quoted; so is one equal to `nullValue`. Knows nothing of Spark: workers read and check with it.
+is null unless it is quoted; so is one equal to `nullValue`. One of a column's own `nulls` is null, quoted or not. Knows
+nothing of Spark: workers read and check with it.
 """
 
 from __future__ import annotations
@@ -109,12 +110,13 @@ def _texts(stream: _Source, options: CsvOptions, types: Types) -> Iterator[pa.Re
             quoted_strings_can_be_null=False,
         ),
     )
-    nulls = pa.array(["", options.nullValue])
+    # Quotes tell a text from a null; what is no text cannot be an empty value, however it is quoted.
+    of_kind = {name: [] if kind in TEXTS else ["", options.nullValue] for name, kind in types.items()}
+    nulls = [pa.array([*words, *options.nulls.get(name, [])], pa.string()) for name, words in of_kind.items()]
     for batch in reader:
-        # Quotes tell a text from a null; what is no text cannot be an empty value, however it is quoted.
         columns = [
-            array if kind in TEXTS else pc.if_else(pc.is_in(array, nulls), None, array)
-            for array, kind in zip(batch.columns, types.values(), strict=True)
+            pc.if_else(pc.is_in(array, words), None, array) if len(words) else array
+            for array, words in zip(batch.columns, nulls, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(columns, names=list(types))
 

@@ -406,7 +406,7 @@ def test_numbers_with_a_word_for_null_are_numbers(tmp_path: Path) -> None:
     words = [None if i % 10 else "NA" for i in range(ROWS)]
     data = write_csv(tmp_path, size=[word or str(i % 40) for i, word in enumerate(words)])
     sample = read_sample(data)
-    assert (sample.types["size"], sample.options) == ("bigint", {"nullValue": "NA"})
+    assert (sample.types["size"], sample.options) == ("bigint", {"nulls": {"size": ["NA"]}})
     assert sample.rows.column("size").null_count == ROWS / 10
 
 
@@ -491,10 +491,11 @@ def test_the_readme_asks_the_model_for_the_first_row(tmp_path: Path) -> None:
 
 def test_a_label_of_numbers_among_words_says_which_words(tmp_path: Path) -> None:
     mixed = ["fehlt" if i % 50 == 0 else f"{i}.5" for i in range(ROWS)]
+    pq.write_table(pa.table({"x": PLAIN["rooms"], "y": mixed}), tmp_path / "mixed.parquet")
     with pytest.raises(
         ConfigError, match=r"all but 1 text are numbers; leave 'fehlt' empty in the file, or name another"
     ):
-        decide(tmp_path, "y", y=mixed)
+        decide_columns(read_sample(str(tmp_path / "mixed.parquet")), "y")
     commas = [f"{i},5" for i in range(ROWS)]
     pq.write_table(pa.table({"x": PLAIN["rooms"], "y": commas}), tmp_path / "commas.parquet")
     with pytest.raises(ConfigError, match=r"write numbers with a decimal point, 0\.5 for 0,5, or name another label"):
@@ -747,6 +748,18 @@ def test_numbers_and_dates_that_are_texts_to_spark_are_named_with_a_remedy(tmp_p
         (["5,5 km/h", "1.234,5 km/h"], [5.5, 1234.5]),
         (["12m2", "7.25m2"], [12.0, 7.25]),
         (["21.5\u00b0C", "3\u00b0C"], [21.5, 3.0]),
+        (["(1.25)", "1,300.5", "7"], [-1.25, 1300.5, 7.0]),
+        (["\u22121.25", "\u20132", "3"], [-1.25, -2.0, 3.0]),
+        (["5-", "6 -", "7"], [-5.0, -6.0, 7.0]),
+        (["9007199254740993.0", "1.5"], [9007199254740992.0, 1.5]),
+        (["1/2/2024 3:04 PM", "12/31/2024 11:59 AM"], [datetime(2024, 1, 2, 15, 4), datetime(2024, 12, 31, 11, 59)]),
+        (["2024-01-02 03:04:05 am", "2024-1-3 12:00:00 PM"], [datetime(2024, 1, 2, 3, 4, 5), datetime(2024, 1, 3, 12)]),
+        (["31.12.2024, 1:00pm"], [datetime(2024, 12, 31, 13)]),
+        (["2024-01-02 03:04:05.123456789"], [datetime(2024, 1, 2, 3, 4, 5, 123456)]),
+        (
+            ["2024-01-02", "31/12/2023", "Jan 5, 2024"],
+            [datetime(2024, 1, 2).date(), datetime(2023, 12, 31).date(), datetime(2024, 1, 5).date()],
+        ),
     ],
 )
 def test_the_sql_of_the_remedy_reads_the_texts(spark: Any, texts: list[str], values: list[Any]) -> None:
