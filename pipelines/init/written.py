@@ -77,7 +77,7 @@ def written_otherwise(texts: Iterable[str]) -> WrittenForm | None:
     if mixed := _mixed_dates(values, fewest):
         return mixed
     signed = [text for text in values if SIGNED.fullmatch(text)]
-    plain = sum(NUMBER.fullmatch(text) is not None and not text.startswith("-") for text in values)
+    plain = sum(re.fullmatch(DIGITS, text) is not None and not text.startswith("-") for text in values)
     if signed and len(signed) + plain >= fewest and not any(map(DECIMAL_COMMA.search, values)):
         return WrittenForm(OTHER_SIGNS, signed[0], SIGNED_SQL)
     if any(map(SIGNED_OTHERWISE.fullmatch, values)):
