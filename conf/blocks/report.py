@@ -81,6 +81,12 @@ class ReportConfig(Strict):
     must_beat_trees: list[str] = Field(
         [], description="as must_beat, for the baseline of gradient-boosted trees, which is the hardest to beat"
     )
+    must_beat_guess: bool = Field(
+        True,
+        description="also certainly beat the constant guess: the loss of a table's model on the test rows is less by "
+        "more than the 95 % interval of the difference, which is wide where these are few; false: a person has decided "
+        "to promote without",
+    )
     sample_prompt: str = Field("", description="language_model: text the sample in the report begins with")
     sample_tokens: PositiveInt = Field(200, description="language_model: length of the sample in the report")
 

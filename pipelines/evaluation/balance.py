@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sparkring.conf.errors import error_line
 from sparkring.conf.manifest import Column
-from sparkring.conf.tasks import LabelForm
+from sparkring.conf.tasks import LabelForm, TaskKind
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.training.worker.result import CalibrationFit, LabelBalance, Scores, Trained
 
@@ -54,6 +54,30 @@ def label_balance(
     except Exception as error:
         log.warning("labels of %s are not compared: %s", sorted(splits), error_line(error))
         return {}
+
+
+def only_label(balance: LabelBalance) -> str:
+    """Return the label that every row has; "" where there are several."""
+    if balance.mean is not None:
+        return "" if balance.std or balance.std is None else f"{balance.mean:g}"
+    whole = [name for name, share in balance.shares.items() if share == 1]
+    return whole[0] if len(balance.shares) == 1 and whole else ""
+
+
+def constant_guess(kind: TaskKind, train: LabelBalance, prediction: np.ndarray) -> np.ndarray:
+    """Return the prediction that training labels alone give every row, in the form of `prediction`: (), (C,) or (L,).
+
+    Classes that are stored together as OTHER get equal parts of their share.
+    """
+    if kind.form is LabelForm.NUMBER:
+        return np.array(train.mean)
+    if kind.form is LabelForm.FLAGS:
+        return np.array([train.shares[str(number)] for number in range(len(prediction))])
+    if kind.form is LabelForm.FLAG:
+        return np.array(train.shares.get("1", 0.0))
+    others = max(len(prediction) - len(train.shares.keys() - {OTHER}), 1)
+    rest = train.shares.get(OTHER, 0.0) / others
+    return np.array([train.shares.get(str(number), rest) for number in range(len(prediction))])
 
 
 def class_rows(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:

@@ -25,7 +25,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.pipelines import serving
 from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.context.etl_step import Dataset
-from sparkring.pipelines.evaluation.balance import label_balance
+from sparkring.pipelines.evaluation.balance import constant_guess, label_balance, only_label
 from sparkring.pipelines.evaluation.baseline import (
     NEEDS_SPARK,
     Baselines,
@@ -106,16 +106,23 @@ def evaluate(job: JobContext, trained: Trained) -> tuple[Evaluated, HeldOut | No
     if not config.model.kind.is_table:
         return Evaluated(scores={MODEL: dict(trained.train.test)}, unseen=unseen), own
     held_out = own.calibrated(fit)
-    evaluated = evaluate_table(job, trained, rows, held_out)
+    evaluated = evaluate_table(job, trained, rows, held_out, balance)
     if fit is not None:
         fit = with_test_errors(fit, config.model.kind, own.labels, (own.scores, held_out.scores), own.weights)
     return replace(evaluated, unseen=unseen, labels=balance, calibration=fit), held_out
 
 
-def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out: HeldOut) -> Evaluated:
+def evaluate_table(
+    job: JobContext, trained: Trained, rows: SplitRows, held_out: HeldOut, balance: Mapping[str, LabelBalance]
+) -> Evaluated:
     """Score a model of a table: all test rows, groups of them, each label, lists of them; and the baselines.
 
-    `rows`: of the test split; `held_out`: the model's predictions of them.
+    Args:
+        job: the model's.
+        trained: what training gave.
+        rows: the test split.
+        held_out: the model's predictions of its rows.
+        balance: the labels of each split.
     """
     config, dataset, kind = job.config, job.dataset, job.config.model.kind
     columns = pick_columns(dataset.manifest, config.model.model_copy(update={"family": "net"}))  # as baselines see them
@@ -136,9 +143,12 @@ def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out:
     return Evaluated(
         importance=importance,
         importance_rows=importance_rows,
-        scores={MODEL: trained.train.test | ours | ranked.scores} | baselines.scores | ranked.baselines.scores,
+        scores={MODEL: known_scores(trained.train.test | ours | ranked.scores)}
+        | baselines.scores
+        | ranked.baselines.scores,
         trees_gap=gaps.get(TREES),
         best_gap=None if best == TREES else gaps.get(best),
+        guess_gap=gap_to_guess(kind, held_out, balance.get("train"), ours),
         missing=baselines.missing | ranked.baselines.missing,
         groups=scores_by_group(config, rows, held_out),
         by_label=scores_by_label(label_names, held_out.labels, held_out.scores, held_out.weights)
@@ -146,6 +156,11 @@ def evaluate_table(job: JobContext, trained: Trained, rows: SplitRows, held_out:
         else [],
         ranking=ranked.lists,
     )
+
+
+def known_scores(scores: Mapping[str, float]) -> dict[str, float]:
+    """Leave out the scores that do not exist, as an AUC of one class; a loss that is no number stays."""
+    return {name: value for name, value in scores.items() if name == "loss" or not math.isnan(value)}
 
 
 def tell_missing(kind: TaskKind, labels: np.ndarray, scores: Mapping[str, float]) -> None:
@@ -313,14 +328,23 @@ def lost_to(
     def wanted(name: str) -> list[str]:
         return report.must_beat_trees if name == TREES else report.must_beat
 
-    lost = [f"{name} could not be computed ({why})" for name, why in (missing or {}).items() if wanted(name)]
+    def key(name: str) -> str:
+        return f"report.must_beat{'_trees' * (name == TREES)}"
+
+    lost = [
+        f"{key(name)}: {name} could not be computed ({why})" for name, why in (missing or {}).items() if wanted(name)
+    ]
+    known = {metric for each in scores.values() for metric in each}
+    nowhere = [metric for metric in dict.fromkeys(report.must_beat + report.must_beat_trees) if metric not in known]
+    lost += [f"report.must_beat: {metric} has no value on the test rows" for metric in nowhere]
     for name, theirs in scores.items():
         for metric in wanted(name) if name != MODEL else ():
             ours = scores[MODEL].get(metric, math.nan)
             if metric in theirs and not is_better(metric, ours, theirs[metric]):
-                lost.append(f"{metric} {score_text(ours)} does not beat {score_text(theirs[metric])} of {name}")
+                numbers = f"{score_text(ours)} does not beat {score_text(theirs[metric])}"
+                lost.append(f"{key(name)}: {metric} {numbers} of {name}")
     if report.must_beat_trees and TREES not in {*scores, *(missing or {})}:
-        lost.append(f"{TREES} were not fitted: there is no scalar feature to grow them on")
+        lost.append(f"{key(TREES)}: {TREES} were not fitted: there is no scalar feature to grow them on")
     return lost
 
 
@@ -328,7 +352,30 @@ def has_alias(config: RunConfig, result: TrainResult) -> bool:
     """Whether the alias was given to the model."""
     if result.promotion is not None:
         return result.promotion.decision == "promoted"
-    return not lost_to(result.scores, config.report, result.missing)
+    return not reasons_against(result, config.report)
+
+
+def reasons_against(evaluated: Evaluated, report: ReportConfig) -> list[str]:
+    """Say why a model is not promoted, a line for each reason: a better baseline, or a gain that is not sure."""
+    return lost_to(evaluated.scores, report, evaluated.missing) + unproven(evaluated, report)
+
+
+def unproven(evaluated: Evaluated, report: ReportConfig) -> list[str]:
+    """Say why it is not known that a table's model is better than a constant guess: [] where it is, or nobody asks."""
+    gap, train = evaluated.guess_gap, evaluated.labels.get("train")
+    if not report.must_beat_guess or gap is None:
+        return []
+    remedy = "report.must_beat_guess=false promotes it all the same"
+    if train is not None and (label := only_label(train)):
+        return [f"each training row has the same label ({label}), so nothing was learned; {remedy}"]
+    if gap.is_better:
+        return []
+    width = "with one row there is no interval" if gap.half_width is None else f"± {gap.half_width:.2g}"
+    numbers = f"loss {gap.ours:.5g} against {gap.theirs:.5g}, {gap.ours - gap.theirs:+.2g} ({width})"
+    rows = count_of(gap.test_rows, "test row", ",")
+    return [
+        f"not certainly better than a constant guess on {rows}: {numbers}; hold out more rows (etl.split), or {remedy}"
+    ]
 
 
 def gap_to(kind: TaskKind, held_out: HeldOut, baseline: Fitted, ours: Mapping[str, float]) -> BaselineGap:
@@ -353,7 +400,28 @@ def gap_to(kind: TaskKind, held_out: HeldOut, baseline: Fitted, ours: Mapping[st
     _, found = mean_and_half_width(of_model - of_baseline, weights)
     half_width = found if math.isfinite(found) else None
     means = [float(weights @ values) for values in (of_model, of_baseline)]
-    return BaselineGap(rows=baseline.rows, ours=means[0], theirs=means[1], half_width=half_width)
+    return BaselineGap(
+        rows=baseline.rows, ours=means[0], theirs=means[1], half_width=half_width, test_rows=len(weights)
+    )
+
+
+def gap_to_guess(
+    kind: TaskKind, held_out: HeldOut, train: LabelBalance | None, ours: Mapping[str, float]
+) -> BaselineGap | None:
+    """Compare the model with a constant guess by the labels of the training rows; None where these are not known.
+
+    Args:
+        kind: the task.
+        held_out: the model's predictions.
+        train: the labels of the training rows.
+        ours: the model's scores.
+    """
+    if train is None:
+        return None
+    counts = slice(None) if held_out.weights is None else held_out.weights > 0
+    guess = constant_guess(kind, train, held_out.scores[0])
+    predictions = np.broadcast_to(guess, held_out.scores[counts].shape)
+    return gap_to(kind, held_out, Fitted({}, predictions, train.rows), ours)
 
 
 def scored_rows(config: RunConfig, dataset: Dataset, trained: Trained) -> SplitRows:

@@ -42,9 +42,9 @@ def check_coefficients(coefficients: int) -> None:
 
 
 def flag_scores(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None) -> Scores:
-    """Scores of a baseline for one label of 0 and 1; its AUC is that of chance where one class occurs."""
+    """Score a baseline for one label of 0 and 1; it has no AUC where one class occurs."""
     found = task_scores(BINARY, labels, scores, weights, BINARY.baseline_metrics)
-    return {"loss": found["loss"], "auc": found.get("auc", 0.5), "accuracy": found["accuracy"]}
+    return {name: found[name] for name in ("loss", "auc", "accuracy") if name in found}
 
 
 def constant_scores(guess: float, truth: float) -> Scores:

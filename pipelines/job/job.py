@@ -26,7 +26,7 @@ from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.context import PERSONAL, JobContext, Publication
 from sparkring.pipelines.context.etl_step import Dataset, split_name
 from sparkring.pipelines.evaluation.baseline import import_library
-from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, evaluate, has_alias, lost_to
+from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, evaluate, has_alias, reasons_against
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
 from sparkring.pipelines.job.etl_job import describe_job, job_tags
 from sparkring.pipelines.job.families import train_best
@@ -303,7 +303,7 @@ def judge_on_test_rows(job: JobContext, trained: Trained) -> Candidate:
     job.tracker.metrics(EVALUATE, trained.train.steps, scores | unseen)
     if evaluated.importance:
         job.tracker.artifact_json(EVALUATE, evaluated.importance_table(), "importance.json")
-    lost = lost_to(evaluated.scores, job.config.report, evaluated.missing)
+    lost = reasons_against(evaluated, job.config.report)
     return Candidate(trained, evaluated, held_out, lost)
 
 
@@ -346,9 +346,7 @@ def conclude(job: JobContext, result: TrainResult, lost: list[str]) -> Exit:
         return report_decision(result.promotion)
     if not lost:
         return Exit.OK
-    report, alias = job.config.report, job.config.tracking.alias
-    keys = " and ".join(f"report.{key}" for key in ("must_beat", "must_beat_trees") if getattr(report, key))
-    log.error("not good enough for %s: %s; %r stays where it was", keys, "; ".join(lost), alias)
+    log.error("not promoted: %s; %r stays where it was", "; ".join(lost), job.config.tracking.alias)
     return Exit.QUALITY
 
 

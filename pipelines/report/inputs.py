@@ -13,7 +13,7 @@ from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import PERPLEXITY, POSITIVE_SHARE
 from sparkring.pipelines.evaluation.balance import differences, split_losses
 from sparkring.pipelines.evaluation.baseline import beside_baselines
-from sparkring.pipelines.evaluation.evaluate import HeldOut, has_alias, lost_to
+from sparkring.pipelines.evaluation.evaluate import HeldOut, has_alias, reasons_against
 from sparkring.training.metrics import perplexity
 from sparkring.training.planner.table import parse_rows
 from sparkring.training.worker.result import MODEL, GroupScores, Scores, TrainResult
@@ -134,7 +134,7 @@ class ReportInputs:
         config, result, train = self.config, self.result, self.result.train
         unit, ema = ("round", None) if config.model.is_trees else ("step", config.optim.ema)
         averaged = f", its weights averaged over steps (optim.ema = {ema})" if ema is not None else ""
-        lost, alias = lost_to(result.scores, config.report, result.missing), config.tracking.alias
+        lost, alias = reasons_against(result, config.report), config.tracking.alias
         facts = {
             "model": self.model,
             f"{'the network, ' * result.is_blend}{unit}s": f"{train.steps:,} "

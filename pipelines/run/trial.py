@@ -42,6 +42,7 @@ def trial_overrides(resolved: Resolved, limit_rows: int) -> list[str]:
         "tracking.tags": tracking.tags | {TAG: f"{count_of(limit_rows, 'row')}"},
         "report.must_beat": [],
         "report.must_beat_trees": [],
+        "report.must_beat_guess": False,
         "promote": None,
         "drift": None,
         "notify.targets": [],

@@ -384,6 +384,12 @@ class BaselineGap:
     ours: float
     theirs: float
     half_width: float | None  # of the 95 % interval of ours - theirs, by the variance over rows; None: not known
+    test_rows: Count = 0  # that count for something; 0 in older files
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the model is certainly better than the baseline."""
+        return self.half_width is not None and self.theirs - self.ours > self.half_width
 
     @property
     def is_worse(self) -> bool:
@@ -451,6 +457,7 @@ class Evaluated:
     scores: Annotated[dict[str, Scores], _has(MODEL)] = field(default_factory=dict)  # MODEL first, then baselines
     trees_gap: BaselineGap | None = None  # None: no trees were fitted
     best_gap: BaselineGap | None = None  # beside the baseline of the least loss, unless that is trees
+    guess_gap: BaselineGap | None = None  # beside a constant guess by the training rows' labels; None: of no table
     missing: dict[str, str] = field(default_factory=dict)  # baseline that could not be computed -> why
     calibration: CalibrationFit | None = None  # None: none was fitted
     labels: dict[str, LabelBalance] = field(default_factory=dict)  # by split, train first; empty: not measured

@@ -17,24 +17,30 @@ from torch import nn
 from sparkring.conf.blocks.report import ReportConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
-from sparkring.conf.tasks import BINARY
+from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, REGRESSION, TaskKind
 from sparkring.etl.errors import EtlError
+from sparkring.pipelines.evaluation.balance import OTHER, constant_guess, only_label
 from sparkring.pipelines.evaluation.evaluate import (
+    HeldOut,
     check_finite,
     check_labels,
     count_unseen,
     evaluate_text,
+    gap_to_guess,
     group_values,
+    known_scores,
     lost_to,
+    reasons_against,
     tell_missing,
 )
+from sparkring.pipelines.evaluation.guesses import flag_scores
 from sparkring.training.metrics import task_scores
 from sparkring.training.model.folder import write_tables
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.tables.exchange import Alone
 from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import TableSpec
-from sparkring.training.worker.result import MODEL
+from sparkring.training.worker.result import MODEL, Evaluated, LabelBalance
 from tests.pipelines.results import rank_result
 from tests.pipelines.served import export, text_folder
 
@@ -58,21 +64,33 @@ BASELINES = {"majority rate": {"loss": 0.6, "auc": 0.5}, "logistic regression": 
     [
         ({"loss": 0.4, "auc": 0.8}, ["loss", "auc"], []),
         ({"loss": 0.4, "auc": 0.6}, ["loss"], []),
-        ({"loss": 0.4, "auc": 0.6}, ["loss", "auc"], ["auc 0.6000 does not beat 0.7000 of logistic regression"]),
-        ({"loss": 0.5, "auc": 0.8}, ["loss"], ["loss 0.5000 does not beat 0.5000 of logistic regression"]),
+        (
+            {"loss": 0.4, "auc": 0.6},
+            ["loss", "auc"],
+            ["report.must_beat: auc 0.6000 does not beat 0.7000 of logistic regression"],
+        ),
+        (
+            {"loss": 0.5, "auc": 0.8},
+            ["loss"],
+            ["report.must_beat: loss 0.5000 does not beat 0.5000 of logistic regression"],
+        ),
         ({"loss": 0.4, "auc": 0.6}, [], []),
-        ({"loss": 0.4}, ["accuracy"], []),
+        ({"loss": 0.4}, ["accuracy"], ["accuracy has no value on the test rows"]),
     ],
 )
 def test_every_baseline_must_be_beaten_in_every_metric(
     ours: dict[str, float], metrics: list[str], lost: list[str]
 ) -> None:
-    assert lost_to({MODEL: ours} | BASELINES, ReportConfig(must_beat=metrics)) == lost
+    assert lost_to({MODEL: ours} | BASELINES, ReportConfig(must_beat=metrics)) == [
+        f"report.must_beat: {line}" for line in lost
+    ]
 
 
 def test_what_is_not_beaten_is_told_in_any_unit() -> None:
     scores = {MODEL: {"loss": 2e-12}, "mean": {"loss": 1e-12}}
-    assert lost_to(scores, ReportConfig(must_beat=["loss"])) == ["loss 2e-12 does not beat 1e-12 of mean"]
+    assert lost_to(scores, ReportConfig(must_beat=["loss"])) == [
+        "report.must_beat: loss 2e-12 does not beat 1e-12 of mean"
+    ]
 
 
 @pytest.mark.parametrize("ours", [{"loss": math.nan}, {}])
@@ -149,11 +167,92 @@ def test_metrics_that_test_rows_do_not_have_are_named(
     assert [message.partition(" (etl.split)")[0] for message in caplog.messages] == lines
 
 
+def held_out(rows: int, gain: float, seed: int = 0) -> HeldOut:
+    """Binary predictions that move from the base rate towards the label by `gain` of the way, with noise."""
+    draw = np.random.default_rng(seed)
+    labels = (draw.random(rows) < 0.3).astype(np.float64)
+    return HeldOut(labels, np.clip(0.3 + gain * (labels - 0.3) + draw.normal(0, 0.1, rows), 0.01, 0.99))
+
+
+def evaluated(held: HeldOut, train: LabelBalance) -> Evaluated:
+    ours = task_scores(BINARY, held.labels, held.scores, held.weights)
+    gap = gap_to_guess(BINARY, held, train, ours)
+    return Evaluated(scores={MODEL: ours}, labels={"train": train}, guess_gap=gap)
+
+
+TRAIN = LabelBalance(rows=1000, shares={"0": 0.7, "1": 0.3})
+
+
+def test_a_model_is_no_champion_by_a_few_rows() -> None:
+    """31 test rows made one."""
+    few, many = evaluated(held_out(31, 0.03), TRAIN), evaluated(held_out(31_000, 0.03), TRAIN)
+    (line,) = reasons_against(few, ReportConfig())
+    assert line.startswith("not certainly better than a constant guess on 31 test rows: loss 0.")
+    assert "hold out more rows (etl.split), or report.must_beat_guess=false promotes it" in line
+    assert reasons_against(many, ReportConfig()) == []
+    assert reasons_against(few, ReportConfig(must_beat_guess=False)) == []
+    assert len(reasons_against(evaluated(held_out(3100, -0.1), TRAIN), ReportConfig())) == 1
+    assert "with one row there is no interval" in reasons_against(evaluated(held_out(1, 0.9), TRAIN), ReportConfig())[0]
+
+
+def test_of_many_models_that_learned_nothing_few_are_promoted() -> None:
+    """Each predicts the rate with noise that has nothing to do with the label."""
+    promoted = [
+        not reasons_against(evaluated(held_out(rows, 0.0, seed), TRAIN), ReportConfig())
+        for rows in (5, 31, 300)
+        for seed in range(50)
+    ]
+    assert sum(promoted) <= 2
+
+
+@pytest.mark.parametrize(
+    ("train", "label"),
+    [
+        (LabelBalance(rows=9, shares={"0": 1.0}), "0"),
+        (LabelBalance(rows=9, mean=2.5, std=0.0), "2.5"),
+        (TRAIN, ""),
+        (LabelBalance(rows=9, mean=2.5, std=0.1), ""),
+        (LabelBalance(rows=9, shares={"0": 1.0, "1": 1.0}), ""),  # of several labels
+    ],
+)
+def test_training_rows_of_one_label_make_no_champion(train: LabelBalance, label: str) -> None:
+    """Label 0 only until the first cut, as in fraud and churn: trained, promoted, better than trees."""
+    assert only_label(train) == label
+    if label == "0":
+        (line,) = reasons_against(evaluated(held_out(3000, 0.5), train), ReportConfig())
+        assert line.startswith("each training row has the same label (0), so nothing was learned")
+
+
+@pytest.mark.parametrize(
+    ("kind", "train", "scores", "guess"),
+    [
+        (BINARY, TRAIN, np.zeros(4), 0.3),
+        (REGRESSION, LabelBalance(rows=9, mean=2.5, std=1.0), np.zeros(4), 2.5),
+        (MULTICLASS, LabelBalance(rows=9, shares={"0": 0.5, "2": 0.5}), np.zeros((4, 3)), [0.5, 0.0, 0.5]),
+        (MULTICLASS, LabelBalance(rows=9, shares={"0": 0.5, OTHER: 0.5}), np.zeros((4, 3)), [0.5, 0.25, 0.25]),
+        (MULTILABEL, LabelBalance(rows=9, shares={"0": 0.2, "1": 0.9}), np.zeros((4, 2)), [0.2, 0.9]),
+    ],
+)
+def test_a_constant_guess_is_of_the_training_labels(
+    kind: TaskKind, train: LabelBalance, scores: np.ndarray, guess: Any
+) -> None:
+    np.testing.assert_allclose(constant_guess(kind, train, scores[0]), guess)
+
+
+def test_an_auc_that_does_not_exist_is_neither_the_models_nor_a_baselines() -> None:
+    """It was nan of the model and 0.5000 of baselines."""
+    assert known_scores({"loss": 0.5, "auc": math.nan}) == {"loss": 0.5}
+    assert "auc" not in flag_scores(np.zeros(4), np.full(4, 0.1), None)
+    assert math.isnan(known_scores({"loss": math.nan})["loss"])
+
+
 def test_a_baseline_that_could_not_be_computed_is_not_beaten() -> None:
     missing = {"logistic regression": "out of memory"}
     ours = {MODEL: {"loss": 0.4}, "majority rate": {"loss": 0.6}}
     asked = ReportConfig(must_beat=["loss"])
-    assert lost_to(ours, asked, missing) == ["logistic regression could not be computed (out of memory)"]
+    assert lost_to(ours, asked, missing) == [
+        "report.must_beat: logistic regression could not be computed (out of memory)"
+    ]
     assert lost_to(ours, ReportConfig(), missing) == []
 
 

@@ -320,13 +320,13 @@ def test_trees_are_to_be_beaten_where_the_recipe_says_so_and_nowhere_else() -> N
     scores = {MODEL: {"loss": 0.5}, "majority rate": {"loss": 0.6}, TREES: {"loss": 0.4}}
     assert lost_to(scores, ReportConfig(must_beat=["loss"])) == []
     asked = ReportConfig(must_beat_trees=["loss"])
-    assert lost_to(scores, asked) == [f"loss 0.5000 does not beat 0.4000 of {TREES}"]
+    assert lost_to(scores, asked) == [f"report.must_beat_trees: loss 0.5000 does not beat 0.4000 of {TREES}"]
     assert lost_to({MODEL: {"loss": 0.5}}, asked, {TREES: "too many rows"}) == [
-        f"{TREES} could not be computed (too many rows)"
+        f"report.must_beat_trees: {TREES} could not be computed (too many rows)"
     ]
     assert lost_to({MODEL: {"loss": 0.5}}, ReportConfig(must_beat=["loss"]), {TREES: "too many rows"}) == []
     (line,) = lost_to({MODEL: {"loss": 0.5}, "majority rate": {"loss": 0.6}}, asked)
-    assert line == f"{TREES} were not fitted: there is no scalar feature to grow them on"
+    assert line == f"report.must_beat_trees: {TREES} were not fitted: there is no scalar feature to grow them on"
 
 
 @pytest.mark.parametrize(
