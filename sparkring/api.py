@@ -5,6 +5,7 @@ It calls what the command line calls. A recipe is a file, so `sparkring run` tra
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import os
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 NAME = r"(`[^`]+`|\w+)(\.(`[^`]+`|\w+))*"  # of a table, in SQL
 TABLE = "table"  # folder of a recipe's project that holds the rows of a DataFrame
+NEW_TABLE = "_table"  # the same while they are looked at
 REPORT, REPORT_HEIGHT = "report.html", 900  # pixels below a cell
 
 
@@ -57,10 +59,12 @@ class Recipe:
         *,
         task: str | None = None,
         family: str | None = None,
+        overwrite: bool = False,
     ) -> Recipe:
-        """Look at a table and write a recipe for it into a new folder, as `sparkring init table` does.
+        """Look at a table and write a recipe for it into a folder, as `sparkring init table` does.
 
-        Raises ConfigError where the table, the label or the task will not do, or the folder has files.
+        The same table and arguments give the recipe that is there, so that a cell of a notebook can run again. Raises
+        ConfigError where the table, the label or the task will not do, or the folder has another recipe or other files.
 
         Args:
             table: CSV or Parquet file, a folder of them, a DataFrame, or the name of a table that the open session
@@ -70,25 +74,35 @@ class Recipe:
                 table, needs one, which all executors see.
             task: None: by the label's type and values.
             family: net, trees or both; None: both where XGBoost is installed.
+            overwrite: replace another recipe, and the rows, in the folder.
         """
-        from sparkring.pipelines.init.folder import RECIPE, target_folder, write_project
-        from sparkring.pipelines.init.table import table_project
+        from sparkring.pipelines.init.folder import RECIPE, folder_of, project_files
+        from sparkring.pipelines.init.table import SOURCE, table_project
 
         if not isinstance(label, str):
             raise TypeError(f"label = {label!r}: must be the name of a column, or several names with commas between")
         table = _of_catalog(table)
         source: AbstractContextManager[str]
         if isinstance(table, str | Path):
-            target = target_folder(None if folder is None else str(folder), str(table))
-            source = nullcontext(str(table))
+            target, data = folder_of(None if folder is None else str(folder), str(table)), str(table)
+            source = nullcontext(data)
         elif folder is None:
             raise ConfigError("Recipe.from_table", ["folder: a DataFrame needs one, where its rows are written"])
         else:
-            target = target_folder(str(folder), str(folder))
-            source = _written(table, target / TABLE)
-        with source as data:
-            project = table_project(data, label, task, target, family)
-            write_project(target, project, ["Recipe.from_table", data, label])
+            target = Path(folder)
+            data = str(target / TABLE)
+            source = _written(table, target / NEW_TABLE)
+        with source as rows:
+            project = table_project(rows, label, task, target, family)
+            project.recipe["etl"]["sources"][SOURCE]["path"] = str(Path(data).resolve())
+            files = project_files(project, ["Recipe.from_table", data, label])
+            if not overwrite:
+                _check_same(target, files[RECIPE])
+            for name, text in files.items():
+                target.mkdir(parents=True, exist_ok=True)
+                (target / name).write_text(text, encoding="utf-8")
+            if rows != data:
+                _move_rows(Path(rows), Path(data))
         return cls(str(target / RECIPE), tuple(project.decided), tuple(project.look_at))
 
     @property
@@ -269,10 +283,7 @@ def _of_catalog(table: str | Path | DataFrame) -> str | Path | DataFrame:
 
 @contextmanager
 def _written(frame: DataFrame, folder: Path) -> Iterator[str]:
-    """Write the rows of a DataFrame; delete them where the block fails.
-
-    A corrected call then finds the recipe's folder free.
-    """
+    """Write the rows of a DataFrame; delete them where the block fails, so that a corrected call finds none."""
     if not hasattr(frame, "sparkSession"):
         raise TypeError(
             f"table: is a {type(frame).__module__}.{type(frame).__qualname__}; give the path of a CSV or Parquet "
@@ -285,11 +296,41 @@ def _written(frame: DataFrame, folder: Path) -> Iterator[str]:
         raise ConfigError("Recipe.from_table", [str(error)]) from error
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        frame.write.parquet(folder.resolve().as_uri())
+        frame.write.mode("overwrite").parquet(folder.resolve().as_uri())
         yield str(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _check_same(folder: Path, recipe: str) -> None:
+    """Raise ConfigError where a folder has another recipe, or files without one."""
+    from sparkring.pipelines.init.folder import RECIPE
+
+    others = [path for path in folder.iterdir() if path.name != NEW_TABLE] if folder.is_dir() else []
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(str(folder), ["is a file; name a folder for the recipe"])
+    if not others:
+        return
+    path = folder / RECIPE
+    if not path.exists():
+        raise ConfigError(str(folder), [f"is not empty, and has no {RECIPE}; name a new folder, or overwrite=True"])
+    if path.read_text(encoding="utf-8") != recipe:
+        why = "is of another table or other arguments, or was changed by hand"
+        raise ConfigError(str(path), [f"{why}; overwrite=True replaces it, sparkring.Recipe({str(path)!r}) takes it"])
+
+
+def _move_rows(new: Path, folder: Path) -> None:
+    """Put the rows of a DataFrame in their place; files of the same bytes stay, and so does their dataset."""
+
+    def digests(of: Path) -> list[str]:
+        return sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in of.glob("*.parquet"))
+
+    if folder.exists() and digests(folder) == digests(new):
+        shutil.rmtree(new)
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    new.rename(folder)
 
 
 def _resolved(path: str, overrides: list[str], limit_rows: int | None) -> Resolved:

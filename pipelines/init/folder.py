@@ -47,11 +47,16 @@ def run_name(text: str) -> str:
     return name or "mine"
 
 
-def target_folder(given: str | None, data: str) -> Path:
-    """The project's folder: the given one, else one here, named as the data. ConfigError where it has files."""
+def folder_of(given: str | None, data: str) -> Path:
+    """Return the project's folder: the given one, else one here, named as the data."""
     name = run_name(Path(data).name.partition(".")[0])
     beside = Path(f"{name}-recipe") if Path(name).resolve() == Path(data).resolve() else Path(name)
-    folder = Path(given) if given else beside
+    return Path(given) if given else beside
+
+
+def target_folder(given: str | None, data: str) -> Path:
+    """Return the project's folder, which is new or empty. ConfigError where it has files."""
+    folder = folder_of(given, data)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(str(folder), ["is there and not empty; name a new folder: sparkring init KIND FOLDER ..."])
     return folder
@@ -65,11 +70,7 @@ def write_project(folder: Path, project: Project, command: Sequence[str]) -> lis
         project: what to write.
         command: the words that made it, for the recipe's first line.
     """
-    head = [f"# Written by: {shlex.join(command)}", *(f"# {line}" for line in project.decided)]
-    body = yaml.dump(
-        project.recipe, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
-    )
-    files = {RECIPE: "\n".join(head) + f"\n{body}", "README.md": readme(project)} | project.files
+    files = project_files(project, command)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         with (folder / name).open("x", encoding="utf-8") as file:  # x: never over a file that is there
@@ -80,6 +81,15 @@ def write_project(folder: Path, project: Project, command: Sequence[str]) -> lis
         *(["", "look at:", *bullets(project.look_at)] if project.look_at else []),
         *["", "next:", *(f"  {line}" for line in [f"cd {folder}", *next_commands(project)])],
     ]
+
+
+def project_files(project: Project, command: Sequence[str]) -> dict[str, str]:
+    """Return the text of each file by its name. `command`: the words that made it, for the recipe's first line."""
+    head = [f"# Written by: {shlex.join(command)}", *(f"# {line}" for line in project.decided)]
+    body = yaml.dump(
+        project.recipe, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
+    )
+    return {RECIPE: "\n".join(head) + f"\n{body}", "README.md": readme(project)} | project.files
 
 
 def python_use(name: str, rows: list[str]) -> str:

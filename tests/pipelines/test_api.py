@@ -43,8 +43,39 @@ def test_a_recipe_of_a_file_is_the_one_that_init_writes(tmp_path: Path) -> None:
     assert recipe.values["etl"]["label"] == "arrival" and recipe.values["model"]["task"] == "binary"
     assert any(line.startswith("label arrival: binary") for line in recipe.decided)
     assert "look at:" in repr(recipe) and (tmp_path / "trips/README.md").exists()
-    with pytest.raises(ConfigError, match="is there and not empty"):
-        sparkring.Recipe.from_table(tmp_path / "trips.csv", "arrival", tmp_path / "trips")
+
+
+def test_a_cell_that_runs_again_gets_its_recipe_back_and_another_one_must_say_overwrite(tmp_path: Path) -> None:
+    """The second run of a notebook's cell was refused: `is there and not empty`."""
+    data, folder = write_table(tmp_path), tmp_path / "trips"
+    first = sparkring.Recipe.from_table(data, "arrival", folder, family="net")
+    assert sparkring.Recipe.from_table(data, "arrival", folder, family="net") == first
+    with pytest.raises(ConfigError, match="is of another table or other arguments, or was changed by hand; overwrite"):
+        sparkring.Recipe.from_table(data, "arrival", folder, family="trees")
+    assert "family" not in first.values["model"], "the refused call has written nothing"
+    changed = sparkring.Recipe.from_table(data, "arrival", folder, family="trees", overwrite=True)
+    assert changed.values["model"]["family"] == "trees"
+    (folder / "recipe.yaml").unlink()
+    with pytest.raises(
+        ConfigError, match=r"is not empty, and has no recipe\.yaml; name a new folder, or overwrite=True"
+    ):
+        sparkring.Recipe.from_table(data, "arrival", folder)
+
+
+@pytest.mark.spark
+def test_a_frame_that_is_given_again_keeps_its_rows_and_another_replaces_them(spark: Any, tmp_path: Path) -> None:
+    def recipe(rows: int, **more: bool) -> tuple[sparkring.Recipe, dict[str, int]]:
+        frame = spark.range(rows, numPartitions=2).selectExpr("id % 7 / 2 AS x", "id % 3 = 0 AS y")
+        found = sparkring.Recipe.from_table(frame, "y", tmp_path / "mine", family="net", **more)
+        files = {path.name: path.stat().st_ino for path in (tmp_path / "mine/table").glob("*.parquet")}
+        return found, files
+
+    first, files = recipe(300)
+    assert recipe(300) == (first, files), "the same files, so the same dataset"
+    with pytest.raises(ConfigError, match="is of another table"):
+        recipe(400)
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["README.md", "recipe.yaml", "table"]
+    assert recipe(400, overwrite=True)[1] != files
 
 
 def test_a_recipe_that_is_not_there_is_refused_when_it_is_made(tmp_path: Path) -> None:
