@@ -130,6 +130,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def _set(values: dict[str, Any], keys: list[str], value: Any) -> None:
+    """Set the value of a key; null takes a value of the recipe out, where the key cannot be null."""
     here: Any = values
     for position, key in enumerate(keys):
         above = ".".join(keys[:position])
@@ -140,7 +141,10 @@ def _set(values: dict[str, Any], keys: list[str], value: Any) -> None:
             raise ValueError(f"{above} is {here!r}, not a block of keys")
         slot: Any = int(key) if isinstance(here, list) else key
         if position == len(keys) - 1:
-            here[slot] = value
+            if value is None and isinstance(here, dict) and slot in here and not takes_null(tuple(keys)):
+                del here[slot]  # as in a recipe that extends another: etl.features.weekday=null
+            else:
+                here[slot] = value
             return
         if here[slot] is None if isinstance(here, list) else here.get(slot) is None:
             here[slot] = {}

@@ -11,7 +11,8 @@ REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[A-Za-z_][\w-]*)
 """What MLflow calls a registered model, by alias or by version."""
 CONTRIBUTIONS = ("contributions", "contribution_base")  # columns, where they are asked for
 ABOUT = ("model_name", "model_version", "scored_at", "interval")  # columns beside each prediction
-OURS = re.compile(rf"prediction|class_\d+|{'|'.join(ABOUT)}", re.IGNORECASE)
+POSITIVE = "positive_class"  # beside the probability of a class of texts
+OURS = re.compile(rf"prediction|class_\d+|{'|'.join([*ABOUT, POSITIVE])}", re.IGNORECASE)
 
 
 class PredictConfig(Strict):

@@ -22,6 +22,7 @@ from sparkring.conf.digest import digest
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.tasks import LabelForm
 from sparkring.etl.errors import EtlError
 from sparkring.etl.shards.write import worker_uri
 from sparkring.etl.spark_platform.application import add_archive, served_folder
@@ -61,7 +62,9 @@ class PredictJob:
 
     @property
     def about(self) -> About:
-        return About(self.model.name, self.model.version, self.scored_at, self.ds)
+        model, classes = self.model, self.model.trained.manifest.classes
+        is_flag = model.trained.config.model.kind.form is LabelForm.FLAG
+        return About(model.name, model.version, self.scored_at, self.ds, classes[-1] if classes and is_flag else "")
 
 
 @dataclass(frozen=True)

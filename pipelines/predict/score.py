@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import torch
 from pyspark import TaskContext
 
-from sparkring.conf.blocks.predict import CONTRIBUTIONS
+from sparkring.conf.blocks.predict import CONTRIBUTIONS, POSITIVE
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.predict.model import load
 from sparkring.pipelines.serving import TablePredictor
@@ -52,13 +52,13 @@ class About:
     model_version: str
     scored_at: datetime  # with a time zone
     interval: str | None  # the start of the data interval
+    positive_class: str = ""  # whose probability `prediction` is; "": there is no such column
 
     def columns(self, rows: int) -> dict[str, pa.Array]:
-        """The columns of `rows` rows."""
+        """Return the columns of `rows` rows."""
         types = {"scored_at": pa.timestamp("us", "UTC")}
-        return {
-            name: pa.repeat(pa.scalar(value, types.get(name, pa.string())), rows) for name, value in vars(self).items()
-        }
+        shown = {name: value for name, value in vars(self).items() if name != POSITIVE or value}
+        return {name: pa.repeat(pa.scalar(value, types.get(name, pa.string())), rows) for name, value in shown.items()}
 
 
 @dataclass(frozen=True)

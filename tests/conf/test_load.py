@@ -121,6 +121,16 @@ def test_a_misspelt_choice_names_the_nearest(tmp_path: Path) -> None:
     assert found.startswith('optim.name = "adam"') and found.count("or module:name; did you mean 'adamw'?") == 1
 
 
+def test_null_on_the_command_line_takes_an_entry_of_the_recipe_out() -> None:
+    """`etl.features.X=null` could not drop a feature, which a recipe that extends another can."""
+    found = load_config("flights", ["etl.features.visib=null", "optim.lr=null", "model.args.dropout=null"]).config
+    assert found.etl is not None and "visib" not in found.etl.features and "temp" in found.etl.features
+    assert found.optim.lr == type(found.optim)().lr and found.model.args["dropout"] is None
+    for word in ("etl.features.visibb=null", "optim.lrr=null"):
+        with pytest.raises(ConfigError, match=word.partition("=")[0]):
+            load_config("flights", [word])
+
+
 @pytest.mark.parametrize(
     ("word", "rule"),
     [

@@ -78,3 +78,10 @@ def test_a_score_does_not_depend_on_the_batch_that_its_row_came_in() -> None:
 def scores_of(predictor: Predictor, rows: pa.RecordBatch) -> np.ndarray:
     task = ScoreTask("", "", "v", (), About("m", "1", datetime(2026, 1, 1, tzinfo=UTC), None))
     return score_batch(predictor, task, rows, Counts())["prediction"].to_numpy()
+
+
+@pytest.mark.parametrize(("positive", "wanted"), [("churn", ["churn", "churn"]), ("", None)])
+def test_the_positive_class_of_texts_stands_beside_each_prediction(positive: str, wanted: list[str] | None) -> None:
+    """Whose probability it was could be seen in the recipe alone."""
+    columns = About("m", "1", datetime(2026, 1, 1, tzinfo=UTC), None, positive).columns(2)
+    assert (columns["positive_class"].to_pylist() if "positive_class" in columns else None) == wanted
