@@ -25,6 +25,8 @@ COLORS = ("#2f6fdb", "#e07b26", "#2a9d74", "#9b5cc9", "#c8435a", "#5b6b7f")
 MOST_POINTS = 800  # of a curve: more cannot be seen at this size
 MOST_BARS = 40
 MOST_LABEL = 52  # characters of a bar's name
+MOST_FEATURE = 32
+MOST_TICK = 20  # characters of a name below an axis
 WIDE = 4.0  # times the smallest value, from which an axis is logarithmic
 FEW_CLASSES = 12  # a confusion matrix of no more has its shares written into it
 STYLE: Any = {
@@ -119,7 +121,7 @@ def shares(groups: Sequence[Group], column: str) -> Figure:
     places = np.arange(len(shown))
     axes.bar(places, [g.observed for g in shown], color="#bcd0f2", width=0.72, label="observed")
     axes.scatter(places, [g.predicted for g in shown], color=COLORS[1], s=20, zorder=3, label="predicted")
-    names = [_printable(group.value[:14]) for group in shown]
+    names = [_short(group.value, MOST_TICK) for group in shown]
     axes.set_xticks(places, names, rotation=0 if len(shown) <= 26 else 90, fontsize=8)
     axes.set_xlim(-0.6, len(shown) - 0.4)
     axes.set_ylim(0, 1.18 * max([g.observed for g in shown] + [g.predicted for g in shown] + [0.01]))
@@ -161,7 +163,7 @@ def confusion_matrix(counts: np.ndarray, names: Sequence[str]) -> Figure:
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     axes.grid(False)
-    shown, places = [_printable(name[:14]) for name in names], np.arange(len(names))
+    shown, places = [_short(name, MOST_TICK) for name in names], np.arange(len(names))
     axes.set_xticks(places, shown, rotation=90 if max(map(len, shown)) > 3 else 0, fontsize=8)
     axes.set_yticks(places, shown, fontsize=8)
     for (row, column), share in np.ndenumerate(shares) if few else ():
@@ -176,7 +178,9 @@ def class_bars(precision: np.ndarray, recall: np.ndarray, names: Sequence[str]) 
     places = np.arange(len(names))
     axes.bar(places, np.nan_to_num(precision), color="#bcd0f2", width=0.72, label="precision")
     axes.scatter(places, recall, color=COLORS[1], s=20, zorder=3, label="recall")
-    axes.set_xticks(places, [_printable(n[:14]) for n in names], rotation=0 if len(names) <= 16 else 90, fontsize=8)
+    axes.set_xticks(
+        places, [_short(name, MOST_TICK) for name in names], rotation=0 if len(names) <= 16 else 90, fontsize=8
+    )
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.set_ylim(0, 1.18)
     axes.legend(frameon=False, ncols=2, loc="upper right")
@@ -189,7 +193,7 @@ def share_bars(shares: Mapping[str, Sequence[float]], names: Sequence[str]) -> F
     places, width = np.arange(len(names)), 0.8 / max(len(shares), 1)
     for n, (color, (split, values)) in enumerate(zip(_cycle(len(shares)), shares.items(), strict=True)):
         axes.bar(places - 0.4 + (n + 0.5) * width, values, width, color=color, label=_printable(split))
-    shown = [_printable(name[:14]) for name in names]
+    shown = [_short(name, MOST_TICK) for name in names]
     axes.set_xticks(places, shown, rotation=0 if max(map(len, shown)) * len(shown) < 80 else 90, fontsize=8)
     axes.legend(frameon=False)
     return figure
@@ -210,7 +214,7 @@ def importance_bars(items: Sequence[Importance], loss: str) -> Figure:
     places, means = np.arange(len(items))[::-1], np.array([each.mean for each in items])
     spread = np.array([[each.mean - each.low, each.high - each.mean] for each in items]).T
     axes.barh(places, means, height=0.72, color="#bcd0f2", xerr=spread, ecolor=COLORS[1])
-    axes.set_yticks(places, [_printable(each.feature[:24]) for each in items], fontsize=8)
+    axes.set_yticks(places, [_short(each.feature, MOST_FEATURE) for each in items], fontsize=8)
     return figure
 
 
@@ -253,7 +257,7 @@ def stacked_bars(parts: Mapping[str, Sequence[float]], names: Sequence[str], mar
         left += np.array(values)
     if mark is not None:
         axes.plot([mark, mark], [places[0] - 0.42, places[0] + 0.42], color=INK, linewidth=2.2, label="measured")
-    axes.set_yticks(places, [_printable(name[:MOST_LABEL]) for name in names], fontsize=8)
+    axes.set_yticks(places, [_short(name, MOST_LABEL) for name in names], fontsize=8)
     axes.legend(frameon=False, ncols=min(len(parts) + 1, 6), loc="lower center", bbox_to_anchor=(0.4, 1.0))
     return figure
 
@@ -263,7 +267,7 @@ def limited_bars(values: Sequence[float], names: Sequence[str], limit: float) ->
     figure, axes = _new("GiB", "", width=9.4, height=1.0 + 0.32 * len(names))
     places = np.arange(len(names))[::-1]
     axes.barh(places, values, color="#bcd0f2", height=0.62)
-    axes.set_yticks(places, [_printable(name[:MOST_LABEL]) for name in names], fontsize=8)
+    axes.set_yticks(places, [_short(name, MOST_LABEL) for name in names], fontsize=8)
     right = 1.1 * max(values, default=1.0)
     axes.set_xlim(0, max(right, min(1.1 * limit, 4 * right)))
     if limit <= axes.get_xlim()[1]:
@@ -311,6 +315,12 @@ def _new(xlabel: str, ylabel: str, width: float = 4.6, height: float = 3.3) -> t
 def _printable(text: str) -> str:
     """The text with what no font or XML can hold replaced."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _short(name: str, most: int) -> str:
+    """Return a printable name of at most so many characters: of a longer one both ends, which tell names apart."""
+    tail = (most - 1) // 2
+    return _printable(name if len(name) <= most else f"{name[: most - 1 - tail]}\N{HORIZONTAL ELLIPSIS}{name[-tail:]}")
 
 
 def _unit_square(figure: Figure, axes: Axes) -> Figure:
