@@ -54,6 +54,10 @@ BEGINNINGS = {
     codecs.BOM_UTF32_LE: "is UTF-32; save it as CSV UTF-8",
     codecs.BOM_UTF32_BE: "is UTF-32; save it as CSV UTF-8",
 }
+RENAME_CSV = "in line 1 of the file"
+RENAME_PARQUET = (
+    "t = pyarrow.parquet.read_table(FILE); pyarrow.parquet.write_table(t.rename_columns([NAME, ...]), NEW_FILE)"
+)
 SEPARATORS = ",;\t|"
 FOLDER = re.compile(r"([^=/]+)=(.*)")  # of a partition
 
@@ -222,7 +226,7 @@ def _read_csv(sample: TableSample, files: list[Path], most_rows: int) -> TableSa
     if encoding != "utf-16" and b"\0" in head.split(b"\n", 1)[0]:
         raise ConfigError(str(files[0]), ["line 1 holds bytes of zero: it is no text, or UTF-16; save it as CSV UTF-8"])
     options, names = _header(files[0], head.decode(encoding, errors="replace"), encoding)
-    if problems := _same_names([*names, *sample.partitions]):
+    if problems := _same_names([*names, *sample.partitions], RENAME_CSV):
         raise ConfigError(str(files[0]), problems)
     texts_of = replace(sample, types=dict.fromkeys(names, "string"), options=options.model_dump(exclude_defaults=True))
     texts, is_whole = _first(sample.path, _csv_batches(texts_of, files), most_rows)
@@ -292,17 +296,18 @@ def _header(path: Path, text: str, encoding: str) -> tuple[CsvOptions, list[str]
     separator = max(SEPARATORS, key=first.count)
     names = next(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter=separator, strict=True), [])
     problems = [f"column {i} of the header has no name; give it one" for i, name in enumerate(names, 1) if not name]
-    problems += _same_names(names)
+    problems += _same_names(names, RENAME_CSV)
     if problems or not names:
         raise ConfigError(str(path), problems or ["is empty; a csv file begins with its header"])
     return CsvOptions(sep=separator, encoding=encoding), names
 
 
-def _same_names(names: list[str]) -> list[str]:
-    """List names that are one name to Spark."""
+def _same_names(names: list[str], how: str = RENAME_PARQUET) -> list[str]:
+    """List names that are one name to Spark. `how`: a column of such a file is renamed."""
     lower = [name.lower() for name in names]
     return [
-        f"two columns are called {name!r}, upper and lower case aside; rename one"
+        f"columns {lower.index(name.lower()) + 1} and {i + 1} are {names[lower.index(name.lower())]!r} and {name!r}, "
+        f"one name to Spark, which ignores case; rename one: {how}"
         for i, name in enumerate(names)
         if name and name.lower() in lower[:i]
     ]

@@ -522,7 +522,11 @@ REFUSED: list[tuple[str, list[str], str]] = [
     ("rows.csv", ["--label", "sold on"], "is date; a label is a number, a text or true and false"),
     ("few.csv", ["--label", "b"], "has 3 rows; at least 50 are needed"),
     ("ids.csv", ["--label", "b"], "no column can be a feature (a: an id, or free text"),
-    ("twice.csv", ["--label", "a"], "two columns are called 'A'"),
+    (
+        "twice.csv",
+        ["--label", "a"],
+        "columns 1 and 2 are 'a' and 'A', one name to Spark, which ignores case; rename one: in",
+    ),
     ("index.csv", ["--label", "a"], "column 1 of the header has no name"),
     ("none.csv", ["--label", "a"], "is empty; a csv file begins with its header"),
     ("header.csv", ["--label", "a"], "there is no row in it"),
@@ -877,8 +881,12 @@ ODD_FILES: list[tuple[str, Any, str]] = [
     ("t.xlsx", b"PK", "is a workbook of Excel; save its sheet as CSV"),
     ("t.csv.zst", b"x", "is compressed with zstd; decompress it first"),
     ("t.csv", b"sep=;\na;b\n1;2\n", "line 1 is 'sep=;', a mark for Excel"),
-    ("t.parquet", pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), "two columns are called 'a'"),
-    ("t.parquet", pa.table({"size": [1], "SIZE": [2]}), "two columns are called 'SIZE'"),
+    (
+        "t.parquet",
+        pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]),
+        "columns 1 and 2 are 'a' and 'a', one name",
+    ),
+    ("t.parquet", pa.table({"size": [1], "SIZE": [2]}), "columns 1 and 2 are 'size' and 'SIZE', one name"),
     ("t.csv", b"PAR1\x15\x04", "is a Parquet file; call it .parquet"),
     ("t.csv", b"PK\x03\x04xl", "is a workbook of Excel"),
     ("t.csv", gzip.compress(b"a,b\n1,2\n", mtime=0), "is compressed with gzip; call it .csv.gz"),
@@ -886,8 +894,8 @@ ODD_FILES: list[tuple[str, Any, str]] = [
     ("t.csv", "a,b\n1,2\n".encode("utf-16-le"), "line 1 holds bytes of zero"),
     ("a[1].csv", b"a,b\n1,2\n", "takes [ in a path for a pattern"),
     ("k=/t.csv", b"a,b\n1,2\n", "its folder k= gives no value"),
-    ("A=1/t.csv", b"a,b\n1,2\n", "two columns are called 'A'"),
-    ("A=1/t.parquet", pa.table({"a": [1]}), "two columns are called 'A'"),
+    ("A=1/t.csv", b"a,b\n1,2\n", "columns 1 and 3 are 'a' and 'A', one name"),
+    ("A=1/t.parquet", pa.table({"a": [1]}), "columns 1 and 2 are 'a' and 'A', one name"),
     ("a=1/t.parquet", pa.table({"a": [1.5]}), "column 'a' is double, and bigint by the names of its folders"),
 ]
 
