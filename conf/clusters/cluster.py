@@ -4,9 +4,9 @@ Units are those of data sheets; properties that end in `_s`, `_bytes` or `per_s`
 are of one direction.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.schema import Strict
@@ -145,8 +145,8 @@ class Reached(Strict):
     memory: Share = Field(0.8, description="share of the memory's bandwidth that elementwise operations reach")
     link: Share = Field(0.75, description="share of a node's links that collectives reach")
     network: Share = Field(0.75, description="share of the network that collectives reach")
-    overlap: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.8, description="share of the gradients' and weights' exchange that can run while ranks compute"
+    contention: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.22, description="share of a device that an exchange takes from compute while both run"
     )
     kernel_us: Microseconds = Field(3.0, description="beginning and end of a kernel on the device, microseconds")
     launch_us: Microseconds = Field(10.0, description="what a host needs to start one operation, microseconds")
@@ -156,6 +156,15 @@ class Reached(Strict):
     depth: NonNegativeFloat = Field(
         300.0, description="depth of a product at which half of its time fills the pipeline"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_overlap(cls, values: Any) -> Any:
+        """Read a file of before `contention`: of the seconds beside compute `overlap` was not lost to it."""
+        if not isinstance(values, dict) or not isinstance(values.get("overlap"), (int, float)):
+            return values
+        rest = {key: value for key, value in values.items() if key != "overlap"}
+        return rest | {"contention": 1 - values["overlap"]}
 
 
 class Measurement(Strict):
@@ -182,6 +191,9 @@ class Cluster(Strict):
         None, description="the same of Megatron-LM, for measured steps of it; None: as `reached`"
     )
     fitted_on: str = Field("", description="what `reached` was fitted on; empty: estimates")
+    error: Share | None = Field(
+        None, description="by how much most measured steps differ from predicted ones, a share; null: not known"
+    )
     measured: Measurement | None = Field(None, description="None: from data sheets")
 
     def as_trained_by(self, framework: str) -> "Cluster":

@@ -26,7 +26,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "memory": (0.4, 0.95),
     "link": (0.2, 0.95),
     "network": (0.2, 0.95),
-    "overlap": (0.0, 0.98),
+    "contention": (0.0, 0.9),
     "kernel_us": (0.0, 12.0),
     "launch_us": (1.0, 150.0),
     "depth": (0.0, 1000.0),
@@ -137,8 +137,8 @@ def determined(cluster: Cluster, steps: Sequence[TimedStep]) -> list[str]:
         names.append("link")
     if any(step.devices > cluster.node.devices for step in steps):
         names.append("network")
-    if any(step.dp > 1 for step in steps):
-        names.append("overlap")
+    if any(step.framework == "torch" and step.dp > 1 for step in steps):
+        names.append("contention")
     return names
 
 

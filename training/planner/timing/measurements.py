@@ -138,11 +138,13 @@ def _as_megatron(counts: StepCounts, step: MeasuredStep) -> StepCounts:
     if "tp" in sent and step.recompute:
         sent["tp"] *= 6 / 5
     calls = (6 if step.recompute else 4) * step.layers // step.pp
-    return replace(counts, framework=step.framework, sent=sent, layer_calls=calls)
+    return replace(counts, framework=step.framework, sent=sent, layer_calls=calls, units=step.layers // step.pp + 1)
 
 
 class EvenWorkload(Workload):
     """A workload whose stages have equally many blocks; the first has the embedding, too, and the last the head."""
+
+    recomputes_all = True
 
     @cached_property
     def stages(self) -> list[list[str]]:
