@@ -1,4 +1,4 @@
-"""Commands that predict what training costs, and start nothing: plan show, search, calibrate, stragglers."""
+"""Commands that predict what training costs, and start nothing: plan show, search, measure, calibrate."""
 
 from __future__ import annotations
 
@@ -99,9 +99,6 @@ def add_commands(commands: Commands) -> None:
     calibrate.add_argument("--out", metavar="FILE", type=new_file, required=True, help="the cluster's file to write")
     text = "of --from-mlflow: where the store is"
     calibrate.add_argument("overrides", nargs="*", metavar="tracking.key=value", help=text)
-    text = "what slow ranks cost a run, and whether bounds, backups, averaging or a lag would be faster"
-    slow = add_command(what, "stragglers", _stragglers, text, ["sparkring plan stragglers data/runs/flights/RUN"])
-    slow.add_argument("run_folder", help="of a run of several ranks")
     show_examples(plan, what)
 
 
@@ -344,10 +341,3 @@ def write_file(path: Path, text: str) -> None:
     from sparkring.conf.storage import open_storage
 
     open_storage(str(path.absolute().parent)).put_atomic(path.name, text.encode())
-
-
-def _stragglers(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.run.stragglers import straggler_advice
-
-    print(straggler_advice(arguments.run_folder))
-    return Exit.OK
