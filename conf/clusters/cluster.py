@@ -157,15 +157,6 @@ class Reached(Strict):
         300.0, description="depth of a product at which half of its time fills the pipeline"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_overlap(cls, values: Any) -> Any:
-        """Read a file of before `contention`: of the seconds beside compute `overlap` was not lost to it."""
-        if not isinstance(values, dict) or not isinstance(values.get("overlap"), (int, float)):
-            return values
-        rest = {key: value for key, value in values.items() if key != "overlap"}
-        return rest | {"contention": 1 - values["overlap"]}
-
 
 class Measurement(Strict):
     """Where and how surely `sparkring plan measure` has measured a cluster, and what its reader gives."""
@@ -187,20 +178,24 @@ class Cluster(Strict):
     network: Network
     storage: StorageSpeed = StorageSpeed()
     reached: Reached = Reached()
-    reached_by_megatron: Reached | None = Field(
-        None, description="the same of Megatron-LM, for measured steps of it; None: as `reached`"
-    )
     fitted_on: str = Field("", description="what `reached` was fitted on; empty: estimates")
     error: Share | None = Field(
         None, description="by how much most measured steps differ from predicted ones, a share; null: not known"
     )
     measured: Measurement | None = Field(None, description="None: from data sheets")
 
-    def as_trained_by(self, framework: str) -> "Cluster":
-        """The cluster with what that framework reaches of it."""
-        if framework != "megatron" or self.reached_by_megatron is None:
-            return self
-        return self.model_copy(update={"reached": self.reached_by_megatron})
+    @model_validator(mode="before")
+    @classmethod
+    def _from_older(cls, values: Any) -> Any:
+        """Read a file of 0.2: of the seconds beside compute a share `overlap` was not lost to `contention`."""
+        if not isinstance(values, dict):
+            return values
+        values = {key: value for key, value in values.items() if key != "reached_by_megatron"}
+        reached = values.get("reached")
+        if isinstance(reached, dict) and isinstance(reached.get("overlap"), (int, float)):
+            rest = {key: value for key, value in reached.items() if key != "overlap"}
+            values["reached"] = rest | {"contention": 1 - reached["overlap"]}
+        return values
 
     @property
     def machines(self) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -87,7 +87,6 @@ class Workload:
     eval_batch: int | None = None
     eval_rows: int = 0
     known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
-    recomputes_all: ClassVar[bool] = False  # whether activation checkpointing repeats a block to its end
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` returns for this model; computed once for each key."""

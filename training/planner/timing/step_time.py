@@ -81,7 +81,6 @@ class StepCounts:
     flops: float  # of the model in a step, on all ranks, without what is computed again
     context_calls: int = 0  # exchanges of tokens for heads in one pass
     zero: int = 0  # ZeRO's level: what it exchanges blocks on a CPU
-    framework: str = "torch"  # that takes the step
     shard: int = 0  # ranks of the batch axes that hold the shards of a weight together; 0: no ZeRO
     tables: tuple[TableWork, ...] = ()  # of one rank in a step
 
@@ -189,19 +188,19 @@ def stage_tables(rank: RankParameters, work: ModelWork) -> tuple[OperationTable,
     again: Counter[Operation] = Counter()
     if workload.config.activation_checkpointing:
         blocks = set(workload.block_names)
-        again = Counter(op for name in names if name in blocks for op in recomputed(work.layers[name], workload))
+        again = Counter(op for name in names if name in blocks for op in recomputed(work.layers[name]))
     if rank.names == [""] or workload.stages[-1][-1] in rank.names:
         operations[Operation("memory", "column", elements=LOSS_ELEMENTS * output_elements(work))] += 1
     return OperationTable(operations), OperationTable(again)
 
 
-def recomputed(operations: Sequence[Operation], workload: Workload) -> Sequence[Operation]:
+def recomputed(operations: Sequence[Operation]) -> Sequence[Operation]:
     """Operations of a block that backward does again: torch stops before a last product, whose output it does not need.
 
     torch.utils.checkpoint, `early_stop`, of 2.1 and later. A mask of dropout after the product needs it.
     """
     last = max((index for index, op in enumerate(operations) if op.kind == "matmul"), default=0)
-    is_needed = workload.recomputes_all or not all(op.has_backward for op in operations[last:])
+    is_needed = not all(op.has_backward for op in operations[last:])
     return operations if is_needed else operations[:last]
 
 
@@ -225,7 +224,6 @@ class StageSeconds(NamedTuple):
 
 def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None = None) -> StepTime:
     """Seconds of a step on a cluster. `kept`: of passes through the same tables, of other calls for this cluster."""
-    cluster = cluster.as_trained_by(counts.framework)
     mesh, micro = counts.mesh, counts.micro
     roofline, topology = Roofline(cluster, counts.precision), Topology(cluster, mesh.world)
     known = {} if kept is None else kept
@@ -355,8 +353,6 @@ def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds)
     if counts.zero and is_cpu(cluster):
         own = own_work_s(cluster, ZERO_STARTS * units * passes, ZERO_COPIES * whole_bytes(sum(sent), mesh.dp * mesh.cp))
         return BatchExchange(seconds + topology.per_core * own, 0.0, 0.0)
-    if counts.framework == "megatron":
-        return BatchExchange(seconds, 0.0, 0.0)
     copies, contention = copy_seconds(fullest.copies, cluster, mesh.world), cluster.reached.contention
     first, last = gathered / units, reduced / units
     waited, offload = first + last, copies.waited + (copies.forward + copies.backward) / units

@@ -185,9 +185,8 @@ def test_an_exchange_takes_from_compute_and_only_what_is_longer_than_compute_is_
     assert both == sorted(both) and all(each >= 4.0 for each in both)
 
 
-def test_megatrons_exchange_begins_when_backward_has_ended() -> None:
-    found = replace(counts(Mesh(dp=16)), framework="megatron")
-    assert step_time(found, A100).hidden == 0 < step_time(replace(found, framework="torch"), A100).exchange
+def test_an_exchange_that_takes_all_of_a_device_hides_nothing() -> None:
+    assert step_time(counts(Mesh(dp=16)), with_reached(A100, contention=1.0)).hidden == pytest.approx(0)
 
 
 def test_of_a_pass_the_first_gather_and_the_last_reduction_are_waited_for() -> None:
