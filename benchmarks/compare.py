@@ -28,9 +28,7 @@ from pydantic import TypeAdapter
 
 from benchmarks.machine import ROOT, measured_with, publish
 from sparkring.conf.load import load_config
-from sparkring.conf.storage import open_storage
 from sparkring.etl.raw import unpack_fashion
-from sparkring.pipelines.run.stragglers import advice, read_windows, save_step_times
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group
@@ -184,14 +182,6 @@ def mean_and_most(counts: dict[int, int]) -> str:
     return f"{mean:.1f}, {max(counts)}"
 
 
-def advice_on(curve: Curve) -> str:
-    """What `sparkring plan stragglers` says of a training."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = open_storage(folder)
-        save_step_times(run, curve.timings)
-        return "\n".join(["```", *advice(read_windows(run), has_tables=False), "```"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=900, help=f"a multiple of {EVERY}")
@@ -213,7 +203,6 @@ def main() -> None:
     )
     for condition, curves in found.items():
         parts += [f"## {condition.capitalize()}", "\n".join(table_of(curves))]
-        parts += ["`sparkring plan stragglers` of the ring's run:", advice_on(curves["ring"])]
     publish("\n\n".join(parts) + "\n", given.out)
 
 

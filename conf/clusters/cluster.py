@@ -4,9 +4,9 @@ Units are those of data sheets; properties that end in `_s`, `_bytes` or `per_s`
 are of one direction.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.schema import Strict
@@ -145,8 +145,8 @@ class Reached(Strict):
     memory: Share = Field(0.8, description="share of the memory's bandwidth that elementwise operations reach")
     link: Share = Field(0.75, description="share of a node's links that collectives reach")
     network: Share = Field(0.75, description="share of the network that collectives reach")
-    overlap: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.8, description="share of the gradients' and weights' exchange that can run while ranks compute"
+    contention: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.22, description="share of a device that an exchange takes from compute while both run"
     )
     kernel_us: Microseconds = Field(3.0, description="beginning and end of a kernel on the device, microseconds")
     launch_us: Microseconds = Field(10.0, description="what a host needs to start one operation, microseconds")
@@ -178,17 +178,24 @@ class Cluster(Strict):
     network: Network
     storage: StorageSpeed = StorageSpeed()
     reached: Reached = Reached()
-    reached_by_megatron: Reached | None = Field(
-        None, description="the same of Megatron-LM, for measured steps of it; None: as `reached`"
-    )
     fitted_on: str = Field("", description="what `reached` was fitted on; empty: estimates")
+    error: Share | None = Field(
+        None, description="by how much most measured steps differ from predicted ones, a share; null: not known"
+    )
     measured: Measurement | None = Field(None, description="None: from data sheets")
 
-    def as_trained_by(self, framework: str) -> "Cluster":
-        """The cluster with what that framework reaches of it."""
-        if framework != "megatron" or self.reached_by_megatron is None:
-            return self
-        return self.model_copy(update={"reached": self.reached_by_megatron})
+    @model_validator(mode="before")
+    @classmethod
+    def _from_older(cls, values: Any) -> Any:
+        """Read a file of 0.2: of the seconds beside compute a share `overlap` was not lost to `contention`."""
+        if not isinstance(values, dict):
+            return values
+        values = {key: value for key, value in values.items() if key != "reached_by_megatron"}
+        reached = values.get("reached")
+        if isinstance(reached, dict) and isinstance(reached.get("overlap"), (int, float)):
+            rest = {key: value for key, value in reached.items() if key != "overlap"}
+            values["reached"] = rest | {"contention": 1 - reached["overlap"]}
+        return values
 
     @property
     def machines(self) -> str:

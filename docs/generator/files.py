@@ -18,7 +18,6 @@ FILES = {  # file -> (its folder, the class that reads it; `module.Class` where 
     "reproduce.json": ("a run", "Record"),
     "trained.json": ("a run of several families: a family's folder", "TrainedFile"),
     "history.json": ("a run", "loss_history._File"),
-    "step_times.json": ("a run", "stragglers._File"),
     "threads.json": ("a run", "ThreadsFile"),
     "start.json": ("a run", "StartDecision"),
     "model_start.json": ("a run", "ModelStart"),

@@ -1,11 +1,10 @@
-"""`sparkring plan calibrate --from-mlflow`: steps of finished jobs, and what each of them does, to fit a cluster to."""
+"""`sparkring plan calibrate`: steps of finished jobs, and what each of them does, to fit a cluster to."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.clusters.cluster import Cluster
@@ -33,7 +32,6 @@ class JobStep:
     counts: StepCounts
     step_s: float
     global_batch: int
-    framework: Literal["torch"] = "torch"
     tokens: int = 1  # of a row: rows are compared
 
     @property

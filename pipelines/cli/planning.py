@@ -1,13 +1,12 @@
-"""Commands that predict what training costs, and start nothing: plan show, search, calibrate, stragglers."""
+"""Commands that predict what training costs, and start nothing: plan show, search, measure, calibrate."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.plain_text import count_of
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from sparkring.pipelines.model.layouts import Planned
     from sparkring.training.parallel.mesh import Mesh
     from sparkring.training.planner.search import SearchResult
-    from sparkring.training.planner.timing.calibrate import TimedStep
-    from sparkring.training.planner.timing.step_time import StepCounts
 
 log = logging.getLogger(__name__)
 FAR_OFF = 0.3  # mean error of a cluster's parameters that asks whether the steps are of this cluster
@@ -84,24 +81,13 @@ def add_commands(commands: Commands) -> None:
     measure.add_argument(
         "--out", metavar="FILE", type=new_file, help="the cluster's file to write; default: it is printed"
     )
-    text = "fit what a cluster reaches of its hardware to measured steps, and write its file"
-    examples = [
-        "sparkring plan calibrate steps.csv --cluster a100-80gb-efa --out mine.yaml",
-        "sparkring plan calibrate --from-mlflow --experiment gpt --cluster a100-80gb-efa --out mine.yaml",
-    ]
+    text = "fit what a cluster reaches of its hardware to the steps of finished jobs in MLflow, and write its file"
+    examples = ["sparkring plan calibrate --experiment gpt --cluster a100-80gb-efa --out mine.yaml"]
     calibrate = add_command(what, "calibrate", _calibrate, text, examples)
-    text = "CSV of measured steps (docs/explanation/planner.md)"
-    calibrate.add_argument("file", metavar="FILE", nargs="?", help=text)
-    text = "the steps of finished jobs that MLflow has, with their run folders"
-    calibrate.add_argument("--from-mlflow", action="store_true", help=text)
-    calibrate.add_argument("--experiment", metavar="NAME", help="of --from-mlflow: only this one's jobs")
+    calibrate.add_argument("--experiment", metavar="NAME", help="only this one's jobs (default: all)")
     calibrate.add_argument("--cluster", metavar="NAME", required=True, help="the hardware of the steps")
     calibrate.add_argument("--out", metavar="FILE", type=new_file, required=True, help="the cluster's file to write")
-    text = "of --from-mlflow: where the store is"
-    calibrate.add_argument("overrides", nargs="*", metavar="tracking.key=value", help=text)
-    text = "what slow ranks cost a run, and whether bounds, backups, averaging or a lag would be faster"
-    slow = add_command(what, "stragglers", _stragglers, text, ["sparkring plan stragglers data/runs/flights/RUN"])
-    slow.add_argument("run_folder", help="of a run of several ranks")
+    calibrate.add_argument("overrides", nargs="*", metavar="tracking.key=value", help="where the store is")
     show_examples(plan, what)
 
 
@@ -281,23 +267,26 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     from sparkring.conf.clusters.catalog import cluster_text, load_cluster
+    from sparkring.conf.load import load_config
+    from sparkring.pipelines.cli.measured_runs import job_steps
+    from sparkring.pipelines.tracking.tags import MACHINES
     from sparkring.training.planner.timing.calibrate import fit_errors, fitted, predicted
 
-    words = [] if arguments.file is None else [arguments.file, *arguments.overrides]
-    if arguments.from_mlflow != all("=" in word for word in words):
-        raise ConfigError("plan calibrate", ["give the FILE of measured steps, or --from-mlflow, and not both"])
-    if arguments.experiment is not None and not arguments.from_mlflow:
-        raise ConfigError("--experiment", ["is of --from-mlflow, and a FILE was given"])
-    cluster = load_cluster(arguments.cluster)
-    measured = _job_steps(words, arguments.experiment, cluster) if arguments.from_mlflow else _file_steps(*words)
-    steps, counts = measured.steps, measured.counts
+    cluster, experiment = load_cluster(arguments.cluster), arguments.experiment
+    tracking = load_config("flights", arguments.overrides).config.tracking  # of a command without a recipe
+    name = "MLflow" if experiment is None else f"MLflow's experiment {experiment}"
+    jobs = job_steps(tracking, experiment, cluster)
+    if not jobs.steps:
+        machines = f"its jobs' machines are the tag {MACHINES}, and --cluster names {cluster.machines}"
+        raise ConfigError(name, [f"nothing to fit to: {jobs.describe()}; {machines}"])
+    print(jobs.describe())
+    steps, counts = jobs.steps, [step.counts for step in jobs.steps]
     try:
-        found = fitted(cluster, counts, steps, measured.name)
+        found = fitted(cluster, counts, steps, name)
     except ValueError as error:
-        raise ConfigError(measured.name, [str(error)]) from None
-    before, after = (each.as_trained_by(steps[0].framework).reached for each in (cluster, found))
-    for name, value in after.model_dump().items():
-        print(f"{name:<10} {getattr(before, name):>10.4g} -> {value:.4g}")
+        raise ConfigError(name, [str(error)]) from None
+    for key, value in found.reached.model_dump().items():
+        print(f"{key:<10} {getattr(cluster.reached, key):>10.4g} -> {value:.4g}")
     as_shipped = fit_errors(predicted(counts, cluster), steps)
     print(f"{count_of(len(steps), 'step')}: {as_shipped} before")
     if as_shipped.mean > FAR_OFF:
@@ -309,45 +298,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     return Exit.OK
 
 
-class CalibrationSteps(NamedTuple):
-    """What a cluster is fitted to: steps, what each does, and where they are from."""
-
-    steps: Sequence[TimedStep]
-    counts: list[StepCounts]
-    name: str
-
-
-def _file_steps(file: str) -> CalibrationSteps:
-    from sparkring.training.planner.timing.measurements import counts_of, read_measurements
-
-    steps = read_measurements(file)
-    return CalibrationSteps(steps, [counts_of(step) for step in steps], Path(file).name)
-
-
-def _job_steps(overrides: Sequence[str], experiment: str | None, cluster: Cluster) -> CalibrationSteps:
-    from sparkring.conf.load import load_config
-    from sparkring.pipelines.cli.measured_runs import job_steps
-    from sparkring.pipelines.tracking.tags import MACHINES
-
-    tracking = load_config("flights", overrides).config.tracking  # of a command without a recipe
-    found = job_steps(tracking, experiment, cluster)
-    name = "MLflow" if experiment is None else f"MLflow's experiment {experiment}"
-    if not found.steps:
-        machines = f"its jobs' machines are the tag {MACHINES}, and --cluster names {cluster.machines}"
-        raise ConfigError(name, [f"nothing to fit to: {found.describe()}; {machines}"])
-    print(found.describe())
-    return CalibrationSteps(found.steps, [step.counts for step in found.steps], name)
-
-
 def write_file(path: Path, text: str) -> None:
     """Write a file, whole or not at all."""
     from sparkring.conf.storage import open_storage
 
     open_storage(str(path.absolute().parent)).put_atomic(path.name, text.encode())
-
-
-def _stragglers(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.run.stragglers import straggler_advice
-
-    print(straggler_advice(arguments.run_folder))
-    return Exit.OK

@@ -37,7 +37,6 @@ from sparkring.pipelines.launch.recover import (
 from sparkring.pipelines.model.plan import layout_problems_of, on_world, plan_and_measured
 from sparkring.pipelines.run.loss_history import Points, as_history, history_up_to, save_history
 from sparkring.pipelines.run.signals import obeying_signals
-from sparkring.pipelines.run.stragglers import save_step_times
 from sparkring.pipelines.tracking.params import run_params
 from sparkring.pipelines.tracking.tags import CLUSTER, ENGINE, MACHINES
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
@@ -267,7 +266,6 @@ def run_ranks(job: JobContext, events: Events, watch: TrainingWatch) -> JobResul
     if by_rank := busy_by_rank(launched.timings):
         from sparkring.pipelines.report.figures import curves, to_png  # with matplotlib, which nothing before needs
 
-        save_step_times(run, launched.timings)
         job.tracker.artifact(job.training_key, to_png(curves(by_rank, "busy seconds per step")), "ranks.png", "figures")
     return launched
 

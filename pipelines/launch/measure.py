@@ -325,7 +325,7 @@ def exchanged_links(results: Sequence[dict[str, Any]], memory: float) -> Measure
         link=near or far or Link(0.0, memory),
         network=far or near or Link(0.0, memory),
         turn_s=shared["latency_s"] / (per_host - 1) if shared else 0.0,
-        reached={"link": MOST_SHARE, "network": MOST_SHARE, "overlap": 1 - farthest["busy"] if farthest else 0.0},
+        reached={"link": MOST_SHARE, "network": MOST_SHARE, "contention": farthest["busy"] if farthest else 1.0},
     )
 
 
@@ -343,7 +343,9 @@ def depth_of(rates: Mapping[Any, Mapping[str, float]]) -> float:
 def most(name: str) -> float:
     """Shares are at most 1."""
     return (
-        MOST_SHARE if name in ("matmul", "memory", "attention", "link", "network", "overlap", "host") else float("inf")
+        MOST_SHARE
+        if name in ("matmul", "memory", "attention", "link", "network", "contention", "host")
+        else float("inf")
     )
 
 

@@ -2,7 +2,7 @@
 
     <runs>/<name>/<UTC time>-<digest>/run.json      what the run is and how far it came
                                       checkpoints/ predictions/ model/ report.html summary.json
-                                      history.json step_times.json
+                                      history.json
 
 A run that did not finish is continued by the next command for the same training on the same dataset, with any world and
 any strategy that gives the same weights; a finished one never is. Where something that decides the model differs, a new

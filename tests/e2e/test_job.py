@@ -230,15 +230,6 @@ def test_every_row_was_consumed_once(workplace: Workplace, finished: subprocess.
     assert spoiled.returncode == 3 and "more than once" in spoiled.stdout
 
 
-def test_the_runs_step_times_say_what_slow_ranks_cost(
-    workplace: Workplace, finished: subprocess.CompletedProcess[str]
-) -> None:
-    assert finished.returncode == 0
-    said = workplace.run_here("plan", "stragglers", f"data/runs/weather/{workplace.record()['folder']}")
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.startswith("2 ranks, ") and "servers, bound 1" in said.stdout, said.stdout
-
-
 def test_the_dataset_is_not_built_twice(workplace: Workplace, finished: subprocess.CompletedProcess[str]) -> None:
     assert finished.returncode == 0
     before = sorted(p.stat().st_mtime_ns for p in (workplace.folder / "data/datasets").rglob("*.parquet"))

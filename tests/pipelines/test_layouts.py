@@ -15,12 +15,14 @@ from torch.nn import functional
 
 from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.load import load_config
-from sparkring.pipelines.cli import main
+from sparkring.pipelines.cli import main, measured_runs
+from sparkring.pipelines.cli.measured_runs import JobStep, JobSteps
 from sparkring.pipelines.model import layouts
 from sparkring.pipelines.model.layouts import duration_text, price_text, rate_text
 from sparkring.pipelines.model.sizes import size_text
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.training.planner import search
+from tests.helpers.published_steps import counts_of, read_measurements
 
 SMALL = ["gpt-124m", "model.args.layers=2", "model.args.vocab=1024", "etl.text.seq_len=129"]
 EFA = ["--cluster", "a100-80gb-efa"]
@@ -270,11 +272,6 @@ def test_a_wrong_option_is_named_before_the_recipe_is_read(
     assert ended.value.code == Exit.USAGE and expected in capsys.readouterr().err
 
 
-def test_an_experiment_is_of_mlflow_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["calibrate", "steps.csv", "--experiment", "gpt", *EFA, "--out", str(tmp_path / "mine.yaml")]
-    assert "--experiment: 1 problem\n  - is of --from-mlflow" in problem(capsys, *words)
-
-
 def test_ranks_that_are_not_whole_machines_are_refused_where_a_layout_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -347,19 +344,22 @@ def test_nothing_fits_and_it_says_what_is_missing(tmp_path: Path, capsys: pytest
 
 
 def test_a_calibrated_cluster_is_written_and_read_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    table = Path("benchmarks/published/llmfoundry_a100_80gb.csv").read_text().splitlines()
-    rows, out = tmp_path / "steps.csv", tmp_path / "mine.yaml"
-    rows.write_text("\n".join([*table[:3], *table[-25:]]) + "\n")
-    words = ["calibrate", str(rows), "--cluster", "a100-80gb-roce", "--out", str(out)]
-    assert "25 steps: mean error" in output(capsys, *words)
-    assert load_cluster(str(out)).fitted_on == "25 steps of steps.csv" and "far from" not in caplog.text
-    other = ["calibrate", str(rows), "--cluster", "h100-80gb-roce", "--out", str(tmp_path / "other.yaml")]
+    rows = read_measurements("benchmarks/published/llmfoundry_a100_80gb.csv")[-25:]
+    steps = [JobStep(counts_of(row), row.step_s, row.global_batch, row.tokens) for row in rows]
+    monkeypatch.setattr(measured_runs, "job_steps", lambda *_: JobSteps(steps, {}))
+    out = tmp_path / "mine.yaml"
+    assert "25 steps: mean error" in output(capsys, "calibrate", "--cluster", "a100-80gb-roce", "--out", str(out))
+    found = load_cluster(str(out))
+    assert found.fitted_on == "25 steps of MLflow" and found.error is not None and found.error < 0.2
+    assert "far from" not in caplog.text
+    other = ["calibrate", "--cluster", "h100-80gb-roce", "--out", str(tmp_path / "other.yaml")]
     assert "25 steps: mean error" in output(capsys, *other)
     assert "far from what the parameters of h100-80gb-roce predicted" in caplog.text
-    rows.write_text("\n".join(table[:5]) + "\n")
-    assert "2 measured steps cannot determine" in problem(capsys, *words)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`sparkring plan calibrate --from-mlflow`: a cluster fitted to the steps of finished jobs."""
+"""`sparkring plan calibrate`: a cluster fitted to the steps of finished jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def words(folder: Path, *more: str) -> list[str]:
     files = ["--cluster", str(folder / "mine.yaml"), "--out", str(folder / "fitted.yaml")]
-    return ["plan", "calibrate", "--from-mlflow", *files, f"tracking.root={folder}/mlflow", *more]
+    return ["plan", "calibrate", *files, f"tracking.root={folder}/mlflow", *more]
 
 
 def test_a_job_records_what_was_predicted_and_measured_once(folder: Path) -> None:
@@ -93,9 +93,3 @@ def test_jobs_of_other_machines_alone_are_nothing_to_fit_to(
     assert main(words(folder)) == Exit.USAGE
     shown = capsys.readouterr().err
     assert "nothing to fit to: 0 jobs; left out: 1 of other machines" in shown and "Xeon-8-cores, roce" in shown
-
-
-@pytest.mark.parametrize("asked", [["steps.csv", "--from-mlflow"], []])
-def test_a_file_or_mlflow_is_asked_for(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "calibrate", *asked, "--cluster", "cpu", "--out", str(tmp_path / "x.yaml")]) == Exit.USAGE
-    assert "give the FILE of measured steps, or --from-mlflow, and not both" in capsys.readouterr().err

@@ -29,46 +29,57 @@ def schedule_cost(workload: Workload) -> ScheduleCost:
     return ScheduleCost(outcome.bubble, outcome.peak_alive)
 
 
+class BatchBytes(NamedTuple):
+    """Bytes one rank sends over dp x cp per step.
+
+    gathered, regathered: weights for forward, and again for backward. reduced: gradients, within a group of shards.
+    between: gradients, to the ranks with the same shard in other groups.
+    """
+
+    gathered: float = 0.0
+    regathered: float = 0.0
+    reduced: float = 0.0
+    between: float = 0.0
+
+
 def batch_axes_bytes(rank: RankParameters, dense: bool = False) -> int:
     """Bytes one rank sends over dp x cp per step: gradients, gathered weights, and flags of reached parameters.
 
     `dense`: as if there were neither gradient codec nor averaging.
     """
+    return int(sum(batch_bytes(rank, dense)))
+
+
+def batch_bytes(rank: RankParameters, dense: bool = False) -> BatchBytes:
+    """The bytes of `batch_axes_bytes` by what they are."""
     workload, element = rank.workload, rank.workload.element_bytes
     mesh = workload.mesh
     batch_ranks, flags = mesh.dp * mesh.cp, len(rank.trained)
     if not rank.zero and workload.is_coded and not dense:
-        return coded_bytes(rank)
+        return BatchBytes(reduced=coded_bytes(rank))
     if workload.is_averaged and workload.config.averaging.groups == "rank" and not dense:
-        return averaged_bytes(rank, mesh.dp)
+        return BatchBytes(reduced=averaged_bytes(rank, mesh.dp))
     if workload.is_served and not dense:  # the weights come, the gradients go
-        return sum(p.numel() for p in rank.parameters.values() if p.requires_grad) * element
+        return BatchBytes(reduced=sum(p.numel() for p in rank.parameters.values() if p.requires_grad) * element)
     if not rank.zero:
-        return int(2 * ring_share(batch_ranks) * (rank.whole_trained + flags) * element)
-    scatters = float(rank.whole_trained * reductions_of(rank))
+        return BatchBytes(reduced=int(2 * ring_share(batch_ranks) * (rank.whole_trained + flags) * element))
     # weights are gathered in the precision of compute, gradients reduced in that of the weights
-    sent = ring_share(rank.shard) * (gathered_elements(rank) * rank.gather_bytes + scatters * element)
-    sent += replica_bytes(rank)
-    sent += (batch_ranks - 1) * flags * element if rank.on_horovod else 2 * ring_share(batch_ranks) * flags
-    return int(sent)
+    share, reduced = ring_share(rank.shard), rank.whole_trained * reductions_of(rank) * element
+    forward, again = (share * elements * rank.gather_bytes for elements in gathered_elements(rank))
+    found = (batch_ranks - 1) * flags * element if rank.on_horovod else 2 * ring_share(batch_ranks) * flags
+    return BatchBytes(
+        forward, again, share * reduced + found, int(2 * ring_share(rank.replicas) * reduced / rank.shard)
+    )
 
 
-def gathered_elements(rank: RankParameters) -> float:
-    """Elements that ZeRO gathers in a step."""
+def gathered_elements(rank: RankParameters) -> tuple[float, float]:
+    """Elements that ZeRO gathers in a step: (for forward, again for backward)."""
     if rank.zero < 3:
-        return float(rank.whole)
+        return float(rank.whole), 0.0
     # gathered again in backward, except for the last layer, whose backward comes next
-    blocks = rank.workload.block_names
+    blocks, passes = rank.workload.block_names, rank.workload.config.passes
     twice = [name for name in rank.units if [name] != rank.layers[-1:] or name in blocks]
-    return rank.workload.config.passes * (float(rank.whole) + sum(rank.numels_of(twice)))
-
-
-def replica_bytes(rank: RankParameters) -> int:
-    """Bytes of them that go between groups of shards: gradients, to the ranks with the same shard."""
-    if not rank.zero:
-        return 0
-    whole = rank.whole_trained * reductions_of(rank) * rank.workload.element_bytes
-    return int(2 * ring_share(rank.replicas) * whole / rank.shard)
+    return float(passes * rank.whole), float(passes * sum(rank.numels_of(twice)))
 
 
 def tables_sent_bytes(workload: Workload) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sparkring.conf.clusters.catalog import cluster_names, cluster_text, load_cluster
 from sparkring.conf.errors import ConfigError
@@ -88,3 +89,12 @@ def test_devices_are_whole_machines() -> None:
     assert [cluster.nodes(n) for n in (1, 8, 16)] == [1, 1, 2]
     with pytest.raises(ValueError, match=r"12 devices are not whole machines of 8 .*multiple of 8"):
         cluster.nodes(12)
+
+
+@pytest.mark.parametrize("extends", ["", "extends: a100-80gb-efa\n"])
+def test_a_file_of_before_contention_says_overlap_and_is_read(extends: str, tmp_path: Path) -> None:
+    """Of the seconds beside compute, a share `overlap` was not lost to it."""
+    values = {} if extends else load_cluster("cpu").model_dump(mode="json", exclude={"reached"})
+    path = tmp_path / "mine.yaml"
+    path.write_text(extends + yaml.safe_dump({**values, "reached": {"overlap": 0.9}}))
+    assert load_cluster(str(path)).reached.contention == pytest.approx(0.1)

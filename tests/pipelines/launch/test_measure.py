@@ -85,7 +85,7 @@ def test_cpus_have_the_links_that_exchanges_found_and_operations_that_are_part_o
     assert (cluster.node.link_latency_us, cluster.node.turn_us) == (100.0, 600.0), "three hops of a ring"
     assert (cluster.network.gbit_per_s, cluster.network.latency_us) == (0.8, 200.0)
     reached = cluster.reached
-    assert (reached.kernel_us, reached.launch_us, reached.overlap, reached.depth) == (2.0, 0.0, 0.75, 128.0)
+    assert (reached.kernel_us, reached.launch_us, reached.contention, reached.depth) == (2.0, 0.0, 0.25, 128.0)
     assert (reached.attention, reached.matmul, reached.link) == (0.25, 1.0, 1.0)
 
 

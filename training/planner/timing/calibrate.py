@@ -6,16 +6,16 @@ that the cluster has: a parameter that the rows say nothing about stays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.plain_text import count_of
-from sparkring.training.planner.timing.measurements import MeasuredStep
 from sparkring.training.planner.timing.step_time import StepCounts, step_time
 
 Array = NDArray[Any]
@@ -26,25 +26,23 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "memory": (0.4, 0.95),
     "link": (0.2, 0.95),
     "network": (0.2, 0.95),
-    "overlap": (0.0, 0.98),
+    "contention": (0.0, 0.9),
     "kernel_us": (0.0, 12.0),
     "launch_us": (1.0, 150.0),
     "depth": (0.0, 1000.0),
 }
 CPU_BOUNDS = {"kernel_us": (0.0, 200.0)}  # with what autograd and Python add to an operation
-REACHED_BY = {"torch": "reached", "megatron": "reached_by_megatron"}
 OUTLIER = 0.03  # |log(predicted / measured)| from which the loss grows linearly
 FAR = 0.3  # median |log(predicted / measured)| before, from which a fit without that loss comes first
 UNEXPLAINED = 0.3  # the same after it, from which the steps are none of this hardware's
 PULL = 0.1  # to the values before, against the rows' errors
+MOST = 0.9  # share of the steps that a cluster's `error` holds for
 MOST_ROWS, MOST_ROUNDS = 400, 25  # rows of a fit, drawn evenly
 
 
 class TimedStep(Protocol):
     """What a fit looks at of a measured step, whatever model it trains."""
 
-    @property
-    def framework(self) -> Literal["megatron", "torch"]: ...
     @property
     def dp(self) -> int: ...
     @property
@@ -70,25 +68,29 @@ class FitErrors:
         return f"mean error {self.mean:.1%}, worst {self.worst:.0%}, rank correlation {self.rank:.2f}"
 
 
-def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[TimedStep], data: str) -> Cluster:
-    """Return the cluster with the parameters that the rows determine. ValueError: too few, of two frameworks, or such
-    as this hardware cannot take.
+def fitted(
+    cluster: Cluster,
+    counts: Sequence[StepCounts],
+    steps: Sequence[TimedStep],
+    data: str,
+    fixed: Sequence[str] = (),
+) -> Cluster:
+    """Return the cluster with the parameters that the rows determine. ValueError: too few rows, or such as this
+    hardware cannot take.
 
     Args:
-        cluster: whose parameters to start from.
+        cluster: its parameters are the start.
         counts: what each step does.
         steps: as measured.
         data: the name of the rows, for the cluster's file.
+        fixed: parameters that stay as they are.
     """
     from scipy.optimize import least_squares  # takes a second, which other commands do not spend
 
     if not steps:
         raise ValueError("no measured steps: the file needs a header and a row per step")
-    frameworks = sorted({step.framework for step in steps})
-    if len(frameworks) > 1:
-        raise ValueError(f"steps of {' and of '.join(frameworks)}, which reach different shares: make a file of each")
-    framework = frameworks[0]
-    names, reached = determined(cluster, steps), cluster.as_trained_by(framework).reached
+    names = [name for name in determined(cluster, steps) if name not in fixed]
+    reached = cluster.reached
     if len(steps) < 2 * len(names):
         raise ValueError(
             f"{count_of(len(steps), 'measured step')} cannot determine {count_of(len(names), 'parameter')} "
@@ -103,7 +105,7 @@ def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[Timed
 
     def with_values(values: Array) -> Cluster:
         found = dict(zip(names, (low + values * (high - low)).round(4).tolist(), strict=True))
-        return cluster.model_copy(update={REACHED_BY[framework]: reached.model_copy(update=found)})
+        return cluster.model_copy(update={"reached": reached.model_copy(update=found)})
 
     def residuals(values: Array) -> Array:
         errors = np.log(predicted(some, with_values(values)) / seconds)
@@ -115,8 +117,18 @@ def fitted(cluster: Cluster, counts: Sequence[StepCounts], steps: Sequence[Timed
     found = least_squares(
         residuals, near, bounds=(0, 1), loss="soft_l1", f_scale=OUTLIER, diff_step=1e-2, max_nfev=MOST_ROUNDS
     )
-    _check_explained(np.median(residuals(found.x)[: len(seconds)]), cluster)
-    return with_values(found.x).model_copy(update={"fitted_on": f"{count_of(len(steps), 'step')} of {data}"})
+    errors = residuals(found.x)[: len(seconds)]
+    _check_explained(np.median(errors), cluster)
+    found_on = {
+        "fitted_on": f"{count_of(len(steps), 'step')} of {data}",
+        "error": most_errors(np.expm1(np.abs(errors))),
+    }
+    return with_values(found.x).model_copy(update=found_on)
+
+
+def most_errors(errors: Array) -> float:
+    """What nine of ten errors are below, in whole percents."""
+    return min(1.0, math.ceil(100 * float(np.quantile(np.abs(errors), MOST))) / 100)
 
 
 def _check_explained(error: float, cluster: Cluster) -> None:
@@ -130,15 +142,13 @@ def _check_explained(error: float, cluster: Cluster) -> None:
 
 def determined(cluster: Cluster, steps: Sequence[TimedStep]) -> list[str]:
     """The parameters that rows like these say something about."""
-    names = ["matmul", "memory", "kernel_us", "launch_us", "depth"]
-    if any(step.framework == "torch" for step in steps):
-        names.append("attention")
+    names = ["matmul", "memory", "kernel_us", "launch_us", "depth", "attention"]
     if any(step.devices > 1 for step in steps):
         names.append("link")
     if any(step.devices > cluster.node.devices for step in steps):
         names.append("network")
     if any(step.dp > 1 for step in steps):
-        names.append("overlap")
+        names.append("contention")
     return names
 
 
@@ -163,22 +173,3 @@ def rank_correlation(first: Array, second: Array) -> float:
         return 1.0
     ranks = np.stack([np.argsort(np.argsort(values)).astype(float) for values in (first, second)])
     return float(np.corrcoef(ranks)[0, 1])
-
-
-def pick_regret(seconds: Array, steps: Sequence[MeasuredStep]) -> float:
-    """How much slower the layouts predicted to be fastest are than the measured best, the mean over models."""
-    regrets = []
-    for same in _same_models(steps):
-        measured = np.array([steps[index].step_s for index in same])
-        picked = measured[int(np.argmin(seconds[same]))]
-        regrets.append(float(picked / measured.min() - 1))
-    return float(np.mean(regrets)) if regrets else 0.0
-
-
-def _same_models(steps: Sequence[MeasuredStep]) -> list[list[int]]:
-    """Indices of the steps that train the same model with the same batch on as many devices."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index, step in enumerate(steps):
-        key = (step.width, step.layers, step.tokens, step.global_batch, step.devices)
-        groups.setdefault(key, []).append(index)
-    return [same for same in groups.values() if len(same) > 1]

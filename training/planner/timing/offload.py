@@ -13,6 +13,7 @@ the 256 GB/s of that machine (DGX-2, 12 channels of DDR4-2666): `reached.host`, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparkring.conf.clusters.cluster import Cluster
 from sparkring.training.planner.traffic import gathered_elements, reductions_of
@@ -23,9 +24,13 @@ ADDED = 3  # tensors that the host reads or writes to add a gradient to another
 
 @dataclass(frozen=True)
 class ShardCopies:
-    """Bytes that a rank copies in a step. beside: from and to the device beside compute. added: that the host adds."""
+    """Bytes that a rank copies in a step.
 
-    beside: float
+    forward, backward: from and to the device beside compute. added: that the host adds.
+    """
+
+    forward: float
+    backward: float
     added: float
 
 
@@ -35,7 +40,8 @@ def shard_copies(rank: RankParameters) -> ShardCopies | None:
         return None
     element, reductions = rank.workload.element_bytes, reductions_of(rank)
     gradients = rank.updated * element
-    return ShardCopies(gathered_elements(rank) / rank.shard * element + gradients, (reductions - 1) * gradients)
+    forward, again = (elements / rank.shard * element for elements in gathered_elements(rank))
+    return ShardCopies(forward, again + gradients, (reductions - 1) * gradients)
 
 
 def host_bytes_per_s(cluster: Cluster, world: int) -> float:
@@ -43,7 +49,17 @@ def host_bytes_per_s(cluster: Cluster, world: int) -> float:
     return cluster.node.memory_bytes_per_s * cluster.reached.host / min(world, cluster.node.devices)
 
 
-def copy_seconds(copies: ShardCopies, cluster: Cluster, world: int) -> tuple[float, float]:
-    """(seconds that can be beside compute, seconds that are waited for)."""
+class CopySeconds(NamedTuple):
+    """Seconds of a step's copies. forward, backward: beside compute. waited: that nothing runs beside."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    waited: float = 0.0
+
+
+def copy_seconds(copies: ShardCopies | None, cluster: Cluster, world: int) -> CopySeconds:
+    if copies is None:
+        return CopySeconds()
     copy = cluster.node.copy_bytes_per_s
-    return copies.beside / copy, copies.added * (1 / copy + ADDED / host_bytes_per_s(cluster, world))
+    added = copies.added * (1 / copy + ADDED / host_bytes_per_s(cluster, world))
+    return CopySeconds(copies.forward / copy, copies.backward / copy, added)

@@ -4,18 +4,21 @@ A step is `micro` passes through a pipeline of p ranks. With f and b seconds of 
 included, and one stage per rank, 1F1B and GPipe take (micro - 1) (f + b) on that rank after the first pass through all
 of them (https://arxiv.org/abs/2104.04473, section 2.2); other schedules are simulated by their tables
 (training/parallel/model_parallel/schedules.py). Tensor and context ranks exchange inside a pass, where nothing can run
-beside it. Gradients, and the weights that ZeRO-3 gathers, are exchanged beside compute: a share 1 - `reached.overlap`
-of the hidden seconds is lost to it, and what is longer than compute is waited for. Then the optimizer moves each owned
-parameter's state through memory: the device's, or with offload (offload.py) the host's.
+beside it. Gradients, and the weights that ZeRO gathers, are exchanged beside compute: C seconds of compute and X of
+exchange take max(X, C + `reached.contention` X) together. Then the optimizer moves each owned parameter's state through
+memory: the device's, or with offload (offload.py) the host's.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from sparkring.conf.clusters.cluster import MICRO, Cluster
+from sparkring.training.parallel.data_parallel.reduce import bucket_limit
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.schedules import schedule_run
 from sparkring.training.planner.timing.collectives import RankGroup, Topology
@@ -38,10 +41,12 @@ from sparkring.training.planner.timing.shared_cores import (
 )
 from sparkring.training.planner.timing.sparse_tables import TableWork, tables_s
 from sparkring.training.planner.trace import Trace
-from sparkring.training.planner.traffic import activation_bytes, batch_axes_bytes, replica_bytes
+from sparkring.training.planner.traffic import BatchBytes, activation_bytes, batch_bytes, reductions_of
 from sparkring.training.planner.workload import RankParameters, SparseTable, Workload
 from sparkring.training.tables.sharded import sent_bytes
 
+# fully_shard copies what it gathers out of the collective's buffer, and gradients into one: read and written once
+ZERO_COPIED = 2.0
 # The loss reads and writes each output a few times: in forward twice and, by backward's factor, three times
 LOSS_ELEMENTS = 4.0
 
@@ -53,8 +58,7 @@ class StageCounts:
     operations: OperationTable
     recomputed: OperationTable
     updated: int  # parameters
-    exchanged: int  # bytes that it sends over the batch axes in a step
-    between_groups: int = 0  # of them, to the ranks with the same shard in other groups of shards
+    exchanged: BatchBytes  # that it sends over the batch axes in a step
     copies: ShardCopies | None = None  # between host and device; None: nothing is offloaded
 
 
@@ -71,13 +75,12 @@ class StepCounts:
     per_rank: int  # pipeline stages
     sent: dict[str, float]  # bytes of one rank and step over tp, cp and pp
     layer_calls: int  # collectives of tensor or context ranks in one pass
-    batch_calls: int  # collectives over the batch axes in one step
-    every_pass: bool  # whether these are in every pass (ZeRO-3), not after the last
+    units: int  # parts of a stage that are gathered, and whose gradients are reduced, separately
+    reductions: int  # times that gradients are reduced in a step
     state_bytes: int  # that the optimizer reads and writes per owned parameter
     flops: float  # of the model in a step, on all ranks, without what is computed again
     context_calls: int = 0  # exchanges of tokens for heads in one pass
     zero: int = 0  # ZeRO's level: what it exchanges blocks on a CPU
-    framework: str = "torch"  # that takes the step
     shard: int = 0  # ranks of the batch axes that hold the shards of a weight together; 0: no ZeRO
     tables: tuple[TableWork, ...] = ()  # of one rank in a step
 
@@ -138,8 +141,6 @@ def counts_of_stages(
     """
     mesh, config = workload.mesh, workload.config
     micro = config.passes
-    units = max(len(rank.units) for rank in ranks) + 1
-    in_every_pass = ranks[0].zero == 3
     return StepCounts(
         mesh=mesh,
         precision=config.precision,
@@ -150,8 +151,8 @@ def counts_of_stages(
         per_rank=config.stages_per_rank,
         sent={axis: float(size) for axis, size in sent.items()},
         layer_calls=(5 if config.activation_checkpointing else 4) * len(workload.block_names) // mesh.pp,
-        batch_calls=3 * units * micro if in_every_pass else units,
-        every_pass=in_every_pass,
+        units=max(exchanged_parts(rank) for rank in ranks),
+        reductions=reductions_of(ranks[0]) if ranks[0].zero else 1,
         state_bytes=(2 * workload.states + 7) * 4,
         flops=flops * workload.global_batch,
         context_calls=(3 if config.activation_checkpointing else 2) * 4 * len(workload.attention_cores) // mesh.pp,
@@ -161,6 +162,14 @@ def counts_of_stages(
     )
 
 
+def exchanged_parts(rank: RankParameters) -> int:
+    """Units that ZeRO gathers and reduces separately, or buckets of a ring's gradients."""
+    if rank.zero:
+        return len(rank.units) + 1
+    size = rank.whole_trained * rank.workload.element_bytes
+    return max(1, math.ceil(size / bucket_limit(size, rank.workload.config.bucket_bytes)))
+
+
 def table_work(table: SparseTable, workload: Workload) -> TableWork:
     ids = table.distinct(workload.rows_per_rank)
     sent = sent_bytes(table.replicated, ids, table.sent_bytes, workload.mesh.dp)
@@ -168,7 +177,7 @@ def table_work(table: SparseTable, workload: Workload) -> TableWork:
 
 
 def stage_counts(rank: RankParameters, tables: tuple[OperationTable, OperationTable]) -> StageCounts:
-    return StageCounts(*tables, rank.updated, batch_axes_bytes(rank), replica_bytes(rank), shard_copies(rank))
+    return StageCounts(*tables, rank.updated, batch_bytes(rank), shard_copies(rank))
 
 
 def stage_tables(rank: RankParameters, work: ModelWork) -> tuple[OperationTable, OperationTable]:
@@ -179,10 +188,20 @@ def stage_tables(rank: RankParameters, work: ModelWork) -> tuple[OperationTable,
     again: Counter[Operation] = Counter()
     if workload.config.activation_checkpointing:
         blocks = set(workload.block_names)
-        again = Counter(op for name in names if name in blocks for op in work.layers[name])
+        again = Counter(op for name in names if name in blocks for op in recomputed(work.layers[name]))
     if rank.names == [""] or workload.stages[-1][-1] in rank.names:
         operations[Operation("memory", "column", elements=LOSS_ELEMENTS * output_elements(work))] += 1
     return OperationTable(operations), OperationTable(again)
+
+
+def recomputed(operations: Sequence[Operation]) -> Sequence[Operation]:
+    """Operations of a block that backward does again: torch stops before a last product, whose output it does not need.
+
+    torch.utils.checkpoint, `early_stop`, of 2.1 and later. A mask of dropout after the product needs it.
+    """
+    last = max((index for index, op in enumerate(operations) if op.kind == "matmul"), default=0)
+    is_needed = not all(op.has_backward for op in operations[last:])
+    return operations if is_needed else operations[:last]
 
 
 def output_elements(work: ModelWork) -> int:
@@ -205,7 +224,6 @@ class StageSeconds(NamedTuple):
 
 def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None = None) -> StepTime:
     """Seconds of a step on a cluster. `kept`: of passes through the same tables, of other calls for this cluster."""
-    cluster = cluster.as_trained_by(counts.framework)
     mesh, micro = counts.mesh, counts.micro
     roofline, topology = Roofline(cluster, counts.precision), Topology(cluster, mesh.world)
     known = {} if kept is None else kept
@@ -304,19 +322,10 @@ def _tensor_own_s(counts: StepCounts, cluster: Cluster) -> float:
     return own_work_s(cluster, TENSOR_STARTS * starts, TENSOR_PASSES * moved)
 
 
-def _zero_own_s(counts: StepCounts, topology: Topology, sent: float) -> float:
-    """Seconds per step that fully_shard adds on a CPU. `sent`: bytes of one rank."""
-    group = RankGroup(counts.mesh.dp * counts.mesh.cp, counts.mesh.tp)
-    units = counts.batch_calls / 3 if counts.every_pass else counts.batch_calls
-    gathers = 0 if counts.every_pass else units  # batch_calls has the reductions alone
-    own = own_work_s(topology.cluster, ZERO_STARTS * units, ZERO_COPIES * whole_bytes(sent, group.size))
-    return topology.per_core * own + gathers * topology.latency_s(group)
-
-
 class BatchExchange(NamedTuple):
     """Seconds of what is exchanged over the batch axes, and of copies from and to the host.
 
-    exchange, offload: as far as it is waited for. hidden: beside compute.
+    exchange, offload: by which they make the step longer. hidden: the rest of the exchange.
     """
 
     exchange: float
@@ -325,25 +334,46 @@ class BatchExchange(NamedTuple):
 
 
 def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds) -> BatchExchange:
-    mesh = counts.mesh
-    fullest = max(counts.stages, key=lambda each: each.exchanged)
-    sent, between = fullest.exchanged, fullest.between_groups
-    shard = counts.shard or mesh.dp * mesh.cp
-    seconds = topology.sent_s(sent - between, RankGroup(shard, mesh.tp), counts.batch_calls, is_ring=counts.zero > 0)
-    seconds += topology.sent_s(between, RankGroup(mesh.dp * mesh.cp // shard, mesh.tp * shard), counts.batch_calls)
-    beside = counts.micro * stage.both if counts.every_pass else stage.backward
-    if counts.zero and is_cpu(topology.cluster):
-        return BatchExchange(seconds + _zero_own_s(counts, topology, sent), 0.0, 0.0)
-    first = seconds
-    if is_cpu(topology.cluster):  # the last bucket is complete when backward ends
-        first -= seconds / counts.batch_calls
-    overlap = topology.cluster.reached.overlap
-    hidden = min(first, beside) * overlap
-    if fullest.copies is None:
-        return BatchExchange(seconds - hidden, 0.0, hidden)
-    copied, waited = copy_seconds(fullest.copies, topology.cluster, mesh.world)
-    hidden_copies = min(copied, max(0.0, beside - first)) * overlap  # in the same streams, one after the other
-    return BatchExchange(seconds - hidden, copied + waited - hidden_copies, hidden + hidden_copies)
+    """Exchanges of a stage that computes for so long.
+
+    Units are gathered and reduced while their neighbors compute (implicit and explicit prefetching of fully_shard). So
+    of each pass nothing hides the first gather and the last reduction.
+    """
+    mesh, cluster, units = counts.mesh, topology.cluster, counts.units
+    fullest = max(counts.stages, key=lambda each: sum(each.exchanged))
+    sent, shard = fullest.exchanged, counts.shard or mesh.dp * mesh.cp
+    inside, between = RankGroup(shard, mesh.tp), RankGroup(mesh.dp * mesh.cp // shard, mesh.tp * shard)
+    passes, is_ring = counts.micro if counts.zero == 3 else 1, counts.zero > 0
+    gathered, again = (
+        topology.sent_s(each, inside, units * passes, is_ring) for each in (sent.gathered, sent.regathered)
+    )
+    reduced = topology.sent_s(sent.reduced, inside, units * counts.reductions, is_ring)
+    reduced += topology.sent_s(sent.between, between, units * counts.reductions)
+    seconds = gathered + again + reduced
+    if counts.zero and is_cpu(cluster):
+        own = own_work_s(cluster, ZERO_STARTS * units * passes, ZERO_COPIES * whole_bytes(sum(sent), mesh.dp * mesh.cp))
+        return BatchExchange(seconds + topology.per_core * own, 0.0, 0.0)
+    copies, contention = copy_seconds(fullest.copies, cluster, mesh.world), cluster.reached.contention
+    first, last = gathered / units, reduced / units
+    waited, offload = first + last, copies.waited + (copies.forward + copies.backward) / units
+    for compute_s, sent_s, copied_s in (
+        (passes * stage.forward, gathered - first, copies.forward),
+        (max(passes, counts.reductions) * stage.backward, again + reduced - last, copies.backward),
+    ):
+        longer = longer_by_s(compute_s, sent_s, contention)
+        waited += longer
+        offload += max(0.0, sent_s + copied_s * (1 - 1 / units) - compute_s - longer)  # in the same streams
+    copied = whole_bytes(sum(sent) - sent.between, shard) * (counts.zero > 0)
+    own = ZERO_COPIED * copied / (cluster.device.memory_bytes_per_s * cluster.reached.memory)
+    return BatchExchange(waited + own, offload, max(0.0, seconds - waited))
+
+
+def longer_by_s(compute_s: float, sent_s: float, contention: float) -> float:
+    """Seconds by which an exchange makes compute beside it longer.
+
+    While both run the exchange takes a share of the device from compute. Compute that ends first waits.
+    """
+    return max(sent_s - compute_s, contention * sent_s)
 
 
 def pipeline_seconds(counts: StepCounts, stages: list[StageSeconds]) -> float:

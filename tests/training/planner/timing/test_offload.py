@@ -31,7 +31,7 @@ def parts(**parallel: object) -> tuple[float, float, int]:
     rank = RankParameters(workload(offload=True, **parallel), 0)
     copies = shard_copies(rank)
     assert copies is not None
-    return copies.beside, copies.added, rank.whole * 4
+    return copies.forward + copies.backward, copies.added, rank.whole * 4
 
 
 @pytest.mark.parametrize("zero", [1, 2])
@@ -72,9 +72,9 @@ def test_adam_of_the_paper_takes_what_it_measured() -> None:
 def test_what_the_host_adds_is_waited_for() -> None:
     copies = shard_copies(RankParameters(workload(offload=True, zero=2, accumulate=2), 0))
     assert copies is not None
-    beside, waited = copy_seconds(copies, A100, 8)
-    assert beside == pytest.approx(copies.beside / 12.4e9)
-    assert waited == pytest.approx(copies.added / 12.4e9 + 3 * copies.added / host_bytes_per_s(A100, 8))
+    found = copy_seconds(copies, A100, 8)
+    assert found[:2] == pytest.approx((copies.forward / 12.4e9, copies.backward / 12.4e9))
+    assert found.waited == pytest.approx(copies.added / 12.4e9 + 3 * copies.added / host_bytes_per_s(A100, 8))
 
 
 @pytest.mark.parametrize("parallel", [{"zero": 1}, {"zero": 2, "accumulate": 2}, {"zero": 3}])
@@ -87,8 +87,8 @@ def test_offload_adds_copies_and_a_slower_step_of_the_optimizer_and_nothing_else
     owned = RankParameters(offloaded, 0).owned
     assert time.optimizer == pytest.approx(11 * 4 * owned / host_bytes_per_s(A100, 8)) and time.total > without.total
     copies = shard_copies(RankParameters(offloaded, 0))
-    assert copies is not None and time.hidden > without.hidden
-    assert time.offload + time.hidden - without.hidden == pytest.approx(sum(copy_seconds(copies, A100, 8)))
+    assert copies is not None and time.hidden == without.hidden
+    assert copy_seconds(copies, A100, 8).waited <= time.offload <= sum(copy_seconds(copies, A100, 8))
 
 
 def test_copies_hide_beside_what_compute_is_left_by_the_exchange() -> None:

@@ -34,11 +34,11 @@ def machine(cores: int) -> Cluster:
     return cpu.model_copy(update={"node": node, "device": device, "reached": reached})
 
 
-def seconds(cluster: Cluster, world: int, **parallel: object) -> StepTime:
+def seconds(cluster: Cluster, world: int, width: int = 64, **parallel: object) -> StepTime:
     config = ParallelConfig.model_validate({"engine": "torch", **parallel})
     mesh = resolve_mesh(config, world)
     with torch.device("meta"):
-        model = GPT(vocab=256, width=64, layers=4, heads=4)
+        model = GPT(vocab=256, width=width, layers=4, heads=4)
     row = (torch.zeros(1, 32, dtype=torch.int64, device="meta"),)
     workload = Workload(model, config, mesh, choose_engine(config, mesh, "cpu"), row, 16)
     traced = traced_model(workload)
@@ -88,4 +88,8 @@ def test_causes_add_up_on_cpus_and_cores_never_make_a_step_slower(layout: dict[s
 
 
 def test_zero_hides_nothing_on_cpus_where_its_exchanges_block() -> None:
-    assert seconds(machine(4), 4, zero=3).hidden == 0 < seconds(machine(4), 4).hidden
+    assert seconds(machine(4), 4, width=256, zero=3).hidden == 0 < seconds(machine(4), 4, width=256).hidden
+
+
+def test_a_ring_of_one_bucket_hides_nothing() -> None:
+    assert seconds(machine(4), 4).hidden == 0

@@ -26,6 +26,7 @@ from sparkring.training.planner.timing.sparse_tables import (
 from sparkring.training.planner.timing.step_time import (
     StageSeconds,
     StepCounts,
+    longer_by_s,
     pipeline_seconds,
     step_counts,
     step_time,
@@ -41,7 +42,16 @@ def with_reached(cluster: Cluster, **values: float) -> Cluster:
 
 
 IDEAL = with_reached(
-    A100, matmul=1.0, attention=1.0, memory=1.0, link=1.0, network=1.0, overlap=1.0, kernel_us=0, launch_us=0, depth=0
+    A100,
+    matmul=1.0,
+    attention=1.0,
+    memory=1.0,
+    link=1.0,
+    network=1.0,
+    contention=0.0,
+    kernel_us=0,
+    launch_us=0,
+    depth=0,
 )
 # Of one processor: however small a product is, no other one idles beside it
 WHOLE = IDEAL.model_copy(update={"device": IDEAL.device.model_copy(update={"processors": 1})})
@@ -153,16 +163,49 @@ def test_causes_add_up_to_the_step() -> None:
 
 def test_hybrid_sharding_sends_weights_within_machines_and_gradients_between_them() -> None:
     slow = A100.model_copy(update={"network": load_cluster("a100-80gb-ethernet").network})
-    alone = with_reached(slow, overlap=0.0)
     over_all, hybrid = (counts(Mesh(dp=16), zero=3, shard=shard, accumulate=1) for shard in (0, 8))
-    (stage,) = hybrid.stages
     gradients = sum(p.numel() for p in GPT(vocab=VOCAB, width=WIDTH, layers=4, heads=4).parameters()) * 4
-    assert stage.between_groups == int(2 * 1 / 2 * gradients / 8), "an all-reduce of a shard between two machines"
-    network_s = stage.between_groups / (slow.network.bytes_per_s * alone.reached.network / 8)
-    inside_s = (stage.exchanged - stage.between_groups) / (slow.node.link_bytes_per_s * alone.reached.link)
-    calls_s = hybrid.batch_calls * (7 * slow.node.link_latency_s + slow.network.latency_s)
-    assert step_time(hybrid, alone).exchange == pytest.approx(network_s + inside_s + calls_s)
-    assert step_time(hybrid, alone).exchange < step_time(over_all, alone).exchange
+    sent = hybrid.stages[0].exchanged
+    assert sent.between == int(2 * 1 / 2 * gradients / 8), "an all-reduce of a shard between two machines"
+    time, reached = step_time(hybrid, slow), slow.reached
+    network_s = sent.between / (slow.network.bytes_per_s * reached.network / 8)
+    inside_s = (sum(sent) - sent.between) / (slow.node.link_bytes_per_s * reached.link)
+    hops_s = 7 * slow.node.link_latency_s
+    calls_s = hybrid.units * (3 * hops_s + slow.network.latency_s)
+    copied_s = 2 * (sum(sent) - sent.between) * 8 / 7 / (slow.device.memory_bytes_per_s * reached.memory)
+    assert time.exchange + time.hidden == pytest.approx(network_s + inside_s + calls_s + copied_s)
+    assert time.exchange < step_time(over_all, slow).exchange
+
+
+@pytest.mark.parametrize("contention", [0.0, 0.2, 1.0])
+def test_an_exchange_takes_from_compute_and_only_what_is_longer_than_compute_is_waited_for(contention: float) -> None:
+    assert longer_by_s(10.0, 4.0, contention) == 4.0 * contention
+    assert longer_by_s(1.0, 4.0, 0.2) == 3.0
+    both = [longer_by_s(each, 4.0, contention) + each for each in (0.0, 1.0, 4.0, 10.0)]
+    assert both == sorted(both) and all(each >= 4.0 for each in both)
+
+
+def test_an_exchange_that_takes_all_of_a_device_hides_nothing() -> None:
+    assert step_time(counts(Mesh(dp=16)), with_reached(A100, contention=1.0)).hidden == pytest.approx(0)
+
+
+def test_of_a_pass_the_first_gather_and_the_last_reduction_are_waited_for() -> None:
+    """However long compute is, and however little of it an exchange takes."""
+    free = with_reached(A100, contention=0.0)
+    endless = free.model_copy(update={"device": free.device.model_copy(update={"peak_tflops": {"bf16": 0.01}})})
+    plain = counts(Mesh(dp=8), zero=3)
+    time = step_time(plain, endless)
+    sent = plain.stages[0].exchanged
+    topology, group = Topology(endless, 8), RankGroup(8, 1)
+    ends = sum(topology.sent_s(each, group, plain.units, is_ring=True) for each in (sent.gathered, sent.reduced))
+    copied = 2 * sum(sent) * 8 / 7 / (endless.device.memory_bytes_per_s * endless.reached.memory)
+    assert time.exchange == pytest.approx(ends / plain.units + copied)
+
+
+def test_backward_repeats_a_block_up_to_its_last_product() -> None:
+    again = counts(Mesh(), activation_checkpointing=True).stages[0].recomputed
+    products = [op for op, count in zip(again.operations, again.count, strict=True) for _ in range(int(count))]
+    assert sum(op.kind == "matmul" for op in products) == 4 * 6, "of seven products of a block the last one not"
 
 
 def test_a_ring_of_gathers_passes_every_rank_and_an_all_reduce_a_tree_of_nodes() -> None:

@@ -1,6 +1,6 @@
 """The GPT of published measurements: LayerNorm, biases, an MLP of 4 x the width, learned positions, a tied head.
 
-`sparkring plan calibrate` traces it for the rows of a table, which name its sizes and how it was cut. Operations that
+published_steps.py traces it for the rows of a table, which name its sizes and how it was cut. Operations that
 Megatron-LM fuses (bias and GELU; bias, dropout and residual) are one here. Nothing trains it.
 """
 
