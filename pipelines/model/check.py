@@ -106,10 +106,10 @@ def data_folder(folder: Path, target: str) -> Path:
 
 def make_environment(requirements: Path, folder: Path, target: str) -> Path:
     """Install the requirements, by pip with its user's configuration, into a new environment; its Python."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, env=clean_environment(os.environ))
+    subprocess.run([sys.executable, "-I", "-m", "venv", str(folder)], check=True, env=clean_environment(os.environ))
     python = folder / "bin" / "python"
     quick = ["--quiet", "--disable-pip-version-check", "--no-compile"]
-    command = [str(python), "-m", "pip", "install", *quick, "-r", str(requirements)]
+    command = [str(python), "-I", "-m", "pip", "install", *quick, "-r", str(requirements)]
     done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(os.environ))
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()

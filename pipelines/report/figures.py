@@ -27,7 +27,10 @@ MOST_BARS = 40
 MOST_LABEL = 52  # characters of a bar's name
 WIDE = 4.0  # times the smallest value, from which an axis is logarithmic
 FEW_CLASSES = 12  # a confusion matrix of no more has its shares written into it
+OF_SCREENS = {"backend", "backend_fallback", "toolbar", "interactive"}
 STYLE: Any = {
+    # A `matplotlibrc` of the working directory may be another's, and can start programs (text.usetex).
+    **{name: value for name, value in matplotlib.rcParamsDefault.items() if name not in OF_SCREENS},
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9,

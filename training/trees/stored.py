@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkring.conf.plain_text import count_of
+
 Ints = NDArray[np.int64]
 NUMBERS = {"i": "b", "U": "B", "I": "h", "l": "i", "L": "q", "d": "f", "D": "d"}
 """UBJSON's marker of a number -> struct's and numpy's code; in the file the largest byte is first."""
@@ -130,14 +132,14 @@ def _checked(content: Any) -> StoredTrees:
     if unknown := sorted((learner.keys() - LEARNER) | (booster.keys() - {"model", "name"})):
         raise ValueError(f"unknown parts {unknown}; a newer XGBoost may have written it: upgrade sparkring")
     if booster["name"] != "gbtree" or set(map(type, [*names, *types])) - {str} or len(names) != len(types):
-        raise ValueError(f"booster {booster['name']!r} with {len(names)} names and {len(types)} types of columns")
+        raise ValueError(f"booster {booster['name']!r} with columns named {names[:20]}, of types {types[:20]}")
     if _number(param["num_feature"]) != len(names):
-        raise ValueError(f"num_feature = {param['num_feature']}, and {len(names)} columns have names")
+        raise ValueError(f"num_feature = {param['num_feature']}, and {count_of(len(names), 'column has')} a name")
     groups = max(1, _number(param["num_class"]), _number(param["num_target"]))
     scores = json.loads(param["base_score"])
     scores = scores if isinstance(scores, list) else [scores]
     if groups > MOST_GROUPS or len(scores) not in (1, groups) or not all(map(math.isfinite, scores)):
-        raise ValueError(f"base_score has {len(scores)} numbers for {groups} outputs")
+        raise ValueError(f"base_score has {count_of(len(scores), 'number')} for {count_of(groups, 'output')}")
     objective = learner["objective"]
     if int(objective.get("softmax_multiclass_param", param)["num_class"]) != int(param["num_class"]):
         raise ValueError(f"num_class = {param['num_class']}, of the objective {objective['softmax_multiclass_param']}")
@@ -153,9 +155,9 @@ def _check_model(model: dict[str, Any], groups: int, is_category: list[bool]) ->
     param = {key: _number(value) for key, value in model["gbtree_model_param"].items()}
     each = groups * param["num_parallel_tree"]
     if not each or param["num_trees"] != len(trees) or len(info) != len(trees):
-        raise ValueError(f"{len(trees)} trees and {len(info)} outputs of trees where {param} are to be")
+        raise ValueError(f"{count_of(len(trees), 'tree')}, outputs of {len(info)}, where {param} are to be")
     if len(rounds) != len(trees) // each + 1 or (rounds != each * np.arange(len(rounds))).any() or len(trees) % each:
-        raise ValueError(f"{len(trees)} trees for {groups} outputs are not those of {len(rounds) - 1} rounds")
+        raise ValueError(f"{count_of(len(trees), 'tree')} for {count_of(groups, 'output')} are not those of rounds")
     if ((info < 0) | (info >= groups)).any():
         raise ValueError(f"a tree for output {int(info.max())} of {groups}")
     bits = 0
@@ -177,7 +179,7 @@ def _check_tree(tree: dict[str, Any], is_category: NDArray[np.bool_]) -> int:
     param = {key: _number(value) for key, value in tree["tree_param"].items()}
     nodes = param["num_nodes"]
     if param["num_feature"] != len(is_category) or param["size_leaf_vector"] > 1 or not nodes:
-        raise ValueError(f"{param} in a model of {len(is_category)} columns")
+        raise ValueError(f"{param} in a model of {count_of(len(is_category), 'column')}")
     for name, kind in OF_NODES.items():
         values = tree[name]
         if not isinstance(values, np.ndarray) or values.dtype.kind != kind or len(values) != nodes:
@@ -224,7 +226,9 @@ def _check_categories(tree: dict[str, Any]) -> int:
     if (sizes < 0).any() or (sizes > len(values)).any() or not np.array_equal(begins, np.cumsum(sizes) - sizes):
         raise ValueError("categories of a node are not next to those of the one before")
     if sizes.sum() != len(values) or ((values < 0) | (values >= MOST_CATEGORY)).any():
-        raise ValueError(f"{len(values)} categories where {sizes.sum()} are to be, each from 0 to {MOST_CATEGORY - 1}")
+        raise ValueError(
+            f"{count_of(len(values), 'category')} where {sizes.sum()} are to be, each below {MOST_CATEGORY}"
+        )
     return int(sum(values[begin : begin + size].max(initial=0) for begin, size in zip(begins, sizes, strict=True)))
 
 

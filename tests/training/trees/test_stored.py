@@ -72,7 +72,7 @@ def test_a_model_without_trees_and_its_first_rounds_are_read() -> None:
         (overwritten("parents", 0, 2), "its root has the parent"),
         (overwritten("split_indices", 0, 10**6), "a split by a column outside 0 to 1"),
         (overwritten("split_indices", 0, -1), "a split by a column outside 0 to 1"),
-        (overwritten("categories", 0, 1 << 30), "categories where"),
+        (overwritten("categories", 0, 1 << 30), r"categor(y|ies) where"),
         (overwritten("categories_nodes", 0, 90), "categories of nodes"),
         (overwritten("categories_segments", 0, 1 << 40, ">q"), "next to those"),
         (overwritten("categories_sizes", 0, 1 << 40, ">q"), "next to those"),
