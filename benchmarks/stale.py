@@ -34,7 +34,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "control_channel": ("training/launch",),
     "data": ("training/data",),
     "etl": ("etl",),
-    "fuzz": ("tests/fuzz", "conf"),
+    "fuzz": ("tests/fuzz", "conf", "training/trees/stored.py", "training/model/folder.py"),
     "gpu": ("training/parallel", "training/models", "training/data/transfer.py"),
     "hosts": ("training/launch", "pipelines/job/hosts.py"),
     "house": ("training", "pipelines", "etl", "conf"),

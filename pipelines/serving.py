@@ -29,7 +29,7 @@ from sparkring.conf.features import State, output_names
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.references import module_of
-from sparkring.conf.storage import Storage, copy_files, open_storage
+from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.conf.tasks import LabelForm, task_kind
 from sparkring.training.checkpoint.weights import read_weights
@@ -46,7 +46,7 @@ from sparkring.training.model.contributions import (
     joined,
     tensors_by_feature,
 )
-from sparkring.training.model.folder import CONFIG, TrainedModel, attach_tables, model_files, read_model_folder
+from sparkring.training.model.folder import CONFIG, TrainedModel, attach_tables, read_description, read_model_folder
 from sparkring.training.model.recipe_model import build_model, pick_columns, recipe_task, start_model
 from sparkring.training.models.gpt import Sampling, generate
 from sparkring.training.models.initial import InitialModel
@@ -63,11 +63,6 @@ IMAGE_BYTES = 32 << 20  # of decoded images that are scored at once
 ARROW_KINDS = ("numpy", "string", "integer", "floating", "boolean")  # as pandas infers them
 TRUSTED = "SPARKRING_MODEL_MODULES"
 CODE = "code"  # MLflow's folder for modules, beside that of the model's files; load_model puts it on Python's path
-
-
-def copy_model_folder(model: Storage, folder: Path) -> None:
-    """Copy a model folder to this machine."""
-    copy_files(model, open_storage(str(folder)), model_files(model))
 
 
 def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
@@ -476,7 +471,7 @@ def extend_packages(top: str) -> None:
 def load_trusted(path: str) -> TablePredictor | Writer:
     """Load a local model folder. StoredError for one that is damaged, or names code that is not trusted here."""
     folder = open_storage(path)
-    config = read_model_folder(folder).config
+    config = read_description(folder).config
     check_trusted(config, f"{path}/{CONFIG}", carried(config, Path(path)))
     return make_predictor(folder)
 

@@ -20,7 +20,9 @@ from sparkring.conf.secrets import RedactingFormatter, redact
 from sparkring.pipelines.cli import jobs, machines, models, planning, recipes, upkeep
 from sparkring.pipelines.cli.arguments import Command, add_command
 from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.training.launch.host.search_path import shadowed_modules
 
+log = logging.getLogger("sparkring")
 STDOUT = 1  # its file descriptor
 OBJECTS = 50_000  # made between two collections of garbage
 IMPORTED = 2_000_000  # made before the first: what a command imports stays
@@ -146,6 +148,9 @@ def _run_command(arguments: argparse.Namespace) -> int:
     # Copies of errors that we report ourselves, for -v alone: py4j's and MLflow's, with frames and SQL.
     for twin in ("py4j", "mlflow.store.db.utils"):
         logging.getLogger(twin).setLevel(logging.INFO if arguments.verbose else logging.CRITICAL)
+    if files := shadowed_modules():
+        named = f"{', '.join(files[:3])}{' ...' if len(files) > 3 else ''}"
+        log.warning("%s: Python's own modules of these names are imported; rename what the recipe is to import", named)
     try:
         command: Command = arguments.command
         with contextlib.redirect_stdout(PlainOutput(sys.stdout)):

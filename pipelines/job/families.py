@@ -29,7 +29,7 @@ from sparkring.pipelines.job.train_step import train
 from sparkring.pipelines.run.runs import training_digest
 from sparkring.pipelines.tracking.tags import FAMILY, JOB
 from sparkring.pipelines.tracking.tracker import Tracker
-from sparkring.training.model.folder import describe_model, model_files
+from sparkring.training.model.folder import describe_model, model_files, write_digests
 from sparkring.training.worker.result import FamilyChoice, Trained
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,8 @@ def train_once(job: JobContext, start: StartPoint | None) -> tuple[Trained, dict
         return kept, {}
     trained, seconds = train(job, start)
     assert trained.train.weights is not None, "training is finished"
-    describe_model(folder.at(trained.train.weights), job.config, job.dataset.manifest)
+    describe_model(model := folder.at(trained.train.weights), job.config, job.dataset.manifest)
+    write_digests(model)
     trained = placed(trained, str(job.family))
     files = {name: job.folder.sha256(name) for name in files_of(job.folder, trained)}
     file = TrainedFile(trained=trained, training_digest=digest, fingerprint=fingerprint, files=files)

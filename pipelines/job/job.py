@@ -54,7 +54,7 @@ from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_fo
 from sparkring.pipelines.validate.recipe import block_problems, check_against, check_foreseen, check_recipe
 from sparkring.pipelines.validate.tables import check_tables
 from sparkring.training.launch.host.processes import usable_cores
-from sparkring.training.model.folder import describe_model, weights_sha256
+from sparkring.training.model.folder import describe_model, weights_sha256, write_digests
 from sparkring.training.worker.result import SUMMARY, DriftFinding, Published, Spent, Trained, TrainResult
 
 if TYPE_CHECKING:
@@ -367,7 +367,7 @@ def register_model(job: JobContext, candidate: Candidate, alias: str | None) -> 
     assert train.weights is not None and train.exported_step is not None, "training is finished"
     weights = job.folder.at(train.weights)
     describe_model(weights, config, manifest)
-    sha256 = weights_sha256(weights)
+    sha256 = weights_sha256(weights, write_digests(weights))
     info = ModelInfo(
         name=f"{config.name}-model",
         step=train.exported_step,

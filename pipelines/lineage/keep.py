@@ -16,6 +16,7 @@ from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.lineage.compare import environment_differences
 from sparkring.pipelines.lineage.environment import content_digest, environment
 from sparkring.pipelines.lineage.reproduce_record import PATCH, RECORD, Environment, Record, read_record
+from sparkring.pipelines.tracking.checkout import GIT
 from sparkring.pipelines.tracking.tracker import JOB
 from sparkring.training.model.folder import model_files, weights_at
 
@@ -82,7 +83,7 @@ def start_files(config: RunConfig) -> dict[str, str]:
 
 def keep_patch(folder: Storage) -> str:
     """Write the checkout's changes as diff.patch, redacted; returns its name, or why it was not written."""
-    words = ["git", "-C", str(Path(__file__).parent), "diff", "HEAD"]
+    words = [*GIT, str(Path(__file__).parent), "diff", "--no-ext-diff", "--no-textconv", "HEAD"]
     try:
         diff = subprocess.run(words, capture_output=True, timeout=GIT_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:

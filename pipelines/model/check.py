@@ -19,12 +19,14 @@ from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.plain_text import count_of
+from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.model.sample import PREDICTIONS, ROWS, changed_files
+from sparkring.pipelines.model.sample import PREDICTIONS, ROWS
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.tracking.mlmodel import MLMODEL, read_mlmodel
 from sparkring.training.launch.failure import LaunchError
+from sparkring.training.model.folder import changed_files
 
 REQUIREMENTS = "requirements.txt"  # MLflow's
 PROGRAM = Path(__file__).with_name("check_program.py")
@@ -50,7 +52,7 @@ def serve_check(target: str, tracking: TrackingConfig, say: Callable[[str], None
     with scratch_folder("check") as scratch:
         folder = find_folder(target, tracking, scratch)
         data = data_folder(folder, target)
-        if changed := changed_files(data):
+        if changed := changed_files(open_storage(str(data)), leave_out=()):
             say(f"{target}: {', '.join(changed)}: not as when the model was registered, by sha256")
             return Exit.QUALITY
         began = time.monotonic()
@@ -104,10 +106,10 @@ def data_folder(folder: Path, target: str) -> Path:
 
 def make_environment(requirements: Path, folder: Path, target: str) -> Path:
     """Install the requirements, by pip with its user's configuration, into a new environment; its Python."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, env=clean_environment(os.environ))
+    subprocess.run([sys.executable, "-I", "-m", "venv", str(folder)], check=True, env=clean_environment(os.environ))
     python = folder / "bin" / "python"
     quick = ["--quiet", "--disable-pip-version-check", "--no-compile"]
-    command = [str(python), "-m", "pip", "install", *quick, "-r", str(requirements)]
+    command = [str(python), "-I", "-m", "pip", "install", *quick, "-r", str(requirements)]
     done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(os.environ))
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()

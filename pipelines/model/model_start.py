@@ -29,7 +29,7 @@ from sparkring.pipelines.tracking.client import client_limits
 from sparkring.pipelines.tracking.errors import StoreUnreachable
 from sparkring.pipelines.tracking.tags import ENGINE
 from sparkring.training.checkpoint.weights import FILE, open_weights
-from sparkring.training.model.folder import MANIFEST, TREES_ENGINE, TREES_FILE, weights_at
+from sparkring.training.model.folder import DIGESTS, MANIFEST, TREES_ENGINE, TREES_FILE, check_digests, weights_at
 from sparkring.training.model.start import match_tensors
 from sparkring.training.model.start_match import StartMatch
 from sparkring.training.models.warm_start import WarmStartError, compare_features
@@ -166,6 +166,8 @@ def copy_weights(config: RunConfig, start: StartConfig, manifest: DatasetManifes
     try:
         with _source(config, start) as (folder, file, weights):
             check_file(folder, file)
+            if folder.exists(DIGESTS):
+                check_digests(folder)
             with (
                 folder.fs.open_input_stream(folder.path(file)) as source,
                 run.at(FOLDER).create(FILE) as target,

@@ -9,9 +9,10 @@ from pathlib import Path
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.context.etl_step import Dataset
-from sparkring.pipelines.model.sample import sample_of, write_digests, write_sample
+from sparkring.pipelines.model.sample import sample_of, write_sample
 from sparkring.pipelines.model.sources import model_sources, requirements
-from sparkring.pipelines.serving import copy_model_folder, make_predictor
+from sparkring.pipelines.serving import make_predictor
+from sparkring.training.model.folder import SAMPLE, copy_model_files, write_digests
 
 log = logging.getLogger("sparkring")
 
@@ -28,7 +29,8 @@ class PackedModel:
 def pack_model(config: RunConfig, dataset: Dataset, model: Storage, folder: Path) -> PackedModel:
     """Pack the model folder of a finished run below `folder`, which is empty."""
     data, code = folder / "data", folder / "code"
-    copy_model_folder(model, data)
+    packed = open_storage(str(data))
+    copy_model_files(model, packed)
     sources = model_sources(config, images=bool(dataset.manifest.images))
     if sources.left_out:
         log.warning("%s: no Python source, so not in the model; install it where the model is loaded", sources.left_out)
@@ -37,7 +39,7 @@ def pack_model(config: RunConfig, dataset: Dataset, model: Storage, folder: Path
         (code / name).write_text(text, encoding="utf-8")
     if config.tracking.sample_rows:
         add_sample(config, dataset, data)
-    write_digests(data)
+    write_digests(packed, [name for name in SAMPLE if packed.exists(name)])
     return PackedModel(data, code, requirements(sources.packages))
 
 

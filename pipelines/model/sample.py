@@ -2,7 +2,6 @@
 
     data/sample_rows.parquet         raw columns, as the rows view had them
          sample_predictions.parquet  the columns that `predict` must give for them
-         sha256.json                 of every file of the model
 
 Predictions are made of the dataset's stored columns, as training's evaluation makes them. A process that loads the
 model makes them of the raw rows, so a comparison shows whether both see the same.
@@ -10,8 +9,6 @@ model makes them of the raw rows, so a comparison shows whether both see the sam
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,40 +18,12 @@ from sparkring.conf.blocks.train import TrainConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.features import State
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.storage import Storage, open_storage
-from sparkring.conf.stored import RelativePath, Sha256, read
+from sparkring.conf.storage import Storage
 from sparkring.pipelines.serving import TablePredictor, Writer
+from sparkring.training.model.folder import SAMPLE
 
-ROWS, PREDICTIONS = "sample_rows.parquet", "sample_predictions.parquet"
-DIGESTS = "sha256.json"  # beside them: file of the model -> sha256
+ROWS, PREDICTIONS = SAMPLE
 SAMPLE_TOKENS = 20  # of text: enough to tell one model from another
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """File below `folder` -> sha256, but for DIGESTS itself."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != DIGESTS)
-    found = {}
-    for file in files:
-        with file.open("rb") as content:
-            found[str(file.relative_to(folder))] = hashlib.file_digest(content, "sha256").hexdigest()
-    return found
-
-
-def write_digests(folder: Path) -> None:
-    """Record what the model's files are: a changed bit of a weight need not change a prediction of the sample."""
-    (folder / DIGESTS).write_text(json.dumps(digests(folder), indent=1))
-
-
-def changed_files(folder: Path) -> list[str]:
-    """The files that are not what was recorded, or not there; [] for a model of before this was recorded.
-
-    StoredError where the record is damaged.
-    """
-    if not (folder / DIGESTS).exists():
-        return []
-    now = digests(folder)
-    recorded = read(dict[RelativePath, Sha256], open_storage(str(folder)), DIGESTS)
-    return [name for name, sha256 in recorded.items() if now.get(name) != sha256]
 
 
 def write_sample(folder: Path, rows: pa.Table, predictions: pa.Table) -> None:

@@ -12,9 +12,18 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.references import module_of
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.serving import TablePredictor, check_trusted, copy_model_folder, make_predictor
+from sparkring.pipelines.serving import TablePredictor, check_trusted, make_predictor
 from sparkring.pipelines.tracking.client import client_limits
-from sparkring.training.model.folder import CONFIG, TrainedModel, model_files, read_model_folder, weights_sha256
+from sparkring.training.model.folder import (
+    CONFIG,
+    DIGESTS,
+    TrainedModel,
+    copy_model_files,
+    model_files,
+    read_description,
+    read_model_folder,
+    weights_sha256,
+)
 
 SHORT = 12  # hex digits of a hash that names something
 
@@ -54,8 +63,8 @@ def get_model(config: RunConfig, block: PredictConfig, scratch: Path) -> Scoring
         uri, name, version, run_id = registered.uri, registered.name, registered.version, registered.run_id
     else:
         folder, given = scratch / "model", open_storage(block.folder)
-        read_model_folder(given)
-        copy_model_folder(given, folder)
+        read_description(given)  # names a file that is missing before anything is copied
+        copy_model_files(given, open_storage(str(folder)))
     copied = open_storage(str(folder))
     trained = read_model_folder(copied)
     own = [module_of(each) for each in config.model_code.values()]
@@ -82,6 +91,6 @@ def pack(model: Path, folder: Path) -> Path:
     archive = folder / f"sparkring-model-{hasher.hexdigest()[:SHORT]}.zip"
     if not archive.exists():
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
-            for name in files:
+            for name in [*files, *([DIGESTS] if stored.exists(DIGESTS) else [])]:
                 packed.write(model / name, name)
     return archive

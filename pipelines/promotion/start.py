@@ -19,10 +19,10 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.rules.families import of_family
-from sparkring.conf.storage import Storage, copy_files
+from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, read, up_to
 from sparkring.pipelines.promotion.champion import Champion, NotComparable
-from sparkring.training.model.folder import model_files
+from sparkring.training.model.folder import copy_model_files
 from sparkring.training.model.starting import change_since, starting_model
 from sparkring.training.worker.result import WorkerResult
 
@@ -108,7 +108,7 @@ def decide_start(
             shown = ", ".join(corrected[:5]) + (f" and {len(corrected) - 5} more" if len(corrected) > 5 else "")
             return StartDecision(None, f"version {found.version.version} was trained on {shown} as before a correction")
         folder = run.at(START_FOLDER)
-        copy_files(found.folder, folder, model_files(found.folder))
+        copy_model_files(found.folder, folder)
         own = of_family(replace_block(config, folder.uri), "net")
         assert own.warm_start is not None
         change = change_since(starting_model(own, own.warm_start), own, manifest)

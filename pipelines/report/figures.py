@@ -29,7 +29,10 @@ MOST_FEATURE = 32
 MOST_TICK = 20  # characters of a name below an axis
 WIDE = 4.0  # times the smallest value, from which an axis is logarithmic
 FEW_CLASSES = 12  # a confusion matrix of no more has its shares written into it
+OF_SCREENS = {"backend", "backend_fallback", "toolbar", "interactive"}
 STYLE: Any = {
+    # A `matplotlibrc` of the working directory may be another's, and can start programs (text.usetex).
+    **{name: value for name, value in matplotlib.rcParamsDefault.items() if name not in OF_SCREENS},
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9,

@@ -52,6 +52,7 @@ def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bo
         settings["spark.python.daemon.module"] = WORKER_DAEMON
         # Spark SQL sets it for its workers alone, and workers of other variables come from another daemon.
         settings["spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK"] = "1"
+        settings["spark.executorEnv.PYTHONSAFEPATH"] = "1"  # until the daemon has ordered its search path
     return settings | spark.settings()
 
 

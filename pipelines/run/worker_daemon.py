@@ -7,7 +7,15 @@ become the agents of the ranks too, whose fork servers import torch once.
 
 from __future__ import annotations
 
+import os
 import sys
+
+from sparkring.training.launch.host.search_path import library_first, working_folder
+
+if __name__ == "__main__":  # before anything is imported that a user's file may be named as
+    sys.path[:] = library_first(sys.path, working_folder())
+    os.environ.pop("PYTHONSAFEPATH", None)  # of this process: its working directory is not before Python's library
+
 from pathlib import Path
 
 from sparkring.training.launch.host.processes import import_before_forks

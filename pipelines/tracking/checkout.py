@@ -12,6 +12,8 @@ from sparkring.conf.secrets import redact
 from sparkring.pipelines.tracking.client import without_password
 
 CHANGED = "+changes"
+# A checkout may be another's: its configuration names programs that git starts.
+GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C")
 
 
 def git_commit(folder: Path) -> str | None:
@@ -67,5 +69,5 @@ def git_remote(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *words: str) -> str:
-    command = ["git", "-C", str(folder), *words]
+    command = [*GIT, str(folder), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()

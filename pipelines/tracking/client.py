@@ -27,6 +27,7 @@ def client_limits(config: TrackingConfig) -> Iterator[None]:
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(config.request_retries),
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_UV_AUTO_DETECT": "false",  # it would run `uv` by the files of the working directory
     }
     before = {name: os.environ.get(name) for name in limits}
     os.environ.update({name: value for name, value in limits.items() if before[name] is None})

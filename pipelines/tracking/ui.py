@@ -55,7 +55,10 @@ def serve_ui(config: TrackingConfig, recipe: str, port: int) -> int:
     adopt_orphans()
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        return subprocess.call([*command, "--workers", "1"], env=WITHOUT_CONSUMERS | os.environ)
+        # In a folder of ours: the working directory's files may be another's, and gunicorn runs its gunicorn.conf.py.
+        folder = config.root if config.uri is None else None  # which may be relative to it
+        environment = WITHOUT_CONSUMERS | os.environ | {"PYTHONSAFEPATH": "1"}
+        return subprocess.call([*command, "--workers", "1"], env=environment, cwd=folder)
     finally:
         signal.signal(signal.SIGTERM, before)
         end_descendants()

@@ -6,7 +6,9 @@ import io
 import json
 import logging
 import os
+import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,7 @@ from sparkring.conf.recipes import recipe_names
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import interval_of, parse_date
 from sparkring.conf.sources import IcebergSource
-from sparkring.conf.storage import open_storage
+from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError, parse, read
 from sparkring.etl.build import numbered_files
 from sparkring.etl.errors import EtlError
@@ -43,7 +45,6 @@ from sparkring.etl.windows.window import PartFolder
 from sparkring.pipelines import serving
 from sparkring.pipelines.evaluation.evaluate import read_predictions
 from sparkring.pipelines.model.check import data_folder
-from sparkring.pipelines.model.sample import DIGESTS, changed_files, write_digests
 from sparkring.pipelines.predict.publish import MANIFEST as PREDICTIONS
 from sparkring.pipelines.predict.publish import PredictionFile, PublishedPredictions
 from sparkring.pipelines.run.runs import RunRecord, Runs
@@ -64,7 +65,19 @@ from sparkring.training.data.audit.log import read_records
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.launch.channel.frames import ProtocolError, decode, encode
 from sparkring.training.loop.fit import LoopRecord, TrainerState
-from sparkring.training.model.folder import TABLES, attach_tables, model_files, write_tables
+from sparkring.training.model.folder import (
+    CONFIG,
+    DIGESTS,
+    MANIFEST,
+    TABLES,
+    TREES_FILE,
+    attach_tables,
+    changed_files,
+    model_files,
+    read_model_folder,
+    write_digests,
+    write_tables,
+)
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.parallel.state import TensorInfo
 from sparkring.training.servers.codec import pack, unpack
@@ -74,9 +87,12 @@ from sparkring.training.tables.exchange import Alone
 from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import TableSpec
 from sparkring.training.tables.update_rules import UpdateRule
+from sparkring.training.trees.model import read_trees
 from sparkring.training.worker.result import SUMMARY, FailedAttempt, read_result
 from tests.etl.sources.iceberg.tables import delete_by_position
 from tests.etl.sources.iceberg.tables import paths as table_paths
+from tests.fuzz.mutate import mutated, overwritten
+from tests.pipelines import served
 from tests.pipelines.results import train_result
 from tests.training.launch.examples import MESSAGES, example
 from tests.training.servers.examples import SERVER_MESSAGES, server_message
@@ -87,12 +103,13 @@ SHA = "ab" * 32
 
 @dataclass(frozen=True)
 class Kind:
-    """`read(data)` returns, or raises one of `errors`. `share`: how many of all inputs are of this kind."""
+    """`read(data)` returns, or raises one of `errors`. share: how many of all inputs are of this kind."""
 
     examples: list[bytes]
     read: Callable[[bytes], Any]
     errors: tuple[type[Exception], ...]
     share: float = 1.0
+    damage: Callable[[random.Random, bytes], bytes] = mutated
 
 
 def kinds(folder: Path) -> dict[str, Kind]:
@@ -109,6 +126,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         PREDICTIONS: _scored(),
     }
     made |= _iceberg(folder / "lake") | {"where": _where()}
+    made |= {TREES_FILE: _trees(folder / "trees"), "model folder": _models(folder / "models")}
     made |= {"sha256.json": _digests(folder / "hashed"), MLMODEL: _mlmodel(folder / "mlmodel"), "date": _dates()}
     made |= _checkpoint(folder / "checkpoints") | _model(folder / "model") | _recipe(folder)
     made |= {"tokenizer": _tokenizer(), "predictions": _predictions(folder), "journal": _journal(folder / "tracking")}
@@ -424,15 +442,53 @@ def _model(folder: Path) -> dict[str, Kind]:
     }
 
 
+def _trees(folder: Path) -> Kind:
+    """A forged file of trees: nothing says that it is not what was trained, so it is read and predicts."""
+    model = served.trees_folder(folder)
+    trained, rows = read_model_folder(model), served.random_rows(50)
+    whole = model.read_bytes(TREES_FILE)
+
+    def check(data: bytes) -> None:
+        model.put_atomic(TREES_FILE, data)
+        found = serving.Predictor(trained.config, trained.manifest, read_trees(model, trained.config, trained.manifest))
+        with suppress(ValueError):  # predictions that are not finite
+            found.predict(rows)
+
+    return Kind([whole], check, (StoredError,), 4.0, overwritten)
+
+
+def _models(folder: Path) -> Kind:
+    """A file of a finished model, of which it is known what it was: as damage, and never another prediction."""
+    given = [(served.model_folder(folder / "net")), (served.trees_folder(folder / "trees"))]
+    files, before, rows = list[tuple[Storage, str, bytes]](), dict[str, bytes](), served.random_rows(50)
+    for model in given:
+        write_digests(model)
+        before[model.uri] = serving.load_trusted(model.uri).predict(rows)["prediction"].to_numpy().tobytes()
+        files += [(model, name, model.read_bytes(name)) for name in [*model_files(model), DIGESTS]]
+
+    def check(data: bytes) -> None:
+        """The first byte says which file is damaged."""
+        model, name, whole = files[(data or b"\0")[0] % len(files)]
+        model.put_atomic(name, data[1:])
+        try:
+            found = serving.load_trusted(model.uri).predict(rows)["prediction"].to_numpy().tobytes()
+            assert found == before[model.uri], f"{name} is damaged, and predicts"
+        finally:
+            model.put_atomic(name, whole)
+
+    return Kind([bytes([n]) + whole for n, (_, _, whole) in enumerate(files)], check, (StoredError,), 2.0)
+
+
 def _digests(folder: Path) -> Kind:
     folder.mkdir()
-    for name in ("config.json", "weights"):
+    for name in (CONFIG, MANIFEST, WEIGHTS_FILE):
         (folder / name).write_bytes(b"x")
-    write_digests(folder)
+    storage = open_storage(str(folder))
+    write_digests(storage)
 
     def check(data: bytes) -> None:
         (folder / DIGESTS).write_bytes(data)
-        changed_files(folder)
+        changed_files(storage)
 
     return Kind([(folder / DIGESTS).read_bytes()], check, (StoredError,))
 

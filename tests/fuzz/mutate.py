@@ -27,6 +27,15 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
     return data
 
 
+def overwritten(rng: random.Random, data: bytes) -> bytes:
+    """`data` with one to four bytes changed, and its length kept: damage that leaves most of a binary file in form."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(data))
+        changed[at] = rng.choice((rng.randrange(256), changed[at] ^ 1 << rng.randrange(8)))
+    return bytes(changed)
+
+
 def _bytes(rng: random.Random, data: bytes) -> bytes:
     at = rng.randrange(len(data) + 1)
     end = min(len(data), at + rng.choice((1, 1, 4, 64, len(data))))

@@ -26,7 +26,6 @@ from typing import Any
 
 from sparkring.pipelines.tracking.tracker import git_commit
 from tests.fuzz.kinds import Kind, kinds
-from tests.fuzz.mutate import mutated
 
 MOST_S, MOST_BYTES, LATE_S = 1.0, 200 << 20, 10.0
 
@@ -47,7 +46,7 @@ def fuzz(name: str, kind: Kind, count: int, seed: int) -> Tally:
     tally = Tally()
     for number in range(count):
         rng = random.Random(f"{seed}/{name}/{number}")
-        data = mutated(rng, rng.choice(kind.examples))
+        data = kind.damage(rng, rng.choice(kind.examples))
         wrong, before, began = "", _reset_peak(), time.process_time()
         try:
             signal.setitimer(signal.ITIMER_VIRTUAL, LATE_S)
@@ -100,14 +99,14 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--count", type=int, default=100_000, help="inputs of all kinds together")
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--kind", help="this kind only")
+    options.add_argument("--kind", action="append", help="this kind only; may be given more than once")
     options.add_argument("--out", type=Path, help="result file (JSON)")
     given = options.parse_args()
     warnings.simplefilter("error")
     began, signal_before = time.monotonic(), signal.signal(signal.SIGVTALRM, _late)
     memory = Path("/dev/shm")  # every input is a file that is flushed to the disk where it is on one
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        made = {name: kind for name, kind in kinds(Path(folder)).items() if given.kind in (None, name)}
+        made = {name: kind for name, kind in kinds(Path(folder)).items() if name in (given.kind or [name])}
         bound_memory()
         shares = sum(kind.share for kind in made.values())
         tallies = {}
@@ -127,7 +126,7 @@ def main() -> int:
     print(f"{total} inputs, {wrong_count} in undocumented ends, {time.monotonic() - began:.0f} s")
     if given.out is not None:
         result = {
-            "command": f"python -m tests.fuzz.run --count {given.count} --seed {given.seed}",
+            "command": f"python -m tests.fuzz.run {' '.join(sys.argv[1:])}",
             "commit": git_commit(Path(__file__).parent),
             "python": platform.python_version(),
             "inputs": total,

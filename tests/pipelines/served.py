@@ -14,8 +14,10 @@ from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.model.folder import describe_model
-from sparkring.training.model.recipe_model import build_model
+from sparkring.training.model.recipe_model import build_model, pick_columns
 from sparkring.training.parallel.state import TensorInfo
+from sparkring.training.trees.columns import CATEGORY, TreeColumns, seen_by
+from sparkring.training.trees.model import write_trees
 from tests.helpers.datasets import manifest_of
 
 FEATURES: dict[str, Any] = {
@@ -66,6 +68,24 @@ def model_folder(folder: Path, seed: int = 3, described: DatasetManifest | None 
     exported = export(folder, model)
     describe_model(exported, CONFIG, described or manifest())
     return exported
+
+
+def trees_folder(folder: Path) -> Storage:
+    """A finished run's model folder of trees, over the same raw columns."""
+    import xgboost
+
+    config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"family": "trees"})})
+    seen = seen_by(config.model, manifest())
+    columns = TreeColumns.of(seen, pick_columns(seen, config.model).features)
+    draw = np.random.default_rng(5)
+    rows = [draw.integers(0, 4, 400) if kind == CATEGORY else draw.standard_normal(400) for kind in columns.types]
+    table, labels = np.column_stack(rows).astype(np.float32), draw.integers(0, 2, 400)
+    names = {"feature_names": columns.names, "feature_types": columns.types}
+    data = xgboost.QuantileDMatrix(table, labels, enable_categorical=True, **names)
+    storage = open_storage(str(folder))
+    write_trees(storage, xgboost.train({"objective": "binary:logistic", "max_depth": 4, "nthread": 1}, data, 8))
+    describe_model(storage, config, manifest())
+    return storage
 
 
 def text_folder(folder: Path) -> tuple[RunConfig, DatasetManifest]:

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,40 @@ import pyarrow as pa
 import pytest
 import torch
 
+from sparkring.conf.blocks.model import StartConfig
+from sparkring.conf.blocks.predict import PredictConfig
 from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.blocks.warm_start import WarmStartConfig
+from sparkring.conf.load import ConfigError
 from sparkring.conf.manifest import Column
+from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
+from sparkring.pipelines.model.export import export
+from sparkring.pipelines.model.model_start import copy_weights
+from sparkring.pipelines.predict.model import get_model
+from sparkring.pipelines.promotion.champion import NotComparable, read_champion
 from sparkring.pipelines.serving import (
     BATCH_ROWS,
     _load_pyfunc,
-    copy_model_folder,
+    make_predictor,
     rows_at_once,
     signature_inputs,
     signature_outputs,
 )
+from sparkring.pipelines.tracking.alias import Version
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
-from tests.pipelines.served import CONFIG, RAW, manifest, model_folder, random_rows, text_folder
+from sparkring.training.model.folder import copy_model_files, weight_files, write_digests
+from sparkring.training.model.starting import start_from
+from sparkring.training.models.initial import InitialModel
+from tests.pipelines.served import CONFIG, RAW, manifest, model_folder, random_rows, text_folder, trees_folder
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    copy_model_folder(model_folder(tmp_path / "run"), tmp_path / "model")
+    copy_model_files(model_folder(tmp_path / "run"), open_storage(str(tmp_path / "model")))
     return tmp_path / "model"
 
 
@@ -294,3 +308,65 @@ def test_the_registered_model_predicts_from_raw_rows_in_a_fresh_process(folder: 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(expected, rel=1e-6)
+
+
+def export_model(folder: Path) -> None:
+    export(str(folder), None, folder / "out", TrackingConfig(), lambda line: None)
+
+
+def start_training(folder: Path) -> None:
+    start = WarmStartConfig(model=str(folder))
+    start_from(InitialModel(torch.nn.Module(), {}, {}), CONFIG, start, manifest(), rank=0)
+
+
+def copy_weights_of(folder: Path) -> None:
+    start = StartConfig(weights=str(folder))
+    copy_weights(CONFIG, start, manifest(), open_storage(str(folder / "run")))
+
+
+def read_as_champion(folder: Path) -> None:
+    version = Version("m", "1", 0)
+    read_champion(version, open_storage(str(folder)), CONFIG)
+
+
+def score_by(folder: Path) -> None:
+    block = PredictConfig.model_validate({"rows": "rows", "model": str(folder), "to": str(folder / "scored")})
+    get_model(CONFIG, block, folder / "scratch")
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        *(lambda folder: _load_pyfunc(str(folder)), lambda folder: make_predictor(open_storage(str(folder)))),
+        *(export_model, start_training, copy_weights_of, read_as_champion, score_by),
+    ],
+    ids=["pyfunc", "predictor", "export", "warm start", "model.start", "champion", "predict"],
+)
+@pytest.mark.parametrize("made", [model_folder, trees_folder])
+@pytest.mark.parametrize("damaged", ["weights", "config.json", "manifest.json"])
+def test_every_reader_refuses_a_model_with_one_changed_bit(
+    tmp_path: Path, made: Callable[[Path], Storage], damaged: str, reader: Callable[[Path], object]
+) -> None:
+    model = made(tmp_path / "model")
+    if made is trees_folder and reader in (start_training, copy_weights_of):
+        pytest.skip("trees are no start of a training")
+    write_digests(model)
+    name = weight_files(model)[0] if damaged == "weights" else damaged
+    data = bytearray(model.read_bytes(name))
+    data[-5] ^= 1  # in the last tensor; of JSON in a number, a name or a blank
+    model.put_atomic(name, bytes(data))
+    with pytest.raises((StoredError, ConfigError, NotComparable)) as found:
+        reader(tmp_path / "model")
+    assert name in str(found.value), found.value
+
+
+def test_a_model_without_a_record_of_its_files_is_read_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model_folder(tmp_path / "model")
+    _load_pyfunc(str(tmp_path / "model"))
+    assert "has no sha256.json, as models of an older sparkring" in caplog.text
+    write_digests(model)
+    caplog.clear()
+    _load_pyfunc(str(tmp_path / "model"))
+    assert not caplog.text

@@ -14,11 +14,11 @@ import torch
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import MANIFEST_NAME, Column, DatasetManifest, read_manifest
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.serving import copy_model_folder, make_predictor
+from sparkring.pipelines.serving import make_predictor
 from sparkring.training.data.features.xxhash64 import hash_whole
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
-from sparkring.training.model.folder import TABLES, describe_model
+from sparkring.training.model.folder import TABLES, copy_model_files, describe_model
 from tests.training.test_worker import Job, kill_one_rank, write_table
 
 pytestmark = pytest.mark.ranks
@@ -56,7 +56,7 @@ def rows_of(job: Job, tmp: Path) -> np.ndarray:
 def predictor(job: Job, tmp: Path) -> Any:
     model = open_storage(str(job.folder / "model"))
     describe_model(model, RunConfig.model_validate(job.config), read_manifest(open_storage(str(job.table))))
-    copy_model_folder(model, tmp)
+    copy_model_files(model, open_storage(str(tmp)))
     return make_predictor(open_storage(str(tmp)))
 
 

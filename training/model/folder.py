@@ -8,6 +8,7 @@
              calibration.json  where its probabilities are calibrated: how (training/model/calibration.py)
              tables.json    where the model has sparse tables: what they are, by name
              tables/<name>/part-00000.safetensors  the rows of rank 0's buckets, in order of their ids' hashes
+             sha256.json    of every file above, written last, and of a sample that a registered model has beside them
 
 A run has it below `model/`; a registered model holds a copy.
 """
@@ -17,7 +18,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -30,8 +32,8 @@ from sparkring.conf.blocks.model import WEIGHTS_FILE
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.rules.families import of_family
-from sparkring.conf.storage import Storage, open_storage
-from sparkring.conf.stored import Finite, RelativePath, Stored, StoredError, parse, read, up_to
+from sparkring.conf.storage import Storage, copy_files, open_storage
+from sparkring.conf.stored import Finite, RelativePath, Sha256, Stored, StoredError, parse, read, up_to
 from sparkring.training.checkpoint.format import Chunk, place_chunks, raw_bytes
 from sparkring.training.checkpoint.weights import FILE, open_weights
 from sparkring.training.model.blend import FILE as BLEND
@@ -43,7 +45,10 @@ from sparkring.training.tables.hashing import hash_of
 from sparkring.training.tables.lookup import LookupPart, LookupTable
 from sparkring.training.tables.sharded import ShardedTable
 
+log = logging.getLogger(__name__)
 CONFIG, MANIFEST, TABLES = "config.json", "manifest.json", "tables.json"
+DIGESTS = "sha256.json"  # file of the model -> sha256
+SAMPLE = ("sample_rows.parquet", "sample_predictions.parquet")  # no prediction is made of them
 TREES_FILE, TREES_ENGINE = "trees.ubj", "xgboost"  # an engine carries the collectives of a training
 
 
@@ -100,9 +105,52 @@ def weight_files(folder: Storage) -> list[str]:
     return [name for name in model_files(folder) if name not in (CONFIG, MANIFEST, CALIBRATION)]
 
 
-def weights_sha256(folder: Storage) -> str:
-    """Hash a model's weights: sha256 of the file, or of the hashes of all files of a blend, or with sparse tables."""
-    found = [folder.sha256(name) for name in weight_files(folder)]
+def copy_model_files(source: Storage, target: Storage) -> None:
+    """Copy a model folder, with the record of what its files are; not its sample."""
+    copy_files(source, target, [*model_files(source), *([DIGESTS] if source.exists(DIGESTS) else [])])
+
+
+def write_digests(folder: Storage, also: Iterable[str] = ()) -> dict[str, str]:
+    """Record what a finished model's files are, and `also` others beside them; file -> sha256."""
+    found = {name: folder.sha256(name) for name in [*model_files(folder), *also]}
+    folder.put_atomic(DIGESTS, json.dumps(found, indent=1).encode())
+    return found
+
+
+def changed_files(folder: Storage, leave_out: Collection[str] = SAMPLE) -> list[str]:
+    """Name a model's files that are not what was recorded of them, or not there; [] without a record.
+
+    StoredError where the record is damaged.
+    """
+    if not folder.exists(DIGESTS):
+        return []
+    recorded = read(dict[RelativePath, Sha256], folder, DIGESTS)
+    names = sorted({*model_files(folder), *recorded}.difference(leave_out))
+    return [name for name in names if not folder.exists(name) or recorded.get(name) != folder.sha256(name)]
+
+
+def check_digests(folder: Storage) -> None:
+    """Raise StoredError where a file of a model is not what was recorded; one without a record is named in the log."""
+    if not folder.exists(DIGESTS):
+        log.warning(
+            "%s: has no %s, as models of an older sparkring: whether its files are whole is not known; train or "
+            "register it again to have them checked",
+            folder.uri,
+            DIGESTS,
+        )
+    if changed := changed_files(folder):
+        raise StoredError(
+            f"{folder.uri}: {', '.join(changed)}: not as when the model was written, by {DIGESTS}; copy the model "
+            "again from where it is whole, or train again"
+        )
+
+
+def weights_sha256(folder: Storage, known: Mapping[str, str] | None = None) -> str:
+    """Hash a model's weights: sha256 of the file, or of the hashes of all files of a blend, or with sparse tables.
+
+    `known`: of files whose sha256 was taken just before.
+    """
+    found = [(known or {}).get(name) or folder.sha256(name) for name in weight_files(folder)]
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
@@ -187,7 +235,16 @@ def describe_model(folder: Storage, config: RunConfig, manifest: DatasetManifest
 
 
 def read_model_folder(folder: Storage) -> TrainedModel:
-    """Read what is beside the weights. StoredError names a file that is missing or damaged."""
+    """Check that a model's files are as they were written, and read what is beside the weights.
+
+    StoredError names a file that is missing or damaged.
+    """
+    check_digests(folder)
+    return read_description(folder)
+
+
+def read_description(folder: Storage) -> TrainedModel:
+    """Read what is beside the weights of a model whose files were checked. StoredError as `read_model_folder`."""
     if missing := [name for name in model_files(folder) if not folder.exists(name)]:
         raise StoredError(f"{folder.uri}: no model: it has no {', '.join(missing)}")
     config = parse(RunConfig, folder.read_bytes(CONFIG), f"{folder.uri}/{CONFIG}")

@@ -15,7 +15,7 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.rules.families import of_family
 from sparkring.conf.storage import open_storage
 from sparkring.training.checkpoint.weights import open_weights, read_weights
-from sparkring.training.model.folder import TrainedModel, read_model_folder, weights_at
+from sparkring.training.model.folder import TrainedModel, check_digests, read_description, weights_at
 from sparkring.training.model.recipe_model import build_model
 from sparkring.training.model.start import match_tensors, start_model_with
 from sparkring.training.model.start_match import StartMatch
@@ -44,9 +44,12 @@ def check_starts_without_tables(model: nn.Module) -> None:
 
 
 def starting_model(config: RunConfig, start: WarmStartConfig) -> TrainedModel:
-    """The model to start from. StoredError for a damaged folder, WarmStartError where the recipe's model is another."""
+    """The model to start from, as its folder describes it. StoredError for a damaged folder.
+
+    WarmStartError where the recipe's model is another.
+    """
     assert start.model is not None, "`from` is made a folder before anything is launched"
-    trained, config = read_model_folder(open_storage(start.model)).parts[0], of_family(config, "net")
+    trained, config = read_description(open_storage(start.model)).parts[0], of_family(config, "net")
     for key in ("family", "factory", "args", "inputs"):
         before, now = getattr(trained.config.model, key), getattr(config.model, key)
         if before != now:
@@ -76,9 +79,11 @@ def start_from(
         manifest: of this run's dataset.
         rank: of this process.
     """
+    assert start.model is not None, "`from` is made a folder before anything is launched"
+    if rank == 0:
+        check_digests(open_storage(start.model))
     trained = starting_model(config, start)
     change = change_since(trained, config, manifest)
-    assert start.model is not None, "starting_model has read it"
     weights = read_weights(open_storage(start.model)) if rank == 0 else None
     if rank == 0:
         log.info("warm start from %s: %s", start.model, "; ".join(change.changed) or "the same features")

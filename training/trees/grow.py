@@ -19,6 +19,7 @@ from sparkring.training.trees.model import TreesModel
 from sparkring.training.trees.params import curvatures
 from sparkring.training.trees.rows import HeldBatch
 from sparkring.training.trees.sample import Sampler
+from sparkring.training.trees.stored import read_stored
 from sparkring.training.waiting import waits_for_ranks
 
 
@@ -42,12 +43,13 @@ class TreesRanks(Ranks):
         return 0.0  # XGBoost does not tell
 
     def begin(self, params: dict[str, Any], training: HeldBatch, state: bytes | None = None) -> None:
-        """Begin without trees, or with those of a checkpoint."""
+        """Begin without trees, or with those of a checkpoint. ValueError where it holds no trees."""
         assert training.matrix is not None, "it is held"
         params = params | {"colsample_bytree": self.sampler.share_drawn(training.matrix.num_col())}
         self._training, self._weights = training.matrix, training.row_weights().numpy().astype(np.float32)
         self.booster = xgboost.Booster(params, [training.matrix])
         if state is not None:
+            read_stored(state)
             self.booster.load_model(bytearray(state))
             self.booster.set_param(params)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import torch
 import xgboost
 
@@ -17,6 +15,7 @@ from sparkring.training.model.folder import TREES_FILE
 from sparkring.training.model.recipe_model import pick_columns
 from sparkring.training.trees.columns import TreeColumns
 from sparkring.training.trees.params import OBJECTIVES
+from sparkring.training.trees.stored import read_stored
 
 
 class TreesModel:
@@ -42,30 +41,24 @@ def read_trees(folder: Storage, config: RunConfig, manifest: DatasetManifest, th
         manifest: of the dataset it was trained on.
         threads: that predict.
     """
-    booster = xgboost.Booster({"nthread": threads})
+    data, booster = folder.read_bytes(TREES_FILE), xgboost.Booster({"nthread": threads})
     try:
-        booster.load_model(bytearray(folder.read_bytes(TREES_FILE)))
-    except xgboost.core.XGBoostError as error:
+        stored = read_stored(data)
+        booster.load_model(bytearray(data))
+    except (ValueError, xgboost.core.XGBoostError) as error:
         why = f"no trees of XGBoost {xgboost.__version__} ({first_line(error)})"
         raise StoredError(f"{folder.uri}/{TREES_FILE}: {why}") from error
     columns = TreeColumns.of(manifest, pick_columns(manifest, config.model).features)
-    if booster.feature_names != columns.names or booster.feature_types != columns.types:
+    if stored.names != columns.names or stored.types != columns.types:
         raise StoredError(
-            f"{folder.uri}/{TREES_FILE}: its columns are {booster.feature_names}, those of the folder's manifest "
-            f"{columns.names}"
+            f"{folder.uri}/{TREES_FILE}: its columns are {stored.names}, those of the folder's manifest {columns.names}"
         )
-    found, wanted = objective_of(booster), OBJECTIVES[config.model.kind.name]
-    if found != wanted:
+    if stored.objective != (wanted := OBJECTIVES[config.model.kind.name]):
         raise StoredError(
-            f"{folder.uri}/{TREES_FILE}: its trees have the objective {found}; model.task = {config.model.task!r} of "
-            f"the folder's recipe has {wanted}: it is a file of another model"
+            f"{folder.uri}/{TREES_FILE}: its trees have the objective {stored.objective}; model.task = "
+            f"{config.model.task!r} of the folder's recipe has {wanted}: it is a file of another model"
         )
     return TreesModel(booster, columns)
-
-
-def objective_of(booster: xgboost.Booster) -> str:
-    """The objective that a booster was trained by, as XGBoost calls it."""
-    return str(json.loads(booster.save_config())["learner"]["objective"]["name"])
 
 
 def write_trees(folder: Storage, booster: xgboost.Booster) -> None:

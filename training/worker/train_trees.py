@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
+from sparkring.training.checkpoint.format import CheckpointError
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.hooks import EvaluationSeen, Hooks, StepSeen
 from sparkring.training.launch.host.processes import usable_cores
@@ -239,7 +240,10 @@ def resume(parts: TreesParts, training: HeldBatch, record: dict[str, Any]) -> Tr
     check = TypeAdapter(LoopRecord).validate_python
     found = check(parts.checkpoints.load(latest, stored, check=check).trainer)
     check_continues(latest, found, record, config.checkpoint)
-    ranks.begin(params, training, stored[TREES].numpy().tobytes())
+    try:
+        ranks.begin(params, training, stored[TREES].numpy().tobytes())
+    except ValueError as error:
+        raise CheckpointError(f"{latest.uri}: its trees cannot be read: {error}") from error
     state = found["state"]
     parts.ctx.event("resumed", {"step": state.step, "uri": latest.uri, "skipped": list(latest.skipped)})
     return state

@@ -19,6 +19,7 @@ from sparkring.conf.plain_text import count_of
 from sparkring.conf.sources import IcebergSource
 from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError
+from sparkring.etl.sources.iceberg.settings import ignore_working_directory
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -126,6 +127,7 @@ def _at_snapshot(key: str, config: IcebergSource, version: TableVersion) -> Tabl
 def _open(key: str, config: IcebergSource) -> tuple[str, TableMetadata, MetadataIO]:
     """Read a table's metadata: the file it is in, what it says, and how the table's files are opened."""
     try:
+        ignore_working_directory()
         from pyiceberg.catalog import load_catalog
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
         from pyiceberg.serializers import FromInputFile

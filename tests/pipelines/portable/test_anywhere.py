@@ -25,13 +25,13 @@ from sparkring.pipelines.model.sources import model_sources, requirements
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.serving import (
     Predictor,
-    copy_model_folder,
     make_predictor,
     signature_inputs,
     signature_outputs,
 )
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
+from sparkring.training.model.folder import copy_model_files
 from tests.helpers.ports import unused_port
 from tests.pipelines.served import CONFIG, manifest, model_folder
 
@@ -49,7 +49,7 @@ WHOLE = {"carrier": ["UA", "B6", "ZZ"], "month": [1, 2, 7], "wind": [True, 5, 30
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     folder = tmp_path_factory.mktemp("model")
-    copy_model_folder(model_folder(folder / "run"), folder / "data")
+    copy_model_files(model_folder(folder / "run"), open_storage(str(folder / "data")))
     found = make_predictor(open_storage(str(folder / "data")))
     assert isinstance(found, Predictor)
     found.folder = folder  # type: ignore[attr-defined]

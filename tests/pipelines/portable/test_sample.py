@@ -14,17 +14,10 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.model.pack import add_sample, pack_model
-from sparkring.pipelines.model.sample import (
-    DIGESTS,
-    PREDICTIONS,
-    ROWS,
-    changed_files,
-    first_rows,
-    sample_of,
-    write_digests,
-)
+from sparkring.pipelines.model.sample import PREDICTIONS, ROWS, first_rows, sample_of
 from sparkring.pipelines.serving import Predictor, make_predictor
-from sparkring.training.model.folder import describe_model
+from sparkring.training.model.folder import CONFIG as CONFIG_FILE
+from sparkring.training.model.folder import DIGESTS, changed_files, describe_model, write_digests
 from sparkring.training.model.recipe_model import build_model
 from tests.helpers.datasets import listed
 from tests.pipelines.served import CONFIG, FEATURES, export, manifest, model_folder
@@ -136,16 +129,16 @@ def test_the_sample_of_a_language_model_is_a_prompt(tmp_path: Path) -> None:
     assert writer.predict(rows.to_pandas())["text"].tolist() == predictions["text"].to_pylist() != [""]
 
 
-def test_a_changed_or_missing_file_of_a_model_is_named(tmp_path: Path) -> None:
-    (tmp_path / "body").mkdir()
-    for name in ("weights.safetensors", "body/config.json"):
-        (tmp_path / name).write_bytes(bytes(range(100)))
-    assert changed_files(tmp_path) == []  # of before this was recorded
-    write_digests(tmp_path)
-    assert changed_files(tmp_path) == []
-    (tmp_path / "weights.safetensors").write_bytes(bytes([1, *range(1, 100)]))
-    (tmp_path / "body/config.json").unlink()
-    assert changed_files(tmp_path) == ["body/config.json", "weights.safetensors"]
+def test_a_changed_missing_or_added_file_of_a_model_is_named(model: Storage) -> None:
+    assert changed_files(model) == []  # of before this was recorded
+    write_digests(model)
+    assert changed_files(model) == []
+    weights = model.read_bytes("weights.safetensors")
+    model.put_atomic("weights.safetensors", bytes([1, *weights[1:]]))
+    assert changed_files(model) == ["weights.safetensors"]
+    model.put_atomic("calibration.json", b"{}")
+    model.delete(CONFIG_FILE)
+    assert changed_files(model) == ["calibration.json", "config.json", "weights.safetensors"]
 
 
 SHA = "ab" * 32
@@ -158,4 +151,4 @@ SHA = "ab" * 32
 def test_a_damaged_record_of_digests_is_one_error_that_names_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "sha256.json").write_text(text)
     with pytest.raises(StoredError, match=r"sha256\.json: "):
-        changed_files(tmp_path)
+        changed_files(open_storage(str(tmp_path)))

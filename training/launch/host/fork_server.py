@@ -119,7 +119,7 @@ def fork_on_request() -> None:
         if not data:
             return
         request = json.loads(data)
-        sys.path[:] = ["", *request["path"]]  # as that of a program
+        sys.path[:] = request["path"]
         import_before_forks((*request["preload"], *OWN))
         if not os.fork():
             requests.close()

@@ -28,6 +28,7 @@ from sparkring.conf.references import NoSuchName, load_reference, module_of
 from sparkring.training.launch.channel.frames import ProtocolError, SocketChannel
 from sparkring.training.launch.host.cuts import RankCuts
 from sparkring.training.launch.host.processes import STACKS_SIGNAL
+from sparkring.training.launch.host.search_path import put_after_library
 from sparkring.training.launch.messages import (
     MAX_TRACEBACK_CHARS,
     CheckpointWanted,
@@ -327,7 +328,7 @@ def _run_script(entry: Entry) -> None:
         if entry.form == "module":
             os.chdir(folder)
             sys.argv = [entry.name, *entry.args]
-            sys.path.insert(0, str(folder))
+            put_after_library(str(folder))
             runpy.run_module(entry.name, run_name="__main__", alter_sys=True)
             return
         if not script.is_file() or script.read_text() != entry.source:
@@ -336,7 +337,7 @@ def _run_script(entry: Entry) -> None:
         if entry.folder:
             os.chdir(folder)
         sys.argv = [str(script), *entry.args]
-        sys.path.insert(0, str(script.parent))
+        put_after_library(str(script.parent))
         runpy.run_path(str(script), run_name="__main__")
 
 

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from sparkring.training.launch.host.search_path import library_first, working_folder
+
 # Of no use to a rank; the first is a secret of Spark's, and only the driver talks to MLflow.
 PRIVATE_VARIABLES = (
     "PYTHON_WORKER_FACTORY_SECRET",
@@ -36,6 +38,7 @@ READ_AT_IMPORT = (
 )
 # What libraries of this process set meanwhile, torch's inductor and scikit-learn; a rank's own would do the same.
 SET_BY_LIBRARIES = ("TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+FORK_SERVER = "sparkring.training.launch.host.fork_server"
 MOST_BYTES = 100_000  # of a request: a message is sent whole or not at all
 
 
@@ -134,7 +137,7 @@ def find_shared(environment: Mapping[str, str]) -> SharedImports | None:
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Take what a process of ranks is started with."""
     kept = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES and not k.startswith(PRIVATE_PREFIX)}
-    kept["PYTHONPATH"] = os.pathsep.join(search_path())
+    kept.pop("PYTHONPATH", None)  # Python would put it before its own library; `_command` sets it
     # A thread that waits for others spins 300,000 times by default. Where something else wants its core, that took
     # nine tenths of the speed (benchmarks/results/busy_machine_2core_202611.md). Read when torch is imported.
     if "OMP_WAIT_POLICY" not in kept:
@@ -143,8 +146,8 @@ def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def search_path() -> list[str]:
-    """Where this process finds modules, wherever another one's working directory is."""
-    return [os.path.abspath(path or ".") for path in sys.path]
+    """Where this process finds modules, wherever another one's working directory is; its own one is the last."""
+    return library_first(sys.path, working_folder())
 
 
 def start_process(
@@ -171,8 +174,9 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def _command(function: str, fds: Iterable[int], arguments: Iterable[str]) -> list[str]:
-    code = f"from sparkring.training.launch.host.fork_server import {function}; {function}()"
-    return [sys.executable, "-c", code, *map(str, fds), *arguments]
+    path = f"sys.path[:] = {search_path()!r}; os.environ['PYTHONPATH'] = os.pathsep.join(sys.path)"
+    code = f"import os, sys; {path}; from {FORK_SERVER} import {function}; {function}()"
+    return [sys.executable, "-P", "-c", code, *map(str, fds), *arguments]
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,58 @@
+"""The order in which Python looks for modules: its own library first, and the folder that one works in last.
+
+A user's random.py or queue.py would otherwise be imported by whatever asks for Python's. Only `os` and `sys` are
+imported here: other modules might already be the user's.
+"""
+
+import os
+import sys
+
+LIBRARY = os.path.dirname(os.path.abspath(os.__file__))
+
+
+def library_first(path: list[str], folder: str) -> list[str]:
+    """Order a search path: Python's library, what else there is in its order, and `folder` last, which may be new."""
+    places = [each or folder for each in path]  # some are no paths, but names that a finder of modules knows
+    found = list(dict.fromkeys(os.path.abspath(each) if os.path.exists(each) else each for each in places))
+    library = [each for each in found if _is_library(each)]
+    return [*library, *(each for each in found if each != folder and each not in library), folder]
+
+
+def _is_library(path: str) -> bool:
+    name = os.path.basename(path)
+    in_library = path == LIBRARY or (os.path.dirname(path) == LIBRARY and name == "lib-dynload")
+    return in_library or (os.path.dirname(path) == os.path.dirname(LIBRARY) and name.endswith(".zip"))
+
+
+def working_folder() -> str:
+    """The working directory; the root where it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return os.sep
+
+
+def put_library_first() -> None:
+    """Order this process's own search path; with its working directory only where that is on it."""
+    folder, before = working_folder(), list(sys.path)
+    ordered = library_first(before, folder)
+    is_there = any(not each or os.path.abspath(each) == folder for each in before)
+    sys.path[:] = ordered if is_there else ordered[:-1]
+
+
+def put_after_library(folder: str) -> None:
+    """Put the folder of a script or module that is run on the search path, before all packages that are installed."""
+    path = library_first(sys.path, folder)
+    at = sum(map(_is_library, path))
+    sys.path[:] = [*path[:at], folder, *path[at:-1]]
+
+
+def shadowed_modules() -> list[str]:
+    """Files on the search path, outside of Python's library, that are named as one of its modules: never imported."""
+    found = []
+    for folder in sys.path:
+        if _is_library(folder) or "-packages" in folder or not os.path.isdir(folder):
+            continue
+        names = sorted(each.name for each in os.scandir(folder))
+        found += [os.path.join(folder, n) for n in names if n.endswith(".py") and n[:-3] in sys.stdlib_module_names]
+    return found
