@@ -10,14 +10,12 @@ from pyspark.sql import functions as F
 
 from sparkring.conf.blocks.etl import SplitConfig
 from sparkring.conf.errors import first_line
+from sparkring.conf.split_hash import BUCKETS, SALT, share_edges
 from sparkring.etl.errors import EtlError
 
 SPLIT = "__split"
 UNDIVIDED = "rows"  # the one split of a part whose window decides which split it is of
 FITTED = ("train", UNDIVIDED)  # splits whose rows features may be fitted on
-BUCKETS = 1_000_000
-# Keeps the hash of the split apart from the hash of the stored order, else a split's rows would be one range of it.
-SALT = "sparkring.split"
 
 
 def split_names(config: SplitConfig) -> list[str]:
@@ -37,15 +35,6 @@ def split_column(config: SplitConfig, key: list[str]) -> Column:
     for name, edge in reversed(list(zip(config.shares, edges, strict=True))[:-1]):
         chosen = F.when(hashed < edge, name).otherwise(chosen)
     return chosen
-
-
-def share_edges(shares: list[float]) -> list[int]:
-    """Upper bucket of every share: [0.8, 0.1, 0.1] -> [800000, 900000, 1000000]."""
-    total, edges = 0.0, []
-    for share in shares:
-        total += share
-        edges.append(round(total * BUCKETS))
-    return edges
 
 
 def _by_time(config: SplitConfig) -> Column:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,11 @@ from sparkring.conf.plain_text import count_of, in_order
 from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, TASKS, LabelForm
 from sparkring.etl.sources.files.read import quoted
 from sparkring.etl.sources.values import convert
-from sparkring.pipelines.init.leaks import gives_away
 from sparkring.pipelines.init.remarks import SHOWN, alike_remark, listed, missing_class_remark, remark_on
 from sparkring.pipelines.init.sample import TableSample
 from sparkring.pipelines.init.text_types import CODE, MOST_ODD, WHOLE, is_number
 from sparkring.pipelines.init.written import DECIMAL_COMMAS, written_otherwise
+from sparkring.pipelines.soundness.leaks import gives_away
 
 TAGS = "array<string>"
 DATES = ("date", "timestamp", "timestamp_ntz")
@@ -63,6 +63,20 @@ class Label:
         return " AND ".join([*(f"{name} IS NOT NULL" for name in names), *tags])
 
 
+TRAIN_SHARE = 0.8  # of the rows
+SHARES = {"train": TRAIN_SHARE, "valid": 0.1, "test": 0.1}
+RANDOM = {"kind": "hash", "shares": SHARES}
+
+
+@dataclass(frozen=True)
+class Split:
+    """The recipe's block `etl.split`, why it is so, and others that it has as comments."""
+
+    block: Mapping[str, Any]
+    why: str = "rows are split at random: 80 % train, 10 % valid, 10 % test"
+    others: Sequence[str] = ()
+
+
 @dataclass
 class Columns:
     """What becomes of each column.
@@ -77,6 +91,7 @@ class Columns:
     key: list[str] = field(default_factory=list)
     dates: list[str] = field(default_factory=list)
     remarks: dict[str, str] = field(default_factory=dict)
+    split: Split = Split(RANDOM)
 
 
 def decide_columns(sample: TableSample, label: str, task: str | None = None) -> Columns:

@@ -30,7 +30,10 @@ _Dumper.add_representer(str, _text)
 
 @dataclass(frozen=True)
 class Project:
-    """What `sparkring init` writes and says. `decided` and `look_at`: a sentence each; `files`: text by name."""
+    """What `sparkring init` writes and says. `decided` and `look_at`: a sentence each; `files`: text by name.
+
+    `comments`: other ways than those of the recipe, which has them as comments.
+    """
 
     recipe: dict[str, Any]
     decided: list[str]
@@ -38,6 +41,7 @@ class Project:
     limit_rows: int
     use: str  # Markdown on how to use the trained model
     files: dict[str, str] = field(default_factory=dict)
+    comments: list[str] = field(default_factory=list)
     has_code: bool = False  # so Python must look into the folder
 
 
@@ -86,6 +90,7 @@ def write_project(folder: Path, project: Project, command: Sequence[str]) -> lis
 def project_files(project: Project, command: Sequence[str]) -> dict[str, str]:
     """Return the text of each file by its name. `command`: the words that made it, for the recipe's first line."""
     head = [f"# Written by: {shlex.join(command)}", *(f"# {line}" for line in project.decided)]
+    head += [f"# {line}" for comment in project.comments for line in comment.split("\n")]
     body = yaml.dump(
         project.recipe, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
     )

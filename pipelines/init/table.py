@@ -21,6 +21,7 @@ from sparkring.etl.sources.files.read import quoted
 from sparkring.pipelines.init.columns import (
     DATES,
     INFINITY,
+    TRAIN_SHARE,
     Columns,
     Label,
     counts,
@@ -30,8 +31,7 @@ from sparkring.pipelines.init.columns import (
 from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, example_rows, python_use, run_name
 from sparkring.pipelines.init.remarks import null_lines
 from sparkring.pipelines.init.sample import TableSample, read_sample
-
-TRAIN_SHARE = 0.8  # of the rows
+from sparkring.pipelines.init.split import with_split
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,8 @@ def table_project(data: str, label: str, task: str | None, folder: Path, family:
     """
     sample = read_sample(data)
     columns = decide_columns(sample, label, task)
+    if columns.features and len(label_columns(sample, columns)) == 1 and not columns.label.is_tags:
+        columns = with_split(sample, columns, *label_columns(sample, columns))
     has_trees = find_spec("xgboost") is not None
     family = family or (BOTH if has_trees else NET)
     hint = "" if has_trees or family != NET else f" ({TREES} too where sparkring[trees] is installed)"
@@ -96,6 +98,7 @@ def table_project(data: str, label: str, task: str | None, folder: Path, family:
         look_at(sample, columns),
         limit_rows=min(1000, sample.rows.num_rows),
         use=_use(sample, columns, run_name(folder.resolve().name)),
+        comments=list(columns.split.others),
     )
 
 
@@ -120,7 +123,7 @@ def table_recipe(sample: TableSample, columns: Columns, name: str, family: str) 
             "rows": VIEW,
             **({"key": columns.key} if columns.key else {}),
             "checks": [{"name": "label_known", "kind": "expression", "sql": label.known, "level": "row"}],
-            "split": {"kind": "hash", "shares": {"train": TRAIN_SHARE, "valid": 0.1, "test": 0.1}},
+            "split": dict(columns.split.block),
             "features": columns.features,
             "label": names[0] if len(names) == 1 else names,
             **({"classes": label.classes} if label.classes else {}),
@@ -167,6 +170,7 @@ def decided(sample: TableSample, columns: Columns) -> list[str]:
     lines += null_lines(sample, read_columns(sample, columns))
     if columns.key:
         lines.append(f"rows are known by {columns.key[0]}, which is no feature")
+    lines.append(columns.split.why)
     return lines + [f"left out: {name} ({why})" for name, why in columns.left_out.items() if name not in columns.key]
 
 
@@ -203,11 +207,9 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
             f"{duplicates:.0%} of the rows are duplicates: equal to another row in all columns that are read. Every "
             "row is assigned to a split by itself; if they are copies of one observation, SELECT DISTINCT in the view"
         )
-    if columns.dates:
-        lines.append(
-            f"rows are split at random; to predict later rows from earlier ones, split by {columns.dates[0]} "
-            "(etl.split of kind time, docs/how-to/etl.md)"
-        )
+    for other in columns.split.others:
+        what, _, block = other.partition(":\n")
+        lines.append(f"{what[0].lower()}{what[1:]}, take the split that recipe.yaml has as a comment: {block.strip()}")
     lines += [f"{column}: {remark}" for column, remark in columns.remarks.items()]
     if nulls:
         finite = "finite " * any(INFINITY in sql for sql in columns.label.columns.values())

@@ -27,19 +27,19 @@ _STRIPE = 32  # bytes that four lanes take at once
 U64 = NDArray[np.uint64]
 
 
-def hash_whole(values: NDArray[Any]) -> NDArray[np.int64]:
-    """The hash of each whole number, (n,), as Spark's of a bigint."""
-    hashes = np.full(len(values), np.uint64(SEED) + _P5 + np.uint64(8))
+def hash_whole(values: NDArray[Any], seeds: U64 | int = SEED) -> NDArray[np.int64]:
+    """The hash of each whole number, (n,), as Spark's of a bigint. `seeds`: (n,) hashes of the columns before it."""
+    hashes = np.full(len(values), seeds, np.uint64) + _P5 + np.uint64(8)
     return _finished(_with_word(hashes, values.astype(np.int64).view(np.uint64))).view(np.int64)
 
 
-def hash_bytes(offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The hash of each byte string, (n,): string i is data[offsets[i] : offsets[i + 1]]."""
+def hash_bytes(offsets: NDArray[np.int64], data: NDArray[np.uint8], seeds: U64 | int = SEED) -> NDArray[np.int64]:
+    """The hash of each byte string, (n,): string i is data[offsets[i] : offsets[i + 1]]. `seeds`: as of hash_whole."""
     sizes = offsets[1:] - offsets[:-1]
     padded = np.concatenate([data, np.zeros(8, np.uint8)])
     words: U64 = np.ndarray((len(data) + 1,), "<u8", padded, strides=(1,))  # at every byte, not only every eighth
     at = offsets[:-1].copy()
-    hashes = _striped(words, at, sizes) + sizes.astype(np.uint64)
+    hashes = _striped(words, at, sizes, np.full(len(sizes), seeds, np.uint64)) + sizes.astype(np.uint64)
     rest = sizes % _STRIPE
     for word in range(3):
         more = np.flatnonzero(rest >= 8 * (word + 1))
@@ -55,16 +55,14 @@ def hash_bytes(offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> NDArray[n
     return _finished(hashes).view(np.int64)
 
 
-def _striped(words: U64, at: NDArray[np.int64], sizes: NDArray[np.int64]) -> U64:
+def _striped(words: U64, at: NDArray[np.int64], sizes: NDArray[np.int64], seeds: U64) -> U64:
     """The hashes after all whole stripes; moves `at` past them."""
-    hashes = np.full(len(at), np.uint64(SEED) + _P5)
+    hashes = seeds + _P5
     long = np.flatnonzero(sizes >= _STRIPE)
     if not len(long):
         return hashes
-    seed = np.uint64(SEED)
-    with np.errstate(over="ignore"):  # numpy warns of scalars, not of arrays, that overflow
-        starts = (seed + _P1 + _P2, seed + _P2, seed, seed - _P1)
-    lanes = [np.full(len(long), start) for start in starts]
+    seed = seeds[long]
+    lanes = [seed + _P1 + _P2, seed + _P2, seed.copy(), seed - _P1]
     stripes = sizes[long] // _STRIPE
     for stripe in range(int(stripes.max())):
         on = np.flatnonzero(stripes > stripe)
