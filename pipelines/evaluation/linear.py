@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sparkring.conf.features import FIRST_CODE
 from sparkring.conf.manifest import Column
 from sparkring.conf.tasks import TaskKind
 from sparkring.pipelines.evaluation.guesses import (
@@ -62,6 +63,7 @@ class Design:
     weights: Array | None  # (N,) float64, above 0; None: all alike
     cardinalities: tuple[int, ...]  # codes of each coded feature, in the order of the last cells
     coefficients: int  # F
+    ranks: tuple[Array, ...] = ()  # of each coded feature: (codes,) the place of a code's value among the sorted values
 
     def matrix(self) -> Any:
         """The features, (N, F), sparse."""
@@ -128,7 +130,17 @@ def _read(rows: SplitRows, features: Sequence[Column], labels: Sequence[Column])
         counts = weighs > 0
         parts.append((values[counts], places[counts], wanted[counts], weighs[counts]))
     values, places, found, weighs = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return Design(values, places, found, None if weight is None else weighs, cardinalities, int(firsts[-1]))
+    states = {state["name"]: state.get("values", []) for state in rows.manifest.fitted}
+    ranks = tuple(ranks_of(states.get(c.name, []), count) for c, count in zip(coded, cardinalities, strict=True))
+    weighed = None if weight is None else weighs
+    return Design(values, places, found, weighed, cardinalities, int(firsts[-1]), ranks)
+
+
+def ranks_of(values: Sequence[Any], codes: int) -> Array:
+    """Return the place of each code in the order of the values: (codes,). A code without a value keeps its own."""
+    ranks = np.arange(codes)
+    ranks[FIRST_CODE : FIRST_CODE + len(values)] = FIRST_CODE + np.argsort(np.argsort(np.array(values)))
+    return ranks
 
 
 def _filled(values: Array, column: Column) -> Array:

@@ -20,7 +20,7 @@ from sparkring.training.metrics import task_scores
 
 Array = np.ndarray
 TREES = "gradient-boosted trees (scikit-learn)"
-MOST_CODES = 255  # of a feature that is split by sets of its codes; one of more is split as a number
+MOST_CODES = 255  # of a feature that is split by sets of its codes; one of more is split by the order of its values
 MOST_OUTPUTS = 20  # classes or labels, for each of which trees are grown
 MOST_CELLS = 1 << 22  # cells of the training rows, times their outputs: some 4 seconds
 SEED = 0
@@ -79,6 +79,9 @@ def cells(design: Design) -> Array:
     firsts = np.cumsum([numbers, *design.cardinalities])[:-1]
     found = design.values.copy()
     codes = design.places[:, numbers:] - firsts
+    for place, ranks in enumerate(design.ranks):
+        if len(ranks) > MOST_CODES:  # split as a number: near values are to be near, such as dates and versions
+            codes[:, place] = ranks[codes[:, place]]
     found[:, numbers:] = np.where(design.values[:, numbers:] > 0, codes, np.nan)
     return found
 

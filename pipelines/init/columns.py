@@ -311,13 +311,13 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
     """Make features of one column, or note why there are none."""
     kind, values = sample.types[column], sample.rows.column(column)
     reason = left_out_reason(kind, values)
-    if remark := remark_on(sample, column):
-        if reason is None:
-            found.remarks[column] = remark
-        else:
-            reason = f"{reason}; {remark}"
+    remark = remark_on(sample, column)
+    if reason is None and kind == "string":
+        remark = "; ".join(filter(None, [remark, alike_remark(values)]))
+    if reason is None and remark:
+        found.remarks[column] = remark
     if reason is not None:
-        found.left_out[column] = reason
+        found.left_out[column] = f"{reason}; {remark}" if remark else reason
         if reason.startswith("an id") and sample.is_whole and not values.null_count and not found.key:
             found.key, found.selected[name] = [name], quoted(column)
         return

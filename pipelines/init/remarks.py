@@ -35,7 +35,7 @@ def remark_on(sample: TableSample, column: str) -> str:
     """Say how to read a column that is written in another way than its type says; "" for others."""
     kind, values = sample.types[column], sample.rows.column(column)
     if kind == "string":
-        return written_remark(values, column) or alike_remark(values)
+        return written_remark(values, column)
     if kind == "timestamp":
         return zone_remark(sample, column)
     return epoch_remark(values, column) if is_number(kind) else ""

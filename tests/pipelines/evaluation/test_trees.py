@@ -342,3 +342,21 @@ def test_a_metric_that_trees_cannot_have_is_refused(task: str, wanted: list[str]
     raw = {"name": "t", "dataset": "d", "model": {"task": task}, "report": {"must_beat_trees": wanted}}
     found = must_beat_problems(RunConfig.model_validate(raw))
     assert found == [] if not problem else found[0].startswith(problem)
+
+
+def test_many_codes_are_split_by_the_order_of_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes by frequency put dates in no order: of 1,344 the loss was .8355, by their order .8044."""
+    assert linear.ranks_of(["2024-03", "2024-01", "2024-02"], 5).tolist() == [0, 1, 4, 2, 3]
+    assert linear.ranks_of([30, 4, 100], 6).tolist() == [0, 1, 3, 2, 4, 5], "numbers by value, no text order"
+    draw = np.random.default_rng(0)
+    days, rows = draw.permutation(600), 6000
+    codes = draw.integers(0, 600, rows)
+    values = np.ones((rows, 1))
+    labels = (days[codes] > 300).astype(np.float64)[:, None]
+    ranks = (np.concatenate([[0, 1], 2 + np.argsort(np.argsort(days))]),)
+    sorted_ = linear.Design(values, (codes + 2)[:, None].astype(np.int32), labels, None, (602,), 602, ranks)
+    assert trees.cells(sorted_)[:, 0].max() == 601
+    losses = [
+        trees.grow(BINARY, each, each).scores["loss"] for each in (sorted_, replace(sorted_, ranks=(np.arange(602),)))
+    ]
+    assert losses[0] < 0.01 < losses[1]
