@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from sparkring.conf.tasks import TaskKind
 from sparkring.pipelines.evaluation.split_rows import SplitRows
@@ -56,6 +55,8 @@ def mean_and_half_width(values: Array, weights: Array) -> tuple[float, float]:
 
     The interval is Student's, with as many degrees of freedom as the weights have effective rows (Kish), less one.
     """
+    from scipy.special import stdtrit  # a job needs it after training alone
+
     mean, error = mean_and_error(values, weights)
     if not math.isfinite(error):
         return mean, math.inf

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -189,11 +192,21 @@ def trees_problems(config: RunConfig) -> list[str]:
     if missing := not_installed(setting, "XGBoost", "xgboost", "trees"):
         return missing
     try:
-        import_module("xgboost")
+        _load_xgboost()
     except Exception as error:  # XGBoostError and OSError too, where its compiled library does not load
         what = f"{type(error).__name__}: {first_line(error)}"
         return [f"{setting}: XGBoost's import fails: {what}; pip install --force-reinstall 'sparkring[trees]'"]
     return []
+
+
+def _load_xgboost() -> None:
+    """Load XGBoost's compiled library alone, as its import takes a second for pandas and scikit-learn."""
+    spec = find_spec("xgboost")
+    library = Path(spec.origin).parent / "lib" / "libxgboost.so" if spec is not None and spec.origin else Path()
+    if library.is_file():
+        ctypes.CDLL(str(library))
+    else:  # where it is stored elsewhere
+        import_module("xgboost")
 
 
 def reader_problems(config: RunConfig) -> list[str]:

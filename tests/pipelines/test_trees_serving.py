@@ -209,18 +209,24 @@ def test_trees_without_their_package_are_refused_by_name(monkeypatch: pytest.Mon
     assert problem == "model.family = 'trees': needs XGBoost, which is not installed: pip install 'sparkring[trees]'"
 
 
-def test_trees_whose_package_does_not_load_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["package", "library"])
+def test_trees_whose_package_does_not_load_are_refused_by_name(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = tmp_path / "xgboost"
     broken.mkdir()
-    (broken / "__init__.py").write_text("raise OSError('libgomp.so.1: cannot open shared object file')\n")
+    fails = "raise OSError('libgomp.so.1: cannot open shared object file')\n"
+    (broken / "__init__.py").write_text(fails if part == "package" else "")
+    if part == "library":
+        (broken / "lib").mkdir()
+        (broken / "lib/libxgboost.so").write_text("no library")
     monkeypatch.syspath_prepend(tmp_path)
     for name in [each for each in sys.modules if each.split(".")[0] == "xgboost"]:
         monkeypatch.delitem(sys.modules, name)
     (problem,) = recipe_module.trees_problems(CONFIG)
-    assert problem == (
-        "model.family = 'trees': XGBoost's import fails: OSError: libgomp.so.1: cannot open shared object file; "
-        "pip install --force-reinstall 'sparkring[trees]'"
-    )
+    why = "libgomp.so.1: cannot open shared object file" if part == "package" else f"{broken}/lib/libxgboost.so: "
+    assert problem.startswith(f"model.family = 'trees': XGBoost's import fails: OSError: {why}")
+    assert problem.endswith("; pip install --force-reinstall 'sparkring[trees]'")
 
 
 def test_a_champion_of_trees_scores_the_rows_of_another_dataset(model: Storage, tmp_path: Path) -> None:
