@@ -13,13 +13,13 @@ import select
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from sparkring.conf.plain_text import for_terminal
 from sparkring.conf.secrets import RedactingFormatter, redact
 from sparkring.pipelines.cli import jobs, machines, models, planning, recipes, upkeep
 from sparkring.pipelines.cli.arguments import Command, add_command
-from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import RESULT_LOG, Exit
 from sparkring.training.launch.host.search_path import shadowed_modules
 
 log = logging.getLogger("sparkring")
@@ -142,6 +142,13 @@ def _run_command(arguments: argparse.Namespace) -> int:
     handler = LogHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.DEBUG if arguments.verbose else logging.INFO, handlers=[handler])
+    if handler in logging.getLogger().handlers:  # else the caller has set up its own logging
+        results = logging.StreamHandler(cast(TextIO, PlainOutput(sys.stdout)))
+        results.setFormatter(RedactingFormatter("%(message)s"))
+        logging.getLogger(RESULT_LOG).addHandler(results)
+        logging.getLogger(
+            RESULT_LOG
+        ).propagate = False  # what a command gives goes to standard output, and its log to standard error
     for noisy in ("mlflow.store", "alembic", "matplotlib", "fsspec"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries: who asked says once that a server is away

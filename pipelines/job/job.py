@@ -40,7 +40,7 @@ from sparkring.pipelines.promotion.drift import drift_metrics
 from sparkring.pipelines.promotion.gate import Candidate, open_gate, report_decision
 from sparkring.pipelines.promotion.prepare import prepare
 from sparkring.pipelines.report.inputs import ReportInputs
-from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.exit_codes import RESULT_LOG, Exit
 from sparkring.pipelines.run.runs import Others, RunRecord, Runs, Status
 from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.tracking.client import client_limits
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from sparkring.pipelines.run.spark import JobSession
 
 log = logging.getLogger("sparkring")
+results = logging.getLogger(RESULT_LOG)
 
 
 def run_job(
@@ -141,7 +142,9 @@ def run_parts(
             spark = second_application(run.tracker, session, fixed)
             check_slots(spark, request)
         code, result = train_and_publish(run.job_on(found, spark), timings, began)
-    log.info("%s", outcome(result, resolved, registered_as(config.tracking.named(config.name), run.tracker, result)))
+    results.info(
+        "%s", outcome(result, resolved, registered_as(config.tracking.named(config.name), run.tracker, result))
+    )
     return code
 
 
@@ -183,7 +186,9 @@ def run_on_platform(resolved: Resolved, found: Dataset, platform: Platform) -> i
         lineage.begin(run.tracker, config.name, resolved, {})
         describe_job(run.tracker, resolved, None, fingerprint)
         code, result = train_and_publish(run.job_on(found, None, platform), {}, began)
-    log.info("%s", outcome(result, resolved, registered_as(config.tracking.named(config.name), run.tracker, result)))
+    results.info(
+        "%s", outcome(result, resolved, registered_as(config.tracking.named(config.name), run.tracker, result))
+    )
     return code
 
 

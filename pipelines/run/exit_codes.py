@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+RESULT_LOG = "sparkring.result"  # logger of what a job gives, which the command line writes to standard output
+
 
 class Exit(IntEnum):
     OK = 0  # done
@@ -19,8 +21,9 @@ class Exit(IntEnum):
     RESOURCES = 5  # the cluster cannot give what was asked, storage is full, read-only or cannot be made, the same run
     # is being trained already, `replay` reaches no store, or `gc` cannot delete or ask MLflow
     QUALITY = 6  # trained, tracked and registered, but the alias has not moved: worse than a baseline in a metric of
-    # `report.must_beat`, or a baseline could not be computed; or rejected or held by `promote` or `drift`; of
-    # `reproduce`, trained again and not equal; of `serve-check` and `export`, a prediction differs
+    # `report.must_beat`, or a baseline could not be computed; not certainly better than a constant guess; or rejected
+    # or held by `promote` or `drift`; of `reproduce`, trained again and not equal; of `serve-check` and `export`, a
+    # prediction differs
     TRY_LATER = 75  # another job has the date, its interval has not ended, or what it waits for is not there;
     # nothing is wrong with the command
     INTERRUPTED = 130  # Ctrl-C; where training had begun a checkpoint was written first, if a step and it fit into
