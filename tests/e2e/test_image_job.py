@@ -86,7 +86,7 @@ def write_files(folder: Path) -> None:
         "optim": {"lr": 0.03},
         "launch": {"world": 1},
         "parallel": {"engine": "torch"},
-        "report": {"groups": ["camera"], "min_group_rows": 1, "baselines": False},
+        "report": {"groups": ["camera"], "min_group_rows": 1, "baselines": False, "must_beat_guess": False},
         "tracking": {"system_metrics": False},
     }
     (folder / "photos.yaml").write_text(yaml.safe_dump(recipe))

@@ -290,6 +290,7 @@ def test_a_job_that_is_killed_and_then_stopped_is_finished_by_the_same_command(
         f"train.seed={9 + len(by)}",
         "data.audit=true",
         "report.baselines=false",
+        "report.must_beat_guess=false",
         f"train.hooks=[{pace.module.stem}:Paced]",
     )
 
@@ -351,7 +352,7 @@ def test_a_job_on_servers_is_made_again_from_its_logs_and_a_log_that_is_missing_
 ) -> None:
     assert finished.returncode == 0
     servers = ("parallel.servers.per_host=1", "parallel.servers.bound=2", "train.epochs=2", "data.audit=true")
-    done = workplace.run_here("train", RECIPE, *servers, "report.baselines=false")
+    done = workplace.run_here("train", RECIPE, *servers, "report.baselines=false", "report.must_beat_guess=false")
     assert done.returncode == 0, done.stderr
     run = f"data/runs/weather/{workplace.record()['folder']}"
     again = workplace.run_here("replay-log", run)
@@ -410,7 +411,9 @@ def test_training_goes_on_without_the_tracking_server(
 ) -> None:
     assert finished.returncode == 0
     away = ("tracking.uri=http://127.0.0.1:9", "tracking.request_timeout_s=1", "tracking.request_retries=0")
-    done = workplace.run_here("train", RECIPE, "train.steps=5", "report.baselines=false", *away)
+    done = workplace.run_here(
+        "train", RECIPE, "train.steps=5", "report.baselines=false", "report.must_beat_guess=false", *away
+    )
     assert done.returncode == 0, done.stderr
     assert "cannot be reached" in done.stderr
     assert list((workplace.folder / "data/mlflow").rglob("*.jsonl")), "nothing was kept for later"

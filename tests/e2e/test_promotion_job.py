@@ -41,7 +41,7 @@ RECIPE = {
     "train": {"epochs": 4, "global_batch": 64},
     "warm_start": {"from": "champion"},
     "launch": {"world": 1},
-    "report": {"baselines": False},
+    "report": {"baselines": False, "must_beat_guess": False},
     "promote": {
         "rules": [
             {"metric": "auc", "threshold": 0.8},

@@ -24,7 +24,7 @@ model: {factory: "training.models.mine:Net", inputs: [x]}
 train: {epochs: 1, global_batch: 32}
 launch: {world: 2}
 parallel: {engine: torch}
-report: {baselines: false}
+report: {baselines: false, must_beat_guess: false}
 """
 NET = """
 import torch

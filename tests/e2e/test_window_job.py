@@ -42,7 +42,7 @@ RECIPE = {
     "data": {"audit": True},
     "checkpoint": {"every_steps": 5, "keep_last": 1},
     "launch": {"world": 2},
-    "report": {"baselines": False},
+    "report": {"baselines": False, "must_beat_guess": False},
 }
 
 

@@ -285,7 +285,7 @@ optim: {lr: 0.01}
 parallel: auto
 launch: {world: 2, min_world: 1, backoff_s: 0}
 checkpoint: {every_steps: 3}
-report: {baselines: false, importance: false}
+report: {baselines: false, importance: false, must_beat_guess: false}
 tracking: {enabled: false}
 """
 KILLED = """

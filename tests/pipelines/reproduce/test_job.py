@@ -87,7 +87,7 @@ def workplace(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Workplace
             "parallel": {"engine": "torch"},
             "launch": {"world": 2},
             "tracking": {"root": str(folder / "mlflow"), "system_metrics": False},
-            "report": {"baselines": False},
+            "report": {"baselines": False, "must_beat_guess": False},
         }
     )
     assert run_job(Resolved(config, {}), etl=False, session=lambda: spark) == Exit.OK

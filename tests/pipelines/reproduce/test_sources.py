@@ -80,7 +80,7 @@ def place(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Place:
             "parallel": {"engine": "torch"},
             "launch": {"world": 1},
             "tracking": {"enabled": False},
-            "report": {"baselines": False},
+            "report": {"baselines": False, "must_beat_guess": False},
         }
     )
     assert run_job(Resolved(config, {}), etl=True, session=lambda: spark) == Exit.OK
