@@ -109,6 +109,8 @@ def test_odd_texts_are_found_beside_values_of_any_type(kind: str) -> None:
     ("counts", "kind"),
     [
         ({"1": 50, "2": 50, "3": 50, "A": 10}, "string"),  # codes
+        ({str(i): 50 for i in range(FEWEST_VALUES - 5)} | {"A": 5}, "string"),  # codes, of which one is a letter
+        ({str(i): 5 for i in range(40)} | {"1.5": 1, "later": 1}, "double"),
         ({str(i): 5 for i in range(FEWEST_VALUES)} | {"A": 50}, "string"),  # too many rows
         ({str(i): 5 for i in range(FEWEST_VALUES)} | {f"A{i}": 1 for i in range(9)}, "string"),  # too many texts
         ({"yes": 50, "no": 50, "maybe": 1}, "string"),
