@@ -36,6 +36,14 @@ def _plural(noun: str) -> str:
     return re.sub("(?<=[^aeiou])y$", "ie", noun) + "s"
 
 
+def size_text(size: float) -> str:
+    """Show bytes in the largest unit of which there is a tenth."""
+    for unit, bytes_of in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= bytes_of / 10:
+            return f"{size / bytes_of:,.{2 if unit == 'GiB' else 1}f} {unit}"
+    return f"{size:.0f} B"
+
+
 def score_text(value: float) -> str:
     """Show a score: four decimals, where these say something of it; else five significant digits, or a whole number.
 
