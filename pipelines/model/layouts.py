@@ -264,7 +264,8 @@ def ending_within(plan: Planned, result: SearchResult, limit_s: float) -> Search
         [
             f"no layout makes the {count_of(plan.steps, 'step', ',')} of {plan.config.name} in that time; the "
             f"quickest, {layout_text(quickest)} on {count_of(quickest.mesh.world, 'device')}, takes "
-            f"{duration_text(plan.steps * quickest.time.total)}; take more devices, faster ones, or more time"
+            f"{duration_text(plan.steps * quickest.time.total)}; take more devices, faster ones, or more time "
+            f"({plan.cluster.basis})"
         ],
     )
 

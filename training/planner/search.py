@@ -567,7 +567,10 @@ def order(objective: Objective) -> Callable[[PlannedLayout], tuple[float, ...]]:
 
 
 def distinct(layouts: tuple[PlannedLayout, ...], count: int) -> list[PlannedLayout]:
-    """The best of each kind: of axes, ZeRO, offload and precision on as many ranks. All else makes variants of it."""
+    """The best of each kind: of axes, what ZeRO shards, offload and precision on as many ranks.
+
+    ZeRO 1 and 2 are one kind, which keeps whole weights. All else makes variants.
+    """
     best: dict[Any, PlannedLayout] = {}
     seen: set[Any] = set()
     for layout in layouts:
@@ -576,7 +579,8 @@ def distinct(layouts: tuple[PlannedLayout, ...], count: int) -> list[PlannedLayo
         seen.add(same)
         config = layout.config
         axes = tuple(size > 1 for size in layout.mesh.shape)
-        best.setdefault((layout.mesh.world, axes, config.zero, config.offload, config.precision), layout)
+        cut = config.zero and (3 if config.zero == 3 else 1)
+        best.setdefault((layout.mesh.world, axes, cut, config.offload, config.precision), layout)
         if len(best) == count:
             break
     return list(best.values())
