@@ -244,6 +244,8 @@ def test_hosts_are_machines_like_this_one_and_those_of_a_cluster_are_not_known(m
     for word in ("spark.master=spark://h:7077", "launch.on=ray"):
         away = cluster_of_recipe(load_config("text", ["dataset=d", word]).config)
         assert away.name == "cpu, assumed" and away.of_ranks(2).machines != load_cluster("cpu").machines
+        for estimated in (away, hosts):
+            assert "seconds are estimates" in estimated.of_ranks(2).basis and "2.7 times" in estimated.of_ranks(2).basis
 
 
 @pytest.mark.parametrize(
