@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.machine import ROOT
 from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.clusters.cluster import GIB, Cluster
+from sparkring.conf.plain_text import count_of
 from sparkring.training.planner.search import USABLE
 from sparkring.training.planner.timing.calibrate import FitErrors, fit_errors, fitted, predicted
 from tests.helpers.published_steps import (
@@ -172,7 +173,7 @@ def memory_lines() -> list[str]:
         "\n| ran out of memory | of what a device has for it, predicted |\n|---|---|",
     ]
     for row in out:
-        cut = f"dp={row.dp}, tp={row.tp}, pp={row.pp}, {row.micro_batch} rows a pass"
+        cut = f"dp={row.dp}, tp={row.tp}, pp={row.pp}, {count_of(row.micro_batch, 'row')} a pass"
         lines.append(f"| {row.width} x {row.layers}, {row.device_gib:.0f} GiB, {cut} | {fit[id(row)]:.0%} |")
     return lines
 

@@ -66,6 +66,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "strategies": ("training/parallel",),
     "suite": ("tests",),
     "tables": ("pipelines/init", "training/models/tabular.py", "training/trees"),
+    "threads": ("training/worker/threads.py",),
     "trees": ("training/trees", "training/worker/train_trees.py", "training/loop/rounds.py"),
     "whole_line": ("etl", "training", "pipelines"),
 }

@@ -48,6 +48,14 @@ def in_order(texts: Iterable[str]) -> list[str]:
     return found if any(map(math.isnan, values)) else [text for _, text in sorted(zip(values, found, strict=True))]
 
 
+def size_text(size: float) -> str:
+    """Show bytes in the largest unit of which there is a tenth."""
+    for unit, bytes_of in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= bytes_of / 10:
+            return f"{size / bytes_of:,.{2 if unit == 'GiB' else 1}f} {unit}"
+    return f"{size:.0f} B"
+
+
 def score_text(value: float) -> str:
     """Show a score: four decimals, where these say something of it; else five significant digits, or a whole number.
 

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator
 
+from sparkring.conf.clusters.cluster import refuse_fp8
 from sparkring.conf.schema import Strict
 
 Axis = Annotated[int, Field(ge=-1)]
@@ -114,7 +115,7 @@ class ParallelConfig(Strict):
     accumulate: PositiveInt = Field(1, description="passes per step; gradients are communicated once per step")
     offload: bool = Field(False, description="keep shards and optimizer state in host memory (needs zero >= 1)")
     activation_checkpointing: bool = Field(False, description="recompute each block's activations in backward")
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], BeforeValidator(refuse_fp8)] = Field(
         "fp32",
         description="dtype of compute; fp32 is the model's own dtype, without TF32 on GPUs; fp16 scales the loss",
     )

@@ -40,7 +40,8 @@ class TrainConfig(Strict):
     )
     threads_per_rank: PositiveInt | None = Field(
         default=None,
-        description="torch CPU threads; None: cores / ranks on the fullest host when the run begins, then as it began",
+        description="torch CPU threads; None: 1 for a small network, else cores / ranks on the fullest host when the "
+        "run begins, then as it began",
     )
     early_stopping: EarlyStopping | None = None
     best_metric: str = Field(

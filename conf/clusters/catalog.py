@@ -21,6 +21,7 @@ from sparkring.conf.recipe_file import EXTENDS, is_path
 from sparkring.conf.rules.rule import nearest
 
 CLUSTERS: Traversable = files(__package__)
+RATES = {"name", "type", "peak_tflops", "memory_gb_per_s", "processors"}  # of a device, by which steps take so long
 MOST_FILES = 8  # that extend each other
 
 
@@ -58,7 +59,19 @@ def _merged_values(name: str, folder: Path, above: tuple[str, ...]) -> dict[str,
         return values
     if name in above or len(above) > MOST_FILES:
         raise ConfigError(name, [f"extends: {base}: the files extend each other in a circle"])
-    return _merge(_merged_values(str(base), inside, (*above, name)), values)
+    return _with_basis(_merge(_merged_values(str(base), inside, (*above, name)), values), values)
+
+
+def _with_basis(merged: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A file's values without the fit of the one that it extends, where that is of another device or other shares.
+
+    `own`: what the file itself says.
+    """
+    device = own.get("device")
+    is_other = "reached" in own or (isinstance(device, dict) and not RATES.isdisjoint(device))
+    if is_other and "fitted_on" not in own:
+        return merged | {"fitted_on": "", "error": own.get("error")}
+    return merged
 
 
 def _find(name: str, folder: Path, above: tuple[str, ...]) -> tuple[Traversable, Path]:

@@ -6,7 +6,7 @@ are of one direction.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.schema import Strict
@@ -18,7 +18,22 @@ Tflops = Annotated[float, Field(gt=0, le=100_000)]
 GbPerS = Annotated[float, Field(gt=0, le=20_000)]
 Gib = Annotated[float, Field(gt=0, le=32_768)]
 Microseconds = Annotated[float, Field(ge=0, le=1e6)]
+# How far predictions were where nothing was fitted: across GPUs, and benchmarks/results/plan_here_2core_202611.md
+UNMEASURED = {
+    "cuda": "across GPUs such predictions were 25 to 41 % off",
+    "cpu": "on CPUs steps took up to 2.7 times as long as such predictions",
+}
+NO_FP8 = "there is no FP8 here: ranks compute in fp32, bf16 or fp16, and no seconds are predicted for another precision"
+FP8 = ("fp8", "float8", "e4m3", "e5m2")
 MICRO, GIGA, GIB, DAY_S = 1e-6, 1e9, 2**30, 86_400.0
+
+
+def refuse_fp8(value: Any) -> Any:
+    """The value, or the keys of a mapping, as they are. ValueError where one asks for FP8 in any spelling."""
+    names = value if isinstance(value, (dict, list, tuple)) else [value]
+    if any(isinstance(name, str) and any(word in name.lower() for word in FP8) for name in names):
+        raise ValueError(NO_FP8)
+    return value
 
 
 class Device(Strict):
@@ -26,7 +41,7 @@ class Device(Strict):
 
     name: str = Field(description="as it is sold, such as A100-SXM4-80GB")
     type: Literal["cuda", "cpu"] = Field("cuda", description="what `train.device` is on it")
-    peak_tflops: dict[Precision, Tflops] = Field(
+    peak_tflops: Annotated[dict[Precision, Tflops], BeforeValidator(refuse_fp8)] = Field(
         min_length=1, description="dense matrix products by dtype of compute, 10^12 operations per second"
     )
     memory_gib: Gib = Field(description="memory that a process can allocate, GiB")
@@ -196,6 +211,19 @@ class Cluster(Strict):
             rest = {key: value for key, value in reached.items() if key != "overlap"}
             values["reached"] = rest | {"contention": 1 - reached["overlap"]}
         return values
+
+    @property
+    def basis(self) -> str:
+        """What predicted seconds rest on, and how far a measured step may be from them, as a sentence."""
+        if self.fitted_on:
+            found = f"seconds are fitted on {self.fitted_on}"
+        elif self.measured is not None:
+            found = f"seconds are of rates measured on {', '.join(self.measured.hosts)}"
+        else:
+            found = f"seconds are estimates: no step on {self.device.name} was measured"
+        if self.error is not None:
+            return f"{found}; expect a measured step within {self.error:.0%} of them"
+        return f"{found}; {UNMEASURED[self.device.type]}"
 
     @property
     def machines(self) -> str:

@@ -23,6 +23,12 @@ class Layout:
     device: str = "cpu"  # cpu, cuda
     global_batch: int | None = None
 
+    @property
+    def beside_pipeline(self) -> str:
+        """The axes of more than one rank beside the pipeline's."""
+        axes = {"dp": self.dp, "cp": self.cp, "tp": self.tp}
+        return " * ".join(f"{name}({size})" for name, size in axes.items() if size > 1)
+
 
 def _sharded(layout: Layout) -> bool:
     return layout.parallel.zero > 0
@@ -346,8 +352,7 @@ LAYOUT: tuple[Rule[Layout], ...] = (
     refuse(
         ("parallel.pp", "parallel.dp", "parallel.cp", "parallel.tp"),
         lambda f: f.device == "cuda" and f.pp > 1 and f.dp * f.cp * f.tp > 1,
-        "parallel.pp={0.pp} on CUDA with dp({0.dp}) * cp({0.cp}) * tp({0.tp}): over NCCL this project has run "
-        "pipelines alone",
+        "parallel.pp={0.pp} on CUDA with {0.beside_pipeline}: over NCCL this project has run pipelines alone",
         "use pp={0.pp} on {0.pp} ranks, or tp, zero or cpu",
     ),
     Rule(

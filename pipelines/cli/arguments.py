@@ -103,7 +103,7 @@ def duration(text: str) -> int:
 
 def asked_layout(text: str) -> AskedLayout:
     """The layouts of `dp=64,tp=1,pp=8,offload=true,precision=bf16`; an axis that is not named has 1 rank."""
-    from sparkring.conf.clusters.cluster import Precision
+    from sparkring.conf.clusters.cluster import Precision, refuse_fp8
     from sparkring.training.parallel.mesh import AXES, Mesh
     from sparkring.training.planner.search import AskedLayout
 
@@ -114,6 +114,10 @@ def asked_layout(text: str) -> AskedLayout:
     found: dict[str, Any] = {}
     for word in text.split(","):
         name, _, value = (part.strip() for part in word.partition("="))
+        try:
+            refuse_fp8(value)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
         if name in found:
             raise argparse.ArgumentTypeError(f"{text!r}: {name} is named twice")
         if value in choices.get(name, {}):

@@ -74,7 +74,7 @@ def add_commands(commands: Commands) -> None:
         "--write", metavar="FILE", type=new_file, help="a recipe that extends this one, in the best layout"
     )
     search.add_argument("--html", metavar="FILE", type=new_file, help="a page with the layouts as figures")
-    search.add_argument("--json", action="store_true", help="the best layouts as JSON")
+    search.add_argument("--json", action="store_true", help="one object: cluster, model, tried, layouts, why")
     text = "measure the machines that the recipe would run on, and write a cluster's file; takes about a minute"
     examples = ["sparkring plan measure mine.yaml launch.world=8 --out cluster.yaml"]
     measure = add_recipe_command(what, "measure", _measure, text, examples)
@@ -151,9 +151,9 @@ def _search(arguments: argparse.Namespace) -> int:
         plan = planned(config, cluster, manifest)
     except Untraceable as error:
         _refuse_seconds(arguments, error)
-        states = StateSearch(config, cluster, manifest, arguments.devices)
+        states = StateSearch(config, name, cluster, manifest, arguments.devices)
         if arguments.json:
-            print(states.as_json())
+            print(states.as_json(str(error), arguments.why))
         else:
             print(states.about(arguments.why) if arguments.why else states.report(str(error)))
         return Exit.OK
@@ -196,16 +196,15 @@ def _refuse_seconds(arguments: argparse.Namespace, why: Exception) -> None:
 def _show_search(arguments: argparse.Namespace, plan: Planned, cluster: str) -> int:
     """Print the best layouts, or where the asked mesh stands, and write what is to be written."""
     from sparkring.pipelines.model.layouts import (
-        SHOWN,
         duration_text,
         ending_within,
-        layout_facts,
         recipe_text,
+        search_facts,
         search_report,
         searched,
-        why,
+        why_lines,
     )
-    from sparkring.training.planner.search import Objective, any_precision, distinct
+    from sparkring.training.planner.search import Objective, any_precision
 
     devices, within = arguments.devices, arguments.within
     precisions = any_precision(plan.cluster) if arguments.any_precision else ()
@@ -220,10 +219,11 @@ def _show_search(arguments: argparse.Namespace, plan: Planned, cluster: str) -> 
     if arguments.html:
         shown = text or search_report(plan, result, devices, order_words)
         write_file(arguments.html, _search_page(plan, result, cluster, devices, shown))
+    asked = why_lines(plan, every, arguments.why, objective, precisions) if arguments.why else []
     if arguments.json:
-        print(json.dumps([layout_facts(plan, layout) for layout in distinct(result.best, SHOWN)], indent=1))
+        print(json.dumps(search_facts(plan, cluster, result, devices, asked), indent=1))
     else:
-        print(why(plan, every, arguments.why, objective, precisions) if arguments.why else text)
+        print("\n   ".join(asked) or text)
     return Exit.OK
 
 

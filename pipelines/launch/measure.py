@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 MOST_SHARE = 1.0
 MOST_RANKS = 1 << 20
+MEASURED_ERROR = 0.22  # the worst of 36 layouts on measured CPUs (benchmarks/results/plan_here_2core_202611.md)
 
 
 def measure_machines(spark: SparkSession, config: RunConfig, dataset: tuple[str, DatasetManifest] | None) -> Cluster:
@@ -251,6 +252,7 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
             latency_us=rounded(links.network.latency_s / MICRO),
         ),
         storage=StorageSpeed(read_gb_per_s=rounded(read / GIGA), write_gb_per_s=rounded(written / GIGA)),
+        error=MEASURED_ERROR if is_cpu else None,
         reached=Reached(**{name: rounded(min(value, most(name))) for name, value in reached.items()}),
         measured=Measurement(
             hosts=hosts,

@@ -16,13 +16,20 @@ from sparkring.conf.errors import first_line
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.plain_text import count_of
-from sparkring.pipelines.model.layouts import layout_text, plan_record, seconds_text, traced_recipe, why_behind
+from sparkring.pipelines.model.layouts import (
+    apart_advice,
+    layout_text,
+    plan_record,
+    seconds_text,
+    total_steps,
+    traced_recipe,
+    why_behind,
+)
 from sparkring.pipelines.model.machine import RankCluster, cluster_of_recipe
 from sparkring.pipelines.model.plan import device_of, on_world
 from sparkring.pipelines.model.sizes import size_text
 from sparkring.training.parallel.data_parallel.batch_norm import batch_norms
 from sparkring.training.parallel.mesh import resolve_mesh
-from sparkring.training.planner.advice import distribute_advice
 from sparkring.training.planner.search import (
     LayoutCosts,
     PlannedLayout,
@@ -128,9 +135,8 @@ class LaunchPlan:
         line = f"layout on {count_of(world, 'rank')}: {layout_text(used)}: {seconds_text(used.time.total)} a step"
         line += f", planned for {self.cluster.name}"
         line += "".join(f"; next {layout_text(each)}: {why_behind(each, used)}" for each in behind)
-        alone = None if found.alone is None else found.alone.time.total
-        advice = distribute_advice(alone, used.time.total, world)
-        return [line, *([advice] if advice is not None else [])]
+        advice = apart_advice(found.alone, used, total_steps(self.config, self.manifest))
+        return [line, found.cluster.basis, *([advice] if advice is not None else [])]
 
     def record_at(self, world: int) -> PlanRecord | None:
         """What is predicted of so many ranks, for summary.json; None where nothing can be planned."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,13 @@ from sparkring.conf.plain_text import count_of
 from sparkring.conf.recipe_file import EXTENDS, is_path
 from sparkring.pipelines.model.plan import UNPLANNED_TREES, known_manifest, plan_workload
 from sparkring.pipelines.model.sizes import size_text, too_large_text
-from sparkring.training.parallel.mesh import AXES, Mesh, describe, resolve_mesh
+from sparkring.training.models.gpt import LanguageModelTask
+from sparkring.training.parallel.mesh import AXES, Mesh, resolve_mesh, used_axes
+from sparkring.training.parallel.model_parallel.schedules import schedule_problem
 from sparkring.training.planner import Untraceable
 from sparkring.training.planner.advice import (
     PAYS,
+    Distribution,
     checkpoint_plan,
     distribute_advice,
     link_advice,
@@ -41,12 +46,16 @@ from sparkring.training.planner.search import (
     least_bytes,
     mesh_layouts,
     order,
+    possible_layouts,
     search,
     traced_model,
 )
+from sparkring.training.planner.workload import Workload
 from sparkring.training.worker.plan_record import LayoutCost, PlanRecord, pareto
 
 SHOWN = 5
+MOST_REASONS = 3  # of a mesh that cannot run
+LITTLE = 0.02  # share of a step that no recipe is changed for
 MOST_POINTS = 300  # of a figure
 SEARCHED = (*(key for key in PLANNED if key not in AXES), "accumulate", "precision")
 
@@ -90,13 +99,14 @@ def layout_text(layout: PlannedLayout) -> str:
     words += [config.schedule] if layout.mesh.pp > 1 else []
     words += ["recompute"] if config.activation_checkpointing else []
     words += ["sequence parallel"] if config.sequence_parallel else []
-    words += [f"{layout.counts.micro} passes"] if layout.counts.micro > 1 else []
+    rows = f"{count_of(layout.counts.cut.rows, 'row')} a pass"
+    words += [f"{layout.counts.micro} passes", rows] if layout.counts.micro > 1 else [rows]
     return ", ".join(words)
 
 
 def cut_words(config: ParallelConfig, mesh: Mesh) -> str:
     """How ranks cut the model and its optimizer's state, in the words of a recipe."""
-    words = [describe(mesh)]
+    words = [used_axes(mesh)]
     words += [f"zero {config.zero}"] if config.zero else []
     words += ["offload"] if config.offload else []
     words += [f"shards on {config.shard} ranks"] if config.shard else []
@@ -111,8 +121,11 @@ def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
     exchanged = time.exchange + time.hidden
     hours = None if plan.steps is None else plan.steps * time.total / 3600
     peak = cluster.device.peak_flops(layout.config.precision)
+    tokens = tokens_of(plan)
     return {
         "layout": {axis: getattr(mesh, axis) for axis in AXES} | layout.config.model_dump(include={*SEARCHED}),
+        "rows_per_pass": layout.counts.cut.rows,
+        "passes": layout.counts.micro,
         "memory_gib": round(layout.memory / GIB, 4),
         "host_gib": round(layout.host / GIB, 4),
         "step_s": time.total,
@@ -121,9 +134,59 @@ def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
         "bubble_share": time.bubble / time.total,
         "mfu": layout.counts.flops / (mesh.world * peak * time.total),
         "rows_per_s": batch / time.total,
+        "tokens_per_s_per_device": None if tokens is None else batch * tokens / time.total / mesh.world,
         "hours": hours,
         "price": None if hours is None else hours * layout.machines * cluster.node.price_per_hour,
     }
+
+
+def tokens_of(plan: Planned) -> int | None:
+    """Tokens of a row; None where the model is of no language."""
+    workload = plan.costs.traced.workload
+    is_language = isinstance(workload.task, LanguageModelTask) and not isinstance(workload.inputs, Untraceable)
+    return int(workload.inputs[0].shape[-1]) if is_language else None  # type: ignore[index]
+
+
+def search_facts(
+    plan: Planned, cluster: str, result: SearchResult, devices: int, asked: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A search as one object, for `--json`.
+
+    Args:
+        plan: the recipe on its cluster.
+        cluster: its name.
+        result: of the search.
+        devices: that were asked for.
+        asked: what `why_lines` says of the mesh that was asked about; (): none was.
+    """
+    best = distinct(result.best, SHOWN)
+    behind = [why_behind(layout, best[0]) for layout in best]
+    return {
+        "cluster": cluster_facts(cluster, plan.cluster, devices),
+        "model": model_facts(plan.config, plan.costs.traced.workload) | {"steps": plan.steps},
+        "tried": {"layouts": result.tried, "fit": len(result.best), "limit_gib": round(plan.costs.limit / GIB, 4)},
+        "layouts": [layout_facts(plan, layout) for layout in best],
+        "why": {"asked": bool(asked), "reasons": [*asked] or behind},
+    }
+
+
+def cluster_facts(name: str, cluster: Cluster, devices: int) -> dict[str, Any]:
+    """The cluster of a search as `--json` shows it."""
+    return {
+        "name": name,
+        "device": cluster.device.name,
+        "network": f"{cluster.network.kind}, {cluster.network.gbit_per_s:g} Gbit",
+        "devices": devices,
+        "fitted_on": cluster.fitted_on,
+        "error": cluster.error,
+        "basis": cluster.basis,
+    }
+
+
+def model_facts(config: RunConfig, workload: Workload) -> dict[str, Any]:
+    """The model of a search as `--json` shows it."""
+    parameters = sum(parameter.numel() for parameter in workload.model.parameters())
+    return {"recipe": config.name, "parameters": parameters, "global_batch": config.train.global_batch}
 
 
 def plan_record(name: str, cluster: Cluster, used: PlannedLayout, layouts: tuple[PlannedLayout, ...]) -> PlanRecord:
@@ -138,6 +201,7 @@ def plan_record(name: str, cluster: Cluster, used: PlannedLayout, layouts: tuple
     return PlanRecord(
         cluster=name,
         machines=cluster.machines,
+        basis=cluster.basis,
         world=used.mesh.world,
         limit=int(used.costs.limit),
         used=cost_of(used),
@@ -200,19 +264,22 @@ def ending_within(plan: Planned, result: SearchResult, limit_s: float) -> Search
         [
             f"no layout makes the {count_of(plan.steps, 'step', ',')} of {plan.config.name} in that time; the "
             f"quickest, {layout_text(quickest)} on {count_of(quickest.mesh.world, 'device')}, takes "
-            f"{duration_text(plan.steps * quickest.time.total)}; take more devices, faster ones, or more time"
+            f"{duration_text(plan.steps * quickest.time.total)}; take more devices, faster ones, or more time "
+            f"({plan.cluster.basis})"
         ],
     )
 
 
 def duration_text(seconds: float) -> str:
     """A long time in the largest unit of which there are two."""
-    units = {"days": 86_400.0, "hours": 3600.0, "minutes": 60.0}
+    units = {"years": 31_557_600.0, "days": 86_400.0, "hours": 3600.0, "minutes": 60.0}
     name, size = next(((name, size) for name, size in units.items() if seconds >= 2 * size), ("seconds", 1.0))
     return f"{seconds / size:,.3g} {name}"
 
 
 def price_text(dollars: float) -> str:
+    if dollars >= 1e6:
+        return f"{dollars / 1e6:,.2f} million US dollars"
     return f"{dollars:,.0f} US dollars" if dollars >= 10 else f"{dollars:.2f} US dollars"
 
 
@@ -227,7 +294,9 @@ def search_report(plan: Planned, result: SearchResult, devices: int, order_words
     alone = f"do not distribute: of 1 to {count_of(devices, 'device')} one is the best"
     blocks = [_numbered(plan, number, layout, best[0]) for number, layout in enumerate(best, 1)]
     found = advice(plan, best[0], one_device(plan))
-    return "\n\n".join([head, *blocks, *([alone] if best[0].mesh.world == 1 < devices else []), *found])
+    return "\n\n".join(
+        [head, plan.cluster.basis, *blocks, *([alone] if best[0].mesh.world == 1 < devices else []), *found]
+    )
 
 
 def _numbered(plan: Planned, number: int, layout: PlannedLayout, best: PlannedLayout) -> str:
@@ -239,19 +308,19 @@ def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -
     """Seconds, memory, rates and price of a layout."""
     facts = layout_facts(plan, layout)
     causes = ", ".join(f"{name} {seconds_text(value)}" for name, value in layout.time.causes.items() if value > 0)
+    bubble = f", bubble {facts['bubble_share']:.1%}" if layout.mesh.pp > 1 else ""
+    per_device = facts["tokens_per_s_per_device"]
+    tokens = "" if per_device is None else f", {rate_text(per_device)} tokens/s and device"
     hidden = "" if facts["hidden_share"] is None else f", {facts['hidden_share']:.0%} of the exchange hidden"
     offloaded = f" and {size_text(layout.host)} of its host" if layout.host else ""
     memory = f"{size_text(layout.memory)} per device{offloaded}, " if with_memory else ""
     lines = [
         f"step {seconds_text(layout.time.total)} = {causes}",
-        f"{memory}{facts['mfu']:.1%} of the peak, bubble {facts['bubble_share']:.1%}"
-        f"{hidden}, {rate_text(facts['rows_per_s'])} rows/s",
+        f"{memory}MFU {facts['mfu']:.1%}{bubble}{hidden}, {rate_text(facts['rows_per_s'])} rows/s{tokens}",
     ]
     if facts["hours"] is not None and plan.steps is not None:
         price = f", {price_text(facts['price'])}" if plan.cluster.node.price_per_hour else ""
-        hours = facts["hours"]
-        lasts = f"{hours:,.1f} hours" if hours >= 2 else duration_text(3600 * hours)
-        lines.append(f"{lasts} for {count_of(plan.steps, 'step', ',')}{price}")
+        lines.append(f"{duration_text(3600 * facts['hours'])} for {count_of(plan.steps, 'step', ',')}{price}")
     return lines
 
 
@@ -262,7 +331,14 @@ def rate_text(per_s: float) -> str:
 
 def seconds_text(value: float) -> str:
     """Seconds, or milliseconds below a tenth."""
+    if value >= 1000:
+        return f"{value:,.0f} s"
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
+
+
+def time_text(value: float) -> str:
+    """Seconds in the unit that a person reads."""
+    return seconds_text(value) if value < 120 else duration_text(value)
 
 
 def why_behind(layout: PlannedLayout, best: PlannedLayout) -> str:
@@ -287,14 +363,37 @@ def one_device(plan: Planned) -> PlannedLayout | None:
 def advice(plan: Planned, layout: PlannedLayout, alone: PlannedLayout | None) -> list[str]:
     """Paragraphs a person can act on."""
     devices = layout.mesh.world
-    found = [distribute_advice(alone.time.total if alone else None, layout.time.total, devices)]
+    found = [apart_advice(alone, layout, plan.steps)]
     found.append(
-        link_advice(layout.time, lambda times: _faster(plan, layout, times), lambda n: _larger(plan, layout, n))
+        link_advice(
+            layout.time,
+            lambda times: _faster(plan, layout, times),
+            lambda n: _larger(plan, layout, n),
+            lambda: _with_codec(plan, layout),
+        )
     )
     if devices > 1:
         found += [networks_table(plan, layout), _batch_line(plan, layout)]
     found += [precision_line(plan, layout), checkpoint_line(plan, layout)]
     return [text for text in found if text]
+
+
+def apart_advice(alone: PlannedLayout | None, layout: PlannedLayout, steps: int | None) -> str | None:
+    """Why not to distribute. `alone`: the fastest layout of one device that fits; None: none does."""
+    if alone is None:
+        return None
+    found = Distribution(alone.time.total, layout.time.total, layout.mesh.world, steps)
+    return distribute_advice(found, time_text)
+
+
+def _with_codec(plan: Planned, layout: PlannedLayout) -> float | None:
+    """Seconds of the step with gradients in bf16; None where the rules allow no codec, or it would gain nothing."""
+    compress = layout.config.compress.model_copy(update={"codec": "bf16"})
+    config = layout.config.model_copy(update={"compress": compress})
+    if layout.config.compress.codec != "none" or plan.costs.problems(config, layout.mesh):
+        return None
+    seconds = plan.costs.layout(config, layout.mesh).time.total
+    return seconds if seconds < layout.time.total else None
 
 
 def precision_line(plan: Planned, layout: PlannedLayout) -> str:
@@ -379,9 +478,9 @@ def checkpoint_line(plan: Planned, layout: PlannedLayout) -> str:
     )
 
 
-def why(
+def why_lines(
     plan: Planned, result: SearchResult, asked: AskedLayout, objective: Objective, precisions: Sequence[Precision] = ()
-) -> str:
+) -> list[str]:
     """Where the asked layouts stand, or why they cannot be.
 
     Args:
@@ -398,15 +497,43 @@ def why(
         first = min(found, key=rank)
         place = 1 + sum(rank(each) < rank(first) for each in result.best)
         lines = [f"{asked_text(asked)}: place {place:,} of {len(result.best):,}: {layout_text(first)}"]
-        return "\n   ".join([*lines, *fact_lines(plan, first), why_behind(first, best)])
-    lines = [f"{asked_text(asked)}: not among the layouts that can run and fit"]
-    lines += plan.costs.mesh_problems(plan.config.parallel, asked.mesh)
+        return [*lines, *fact_lines(plan, first), why_behind(first, best), plan.cluster.basis]
+    lines = [f"{asked_text(asked)}: not among the layouts that can run and fit", *_refusals(plan, asked, precisions)]
     forced = sorted(_forced(plan, asked, precisions), key=rank)
     if not forced:
-        return "\n   ".join(lines)
+        return lines
     closest = next(filter(plan.costs.fits, forced), None) or min(forced, key=lambda layout: layout.memory)
     lines += [f"it would be at best {layout_text(closest)}", *fact_lines(plan, closest)]
-    return "\n   ".join([*lines, *missing_room(plan.costs, closest), why_behind(closest, best)])
+    return [*lines, *missing_room(plan.costs, closest), why_behind(closest, best), plan.cluster.basis]
+
+
+def _refusals(plan: Planned, asked: AskedLayout, precisions: Sequence[Precision]) -> list[str]:
+    """Why no layout of those that are asked about can run: problems of the mesh, else the most frequent of its layouts.
+
+    [] where one can, and does not fit.
+    """
+    base, mesh, costs = plan.config.parallel, asked.mesh, plan.costs
+    if found := costs.mesh_problems(base, mesh):
+        return found
+    counted: Counter[str] = Counter()
+    for config in _configs(plan, mesh):
+        for variant in _asked_variants(config, asked, precisions):
+            if not (problems := costs.problems(variant, mesh)):
+                return []
+            counted.update(problems)
+    if not counted and asked.offload:
+        return ["nothing can be offloaded: it takes ZeRO, and so several ranks of dp or cp (parallel.zero)"]
+    return [problem for problem, _ in counted.most_common(MOST_REASONS)]
+
+
+def _asked_variants(
+    config: ParallelConfig, asked: AskedLayout, precisions: Sequence[Precision]
+) -> Iterator[ParallelConfig]:
+    """A configuration in each of the precisions, offloaded where that is asked for."""
+    for precision in precisions or (config.precision,):
+        variant = config.model_copy(update={"offload": bool(asked.offload and config.zero), "precision": precision})
+        if asked.includes(variant):
+            yield variant
 
 
 def missing_room(costs: LayoutCosts, layout: PlannedLayout | StateLayout) -> Iterator[str]:
@@ -420,7 +547,7 @@ def missing_room(costs: LayoutCosts, layout: PlannedLayout | StateLayout) -> Ite
 
 
 def asked_text(asked: AskedLayout) -> str:
-    words = [describe(asked.mesh)]
+    words = [used_axes(asked.mesh)]
     words += [] if asked.offload is None else ["offload" if asked.offload else "no offload"]
     return ", ".join([*words, *([] if asked.precision is None else [asked.precision])])
 
@@ -443,15 +570,12 @@ def _forced(plan: Planned, asked: AskedLayout, precisions: Sequence[Precision]) 
     """The asked layouts whose passes and schedule can be predicted, whether the rules allow them or not."""
     batch, mesh = plan.config.train.global_batch, asked.mesh
     for config in _configs(plan, mesh):
-        if config.stages_per_rank > 1 or config.schedule != "1f1b" or batch % (mesh.dp * config.passes):
+        is_refused = schedule_problem(config.schedule, mesh.pp, config.passes, config.stages_per_rank)
+        if batch % (mesh.dp * config.passes) or (mesh.pp > 1 and is_refused):
             continue
-        for precision in precisions or (config.precision,):
-            variant = config.model_copy(update={"offload": bool(asked.offload and config.zero), "precision": precision})
-            if asked.includes(variant):
-                try:
-                    yield plan.costs.layout(variant, mesh)
-                except ValueError:  # fewer layers than stages, or heads that do not divide
-                    return
+        for variant in _asked_variants(config, asked, precisions):
+            with suppress(ValueError):  # fewer layers than stages, or heads that do not divide
+                yield plan.costs.layout(variant, mesh)
 
 
 def show_on_cluster(config: RunConfig, cluster: Cluster) -> str:
@@ -461,4 +585,21 @@ def show_on_cluster(config: RunConfig, cluster: Cluster) -> str:
     layout = plan.costs.layout(config.parallel, mesh)
     facts = fact_lines(plan, layout, with_memory=False)  # `show_plan` has it, from a trace of whole passes
     head = "\n   ".join([f"on {cluster.device.name}: {layout_text(layout)}", *facts])
-    return "\n\n".join([head, *advice(plan, layout, one_device(plan))])
+    return "\n\n".join([head, cluster.basis, *advice(plan, layout, one_device(plan)), found_line(plan, layout)])
+
+
+def found_line(plan: Planned, layout: PlannedLayout) -> str:
+    """What a search finds on as many devices, beside a layout."""
+    world = layout.mesh.world
+    every = possible_layouts(plan.costs, plan.config.parallel, world)
+    best = min(filter(plan.costs.fits, every), key=order("time"), default=None)
+    if best is None:
+        return f"a search finds no layout that fits on {count_of(world, 'device')}"
+    gain = layout.time.total / best.time.total - 1
+    step = f"{layout_text(best)}: {seconds_text(best.time.total)} a step"
+    if gain < LITTLE:
+        return f"a search finds none that is more than {LITTLE:.0%} faster on {count_of(world, 'device')}; best {step}"
+    return (
+        f"a search finds {step}, {gain + 1:.2f} times as fast; `sparkring plan search` with --devices {world} and "
+        "--write FILE makes it a recipe"
+    )

@@ -61,7 +61,8 @@ def cluster_of_recipe(config: RunConfig) -> RankCluster:
 def assumed(name: str, cluster: Cluster, device: str) -> RankCluster:
     """A built-in cluster that stands for other devices, so that no job on these is taken for one on it."""
     named = cluster.device.model_copy(update={"name": device})
-    return RankCluster.fixed(f"{name}, assumed", cluster.model_copy(update={"device": named}))
+    other = cluster.model_copy(update={"device": named, "fitted_on": "", "error": None})
+    return RankCluster.fixed(f"{name}, assumed", other)
 
 
 def ranks_per_host(launch: LaunchConfig) -> int:
@@ -96,4 +97,5 @@ def cpu_machine(usual: Cluster, ranks: int) -> Cluster:
         processors=max(1, cores // ranks),
     )
     node = usual.node.model_copy(update={"devices": ranks, "cores": cores, "price_per_hour": 0.0})
-    return usual.model_copy(update={"description": SHOWN, "device": device, "node": node})
+    estimated = {"description": SHOWN, "device": device, "node": node, "fitted_on": "", "error": None}
+    return usual.model_copy(update=estimated)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from sparkring.conf.clusters.cluster import GIB
-
-
-def size_text(size: float) -> str:
-    """Bytes in GiB, or in MiB below a tenth of one."""
-    return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / GIB * 1024:,.1f} MiB"
+from sparkring.conf.plain_text import size_text
 
 
 def too_large_text(needed: float, limit: float) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sparkring.conf.clusters.cluster import Cluster
+from sparkring.conf.clusters.cluster import GIB, Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.plain_text import count_of
-from sparkring.pipelines.model.layouts import cut_words, missing_room
+from sparkring.pipelines.model.layouts import cluster_facts, cut_words, missing_room, model_facts
 from sparkring.pipelines.model.plan import plan_workload
 from sparkring.pipelines.model.sizes import size_text
 from sparkring.training.parallel.mesh import AXES, Mesh
@@ -21,17 +21,41 @@ SHOWN = 10
 class StateSearch:
     """The layouts of a recipe on a cluster, with the memory of weights, gradients and optimizer, and the bytes sent."""
 
-    def __init__(self, config: RunConfig, cluster: Cluster, manifest: DatasetManifest | None, devices: int) -> None:
-        """ManifestError if the model needs a missing dataset."""
-        self.config, self.cluster, self.devices = config, cluster, devices
+    def __init__(
+        self, config: RunConfig, name: str, cluster: Cluster, manifest: DatasetManifest | None, devices: int
+    ) -> None:
+        """ManifestError if the model needs a missing dataset.
+
+        Args:
+            config: the recipe.
+            name: of the cluster.
+            cluster: the machines.
+            manifest: of the recipe's dataset.
+            devices: that were asked for.
+        """
+        self.config, self.name, self.cluster, self.devices = config, name, cluster, devices
         self.workload = plan_workload(config, manifest, Mesh(dp=config.launch.world), "torch")
         self.costs = LayoutCosts.without_trace(self.workload, cluster)
         self.layouts = state_layouts(self.costs, devices)
         self.fitting = [layout for layout in self.layouts if self.costs.fits(layout)]
 
-    def as_json(self) -> str:
-        """What `--json` shows of the layouts that fit."""
-        return json.dumps([state_facts(layout) for layout in self.fitting[:SHOWN]], indent=1)
+    def as_json(self, why: str, asked: AskedLayout | None) -> str:
+        """What `--json` shows of the layouts that fit. `why`: the model cannot be traced."""
+        found = {
+            "cluster": cluster_facts(self.name, self.cluster, self.devices),
+            "model": model_facts(self.config, self.workload),
+            "tried": {
+                "layouts": len(self.layouts),
+                "fit": len(self.fitting),
+                "limit_gib": round(self.costs.limit / GIB, 4),
+            },
+            "layouts": [state_facts(layout) for layout in self.fitting[:SHOWN]],
+            "why": {
+                "asked": asked is not None,
+                "reasons": [why] if asked is None else self.about(asked).splitlines(),
+            },
+        }
+        return json.dumps(found, indent=1)
 
     def report(self, why: str) -> str:
         """The layouts that fit, and what is missing. `why`: the model cannot be traced."""
@@ -50,7 +74,8 @@ class StateSearch:
         for layout in self.layouts:
             if layout.mesh == asked.mesh and asked.includes(layout.config):
                 lines.append("; ".join([state_line(layout), *missing_room(self.costs, layout)]))
-        return "\n".join(lines or self.costs.mesh_problems(self.config.parallel, asked.mesh))
+        problems = self.costs.mesh_problems(self.config.parallel, asked.mesh)
+        return "\n".join(lines or problems or ["no layout of these ranks can run so"])
 
     def _missing(self) -> str:
         least = min(self.layouts, key=lambda each: each.memory, default=None)

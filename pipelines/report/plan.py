@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 from sparkring.conf.clusters.cluster import GIB
@@ -24,6 +23,8 @@ def plan_facts(record: PlanRecord) -> dict[str, str]:
         "step": beside("{:.4g} s".format, record.used.step_s, record.measured_step_s),
         "peak memory": beside(size_text, record.peak, record.measured_peak),
     }
+    if record.basis:
+        facts["seconds"] = record.basis
     if record.others:
         best = min(record.others, key=lambda each: each.step_s)
         facts["next best"] = f"{best.layout}, {best.step_s / record.used.step_s - 1:+.1%} seconds a step"
@@ -42,14 +43,9 @@ def draw_plan(record: PlanRecord | None) -> list[Drawn]:
     return [] if record is None else [_times(record), _memory(record), *_search(record)]
 
 
-def short(layout: str) -> str:
-    """A layout without the axes that have one rank."""
-    return re.sub(r" \* \w+\(1\)", "", layout)
-
-
 def _times(record: PlanRecord) -> Drawn:
     causes = [cause for cause in record.used.causes if any(each.causes.get(cause) for each in record.layouts)]
-    names = [short(each.layout) for each in record.layouts]
+    names = [each.layout for each in record.layouts]
     by_cause = {cause: [each.causes.get(cause, 0.0) for each in record.layouts] for cause in causes}
     chosen = "; the first layout is the chosen one" if record.others else ""
     rows: list[tuple[Cell, ...]] = [
@@ -65,7 +61,7 @@ def _times(record: PlanRecord) -> Drawn:
 
 
 def _memory(record: PlanRecord) -> Drawn:
-    names, sizes = [short(each.layout) for each in record.layouts], [in_gib(each) for each in record.layouts]
+    names, sizes = [each.layout for each in record.layouts], [in_gib(each) for each in record.layouts]
     if not record.others:  # the memory of others is not traced as far
         sizes = [record.peak / GIB]
     return Drawn(

@@ -99,14 +99,15 @@ def test_the_layout_of_a_job_is_the_fastest_that_fits() -> None:
 
 
 def test_what_was_chosen_is_one_line_with_the_next_best_and_why_it_loses() -> None:
-    first, *advice = plan_of(small("parallel=auto")).lines_at(4)
+    first, basis, *advice = plan_of(small("parallel=auto")).lines_at(4)
+    assert basis.startswith("seconds are fitted on 61 steps") and basis.endswith("within 15% of them")
     assert first.startswith("layout on 4 ranks: dp(") and "a step, planned for a100-80gb-efa; next dp(" in first
     assert "than the best" in first or "as fast as the best" in first
     assert plan_of(small()).lines_at(4) == [], "nothing was chosen"
     slow = load_cluster("a100-80gb-ethernet").model_copy(deep=True)
     slow = slow.model_copy(update={"node": slow.node.model_copy(update={"link_gb_per_s": 0.001})})
-    _, *advice = plan_of(small("parallel=auto"), RankCluster.fixed("slow", slow)).lines_at(4)
-    assert advice[0].startswith("do not distribute: the step fits on one device")
+    _, _, *advice = plan_of(small("parallel=auto"), RankCluster.fixed("slow", slow)).lines_at(4)
+    assert advice[0].startswith("do not distribute: one device takes ") and "launch included" in advice[0]
 
 
 def test_layouts_of_fewer_ranks_are_ready_before_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +244,8 @@ def test_hosts_are_machines_like_this_one_and_those_of_a_cluster_are_not_known(m
     for word in ("spark.master=spark://h:7077", "launch.on=ray"):
         away = cluster_of_recipe(load_config("text", ["dataset=d", word]).config)
         assert away.name == "cpu, assumed" and away.of_ranks(2).machines != load_cluster("cpu").machines
+        for estimated in (away, hosts):
+            assert "seconds are estimates" in estimated.of_ranks(2).basis and "2.7 times" in estimated.of_ranks(2).basis
 
 
 @pytest.mark.parametrize(

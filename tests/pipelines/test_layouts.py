@@ -68,6 +68,10 @@ def test_the_best_layouts_are_shown_with_seconds_memory_and_price(capsys: pytest
 
 def test_the_layouts_as_json_are_those_of_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(output(capsys, "search", *SMALL, *EFA, "--devices", "8", "--json"))
+    assert set(found) == {"cluster", "model", "tried", "layouts", "why"}
+    assert found["cluster"]["name"] == "a100-80gb-efa" and found["tried"]["fit"] <= found["tried"]["layouts"]
+    assert found["model"]["recipe"] == "gpt-124m" and found["why"]["reasons"][0] == "the best"
+    found = found["layouts"]
     assert 1 <= len(found) <= 5
     seconds = [each["step_s"] for each in found]
     assert seconds == sorted(seconds)
@@ -78,7 +82,7 @@ def test_the_layouts_as_json_are_those_of_the_text(capsys: pytest.CaptureFixture
 def test_the_best_layout_is_written_as_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "planned.yaml")
     words = ["search", "gpt-1b", *EFA, "--devices", "8", "--json", "--write", path]
-    best = json.loads(output(capsys, *words))[0]["layout"]
+    best = json.loads(output(capsys, *words))["layouts"][0]["layout"]
     written = load_config(path).config
     assert written.parallel.model_dump(include=set(best)) == best
     assert written.launch.world == best["dp"] * best["cp"] * best["pp"] * best["tp"]
@@ -104,7 +108,7 @@ def test_a_model_that_only_fits_offloaded_is_offloaded_and_written_so(
         ["search", *SMALL, "train.eval_batch=null", *with_memory(tmp_path, 0.03)],
         str(tmp_path / "planned.yaml"),
     )
-    best = json.loads(output(capsys, *words, "--json", "--write", path))[0]
+    best = json.loads(output(capsys, *words, "--json", "--write", path))["layouts"][0]
     assert best["layout"]["offload"] and best["host_gib"] > 0 and best["seconds_by_cause"]["offload"] > 0
     written = load_config(path).config.parallel
     assert written.offload and written.zero == best["layout"]["zero"] and written.precision == "bf16"
@@ -117,11 +121,11 @@ def test_a_model_that_only_fits_offloaded_is_offloaded_and_written_so(
 def test_offload_where_it_is_not_needed_has_a_place_and_a_price(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["search", *SMALL, *EFA, "--devices", "8", "--why"]
     text = output(capsys, *words, "dp=8,offload=true")
-    assert text.startswith("dp(8) * pp(1) * tp(1), offload: place ") and ", offload, bf16" in text
+    assert text.startswith("dp(8), offload: place ") and ", offload, bf16" in text
     assert "slower than the best: " in text or "times as long as the best: " in text
     assert "offload" not in output(capsys, *words, "dp=8,offload=false").partition(": ")[2]
     text = output(capsys, *words, "dp=8,precision=fp32")
-    assert text.startswith("dp(8) * pp(1) * tp(1), fp32: place ") and "bf16" not in text
+    assert text.startswith("dp(8), fp32: place ") and "bf16" not in text
 
 
 def test_a_host_without_room_for_what_is_offloaded_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +139,7 @@ def test_a_host_without_room_for_what_is_offloaded_is_named(tmp_path: Path, caps
 def test_any_precision_is_searched_only_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["search", *SMALL, *EFA, "--devices", "8", "parallel.precision=fp32", "train.compile=false", "--json"]
     for flag, precision in ([], "fp32"), (["--any-precision"], "bf16"):
-        found = json.loads(output(capsys, *words, *flag))
+        found = json.loads(output(capsys, *words, *flag))["layouts"]
         assert found[0]["layout"]["precision"] == precision
 
 
@@ -158,14 +162,16 @@ NUMEL = 2 * 1024 * 768  # of Asks
 def test_a_model_that_cannot_be_traced_is_searched_by_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "search", *ASKS)
     assert "activations, the loss and seconds are not planned: Asks's forward cannot be run on the meta device" in text
-    assert "29 of 29 layouts that can run hold" in text and "dp(8) * pp(1) * tp(1), zero 1, bf16: " in text
-    ring, *_ = (each for each in json.loads(output(capsys, "search", *ASKS, "--json")) if not each["layout"]["zero"])
+    assert "29 of 29 layouts that can run hold" in text and "dp(8), zero 1, bf16: " in text
+    known = json.loads(output(capsys, "search", *ASKS, "--json"))
+    assert set(known) == {"cluster", "model", "tried", "layouts", "why"} and "meta device" in known["why"]["reasons"][0]
+    ring, *_ = (each for each in known["layouts"] if not each["layout"]["zero"])
     assert ring["state_bytes"] == 4 * NUMEL * 4 and ring["step_s"] is None
     assert ring["sent_bytes"] == pytest.approx(2 * 7 / 8 * 4 * NUMEL, rel=1e-4)
     text = output(capsys, "search", *ASKS, "--why", "dp=4,tp=2")
     assert "sharding plan" in text
     text = output(capsys, "search", *ASKS, "--why", "dp=8")
-    assert "dp(8) * pp(1) * tp(1), bf16: 24.0 MiB, sends 10.5 MiB a step" in text and "dp(7)" not in text
+    assert "dp(8), bf16: 24.0 MiB, sends 10.5 MiB a step" in text and "dp(7)" not in text
 
 
 class OneHot(nn.Module):
@@ -195,7 +201,7 @@ def test_weights_that_fit_nowhere_name_the_smallest_layout(tmp_path: Path, capsy
     path = tmp_path / "tiny.yaml"
     path.write_text("extends: a100-80gb-efa\ndevice: {memory_gib: 0.002}\n")
     text = output(capsys, "search", *ASKS[:-4], "--cluster", str(path), "--devices", "8")
-    assert "none; the smallest, dp(8) * pp(1) * tp(1), zero " in text
+    assert "none; the smallest, dp(8), zero " in text
     text = output(capsys, "search", *ASKS[:-4], *with_memory(tmp_path, 0.0085))
     assert ", offload, bf16: " in text and " of the host, sends " in text
     no_host = with_memory(tmp_path, 0.0085, 0.01)
@@ -258,7 +264,8 @@ def test_what_cannot_be_searched_says_why(words: list[str], expected: str, capsy
         (["--devices", "8", "--why", "dp=0"], "argument --why: 'dp=0': 'dp=0' is not an axis and its size"),
         (["--devices", "8", "--why", "dd=8"], "'dd=8' is not an axis and its size; write pp=N, dp=N, cp=N, tp=N"),
         (["--devices", "8", "--why", "dp=8,offload=yes"], "'offload=yes' is not an axis and its size; write pp=N"),
-        (["--devices", "8", "--why", "dp=8,precision=fp8"], "offload=true|false, precision=fp32|bf16|fp16"),
+        (["--devices", "8", "--why", "dp=8,precision=fp64"], "offload=true|false, precision=fp32|bf16|fp16"),
+        (["--devices", "8", "--why", "dp=8,precision=fp8"], "there is no FP8 here"),
         (["--devices", "8", "--why", ""], "argument --why: '': '' is not an axis and its size"),
         (["--devices", "8", "--within", "0h"], "argument --within: '0h': must be longer than nothing"),
         (["--devices", "8", "--objective", "speed"], "argument --objective: invalid choice: 'speed'"),
@@ -296,12 +303,13 @@ def test_a_planned_layout_is_shown_as_a_launch_would_choose_it(capsys: pytest.Ca
 
 def test_the_cheapest_layout_in_time_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["search", *SMALL, *EFA, "--devices", "16", "--json"]
-    (quickest, *_), cheapest = json.loads(output(capsys, *words)), json.loads(output(capsys, *words, "--within", "3d"))
+    (quickest, *_) = json.loads(output(capsys, *words))["layouts"]
+    cheapest = json.loads(output(capsys, *words, "--within", "3d"))["layouts"]
     prices = [each["price"] for each in cheapest]
     assert prices == sorted(prices) and prices[0] < quickest["price"]
     assert max(each["hours"] for each in cheapest) <= 72
     tight = f"{int(quickest['hours'] * 3600 * 1.02) + 1}s"
-    for found in json.loads(output(capsys, *words, "--within", tight)):
+    for found in json.loads(output(capsys, *words, "--within", tight))["layouts"]:
         assert found["hours"] * 3600 <= quickest["hours"] * 3600 * 1.02 + 1
     assert "and end within 3 days; best by cost" in output(capsys, *words[:-1], "--within", "3d")
 
@@ -319,7 +327,8 @@ def test_a_time_in_which_nothing_ends_names_the_quickest(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"), [(30, "30 seconds"), (180, "3 minutes"), (7200, "2 hours"), (259_200, "3 days")]
+    ("seconds", "expected"),
+    [(30, "30 seconds"), (180, "3 minutes"), (7200, "2 hours"), (259_200, "3 days"), (3e8, "9.51 years")],
 )
 def test_a_long_time_is_shown_in_its_largest_unit(seconds: float, expected: str) -> None:
     assert duration_text(seconds) == expected
@@ -366,16 +375,17 @@ def test_a_calibrated_cluster_is_written_and_read_again(
 @pytest.mark.parametrize("asked", ["dp=64,pp=8", "dp=64,pp=4,tp=2"])
 def test_a_plan_for_512_devices_beats_the_usual_answers(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "search", "gpt-70b", *EFA, "--devices", "512", "--why", asked)
-    assert "% slower than the best: bubble takes" in text
+    assert "zero-bubble" in text and "% slower than the best: bubble takes" in text
 
 
 def test_small_prices_and_sizes_keep_digits_that_say_something() -> None:
-    assert [price_text(each) for each in (0.13, 9.99, 1234.4)] == [
+    assert [price_text(each) for each in (0.13, 9.99, 1234.4, 4_332_054)] == [
         "0.13 US dollars",
         "9.99 US dollars",
         "1,234 US dollars",
+        "4.33 million US dollars",
     ]
-    assert [size_text(each) for each in (5e7, 2**30, 7.44e10)] == ["47.7 MiB", "1.00 GiB", "69.29 GiB"]
+    assert [size_text(each) for each in (5e7, 2**30, 7.44e10, 24)] == ["47.7 MiB", "1.00 GiB", "69.29 GiB", "24 B"]
 
 
 def test_rates_of_rows_are_no_powers_of_ten() -> None:
@@ -385,7 +395,117 @@ def test_rates_of_rows_are_no_powers_of_ten() -> None:
 def test_why_of_the_winner_says_that_it_is_the_best(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["plan", "search", *SMALL, "--cluster", "a100-80gb-efa", "--devices", "2", "--json"]) == Exit.OK
-    best = json.loads(capsys.readouterr().out)[0]["layout"]
+    best = json.loads(capsys.readouterr().out)["layouts"][0]["layout"]
     mesh = ",".join(f"{axis}={best[axis]}" for axis in ("dp", "cp", "pp", "tp"))
     assert main(["plan", "search", *SMALL, "--cluster", "a100-80gb-efa", "--devices", "2", "--why", mesh]) == Exit.OK
-    assert capsys.readouterr().out.rstrip().endswith("the best")
+    assert "the best" in capsys.readouterr().out.splitlines()[-2]
+
+
+CLUSTERS = {
+    "fitted": ("extends: a100-80gb-roce\n", "fitted on 61 steps", "within 5% of them"),
+    "another device": (
+        "extends: a100-80gb-efa\ndevice: {name: L40S, peak_tflops: {bf16: 362}, memory_gb_per_s: 864}\n",
+        "estimates: no step on L40S was measured",
+        "25 to 41 % off",
+    ),
+    "other shares": (
+        "extends: a100-80gb-efa\nreached: {matmul: 0.5}\n",
+        "estimates: no step on A100",
+        "25 to 41 % off",
+    ),
+    "a band of its own": ("extends: h200-141gb-efa\nerror: 0.3\n", "no step on H200-SXM5-141GB", "within 30% of them"),
+}
+
+
+@pytest.mark.parametrize("kind", CLUSTERS)
+def test_wherever_seconds_are_shown_a_sentence_says_what_they_rest_on(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, basis, band = CLUSTERS[kind]
+    path, page = tmp_path / "mine.yaml", tmp_path / "page.html"
+    path.write_text(text)
+    on = [*SMALL, "--cluster", str(path)]
+    shown = [output(capsys, "show", *on)]
+    shown.append(output(capsys, "search", *on, "--devices", "8"))
+    shown.append(output(capsys, "search", *on, "--devices", "8", "--why", "dp=8"))
+    shown.append(output(capsys, "search", *on, "--devices", "8", "--why", "dp=4,pp=2"))
+    facts = json.loads(output(capsys, "search", *on, "--devices", "8", "--json", "--html", str(page)))
+    for each in (*shown, facts["cluster"]["basis"], page.read_text()):
+        assert basis in each and band in each
+
+
+def test_what_is_shown_ends_with_what_a_search_finds(capsys: pytest.CaptureFixture[str]) -> None:
+    slow = ["parallel.tp=4", "parallel.zero=3", "parallel.activation_checkpointing=true", "train.compile=false"]
+    last = output(capsys, "show", *SMALL, *EFA, *slow).rstrip().splitlines()[-1]
+    assert re.fullmatch(
+        r"a search finds dp\(8\).*: .* a step, [\d.]+ times as fast; .*--devices 8 and --write FILE.*", last
+    )
+    found = json.loads(output(capsys, "search", *SMALL, *EFA, "--devices", "8", "--json"))["layouts"][0]["layout"]
+    best = [f"parallel.{key}={json.dumps(value)}" for key, value in found.items()]
+    last = output(capsys, "show", *SMALL, *EFA, *best, "train.compile=false").rstrip().splitlines()[-1]
+    assert last.startswith("a search finds none that is more than 2% faster on 8 devices")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *("dp=8", "tp=8", "cp=8", "pp=8", "dp=2,tp=4", "dp=2,cp=4", "dp=4,pp=2", "tp=3", "cp=5", "pp=7"),
+        *("tp=2,cp=2,pp=2", "dp=1,offload=true", "dp=8,offload=true", "dp=8,precision=fp32", "dp=7", "dp=3,tp=2"),
+    ],
+)
+def test_any_mesh_has_a_reason(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", *SMALL, *EFA, "--devices", "8", "--why", asked]
+    text = output(capsys, *words)
+    lines = [line for line in text.splitlines()[1:] if not line.strip().startswith(("it would be", "seconds are"))]
+    assert lines, text
+    assert not re.search(r"\b(dp|cp|pp|tp)\(1\) \*|\* (dp|cp|pp|tp)\(1\)", text), "no axis of one rank"
+    facts = json.loads(output(capsys, *words, "--json"))["why"]
+    assert facts["asked"] and facts["reasons"] == [line.strip() for line in text.splitlines()]
+
+
+def test_the_best_layouts_are_of_as_many_kinds(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(output(capsys, "search", *SMALL, *EFA, "--devices", "8", "--json"))["layouts"]
+    kinds = [
+        (
+            tuple(each["layout"][axis] > 1 for axis in ("dp", "cp", "pp", "tp")),
+            {0: 0, 1: 1, 2: 1, 3: 3}[each["layout"]["zero"]],
+        )
+        for each in found
+        if each["layout"]["dp"] * each["layout"]["cp"] * each["layout"]["pp"] * each["layout"]["tp"] == 8
+    ]
+    assert len(kinds) == len(set(kinds)) >= 2
+
+
+def test_rates_are_of_rows_tokens_and_the_peak(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", *SMALL, *EFA, "--devices", "8"]
+    best = json.loads(output(capsys, *words, "--json"))["layouts"][0]
+    assert best["tokens_per_s_per_device"] == pytest.approx(best["rows_per_s"] * 128 / 8)
+    assert best["rows_per_pass"] * best["passes"] * best["layout"]["dp"] == 512
+    text = output(capsys, *words)
+    assert "MFU " in text and " tokens/s and device" in text and " a pass\n" in text
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_codec_is_advised_only_where_the_rules_take_it(zero: int, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = ["--cluster", "a100-80gb-ethernet", "launch.world=16", "launch.min_world=null", "train.compile=false"]
+    text = output(capsys, "show", *SMALL, *slow, f"parallel.zero={zero}")
+    assert "links are the limit" in text and ("parallel.compress.codec" in text) == (zero == 0)
+
+
+def test_gpt_70b_is_in_the_layout_that_a_search_finds() -> None:
+    config = load_config("gpt-70b").config
+    assert (config.parallel.zero, config.parallel.tp, config.parallel.pp, config.parallel.passes) == (3, 1, 1, 1)
+
+
+@pytest.mark.slow
+def test_no_layout_is_much_faster_than_gpt_70bs_own(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "show", "gpt-70b", *EFA)
+    assert "a search finds none that is more than 2% faster on 512 devices" in text
+
+
+@pytest.mark.parametrize("word", ["fp8", "FP8", "float8_e4m3fn", "e5m2", "bf16-fp8"])
+def test_fp8_is_refused_where_it_is_asked_for(word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no FP8 here" in problem(capsys, "show", *SMALL, f"parallel.precision={word}")
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: h100-80gb-efa\ndevice: {{peak_tflops: {{{word}: 1979}}}}\n")
+    assert "there is no FP8 here" in problem(capsys, "show", *SMALL, "--cluster", str(path))

@@ -12,7 +12,7 @@ from sparkring.conf.rules.rule import find_problems
 from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.training.models.sharding_plan import plan_of, required_plan
 from sparkring.training.parallel.engine import decide_engine
-from sparkring.training.parallel.mesh import Mesh, layout_of, resolve_mesh
+from sparkring.training.parallel.mesh import Mesh, layout_of, resolve_mesh, used_axes
 from sparkring.training.parallel.model_parallel.pipeline import estimated_costs, layer_names, partition
 from sparkring.training.parallel.model_parallel.schedules import schedule_problem
 
@@ -84,7 +84,7 @@ def check_widths(model: nn.Module, mesh: Mesh) -> None:
         if attention.heads % (mesh.tp * mesh.cp) or attention.kv_heads % (mesh.tp * mesh.cp):
             raise ValueError(
                 f"{name} has {attention.heads} heads and {attention.kv_heads} key/value heads, not divisible by "
-                f"tp({mesh.tp}) * cp({mesh.cp}); change model.args.heads or kv_heads, or parallel.tp or cp"
+                f"{used_axes(Mesh(tp=mesh.tp, cp=mesh.cp))}; change model.args.heads or kv_heads, or parallel.tp or cp"
             )
     cut = {name: kind for name, kind in plan.kinds(model).items() if kind in CUT_DIM and mesh.tp > 1}
     for name, kind in cut.items():

@@ -68,6 +68,12 @@ def describe(mesh: Mesh) -> str:
     return " * ".join(f"{name}({size})" for name, size in sizes if name != "cp" or size > 1)
 
 
+def used_axes(mesh: Mesh) -> str:
+    """`dp(2) * pp(2)`: the axes of more than one rank; `dp(1)` of one rank."""
+    sizes = [("dp", mesh.dp), ("pp", mesh.pp), ("tp", mesh.tp), ("cp", mesh.cp)]
+    return " * ".join(f"{name}({size})" for name, size in sizes if size > 1) or "dp(1)"
+
+
 def resolve_mesh(config: ParallelConfig, world: int) -> Mesh:
     """The mesh of `world` ranks; an axis of -1 takes the rest. ValueError prints every factor."""
     sizes = {"dp": config.dp, "cp": config.cp, "pp": config.pp, "tp": config.tp}

@@ -16,7 +16,8 @@ from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.plain_text import count_of
 from sparkring.training.planner.timing.step_time import StepTime
 
-WORTH_IT = 1.3  # times one device's rate, below which a ring is not worth its trouble
+LEAST_EFFICIENCY = 0.6  # share of its own rate that each device keeps, below which several are not worth it
+LAUNCH_S = 3.0  # from the call to a ring that is formed (benchmarks/results/launch_2core_202611.md)
 LINK_LIMITED = 0.15  # share of a step that waits for exchanges
 PAYS = 1.05  # rate per device that a doubled batch, or another precision, must gain to be worth it
 RESTART_S = 300.0  # from a failure to the first step of the next attempt
@@ -41,33 +42,69 @@ def checkpoint_plan(state_bytes: float, cluster: Cluster, devices: int) -> Check
     return CheckpointPlan(write_s, interval_s, max(0.0, 1 - lost))
 
 
-def distribute_advice(one_device_s: float | None, best_s: float, devices: int) -> str | None:
-    """Why not to distribute. `one_device_s`: a step on one device; None if it does not fit."""
-    if devices == 1 or one_device_s is None or one_device_s / best_s >= WORTH_IT:
+@dataclass(frozen=True)
+class Distribution:
+    """A step on one device and on several. steps: of the whole run; None: not known."""
+
+    alone_s: float
+    together_s: float
+    devices: int
+    steps: int | None = None
+
+    @property
+    def efficiency(self) -> float:
+        """Share of its own rate that each device keeps."""
+        return self.alone_s / self.together_s / self.devices
+
+    @property
+    def run_s(self) -> tuple[float, float] | None:
+        """Seconds of the whole run, alone and together, with the launch."""
+        return None if self.steps is None else (self.steps * self.alone_s, LAUNCH_S + self.steps * self.together_s)
+
+    @property
+    def is_worth_it(self) -> bool:
+        is_shorter = self.run_s is None or self.run_s[1] < self.run_s[0]
+        return is_shorter and self.efficiency >= LEAST_EFFICIENCY
+
+
+def distribute_advice(found: Distribution, seconds: Callable[[float], str]) -> str | None:
+    """Why not to distribute a step that fits on one device; None where it is worth it. `seconds`: as text."""
+    if found.devices == 1 or found.is_worth_it:
         return None
+    whole = ""
+    if found.run_s is not None:
+        whole = (
+            f"; the whole run takes {seconds(found.run_s[0])} in place of {seconds(found.run_s[1])}, launch included"
+        )
     return (
-        f"do not distribute: the step fits on one device and takes {one_device_s:.3g} s there; "
-        f"{count_of(devices, 'device needs')} {best_s:.3g} s, {one_device_s / best_s:.2f} times the rate, less than "
-        f"{WORTH_IT}"
+        f"do not distribute: one device takes {seconds(found.alone_s)} a step, {count_of(found.devices, 'device')} "
+        f"{seconds(found.together_s)}, so that each keeps {found.efficiency:.0%} of its own rate{whole}"
     )
 
 
-def link_advice(time: StepTime, faster: Callable[[float], float], larger_batch: Callable[[int], float]) -> str | None:
+def link_advice(
+    time: StepTime,
+    faster: Callable[[float], float],
+    larger_batch: Callable[[int], float],
+    with_codec: Callable[[], float | None] = lambda: None,
+) -> str | None:
     """What helps a step that waits for links.
 
     Args:
         time: of the step.
         faster: seconds of the step if the network has so many times its bandwidth.
         larger_batch: rows per second over those now, with so many times the batch.
+        with_codec: seconds of the step with gradients in bf16; None where no codec can be.
     """
     waited = time.exchange + time.tensor + time.context + time.pipeline
     if waited < LINK_LIMITED * time.total:
         return None
+    coded = with_codec()
+    codec = "" if coded is None else f"; gradients in bf16 (parallel.compress.codec) {time.total / coded:.2f} times"
     return (
         f"links are the limit: {waited / time.total:.0%} of a step waits for them. A network four times as fast gives "
         f"{time.total / faster(4.0):.2f} times the rate; twice the batch, in as many passes, "
-        f"{larger_batch(2):.2f} times; gradients in half of their bytes (parallel.compress.codec: bf16, "
-        f"where ZeRO is off) at most {time.total / (time.total - time.exchange / 2):.2f} times"
+        f"{larger_batch(2):.2f} times{codec}"
     )
 
 

@@ -567,16 +567,20 @@ def order(objective: Objective) -> Callable[[PlannedLayout], tuple[float, ...]]:
 
 
 def distinct(layouts: tuple[PlannedLayout, ...], count: int) -> list[PlannedLayout]:
-    """The best layouts whose mesh, ZeRO, offload, precision or schedule differ: variants of the passes are one."""
+    """The best of each kind: of axes, what ZeRO shards, offload and precision on as many ranks.
+
+    ZeRO 1 and 2 are one kind, which keeps whole weights. All else makes variants.
+    """
     best: dict[Any, PlannedLayout] = {}
     seen: set[Any] = set()
     for layout in layouts:
-        if (same := (layout.mesh, layout.config.schedule, layout.time.total)) in seen:
+        if (same := (layout.mesh, layout.time.total)) in seen:
             continue  # ZeRO 1 and 2 are one where a step has one pass
         seen.add(same)
         config = layout.config
-        cut = (config.zero, config.shard, config.offload, config.precision)
-        best.setdefault((layout.mesh, cut, config.schedule, config.activation_checkpointing), layout)
+        axes = tuple(size > 1 for size in layout.mesh.shape)
+        cut = config.zero and (3 if config.zero == 3 else 1)
+        best.setdefault((layout.mesh.world, axes, cut, config.offload, config.precision), layout)
         if len(best) == count:
             break
     return list(best.values())

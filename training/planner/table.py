@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sparkring.conf.plain_text import count_of
+from sparkring.conf.plain_text import count_of, size_text
 from sparkring.training.parallel.averaging.rules import BETWEEN_HOSTS
-from sparkring.training.parallel.mesh import describe
+from sparkring.training.parallel.mesh import used_axes
 from sparkring.training.planner.memory import StageMemory
 from sparkring.training.planner.plan import CostPlan
 
@@ -20,7 +20,7 @@ def table_rows(plan: CostPlan, measured: dict[str, float] | None = None) -> list
     """Rows of quantity, unit, predicted (None: not planned), and measured if `measured` has the quantity."""
     stage_unit = f"count, largest{MEASURED_CUT if plan.measured_cut else ''}"
     rows: list[tuple[str, str, Any]] = [
-        ("mesh", f"{describe(plan.mesh)} = {count_of(plan.mesh.world, 'rank')}", plan.engine),
+        ("mesh", f"{used_axes(plan.mesh)} = {count_of(plan.mesh.world, 'rank')}", plan.engine),
         ("parameters", "count", plan.parameters),
         ("parameters_per_stage", stage_unit, max(stage.parameters for stage in plan.stages)),
     ]
@@ -71,7 +71,7 @@ def sent_unit(plan: CostPlan, axis: str) -> str:
         return f"per host and step, at most, {plan.fewer_bytes_by}"
     unit = "per rank and step"
     is_less = plan.fewer_bytes_by and axis == "dp x cp" and BETWEEN_HOSTS not in plan.sent_bytes
-    return f"{unit}, {plan.fewer_bytes_by} ({plan.dense_bytes:,} without)" if is_less else unit
+    return f"{unit}, {plan.fewer_bytes_by} ({size_text(plan.dense_bytes)} without)" if is_less else unit
 
 
 def parse_rows(text: str) -> list[tuple[str, str, str, str]]:
@@ -92,13 +92,18 @@ def parse_rows(text: str) -> list[tuple[str, str, str, str]]:
 def format_rows(rows: list[dict[str, Any]]) -> str:
     """Plain text, one line per quantity."""
 
-    def show(value: Any) -> str:
+    def show(value: Any, quantity: str) -> str:
         if value is None or isinstance(value, str):
             return value or ""
+        if "bytes" in quantity:
+            return size_text(value)
         return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.4f}"
 
     lines = [HEADER]
-    lines += [(r["quantity"], r["unit"], show(r["predicted"]), show(r["measured"])) for r in rows]
+    lines += [
+        (r["quantity"], r["unit"], show(r["predicted"], r["quantity"]), show(r["measured"], r["quantity"]))
+        for r in rows
+    ]
     widths = [max(len(line[i]) for line in lines) for i in range(4)]
     return "\n".join(
         f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}".rstrip() for a, b, c, d in lines

@@ -38,8 +38,9 @@ class PlanRecord:
     world: Count
     limit: Count  # bytes of a device that a layout may take
     used: LayoutCost
-    others: list[LayoutCost] = field(default_factory=list)  # the next best, of another mesh, ZeRO or schedule
+    others: list[LayoutCost] = field(default_factory=list)  # the next best, of other axes or ZeRO
     tried: list[tuple[float, Count]] = field(default_factory=list)  # (seconds of a step, bytes) of layouts that can run
+    basis: str = ""  # what the seconds rest on, and their band; empty: of before it was kept
     predicted_peak: Count | None = None  # bytes of a step's fullest moment, by a trace of whole passes; None: none
     measured_peak: Positive | None = None
     measured_step_s: Positive | None = None  # median over the logging windows; None: there was none

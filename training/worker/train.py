@@ -72,6 +72,7 @@ from sparkring.training.worker.parts import (
 from sparkring.training.worker.payload import TrainPayload
 from sparkring.training.worker.result import IdUses, ServerTotals, WorkerResult
 from sparkring.training.worker.splits import Splits, left_out
+from sparkring.training.worker.threads import recipe_work, useful_threads
 
 log = logging.getLogger(__name__)
 HOT_IDS = 20  # of each sparse table, in the result
@@ -97,6 +98,8 @@ def train(ctx: WorkerContext) -> WorkerResult:
     torch.set_num_threads(config.train.threads_per_rank or offer)
     seed_everything(config.train.seed)
     made = start_model(config, manifest)
+    if device.type == "cpu":
+        offer = useful_threads(offer, recipe_work(made, config, manifest, ctx.world_size))
     ctx.heartbeat(0, "ring")
     strategy = build_strategy(
         config.parallel,

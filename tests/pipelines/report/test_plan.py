@@ -9,7 +9,7 @@ import pytest
 
 from sparkring.conf.clusters.cluster import GIB
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.report.plan import draw_plan, plan_facts, short
+from sparkring.pipelines.report.plan import draw_plan, plan_facts
 from sparkring.pipelines.report.report import build_report, plan_page
 from sparkring.training.worker.plan_record import LayoutCost, PlanRecord, pareto
 from tests.pipelines.report.test_report import inputs
@@ -24,8 +24,8 @@ RECORD = PlanRecord(
     machines="A100-SXM4-80GB, efa",
     world=8,
     limit=74 * GIB,
-    used=cost("dp(8) * pp(1) * tp(1), zero 1", 0.8, 0.2, 40.0),
-    others=[cost("dp(4) * pp(1) * tp(2)", 0.9, 0.4, 30.0), cost("dp(2) * pp(4) * tp(1), 1f1b", 1.2, 0.3, 20.0)],
+    used=cost("dp(8), zero 1", 0.8, 0.2, 40.0),
+    others=[cost("dp(4) * tp(2)", 0.9, 0.4, 30.0), cost("dp(2) * pp(4), 1f1b", 1.2, 0.3, 20.0)],
     tried=[(1.0, 40 * GIB), (1.3, 30 * GIB), (1.5, 20 * GIB), (1.6, 35 * GIB), (9.0, 5 * GIB)],
     predicted_peak=39 * GIB,
     measured_peak=40.0 * GIB,
@@ -37,7 +37,9 @@ def test_predicted_is_shown_beside_measured() -> None:
     facts = plan_facts(RECORD)
     assert facts["step"] == "1 s predicted, 1.25 s measured (-20.0%)"
     assert facts["peak memory"] == "39.00 GiB predicted, 40.00 GiB measured (-2.5%)"
-    assert facts["next best"] == "dp(4) * pp(1) * tp(2), +30.0% seconds a step"
+    assert "seconds" not in facts, "of before it was kept"
+    assert plan_facts(replace(RECORD, basis="seconds are estimates"))["seconds"] == "seconds are estimates"
+    assert facts["next best"] == "dp(4) * tp(2), +30.0% seconds a step"
     alone = replace(RECORD, others=[], measured_step_s=None, measured_peak=None, predicted_peak=None)
     assert plan_facts(alone)["step"] == "1 s predicted" and "next best" not in plan_facts(alone)
 
@@ -56,7 +58,6 @@ def test_each_figure_has_its_numbers() -> None:
     assert [row[1] for row in memory.numbers.rows] == [40.0, 30.0, 20.0] and "74 GiB" in memory.caption
     assert len(search.numbers.rows) == 4
     assert draw_plan(None) == [] and len(draw_plan(replace(RECORD, tried=[]))) == 2
-    assert short("dp(8) * pp(1) * tp(1), zero 1") == "dp(8), zero 1" and short("dp(1) * pp(1) * tp(1)") == "dp(1)"
 
 
 def test_a_prediction_alone_has_its_peak_in_the_figure_and_no_choice() -> None:

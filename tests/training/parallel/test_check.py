@@ -137,7 +137,7 @@ def test_legal_combinations_are_not_refused() -> None:
             "20 is not divisible by dp(2) * accumulate(1) * micro_batches(4) = 8",
         ),
         (4, {"accumulate": 4}, {"batch": 8}, "8 is less than dp(4) * accumulate(4) = 16"),
-        (4, {"dp": 1, "tp": 4}, {"heads": 6}, "6 heads and 6 key/value heads, not divisible by tp(4) * cp(1)"),
+        (4, {"dp": 1, "tp": 4}, {"heads": 6}, "6 heads and 6 key/value heads, not divisible by tp(4)"),
         (3, {"dp": 1, "tp": 3}, {"batch": 63, "heads": 3}, "blocks.0.mlp.gate has 128 outputs, not divisible by tp(3)"),
         (8, {"pp": 8}, {"layers": 2}, "5 layers are fewer than 8 stages"),
         (2, {"pp": 2, "engine": "horovod"}, {}, "Horovod has no send and receive"),

@@ -25,9 +25,9 @@ def test_what_is_not_planned_is_left_empty() -> None:
     assert line.split() == ["activations_bytes", "per", "rank,", "largest"]
 
 
-def test_numbers_are_grouped_and_shares_have_four_digits() -> None:
+def test_bytes_are_in_units_that_a_person_reads_and_shares_have_four_digits() -> None:
     text = format_rows(table_rows(plan(1)))
-    assert "3,000" in text and "0.1250" in text
+    assert "2.9 KiB" in text and "0.1250" in text
 
 
 def test_gradients_through_a_codec_have_their_bytes_without_it_beside_them() -> None:
@@ -36,7 +36,7 @@ def test_gradients_through_a_codec_have_their_bytes_without_it_beside_them() -> 
         Mesh(dp=2), "horovod", 10, 8, stages, {"dp x cp": 10_000}, 0.0, 1, fewer_bytes_by="int8", dense_bytes=40_000
     )
     rows = {row["quantity"]: row for row in table_rows(coded)}
-    assert rows["sent_bytes dp x cp"]["unit"] == "per rank and step, int8 (40,000 without)"
+    assert rows["sent_bytes dp x cp"]["unit"] == "per rank and step, int8 (39.1 KiB without)"
     assert rows["residuals_bytes"]["predicted"] == 80
     assert "residuals_bytes" not in {row["quantity"] for row in table_rows(plan(7))}
 
@@ -48,7 +48,7 @@ def test_the_cells_of_a_table_are_found_again_and_another_text_has_none() -> Non
         assert header == ("quantity", "unit", "predicted", "measured")
         assert [cells[:2] for cells in found] == [(row["quantity"], row["unit"]) for row in rows]
         by_name = {cells[0]: cells[2:] for cells in found}
-        assert by_name["weights_bytes"] == ("48", "50") and by_name["sent_bytes pp"] == ("3,000", "")
-        assert by_name["activations_bytes"] == ("" if activations is None else "7", "")
+        assert by_name["weights_bytes"] == ("48 B", "50 B") and by_name["sent_bytes pp"] == ("2.9 KiB", "")
+        assert by_name["activations_bytes"] == ("" if activations is None else "7 B", "")
         assert by_name["mesh"] == ("torch", "")
     assert parse_rows("") == parse_rows("bubble 0.5") == []
