@@ -19,6 +19,7 @@ import pyspark
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
+from sparkring.conf.uris import local_path
 from sparkring.pipelines.run.spark_settings import is_one_jvm
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def data_bytes(config: RunConfig) -> int | None:
     paths: list[str] = []
     for source in config.etl.sources.values():
         location = source.location
-        if location is None or ("://" in location and not location.startswith("file:")):
+        if location is None or local_path(location) is None:
             return None
         paths.append(open_storage(location).root)
     return bytes_below(paths)
