@@ -39,7 +39,8 @@ def exit_code(error: BaseException) -> Exit:
     for kinds, code in EXITS:
         if isinstance(error, kinds):
             return code
-    return Exit.RESOURCES if _no_room(error) or _missing_in_workers(error) else Exit.BUG
+    is_known = _no_room(error) or _missing_in_workers(error) or _ended_worker(error)
+    return Exit.RESOURCES if is_known else Exit.BUG
 
 
 def message(error: BaseException) -> str:
@@ -50,6 +51,12 @@ def message(error: BaseException) -> str:
         return (
             f"{missing}, in the Python of Spark's workers: install the packages of sparkring where PYSPARK_PYTHON of "
             "each host, or of the server of Spark Connect, points to"
+        )
+    if ended := _ended_worker(error):
+        return (
+            f"a Python worker of Spark ended in the middle of a task ({ended}), as by the kernel where memory runs "
+            "short (`dmesg` says so), or by a crash of a library: fewer slots (launch.world, spark.master) or a larger "
+            "machine leave each more memory; the same command goes on from what is done"
         )
     if not (full := _no_room(error)):
         return str(error) or "interrupted"
@@ -70,6 +77,14 @@ def _missing_in_workers(error: BaseException) -> str:
         return ""
     found = re.search(r"ModuleNotFoundError: (No module named '[\w.]+')", str(error))
     return found[1] if found else ""
+
+
+def _ended_worker(error: BaseException) -> str:
+    """What Spark says of a Python worker that was killed or crashed; empty for other errors."""
+    if type(error).__module__.partition(".")[0] not in ("py4j", "pyspark"):
+        return ""
+    found = re.search(r"Python worker (?:exited unexpectedly \(crashed\)|failed to connect back)", str(error))
+    return found[0] if found else ""
 
 
 def _no_room(error: BaseException) -> str:
