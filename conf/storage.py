@@ -250,7 +250,7 @@ class Storage:
     def sha256(self, relative: str, on_progress: Callable[[], None] = lambda: None) -> str:
         """Hash a file; `on_progress()` is called before each piece is read: a large file takes minutes."""
         hasher = hashlib.sha256()
-        with self.fs.open_input_stream(self.path(relative)) as stream:
+        with self.fs.open_input_stream(self.path(relative), compression=None) as stream:
             while True:
                 on_progress()
                 piece = stream.read(CHUNK_BYTES)
@@ -262,7 +262,7 @@ class Storage:
 def copy_files(source: Storage, target: Storage, names: Iterable[str]) -> None:
     """Copy files from folder to folder, from any storage to any other."""
     for name in names:
-        with source.fs.open_input_stream(source.path(name)) as stream, target.create(name) as copy:
+        with source.fs.open_input_stream(source.path(name), compression=None) as stream, target.create(name) as copy:
             while chunk := stream.read(CHUNK_BYTES):
                 copy.write(chunk)
 
