@@ -273,7 +273,7 @@ def test_a_damaged_page_of_a_file_among_others_is_an_error_of_the_data_that_name
         values = np.random.default_rng(3).integers(0, 50, 20_000)
         pq.write_table(pa.table({"v": values}), tmp_path / f"{name}.parquet", compression=codec, use_dictionary=False)
     data = bytearray((tmp_path / "b.parquet").read_bytes())
-    third = len(data) // 3
+    third = data.index(b"\x28\xb5\x2f\xfd") if codec == "zstd" else len(data) // 3  # its frames need no checksum
     data[third : third + 200] = bytes(0xA5 ^ byte for byte in data[third : third + 200])
     (tmp_path / "b.parquet").write_bytes(bytes(data))
     with pytest.raises(EtlError, match=r"/b\.parquet: it is damaged or cut \("), data_errors_named():
