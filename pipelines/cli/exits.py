@@ -6,7 +6,7 @@ import errno
 import os
 import re
 
-from sparkring.conf.errors import ConfigError
+from sparkring.conf.errors import ConfigError, first_line
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines.run.exit_codes import Exit
@@ -34,7 +34,7 @@ def exit_code(error: BaseException) -> Exit:
     """The code for an error, by its type."""
     if isinstance(error, SystemExit):
         return Exit(error.code) if error.code in set(Exit) else Exit.BUG
-    if _missing_spark(error):
+    if _missing_spark(error) or _unfit_mlflow(error):
         return Exit.USAGE
     for kinds, code in EXITS:
         if isinstance(error, kinds):
@@ -47,6 +47,8 @@ def message(error: BaseException) -> str:
     """The error's message; that of a full disk or of a package that is not installed with its remedy."""
     if _missing_spark(error):
         return f"{error}: this command needs Spark, which is not installed: pip install 'sparkring[spark]'"
+    if unfit := _unfit_mlflow(error):
+        return unfit
     if missing := _missing_in_workers(error):
         return (
             f"{missing}, in the Python of Spark's workers: install the packages of sparkring where PYSPARK_PYTHON of "
@@ -69,6 +71,22 @@ def message(error: BaseException) -> str:
 def _missing_spark(error: BaseException) -> bool:
     """Whether Spark is not installed, and an import of it has failed."""
     return isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in ("pyspark", "py4j")
+
+
+def _unfit_mlflow(error: BaseException) -> str:
+    """Why MLflow cannot be imported, and what to install; empty for other errors."""
+    if not isinstance(error, ImportError) or str(error.name).partition(".")[0] not in (
+        "mlflow",
+        "sqlalchemy",
+        "alembic",
+    ):
+        return ""
+    if isinstance(error, ModuleNotFoundError) and error.name == "mlflow":
+        return f"{error}: this command needs MLflow, which is not installed: pip install 'mlflow>=2.19,<4'"
+    return (
+        f"MLflow cannot be imported ({first_line(error)}): it does not go with the SQLAlchemy beside it, as MLflow 2.19 "
+        "to 2.22 not with SQLAlchemy 2.1: pip install 'sqlalchemy<2.1', or a newer MLflow: pip install 'mlflow>=3,<4'"
+    )
 
 
 def _missing_in_workers(error: BaseException) -> str:
