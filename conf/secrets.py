@@ -30,7 +30,8 @@ _VALUE = (
     r"""(?:\\{1,8}["'][^"'\n]*+["']?|"(?:[^"\\\n]|\\.|"")*+"?|'(?:[^'\\\n]|\\.|'')*+'?|\[[^\]\n]*+\]?|\{(?:[^}\n]|\}\})*+\}?"""
     r"""|(?:(?:bearer|basic|digest|negotiate)\s+)?[^\s"'<>]++)"""
 )
-_NAMED = re.compile(rf"({_NAME}\\{{0,8}}[\"']?\s*[=:]\s*)(?!\*{{10}}){_VALUE}", re.IGNORECASE)
+_SENTENCE = r"(?:is|are|was|has|must|cannot|needs|the\ value)\ (?:is|not|no|be|a|an|one|in|of|unknown)\b"  # of ours
+_NAMED = re.compile(rf"({_NAME}\\{{0,8}}[\"']?\s*(?:=|:(?! {_SENTENCE}))\s*)(?!\*{{10}}){_VALUE}", re.IGNORECASE)
 _IS_NAME = re.compile(rf"{_NAME}$", re.IGNORECASE)
 _REST = r"[^\s\"'<>]++"
 _SERVICES = (  # whose URLs are the key to them; what follows is hidden

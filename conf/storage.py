@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
 
-from sparkring.conf.uris import ARROW_SCHEMES, check_below, check_uri
+from sparkring.conf.uris import ARROW_SCHEMES, check_below, check_uri, local_path, without_options
 
 if TYPE_CHECKING:
     import pyarrow.fs as pafs
@@ -62,16 +62,15 @@ class Storage:
 
     def at(self, relative: str) -> Storage:
         """The folder `relative` below this one."""
-        base, _, query = self.uri.partition("?")
-        uri = f"{base.rstrip('/')}/{relative}" + (f"?{query}" if query else "")
-        return Storage(self.remote, self.path(relative), uri)
+        base = without_options(self.uri)
+        return Storage(self.remote, self.path(relative), f"{base.rstrip('/')}/{relative}{self.uri[len(base) :]}")
 
     @property
     def parent(self) -> Storage:
         """The folder that this one is in."""
-        base, mark, query = self.uri.partition("?")
+        base = without_options(self.uri)
         above = base.rstrip("/").rpartition("/")[0]
-        return Storage(self.remote, self.root.rpartition("/")[0] or "/", above + mark + query)
+        return Storage(self.remote, self.root.rpartition("/")[0] or "/", above + self.uri[len(base) :])
 
     def exists(self, relative: str = "") -> bool:
         path = self.path(relative)
@@ -251,7 +250,7 @@ class Storage:
     def sha256(self, relative: str, on_progress: Callable[[], None] = lambda: None) -> str:
         """Hash a file; `on_progress()` is called before each piece is read: a large file takes minutes."""
         hasher = hashlib.sha256()
-        with self.fs.open_input_stream(self.path(relative)) as stream:
+        with self.fs.open_input_stream(self.path(relative), compression=None) as stream:
             while True:
                 on_progress()
                 piece = stream.read(CHUNK_BYTES)
@@ -263,7 +262,7 @@ class Storage:
 def copy_files(source: Storage, target: Storage, names: Iterable[str]) -> None:
     """Copy files from folder to folder, from any storage to any other."""
     for name in names:
-        with source.fs.open_input_stream(source.path(name)) as stream, target.create(name) as copy:
+        with source.fs.open_input_stream(source.path(name), compression=None) as stream, target.create(name) as copy:
             while chunk := stream.read(CHUNK_BYTES):
                 copy.write(chunk)
 
@@ -412,11 +411,11 @@ def open_storage(uri: str) -> Storage:
     Raises ValueError for what `check_uri` refuses, and where a filesystem needs what is not installed.
     """
     check_uri(uri)
-    parts = urlsplit(uri)
-    if parts.scheme in ("", "file"):
+    if (path := local_path(uri)) is not None:
         # Absolute in the URI too: it is opened again on executors, whose working directory is another.
-        path = os.path.abspath(parts.path if parts.scheme else uri)
+        path = os.path.abspath(path)
         return Storage(None, path, path)
+    parts = urlsplit(uri)
     if parts.scheme in ("s3", "s3a"):
         return Storage(_s3(dict(parse_qsl(parts.query))), f"{parts.netloc}{parts.path}".rstrip("/"), uri)
     import pyarrow.fs as pafs
@@ -460,6 +459,8 @@ def _server(uri: str) -> str:
 
     Kerberos proves who asks and gives nothing away, so the name nodes of HDFS do not count.
     """
+    if local_path(uri) is not None:
+        return ""
     parts = urlsplit(uri)
     options = dict(parse_qsl(parts.query))
     chosen = options.get("endpoint_override") or next((v for k, v in options.items() if k.endswith("_authority")), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import parse_qsl, urlsplit
 
 from sparkring.conf.secrets import redact
@@ -11,7 +12,24 @@ NO_SECRETS = (
     "which would be logged, tracked and sent to all ranks; give it by the environment "
     "(see docs/explanation/security.md)"
 )
+_HAS_SCHEME = re.compile(r"[A-Za-z][\w+.-]*(?:://|::)")
 S3_OPTIONS = {"endpoint_override", "scheme", "region", "request_timeout", "connect_timeout"}
+
+
+def local_path(uri: str) -> str | None:
+    """The path on this machine that a URI or path means, letter by letter; None for a URI of another place.
+
+    A local path is no URL: `?`, `#`, `%25` or `:` in it are letters of a folder's name.
+    """
+    if uri.startswith("file:"):
+        rest = uri.removeprefix("file:")
+        return f"/{rest[2:].partition('/')[2]}" if rest.startswith("//") else rest
+    return None if _HAS_SCHEME.match(uri) else uri
+
+
+def without_options(uri: str) -> str:
+    """A storage URI without the options behind its `?`; a local path as it is."""
+    return uri if local_path(uri) is not None else uri.partition("?")[0]
 
 
 def check_uri(uri: str) -> None:
@@ -21,10 +39,12 @@ def check_uri(uri: str) -> None:
     """
     if redact(uri) != uri:
         raise ValueError(f"{redact(uri)} holds a secret, {NO_SECRETS}")
+    if local_path(uri) is not None:
+        return
     parts = urlsplit(uri)
     if parts.scheme in ("s3", "s3a") and (unknown := dict(parse_qsl(parts.query)).keys() - S3_OPTIONS):
         raise ValueError(f"{uri}: unknown option {sorted(unknown)} of s3; known: {sorted(S3_OPTIONS)}")
-    if not parts.scheme and "://" in uri:  # urlsplit takes no `_`
+    if not parts.scheme:  # urlsplit takes no `_`
         raise ValueError(f"{uri}: no filesystem for scheme {uri.partition('://')[0]!r} in pyarrow or fsspec")
     if parts.scheme not in ARROW_SCHEMES:
         import fsspec

@@ -25,6 +25,7 @@ from sparkring.etl.errors import EtlError, innermost
 from sparkring.etl.sources.declared import select_declared
 from sparkring.etl.sources.landing import Landing, land
 from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
+from sparkring.etl.sources.spark_path import as_glob
 from sparkring.etl.spark_platform.application import default_parallelism
 from sparkring.etl.spark_platform.capabilities import JDBC_SNAPSHOTS, can
 from sparkring.etl.spark_platform.jvm import JavaThrew, jvm_of
@@ -63,7 +64,7 @@ class JdbcSnapshot(SourceSnapshot):
     def read(self, spark: SparkSession) -> DataFrame:
         if not self.landing.files:
             return spark.createDataFrame([], self.landing.schema)
-        return spark.read.schema(self.landing.schema).parquet(*self.landing.spark_paths())
+        return spark.read.schema(self.landing.schema).parquet(*map(as_glob, self.landing.spark_paths()))
 
     def check_unchanged(self) -> None:
         """Raise EtlError if the landing was deleted: the rows themselves cannot change any more."""

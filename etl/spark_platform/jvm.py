@@ -6,6 +6,7 @@ Callers ask `can` first; a session of Spark Connect has no JVM here.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -129,6 +130,23 @@ def activate(spark: SparkSession) -> None:
     type(spark)._activeSession = spark
     java = java_session(spark)
     getattr(jvm_of(spark), java.getClass().getName()).setActiveSession(java)
+
+
+def jvm_end(error: BaseException, limit_s: float = 5.0) -> tuple[int, int] | None:
+    """Process id and exit code of the JVM that this process had started; None where it runs, or is another's.
+
+    `error`: what was raised meanwhile; after one of a lost connection the end is waited for, `limit_s` at most.
+    """
+    from pyspark import SparkContext
+
+    process = getattr(getattr(SparkContext, "_gateway", None), "proc", None)
+    if process is None:
+        return None
+    if isinstance(error, (JvmGone, OSError)) or isinstance(error.__context__, (JvmGone, OSError)):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(limit_s)
+    code = process.poll()
+    return None if code is None else (process.pid, code)
 
 
 @contextmanager

@@ -10,7 +10,9 @@ import gc
 import logging
 import os
 import select
+import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO, cast
@@ -32,8 +34,19 @@ def console() -> int:
     """The script `sparkring`: `main` of a process that ends with it."""
     ending = _Ending()
     atexit.register(ending.leave)  # first, so that it runs after what commands register
+    have_home()
     ending.code = main()
     return ending.code
+
+
+def have_home() -> None:
+    """Give a user id without a name and without HOME, as a container may have, a home folder of this process.
+
+    Libraries look for their settings there; without one they fail, or look in a folder `~` of the working directory.
+    """
+    if not os.path.isabs(os.path.expanduser("~")):
+        os.environ["HOME"] = home = tempfile.mkdtemp(prefix="sparkring-home-")
+        atexit.register(shutil.rmtree, home, ignore_errors=True)
 
 
 class _Ending:

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 
-from sparkring.conf.errors import ConfigError
+from sparkring.conf.errors import ConfigError, first_line
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines.run.exit_codes import Exit
@@ -34,22 +34,31 @@ def exit_code(error: BaseException) -> Exit:
     """The code for an error, by its type."""
     if isinstance(error, SystemExit):
         return Exit(error.code) if error.code in set(Exit) else Exit.BUG
-    if _missing_spark(error):
+    if _missing_spark(error) or _unfit_mlflow(error):
         return Exit.USAGE
     for kinds, code in EXITS:
         if isinstance(error, kinds):
             return code
-    return Exit.RESOURCES if _no_room(error) or _missing_in_workers(error) else Exit.BUG
+    is_known = _no_room(error) or _missing_in_workers(error) or _ended_worker(error)
+    return Exit.RESOURCES if is_known else Exit.BUG
 
 
 def message(error: BaseException) -> str:
     """The error's message; that of a full disk or of a package that is not installed with its remedy."""
     if _missing_spark(error):
         return f"{error}: this command needs Spark, which is not installed: pip install 'sparkring[spark]'"
+    if unfit := _unfit_mlflow(error):
+        return unfit
     if missing := _missing_in_workers(error):
         return (
             f"{missing}, in the Python of Spark's workers: install the packages of sparkring where PYSPARK_PYTHON of "
             "each host, or of the server of Spark Connect, points to"
+        )
+    if ended := _ended_worker(error):
+        return (
+            f"a Python worker of Spark ended in the middle of a task ({ended}), as by the kernel where memory runs "
+            "short (`dmesg` says so), or by a crash of a library: fewer slots (launch.world, spark.master) or a larger "
+            "machine leave each more memory; the same command goes on from what is done"
         )
     if not (full := _no_room(error)):
         return str(error) or "interrupted"
@@ -64,12 +73,36 @@ def _missing_spark(error: BaseException) -> bool:
     return isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in ("pyspark", "py4j")
 
 
+def _unfit_mlflow(error: BaseException) -> str:
+    """Why MLflow cannot be imported, and what to install; empty for other errors."""
+    if not isinstance(error, ImportError) or str(error.name).partition(".")[0] not in (
+        "mlflow",
+        "sqlalchemy",
+        "alembic",
+    ):
+        return ""
+    if isinstance(error, ModuleNotFoundError) and error.name == "mlflow":
+        return f"{error}: this command needs MLflow, which is not installed: pip install 'mlflow>=2.19,<4'"
+    return (
+        f"MLflow cannot be imported ({first_line(error)}): it does not go with the SQLAlchemy beside it, as MLflow "
+        "2.19 to 2.22 not with SQLAlchemy 2.1: pip install 'sqlalchemy<2.1', or a newer MLflow: pip install 'mlflow>=3,<4'"
+    )
+
+
 def _missing_in_workers(error: BaseException) -> str:
     """The line that names a module which a task of Spark's did not find; empty for other errors."""
     if type(error).__module__.partition(".")[0] not in ("py4j", "pyspark"):
         return ""
     found = re.search(r"ModuleNotFoundError: (No module named '[\w.]+')", str(error))
     return found[1] if found else ""
+
+
+def _ended_worker(error: BaseException) -> str:
+    """What Spark says of a Python worker that was killed or crashed; empty for other errors."""
+    if type(error).__module__.partition(".")[0] not in ("py4j", "pyspark"):
+        return ""
+    found = re.search(r"Python worker (?:exited unexpectedly \(crashed\)|failed to connect back)", str(error))
+    return found[0] if found else ""
 
 
 def _no_room(error: BaseException) -> str:

@@ -238,13 +238,19 @@ def _check_label(config: RunConfig, columns: Sequence[Column], state: State) -> 
 
 @contextmanager
 def data_errors_named() -> Iterator[None]:
-    """Make EtlError of what Spark says of a value: a text that is no number, an overflow, a division by zero."""
+    """Make EtlError of what Spark says of a file, or of a value: no number, an overflow, a division by zero."""
     from pyspark.errors import PySparkException
+
+    from sparkring.etl.errors import innermost
+    from sparkring.etl.spark_platform.jvm import JavaThrew
 
     try:
         yield
-    except PySparkException as error:
-        if not (error.getSqlState() or "").startswith(DATA_EXCEPTION):
+    except (PySparkException, JavaThrew) as error:
+        if file := re.search(r"while reading file (.+?)\.(?: +SQLSTATE| +Details|$)", str(error), re.MULTILINE):
+            why = f"it is damaged or cut ({innermost(error)}); copy it again from where it is whole"
+            raise EtlError(f"{file[1].removeprefix('file://')}: {why}") from error
+        if isinstance(error, JavaThrew) or not (error.getSqlState() or "").startswith(DATA_EXCEPTION):
             raise
         raise EtlError(
             f"{first_line(error)} A view, a check's column, the split's column or a feature asks for it: correct the "

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import ROW_NUMBER, DataFile, DatasetManifest
 from sparkring.conf.storage import Storage
+from sparkring.etl.sources.spark_path import as_glob
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.select import RowFilter, make_row_filter
@@ -80,7 +81,7 @@ class SplitRows:
 
         Unlisted files of the folder are never read.
         """
-        frame = spark.read.parquet(*[f"{spark_path(self.folder)}/{file.path}" for file in self.files])
+        frame = spark.read.parquet(*[as_glob(f"{spark_path(self.folder)}/{file.path}") for file in self.files])
         frame, keep = frame.select(*self._with(names)), self.keep
         if keep is None:
             return frame

@@ -24,6 +24,7 @@ from sparkring.conf.manifest import MANIFEST_NAME, PART_NAME
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import OPEN, Label, RelativePath, StoredError, read
+from sparkring.conf.uris import without_options
 from sparkring.pipelines.housekeeping.retention import (
     PLACES,
     PREDICTIONS,
@@ -407,9 +408,9 @@ def tree_bytes(storage: Storage, folder: str) -> dict[str, int]:
 
 def _pointers_of(runs: Storage, listed: Iterable[CheckpointPointer]) -> Iterator[Pointer]:
     """Those of the listed pointers that lead below the recipe's run folders."""
-    base = runs.uri.partition("?")[0].rstrip("/") + "/"
+    base = without_options(runs.uri).rstrip("/") + "/"
     for pointer in listed:
-        path = pointer.uri.partition("?")[0]
+        path = without_options(pointer.uri)
         if path.startswith(base):
             yield Pointer(pointer.id, pointer.name, path[len(base) :])
 

@@ -315,9 +315,11 @@ def expendable(
         return {}
     found, number = dict[str, str](), 0
     for item in newest_first:
+        days = (now - item.created).total_seconds() / DAY_S
+        if days < -1:  # a clock was wrong: it stays, and takes no other's place among the newest
+            continue
         counted = item.path not in unranked
         number += counted
-        days = (now - item.created).total_seconds() / DAY_S
         among_newest = counted and rule.keep is not None and number <= rule.keep
         is_young = rule.days is not None and days < rule.days
         if among_newest or is_young:

@@ -24,6 +24,7 @@ from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResour
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkring.conf.blocks.launch import HOSTS_WAIT_S, LaunchConfig
+from sparkring.conf.code import code_digest
 from sparkring.etl.spark_platform.application import (
     application_id,
     cancel,
@@ -39,6 +40,7 @@ from sparkring.etl.spark_platform.versions import barrier_tasks
 from sparkring.pipelines.launch.check_hosts import check_hosts
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, spark_reason
 from sparkring.pipelines.run.package import ship_code
+from sparkring.pipelines.run.spark import user_variables
 from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.group import WorkerGroup, log_event
@@ -125,7 +127,9 @@ def barrier_group(
     For as many attempts as the stage lives.
     """
     check_world(world)
-    code = ship_code(spark)
+    # Hadoop, by which Spark serves files, refuses a user id without a name; workers here import what the driver does.
+    is_nameless = bool(user_variables(os.environ))
+    code = code_digest()[:12] if is_nameless and in_process(spark) else ship_code(spark)
     bind, host = driver_address(spark)
     stage = BarrierStage(spark)
     check = partial(check_hosts, code=None if in_process(spark) else code, horovod="horovod.torch" in preload)

@@ -19,6 +19,7 @@ import pyspark
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
+from sparkring.conf.uris import local_path
 from sparkring.pipelines.run.spark_settings import is_one_jvm
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def data_bytes(config: RunConfig) -> int | None:
     paths: list[str] = []
     for source in config.etl.sources.values():
         location = source.location
-        if location is None or ("://" in location and not location.startswith("file:")):
+        if location is None or local_path(location) is None:
             return None
         paths.append(open_storage(location).root)
     return bytes_below(paths)
@@ -98,17 +99,29 @@ def class_archive(environment: Mapping[str, str]) -> Path | None:
     java = Path(home, "bin/java") if home else Path(shutil.which("java") or "")
     if not java.is_file():
         return None
-    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = environment.get("HOME") or os.path.expanduser("~")
+    cache = Path(environment.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"))
+    if not cache.is_absolute():  # a user id without a name and without HOME has no home
+        return None
     spark = Path(pyspark.__file__).parent
     jars = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in spark.glob("jars/*.jar"))
     name = "-".join(hashlib.sha256(repr(known).encode()).hexdigest()[:16] for known in ((java.resolve(), spark), jars))
     return cache / "sparkring/jvm" / f"{name}.jsa"
 
 
+def is_own(path: Path) -> bool:
+    """Whether a file or folder is this user's, and nobody else can write it."""
+    status = path.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
 def found_archive(environment: Mapping[str, str]) -> Path | None:
-    """The archive that was made for this Java and Spark, or None. It is marked as used now (spark_classes.py)."""
+    """The archive that was made for this Java and Spark, or None. It is marked as used now (spark_classes.py).
+
+    It holds code: one that is another's, or that others can write, is not used.
+    """
     archive = class_archive(environment)
-    if archive is None or not archive.is_file():
+    if archive is None or not archive.is_file() or not (is_own(archive) and is_own(archive.parent)):
         return None
     with suppress(OSError):
         os.utime(archive)

@@ -9,6 +9,7 @@ import os
 import pwd
 import re
 import signal
+import socketserver
 import sys
 import tempfile
 import threading
@@ -22,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 import pyspark
+import pyspark.accumulators
 from pyspark import SparkConf
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -36,6 +38,7 @@ from sparkring.etl.spark_platform.jvm import (
     active_context,
     adopt_jvm,
     end_jvm,
+    jvm_end,
     jvm_held,
     launch_gateway,
     stop_session,
@@ -44,7 +47,7 @@ from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, is_refus
 from sparkring.pipelines.run.package import ship_code
 from sparkring.pipelines.run.spark_remote import check_versions, open_remote
 from sparkring.pipelines.run.spark_settings import CONNECT_MODE, remote_of, session_settings, submitted
-from sparkring.training.launch.failure import LaunchError
+from sparkring.training.launch.failure import Cancelled, LaunchError
 
 log = logging.getLogger(__name__)
 
@@ -129,10 +132,11 @@ def open_session(
         builder = SparkSession.builder
         for key, value in settings.items():
             builder = builder.config(key, value)
-        with interrupts_kept():
+        with end_of_jvm_named(jvm_log), interrupts_kept():
             spark = builder.getOrCreate()
     if is_own:  # Spark would start the first `python3` of the PATH on its workers, which need not be this one
-        start_python(spark, named_python(spark) or sys.executable)
+        with end_of_jvm_named(jvm_log):
+            start_python(spark, named_python(spark) or sys.executable)
     check_versions(name, pyspark.__version__, spark.version)
     return Opened(spark, borrowed, jvm_log)
 
@@ -152,6 +156,9 @@ def open_connect(name: str, config: SparkConfig, launch: LaunchConfig, remote: s
 
 def hide_error_copies() -> None:
     """Show the copies of errors that PySpark logs as JSON with debug logging alone: we report the errors ourselves."""
+    for each in vars(pyspark.accumulators).values():  # a JVM that was killed ends what it sends in the middle
+        if isinstance(each, type) and issubclass(each, socketserver.TCPServer):
+            each.handle_error = lambda *_: None  # type: ignore[method-assign]
     level = logging.INFO if logging.getLogger().isEnabledFor(logging.DEBUG) else logging.CRITICAL
     if importlib.util.find_spec("pyspark.logger") is None:  # it is there from 4.0 on
         return
@@ -172,11 +179,12 @@ def held_session(opened: Opened, launch: LaunchConfig) -> Iterator[SparkSession]
         return
     if not is_classic(spark):
         try:
-            yield spark
+            with end_of_jvm_named(None):
+                yield spark
         finally:
             opened.close()
         return
-    with jvm_held(spark, launch.grace_s + AFTER_GRACE_S):
+    with end_of_jvm_named(opened.jvm_log), jvm_held(spark, launch.grace_s + AFTER_GRACE_S):
         try:
             activate(spark)
             yield spark
@@ -184,6 +192,33 @@ def held_session(opened: Opened, launch: LaunchConfig) -> Iterator[SparkSession]
             opened.close()
     if opened.jvm_log is not None:  # nobody needs it of a session that did not fail
         opened.jvm_log.unlink(missing_ok=True)
+
+
+@contextmanager
+def end_of_jvm_named(jvm_log: Path | None) -> Iterator[None]:
+    """Raise LaunchError for whatever is raised inside once the JVM of this process has ended."""
+    try:
+        yield
+    except Cancelled:  # SIGTERM for the whole group ends the JVM too
+        raise
+    except Exception as error:
+        if (end := jvm_end(error)) is not None:
+            raise LaunchError(ended_jvm(*end, jvm_log)) from error
+        raise
+
+
+def ended_jvm(pid: int, code: int, jvm_log: Path | None) -> str:
+    """The message for a JVM that ended in the middle of a job. `code`: of its exit, negative for a signal."""
+    how = f"exit code {code}"
+    if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        how = "SIGKILL, as by the kernel where memory runs short (`dmesg` says so)"
+    elif code < 0:
+        how = signal.Signals(-code).name
+    where = f"; its log: {jvm_log}" if jvm_log is not None else ""
+    return (
+        f"Spark's JVM (process {pid}) ended in the middle of the job, by {how}{where}. Where memory is short, lower "
+        "spark.driver.memory or launch.world, or take a larger machine; the same command goes on from what is done"
+    )
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.sources.snapshot import PinContext
 from sparkring.etl.spark_platform.jvm import end_jvm
 from sparkring.etl.windows.window import pin_dataset
-from sparkring.pipelines.run.jvm_options import QUIET, SHORT, USERS_OWN, class_archive
+from sparkring.pipelines.run.jvm_options import QUIET, SHORT, USERS_OWN, class_archive, found_archive
 from sparkring.pipelines.run.spark import spark_session
 
 log = logging.getLogger(__name__)
@@ -42,16 +42,18 @@ def make_archive(environment: Mapping[str, str]) -> Path | None:
     if archive is None:
         return None
     remove_unused(archive)
-    if archive.is_file():
+    if found_archive(environment) is not None:
         return archive
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
+        archive.parent.chmod(0o700)
         with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
             made = Path(scratch, archive.name)
             conf = {USERS_OWN[1]: f'"-XX:ArchiveClassesAtExit={made}" {" ".join((*SHORT, *QUIET))}'}
             with spark_session("archive", SparkConfig.model_validate({"conf": conf}), LaunchConfig(world=2)) as spark:
                 _use(spark, scratch)
             end_jvm(MOST_SECONDS)
+            made.chmod(0o600)
             os.replace(made, archive)
     except Exception as error:
         log.warning("no archive of Spark's classes is made: %s; jobs start without it, some seconds later", error)

@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sparkring.conf.errors import ConfigError, first_line
+from sparkring.etl.errors import innermost
 from sparkring.etl.spark_platform.jvm import JavaThrew
 from sparkring.etl.spark_platform.versions import OLDEST, TOO_NEW, version_of
 from sparkring.pipelines.run.spark_settings import PORT, VARIABLE
@@ -51,7 +52,11 @@ def open_remote(name: str, settings: Mapping[str, str], remote: str) -> SparkSes
         ) from error
     except JavaThrew as error:
         if PLUGIN not in str(error):
-            raise
+            raise LaunchError(
+                f"Spark Connect ({remote}): its server in this process did not start: {innermost(error)}; where a port "
+                f"is taken (the server's is {PORT}), name another in spark.conf of the recipe: "
+                "{spark.connect.grpc.binding.port: '15003'}"
+            ) from error
         raise ConfigError(name, [no_server(remote)]) from error
     except PySparkException as error:
         raise LaunchError(f"Spark Connect ({remote}): no session: {first_line(error)}") from error

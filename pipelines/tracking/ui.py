@@ -46,7 +46,8 @@ def serve_ui(config: TrackingConfig, recipe: str, port: int) -> int:
     if store_uri.startswith("http"):
         log.info("the tracking server has its own UI: %s", redact(store_uri))
         return 0
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store_uri, "--port", str(port)]
+    here = store_uri if config.uri is not None else "sqlite:///mlflow.db"  # in its folder: MLflow makes one of escapes
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", here, "--port", str(port)]
     log.info("MLflow UI of %s: http://127.0.0.1:%d (end it with Ctrl-C)", store_uri, port)
     for name, path in pages(config, recipe).items():
         log.info("%s of %s: http://127.0.0.1:%d/%s", name, recipe, port, path)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pyarrow.fs as pafs
 import pytest
 
-from sparkring.conf.storage import check_stored, open_storage
+from sparkring.conf.storage import Storage, check_stored, open_storage
 
 
 def test_put_atomic_leaves_the_previous_file_when_the_write_fails(
@@ -222,3 +222,23 @@ def test_the_folder_above(uri: str, above: str) -> None:
     parent = open_storage(uri).parent
     assert (parent.root, parent.uri) == (open_storage(above).root, above)
     assert parent.at("x").uri == uri
+
+
+ODD_NAMES = ["a?b", "a#b", "a%25b", "a b", "[a]", "u:p@h", "a;b", "a*b", "a&b=c", "?", "#", "%2F", "x:", "::", "é"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize("spelled", ["{}", "file://{}", "file:{}"])
+def test_a_local_path_is_no_url(tmp_path: Path, name: str, spelled: str) -> None:
+    folder = open_storage(spelled.format(tmp_path / name / "run"))
+    folder.at("model").put_atomic("config.json", b"1")
+    folder.at("a/b").parent.put_atomic("c", b"2")
+    assert open_storage(folder.at("model").uri).read_bytes("config.json") == b"1"
+    assert (tmp_path / name / "run/model/config.json").exists() and (tmp_path / name / "run/a/c").exists()
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_options_of_a_uri_stay_behind_the_folder_below_it() -> None:
+    bucket = Storage(pafs.LocalFileSystem(), "b/p", "s3://b/p?region=eu&scheme=http")
+    assert bucket.at("run").uri == "s3://b/p/run?region=eu&scheme=http"
+    assert bucket.at("run").parent.uri == bucket.uri

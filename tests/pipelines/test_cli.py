@@ -287,3 +287,15 @@ def test_a_full_disk_of_datasets_is_exit_5_with_what_to_do(tmp_path: Path, priva
     for words, each in zip(("No space left on device", "is on a disk that is full"), said, strict=True):
         last = each.strip().splitlines()[-1]
         assert words in last and "Traceback" not in each and len(last) < 1000, each
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ModuleNotFoundError("No module named 'mlflow'", name="mlflow"), "pip install 'mlflow>=2.19,<4'"),
+        (ImportError("cannot import name 'x' from 'sqlalchemy.orm'", name="sqlalchemy.orm"), "'sqlalchemy<2.1'"),
+        (ImportError("cannot import name 'y' from 'mlflow.store'", name="mlflow.store"), "'sqlalchemy<2.1'"),
+    ],
+)
+def test_an_mlflow_that_cannot_be_imported_is_one_line_with_the_remedy(error: ImportError, said: str) -> None:
+    assert exit_code(error) is Exit.USAGE and said in message(error) and "\n" not in message(error)

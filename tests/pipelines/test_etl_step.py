@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -261,3 +262,19 @@ def test_a_value_that_spark_cannot_read_is_an_error_of_the_data(spark: Any) -> N
         spark.sql("SELECT CAST(name AS TIMESTAMP) FROM VALUES ('Wien') AS t(name)").collect()
     with pytest.raises(PySparkException), data_errors_named():
         spark.sql("SELECT nowhere").collect()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("codec", ["snappy", "zstd", "gzip"])
+def test_a_damaged_page_of_a_file_among_others_is_an_error_of_the_data_that_names_it(
+    spark: Any, tmp_path: Path, codec: str
+) -> None:
+    for name in "abc":
+        values = np.random.default_rng(3).integers(0, 50, 20_000)
+        pq.write_table(pa.table({"v": values}), tmp_path / f"{name}.parquet", compression=codec, use_dictionary=False)
+    data = bytearray((tmp_path / "b.parquet").read_bytes())
+    third = data.index(b"\x28\xb5\x2f\xfd") if codec == "zstd" else len(data) // 3  # its frames need no checksum
+    data[third : third + 200] = bytes(0xA5 ^ byte for byte in data[third : third + 200])
+    (tmp_path / "b.parquet").write_bytes(bytes(data))
+    with pytest.raises(EtlError, match=r"/b\.parquet: it is damaged or cut \("), data_errors_named():
+        spark.read.parquet(str(tmp_path)).selectExpr("sum(v)").collect()

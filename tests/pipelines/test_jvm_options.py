@@ -260,3 +260,37 @@ def test_the_archive_is_made_once_and_the_next_jvm_maps_it(tmp_path: Path) -> No
     code = TOLD.replace("    print(", f"    {maps}    print(", 1)
     done = subprocess.run([sys.executable, "-c", code, ""], env=environment, capture_output=True, text=True)
     assert "MAPPED True" in done.stdout, done.stderr
+
+
+def java_at(folder: Path) -> str:
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/java").touch()
+    return str(folder)
+
+
+def test_an_archive_of_another_user_or_that_others_can_write_is_not_used(tmp_path: Path) -> None:
+    environment = {"JAVA_HOME": java_at(tmp_path / "java"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    archive = class_archive(environment)
+    assert archive is not None
+    archive.parent.mkdir(parents=True, mode=0o700)
+    archive.write_bytes(b"")
+    for place, mode in ((archive, 0o600), (archive.parent, 0o700)):
+        archive.chmod(0o600)
+        archive.parent.chmod(0o700)
+        assert found_archive(environment) == archive
+        for bits in (0o020, 0o002):
+            place.chmod(mode | bits)
+            assert found_archive(environment) is None
+    archive.parent.chmod(0o700)
+    archive.chmod(0o600)
+    if os.getuid() == 0:
+        os.chown(archive, 54321, -1)
+        assert found_archive(environment) is None
+
+
+def test_without_a_home_there_is_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a user id without a name
+    java = java_at(tmp_path / "java")
+    assert class_archive({"JAVA_HOME": java}) is None
+    assert class_archive({"JAVA_HOME": java, "HOME": str(tmp_path)}) is not None

@@ -349,3 +349,12 @@ def test_a_key_that_only_sounds_like_a_secret_is_none(name: str) -> None:
 def test_nothing_is_hidden_of_our_recipes(name: str) -> None:
     resolved = load_config(name).as_dict()
     assert redacted(resolved) == resolved and list(leaves(resolved))
+
+
+@pytest.mark.parametrize(
+    "rest", ["is not valid YAML", "the value is not valid YAML", "must be one of a, b", "has no file"]
+)
+def test_a_sentence_behind_the_name_of_a_secret_keeps_its_words(rest: str) -> None:
+    assert redact(f"spark.conf.token: {rest}") == f"spark.conf.token: {rest}"
+    for secret in ("is-not-4711", "is not4711", "isnot", "the sun4711", "hunter2"):
+        assert "4711" not in redact(f"password: {secret}").split()[1] and "hunter2" not in redact(f"token={secret}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -421,3 +422,33 @@ def test_copies_of_sql_errors_are_logged_by_pysparks_own_class(words: list[str])
     done = subprocess.run([sys.executable, "-c", VERBOSE, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert ("a copy" in done.stderr) == bool(words)
+
+
+KILLS = """
+import os, signal, sys
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.pipelines.cli.exits import exit_code, message
+from sparkring.pipelines.run.spark import spark_session
+
+try:
+    with spark_session("kills", SparkConfig(), LaunchConfig(world=1)) as spark:
+        try:
+            spark.sparkContext.parallelize([1], 1).map(lambda _: os.kill(os.getpid(), signal.SIGKILL)).collect()
+        except Exception as error:
+            print(int(exit_code(error)), message(error).splitlines())
+        os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+        spark.range(5).count()
+except Exception as error:
+    print(int(exit_code(error)), message(error).splitlines())
+"""
+
+
+@pytest.mark.spark
+def test_a_killed_worker_and_a_killed_jvm_are_one_line_with_its_end_and_exit_5(tmp_path: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", KILLS], env=environment, capture_output=True, text=True, timeout=300)
+    worker, jvm = done.stdout.splitlines()
+    assert worker.startswith("5 ['a Python worker of Spark ended in the middle of a task (Python worker exited unexp")
+    assert re.search(r"5 \[\"Spark's JVM \(process \d+\) ended in the middle of the job, by SIGKILL, as", jvm)
+    assert re.search(r"its log: \S+\.log\. ", jvm) and "socketserver" not in done.stderr, done.stderr

@@ -213,6 +213,13 @@ def pair(group: WorkerGroup, table: Path, tmp_path_factory: pytest.TempPathFacto
     return Job(tmp_path_factory.mktemp("pair") / "run", table).run(group, 2)
 
 
+def test_letters_of_a_url_are_letters_of_a_folder_to_every_rank(group: WorkerGroup, tmp_path: Path) -> None:
+    odd = tmp_path / "a?b#c%25d [e] u:p@h;*"
+    job = Job(odd / "run", write_table(odd / "table"), "train.epochs=1").run(group, 2)
+    assert job.weights() and len([*(odd / "run").rglob("COMMIT.json")]) > 1 and [*(odd / "run").glob("audit/*")]
+    assert [each.name for each in tmp_path.iterdir()] == [odd.name]
+
+
 def test_it_learns(oracle: Job) -> None:
     assert oracle.result.engine == "none" and oracle.result.steps == 30
     assert oracle.losses[30] < 0.9 * oracle.losses[1]

@@ -17,6 +17,7 @@ from sparkring.conf.plain_text import count_of
 from sparkring.conf.sources import FilesSource
 from sparkring.conf.sources.files import WHOLE_FILES
 from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.uris import local_path, without_options
 from sparkring.etl.errors import EtlError, NoFiles
 from sparkring.etl.sources.files.partitions import Keep, PartitionLister, check_types
 
@@ -70,7 +71,7 @@ def spark_paths(storage: Storage, paths: Iterable[str]) -> list[str]:
     """Full paths as Spark reads them: `file:///...` locally, else with the scheme and host of the recipe."""
     if storage.is_local:
         return [f"file://{path}" for path in paths]
-    root = storage.uri.partition("?")[0].rstrip("/")
+    root = without_options(storage.uri).rstrip("/")
     return [root + path[len(storage.root.rstrip("/")) :] for path in paths]
 
 
@@ -187,8 +188,7 @@ def _address(storage: Storage, folder: str) -> str:
 
 def _split_glob(path: str) -> tuple[str, list[str] | None]:
     """`data/2013-*/x.csv` -> (`data`, [`2013-*`, `x.csv`]). A URI's `?` begins its options, which are the root's."""
-    is_uri = "://" in path and not path.startswith("file:")
-    base, mark, query = path.partition("?") if is_uri else (path, "", "")
+    base, mark, query = path.partition("?") if local_path(path) is None else (path, "", "")
     parts = base.split("/")
     first = next((i for i, part in enumerate(parts) if any(c in part for c in WILDCARDS)), None)
     if first is None:

@@ -22,6 +22,7 @@ from sparkring.etl.sources.files import csv_file
 from sparkring.etl.sources.files.footers import check_footers
 from sparkring.etl.sources.files.listing import LOOKED_AT, FileList, list_files, spread
 from sparkring.etl.sources.files.read import declared_schema, line_format, read_files
+from sparkring.etl.sources.files.task import unreadable
 from sparkring.etl.sources.predicate import parse
 from sparkring.etl.sources.snapshot import ExaminedTable, OpenSource, PinContext, SourceSnapshot
 from sparkring.etl.sources.types import known_schema
@@ -137,20 +138,20 @@ def examine_files(name: str, config: FilesSource) -> ExaminedTable:
 def _file_problems(config: FilesSource, listed: FileList) -> list[str]:
     """How the files differ from the declared columns."""
     if config.format == "csv":
-        return [
-            f"{file.path}: {problem}"
-            for file in listed.files
-            for problem in csv_file.header_problems(
-                partial(listed.storage.fs.open_input_stream, file.full, compression="detect"),
-                config.options or CsvOptions(),
-                [*config.columns],
-            )
-        ]
+        return [f"{file.path}: {problem}" for file in listed.files for problem in _header(config, listed, file.full)]
     if config.format not in ("parquet", "orc"):
         return []
     columns, partitions = known_schema(config.columns), known_schema(config.partitions)
     footers = check_footers(listed, config.format, columns, partitions, config.missing_columns == "null")
     return [problem for footer in footers for problem in footer.problems]
+
+
+def _header(config: FilesSource, listed: FileList, path: str) -> list[str]:
+    opener = partial(listed.storage.fs.open_input_stream, path, compression="detect")
+    try:
+        return csv_file.header_problems(opener, config.options or CsvOptions(), [*config.columns])
+    except OSError as error:
+        return [unreadable(error)]
 
 
 def _rows(listed: FileList, path: str) -> int:

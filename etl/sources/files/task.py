@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
+from sparkring.conf.errors import first_line
 from sparkring.conf.sources.files import CsvOptions
 from sparkring.conf.storage import open_storage
 from sparkring.etl.sources.files import csv_file, json_file
@@ -23,6 +24,11 @@ from sparkring.etl.sources.values import arrow_type
 
 MOST_KEYS = 100  # undeclared keys that are counted of one file: an object may be keyed by users
 FOUND = "file int, problem string, key string, records long"  # what `check` gives: a problem, or an undeclared key
+
+
+def unreadable(error: OSError) -> str:
+    """Say of a file that it cannot be read to its end, as where it is cut or damaged and compressed."""
+    return f"cannot be read ({first_line(error)}): it is cut or damaged, or its suffix names another compression"
 
 
 class LineFormat(ABC):
@@ -93,7 +99,10 @@ class FileTask:
 
     def check(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, file, opener in self._files(batches):
-            findings = self.format.check(opener)
+            try:
+                findings = self.format.check(opener)
+            except OSError as error:
+                findings = Findings([unreadable(error)])
             problems = findings.problems or self._contradictions(file, opener, findings)
             keys = Counter({k: n for k, n in findings.unknown.items() if k not in self.partitions.names})
             rows: list[dict[str, Any]] = [{"problem": f"{file.path}: {problem}"} for problem in problems]

@@ -17,6 +17,7 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.secrets import redact
 from sparkring.conf.sources import SourceConfig
+from sparkring.conf.uris import local_path
 from sparkring.pipelines.tracking.client import without_password
 from sparkring.pipelines.tracking.ops import LineageDataset
 
@@ -27,10 +28,10 @@ Kind = Literal["FILE", "TABLE", "MODEL"]
 
 def place_name(uri: str) -> tuple[str, str]:
     """Namespace and name of a path or URI; a relative path is one below the working directory."""
+    if (local := local_path(uri)) is not None:
+        return "file", os.path.abspath(local)
     parts = urlsplit(uri)
     scheme = SCHEMES.get(parts.scheme, parts.scheme)
-    if scheme in ("", "file"):
-        return "file", os.path.abspath(parts.path if parts.scheme else uri)
     path = parts.path.rstrip("/")
     name = path.lstrip("/") if scheme in IN_BUCKETS else path
     return f"{scheme}://{parts.netloc}", name or "/"

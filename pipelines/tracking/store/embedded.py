@@ -33,7 +33,12 @@ def open_client(config: TrackingConfig) -> MlflowClient:
     guard_artifacts()
     if config.uri is not None:
         return MlflowClient(config.uri, registry_uri=config.uri)
+    import mlflow.store.db.utils  # of an embedded store alone
+
     root = Path(config.root)
+    root.mkdir(parents=True, exist_ok=True)
+    # It would make a second folder, of escapes, for a path with `?`, `#` or `%`. Older MLflow has no such function.
+    mlflow.store.db.utils._make_parent_dirs_if_sqlite = lambda db_uri: None
     with exclusive(root / ".create.lock"):  # two processes that open a fresh store at a time both fail
         if (root / "mlflow.db").exists():
             _relocate(root / "mlflow.db", f"{(root.resolve() / 'artifacts').as_uri()}/")

@@ -271,3 +271,10 @@ def test_nothing_behind_a_symbolic_link_goes_and_a_linked_dataset_keeps_its_part
     linked = replace(found, links={("datasets", datasets[0].path): "/a/link"})
     left = decide(linked, protect("r", linked, NOTHING), ALL, NOW)
     assert {d.path for d in ours} - {d.path for d in left} == {datasets[0].path, part(1).path}
+
+
+def test_a_run_of_a_wrong_clock_stays_and_pushes_no_other_out() -> None:
+    future = replace(run(9), path="99990101-000000-0a", created=datetime(9999, 1, 1, tzinfo=UTC))
+    there = Inventory(runs=[run(1), run(2), future, run(3)])
+    assert gone(there, rules=rules(runs={"keep": 1})) == [path(2), path(1)]
+    assert gone(there, rules=rules(runs={"days": 1})) == [path(3), path(2), path(1)]

@@ -771,3 +771,10 @@ def test_runs_of_processes_that_are_gone_are_closed_without_their_journal(store:
     assert client.get_run(foreign.info.run_id).info.status == "RUNNING"
     for run in (after["alive"], after["elsewhere, alive"], foreign):
         client.set_terminated(run.info.run_id)
+
+
+def test_a_store_in_a_folder_with_letters_of_a_url_makes_no_other(tmp_path: Path) -> None:
+    odd = tmp_path / "a?b#c%25d"
+    client = open_client(TrackingConfig(root=str(odd / "mlflow")))
+    client.create_experiment("e")
+    assert (odd / "mlflow/mlflow.db").exists() and [each.name for each in tmp_path.iterdir()] == [odd.name]

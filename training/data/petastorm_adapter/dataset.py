@@ -80,6 +80,8 @@ def urls_of(storage: Storage, manifest: DatasetManifest, split: str) -> list[str
         raise ValueError(
             f"{storage.uri}: reader petastorm reads a job's own dataset from local storage; give data.petastorm.url"
         )
+    if mark := next((each for each in "?#%" if each in storage.root), None):
+        raise ValueError(f"{storage.root}: reader petastorm opens URLs, where {mark!r} ends a path; rename the folder")
     return [f"file://{storage.path(file.path)}" for file in manifest.files_of(split)]
 
 

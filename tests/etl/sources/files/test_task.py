@@ -3,6 +3,7 @@
 import datetime as dt
 
 import pyarrow as pa
+import pytest
 from pyspark.sql.types import DateType, IntegerType, StructField, StructType
 
 from sparkring.conf.sources import FilesSource
@@ -73,3 +74,22 @@ def test_undeclared_keys_are_told_up_to_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(file_task, "MOST_KEYS", 2)
     found = [(row["key"], row["records"]) for row in run(task(tmp_path, "json").check, 1)]
     assert found[0] == ("l", 2) and len(found) == 2
+
+
+@pytest.mark.parametrize(("suffix", "codec"), [("gz", "gzip"), ("bz2", "bz2"), ("zst", "zstd")])
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_a_compressed_file_that_breaks_in_the_middle_is_named(tmp_path, suffix, codec, damage, kind):
+    write(tmp_path, "2024-01-31", "a.csv", "v\n1\n") if kind == "csv" else None
+    rows = [str(n * 7919 % 10007) for n in range(20_000)]
+    text = "\n".join(["v", *rows] if kind == "csv" else [f'{{"v": {row}}}' for row in rows]) + "\n"
+    (tmp_path / "day=2024-02-01").mkdir()
+    file = tmp_path / f"day=2024-02-01/b.{kind}.{suffix}"
+    with pa.output_stream(str(file), compression=codec) as sink:
+        sink.write(text.encode())
+    data = bytearray(file.read_bytes())
+    half = len(data) // 2
+    data[half : half + 40] = bytes(0xA5 ^ byte for byte in data[half : half + 40])
+    file.write_bytes(bytes(data[:half] if damage == "cut" else data))
+    found = run(task(tmp_path, kind).check, 2 if kind == "csv" else 1)
+    assert found and all(row["problem"].startswith(f"day=2024-02-01/b.{kind}.{suffix}: ") for row in found)
