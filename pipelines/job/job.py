@@ -303,6 +303,8 @@ def judge_on_test_rows(job: JobContext, trained: Trained) -> Candidate:
     job.tracker.metrics(EVALUATE, trained.train.steps, scores | unseen)
     if evaluated.importance:
         job.tracker.artifact_json(EVALUATE, evaluated.importance_table(), "importance.json")
+    if evaluated.cautions:
+        job.tracker.tags(JOB, {"sparkring.cautions": "; ".join(evaluated.cautions)})
     lost = lost_to(evaluated.scores, job.config.report, evaluated.missing)
     return Candidate(trained, evaluated, held_out, lost)
 
