@@ -27,6 +27,7 @@ MANY_CODES, MANY_WORDS = 40, 100
 BY_HEART = 1.3  # times the loss: the features alone know which value a row is of
 FEW = 0.1  # of the pairs of rows that are expected by chance
 SPLIT_RUNS = 1.2  # runs of equal values in the file for each value, where rows of a value stand together
+SPARSE = 0.3  # of all pairs of two ids are rows
 SHUFFLES = 200
 BY_NAME = "by its name"
 UNIT = (
@@ -119,7 +120,8 @@ def find_grouping(rows: CellRows, columns: Mapping[str, Values], in_order: bool)
         columns: of the table, the label left out.
         in_order: whether rows are in the order in which somebody wrote them.
     """
-    asked = [(c, looks_like_groups(c, columns, in_order)) for c in candidates(columns, in_order)]
+    possible = [c for c in candidates(columns, in_order) if not is_of_interactions(c, columns)]
+    asked = [(c, looks_like_groups(c, columns, in_order)) for c in possible]
     likely = [(c, why) for c, why in asked if why][:MOST_TESTED]
     others = [(c, "") for c, why in asked if not why and may_be_unlikely(c, columns)][:MOST_UNLIKELY]
     found = [judged for c, why in [*likely, *others] if (judged := judge(rows, c, why))]
@@ -230,6 +232,26 @@ def judge(rows: CellRows, candidate: PossibleGroups, why: str) -> Grouping | Non
     elif not gap.is_clear and ((why == BY_NAME and not gap.is_likely) or not shares_hidden(rest, groups)):
         return None
     return Grouping(candidate.names, _many(codes), len(codes), why, gap)
+
+
+def is_of_interactions(candidate: PossibleGroups, columns: Mapping[str, Values]) -> bool:
+    """Whether each row is one of many possible pairs with another id, as of users and films, which are known later."""
+    many = _many(candidate.codes)
+    for name, other in columns.items():
+        if name in candidate.names or not NAMED.fullmatch(name) or TIMES.fullmatch(name):
+            continue
+        is_sparse = min(many, _many(other.codes)) >= MANY_CODES and len(other.codes) < SPARSE * many * _many(
+            other.codes
+        )
+        if is_sparse and meets_seldom(candidate.codes, other.codes) and not _repeats(candidate.codes, other.codes):
+            return True
+    return False
+
+
+def _repeats(*codes: Array) -> bool:
+    """Whether two rows have the same values."""
+    found = codes_of(*codes)
+    return _many(found) < len(found)
 
 
 def looks_like_groups(candidate: PossibleGroups, columns: Mapping[str, Values], in_order: bool) -> str:

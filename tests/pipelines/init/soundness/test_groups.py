@@ -122,3 +122,13 @@ def test_a_column_rises_within_groups_only_where_it_begins_anew_in_each() -> Non
 def test_a_gap_is_clear_beyond_noise_and_a_share_of_the_loss() -> None:
     assert Gap(1.0, 1.2, 0.05).is_clear
     assert not Gap(1.0, 1.2, 0.1).is_clear and Gap(1.0, 1.04, 0.001).is_sure and not Gap(1.0, 1.04, 0.001).is_clear
+
+
+def test_ids_whose_rows_are_pairs_as_of_users_and_films_name_no_groups() -> None:
+    draw = np.random.default_rng(0)
+    pairs = draw.permutation(60 * 200)[: 2 * MANY]
+    users, films = pairs // 200, pairs % 200
+    labels = draw.normal(size=60)[users] + draw.normal(size=200)[films] + 0.3 * draw.normal(size=len(pairs))
+    columns = {"userId": values(users, is_text=False), "filmId": values(films, is_text=False)}
+    rows = CellRows(np.column_stack([users, films]).astype(float), [*columns], labels, is_number=True)
+    assert find_grouping(rows, columns, in_order=True) is None
