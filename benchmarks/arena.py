@@ -7,8 +7,9 @@ rows of our training and validation splits (ours stops early by the second), as 
 scored on the rows of the test split. Tables: tables_data.py. A seed is one of training; the splits stay.
 
 A row or two decide the scores of small tables: name several `--seeds`, and several `--splits`, each a seed that deals
-the rows into splits anew (`etl.split.seed`), for all models alike. Then means are over all of them, and the difference
-to the best peer has an interval.
+the rows into splits anew (`etl.split.seed`), for all models alike; 0 is the recipe's own. Then means are over all of
+them, and the difference to the best peer has an interval. Where `init` splits by groups or by time, peers are fitted
+and scored on the same files.
 `--refit` names tables on which jobs of trees with `trees.refit` and without it are compared by their CPU seconds.
 
 Every score is added to the file `--kept` as it is measured, and one that is there is not measured again, so that the
@@ -159,14 +160,14 @@ def measure(table: str, split: int, models: list[tuple[str, int]], folder: Path,
         folder: of files that nobody needs afterwards.
         more: settings of our jobs.
     """
-    dealt = f"etl.split.seed={split}"
+    dealt = [f"etl.split.seed={split}"] * (split > 0)  # else as the recipe says: by groups or time where init chose it
     data = folder / f"{table}.csv"
     TABLES[table].rows().to_csv(data, index=False)
     run(folder, "init", "table", "--data", data.name, "--label", TABLES[table].label)
-    run(folder / table, "etl", "recipe.yaml", dealt)
+    run(folder / table, "etl", "recipe.yaml", *dealt)
     for model, seed in models:
         if model.startswith(OURS):
-            found = trained(table, model.removeprefix(OURS), seed, folder, [dealt, *more])
+            found = trained(table, model.removeprefix(OURS), seed, folder, [*dealt, *more])
             yield from (replace(score, split=split) for score in found)
     peers = [(model, seed) for model, seed in models if not model.startswith(OURS)]
     if not peers:

@@ -31,13 +31,13 @@ CLEAN_OF_R = [
     *("modeldata/ames:Sale_Price", "modeldata/attrition:Attrition", "modeldata/credit_data:Status"),
     *("modeldata/Sacramento:price", "modeldata/lending_club:Class", "modeldata/mlc_churn:churn"),
     *("modeldata/cells:class", "modeldata/penguins:species", "modeldata/stackoverflow:Remote"),
-    *("MASS/Pima.tr2:type", "MASS/birthwt:bwt", "MASS/biopsy:class", "MASS/Boston:medv"),
+    *("MASS/Pima.tr2:type", "MASS/biopsy:class", "MASS/Boston:medv"),
     *("carData/Salaries:salary", "carData/TitanicSurvival:survived", "carData/SLID:wages", "carData/MplsStops:problem"),
     *("AER/CPS1985:wage", "AER/CPS1988:wage", "AER/HMDA:deny", "AER/Affairs:affairs", "AER/DoctorVisits:visits"),
     *("ISLR/Carseats:Sales", "ISLR/College:Grad.Rate", "ISLR/Credit:Balance", "ISLR/Default:default"),
-    *("ISLR/OJ:Purchase", "ISLR/Wage:wage", "ISLR/Hitters:Salary", "ISLR/Auto:mpg", "ISLR/Caravan:Purchase"),
+    *("ISLR/OJ:Purchase", "ISLR/Hitters:Salary", "ISLR/Auto:mpg", "ISLR/Caravan:Purchase"),
     *("ggplot2/diamonds:price", "ggplot2/mpg:hwy", "ggplot2/midwest:percollege", "stevedata/gss_wages:realrinc"),
-    *("DAAG/nassCDS:dead", "openintro/loans_full_schema:interest_rate"),
+    "DAAG/nassCDS:dead",
 ]
 GROUPS_OF_R = {
     "dplyr/storms:status": {"name"},
@@ -62,6 +62,13 @@ class Case:
     rows: Callable[[Draw], pd.DataFrame]
     label: str
     planted: frozenset[str] = frozenset()
+
+
+LEAKS_OF_R = {
+    "MASS/birthwt:bwt": {"low"},
+    "ISLR/Wage:wage": {"logwage"},
+    "openintro/loans_full_schema:interest_rate": {"grade", "sub_grade"},
+}
 
 
 def real(name: str, _: Draw) -> pd.DataFrame:
@@ -277,6 +284,9 @@ def cases() -> Iterator[tuple[str, Case]]:
         name, label = each.split(":")
         yield "group", Case(name, partial(real, name), label, frozenset(planted))
     yield from (("group", case) for case in groups())
+    for each, planted in LEAKS_OF_R.items():
+        name, label = each.split(":")
+        yield "leak", Case(name, partial(real, name), label, frozenset(planted))
     yield from (("leak", case) for case in leaks())
 
 

@@ -8,9 +8,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from sparkring.conf.blocks.etl import SplitConfig
+from sparkring.conf.blocks.etl import SPLIT_BUCKETS, SPLIT_SALT, SplitConfig, share_edges
 from sparkring.conf.errors import first_line
-from sparkring.conf.split_hash import BUCKETS, SALT, share_edges
 from sparkring.etl.errors import EtlError
 
 SPLIT = "__split"
@@ -29,7 +28,9 @@ def split_column(config: SplitConfig, key: list[str]) -> Column:
         return F.col(config.column or "").cast("string")
     if config.kind == "time":
         return _by_time(config)
-    hashed = F.pmod(F.xxhash64(F.lit(SALT), F.lit(config.seed), *[F.col(c) for c in config.key or key]), F.lit(BUCKETS))
+    hashed = F.pmod(
+        F.xxhash64(F.lit(SPLIT_SALT), F.lit(config.seed), *[F.col(c) for c in config.key or key]), F.lit(SPLIT_BUCKETS)
+    )
     edges = share_edges(list(config.shares.values()))
     chosen = F.lit(list(config.shares)[-1])
     for name, edge in reversed(list(zip(config.shares, edges, strict=True))[:-1]):

@@ -84,6 +84,20 @@ def _in_order(boundaries: dict[str, str]) -> dict[str, str]:
     return {name: boundaries[name] for name in sorted(instants, key=instants.__getitem__)}
 
 
+SPLIT_BUCKETS = 1_000_000
+# Keeps the hash of the split apart from the hash of the stored order, else a split's rows would be one range of it.
+SPLIT_SALT = "sparkring.split"
+
+
+def share_edges(shares: list[float]) -> list[int]:
+    """Upper bucket of every share: [0.8, 0.1, 0.1] -> [800000, 900000, 1000000]."""
+    total, edges = 0.0, []
+    for share in shares:
+        total += share
+        edges.append(round(total * SPLIT_BUCKETS))
+    return edges
+
+
 class SplitConfig(Strict):
     """time: `boundaries` maps each later split to its first instant; rows before the first are `train`.
     hash: `shares` by a stable hash of `key` (None: etl.key). column: the split's name stands in `column`."""

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkring.conf.blocks.etl import SplitConfig
 from sparkring.conf.blocks.report import AlsConfig, ReportConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
@@ -35,6 +36,7 @@ from sparkring.pipelines.evaluation.baseline import (
     left_out,
 )
 from sparkring.pipelines.evaluation.calibrate import calibrate, with_test_errors
+from sparkring.pipelines.evaluation.cautions import ScoredSplits, find_cautions, new_categories
 from sparkring.pipelines.evaluation.groups import group_scores
 from sparkring.pipelines.evaluation.guesses import Fitted
 from sparkring.pipelines.evaluation.importance import SampleSize, find_importances, mean_and_half_width, sample_rows
@@ -43,6 +45,7 @@ from sparkring.pipelines.evaluation.prediction_files import read_columns
 from sparkring.pipelines.evaluation.ranking import ALS_NAME, POPULARITY, Ranking, make_ranking, popularity
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.pipelines.evaluation.trees import TREES
+from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.features.transform import Categorical
 from sparkring.training.metrics import Rows, perplexity, row_values, task_scores
 from sparkring.training.model.folder import TrainedModel, described_model
@@ -109,7 +112,8 @@ def evaluate(job: JobContext, trained: Trained) -> tuple[Evaluated, HeldOut | No
     evaluated = evaluate_table(job, trained, rows, held_out, balance)
     if fit is not None:
         fit = with_test_errors(fit, config.model.kind, own.labels, (own.scores, held_out.scores), own.weights)
-    return replace(evaluated, unseen=unseen, labels=balance, calibration=fit), held_out
+    cautions = [*evaluated.cautions, *new_categories(unseen, len(own.labels))]
+    return replace(evaluated, cautions=cautions, unseen=unseen, labels=balance, calibration=fit), held_out
 
 
 def evaluate_table(
@@ -141,6 +145,7 @@ def evaluate_table(
     gaps = {n: gap_to(kind, held_out, each, ours) for n, each in baselines.fitted.items() if n in (TREES, best)}
     importance, importance_rows = measure_importance(job, trained, rows, held_out)
     return Evaluated(
+        cautions=cautions_of(config, dataset, trained, importance) if config.report.baselines else [],
         importance=importance,
         importance_rows=importance_rows,
         scores={MODEL: known_scores(trained.train.test | ours | ranked.scores)}
@@ -161,6 +166,19 @@ def evaluate_table(
 def known_scores(scores: Mapping[str, float]) -> dict[str, float]:
     """Leave out the scores that do not exist, as an AUC of one class; a loss that is no number stays."""
     return {name: value for name, value in scores.items() if name == "loss" or not math.isnan(value)}
+
+
+def cautions_of(config: RunConfig, dataset: Dataset, trained: Trained, importance: list[Importance]) -> list[str]:
+    """What makes the scores better than the model will be; nothing where other rows are trained on than the split's."""
+    splits = compared_splits(config, dataset, trained)
+    columns = pick_columns(dataset.manifest, config.model.model_copy(update={"family": "net"}))
+    if "train" not in splits or len(splits) < 2:
+        return []
+    stored = TensorSource(dataset.manifest, columns.read).stored
+    inputs = [column.name for column in stored if column.role not in ("label", "weight")]
+    split = config.etl.split if config.etl is not None else SplitConfig()
+    key = None if split.kind == "time" else split.key or ()
+    return find_cautions(ScoredSplits(config.model.kind, splits, inputs, columns.labels[0], key), importance)
 
 
 def tell_missing(kind: TaskKind, labels: np.ndarray, scores: Mapping[str, float]) -> None:

@@ -22,7 +22,6 @@ from sparkring.pipelines.init.remarks import SHOWN, alike_remark, listed, missin
 from sparkring.pipelines.init.sample import TableSample
 from sparkring.pipelines.init.text_types import CODE, MOST_ODD, WHOLE, is_number
 from sparkring.pipelines.init.written import DECIMAL_COMMAS, written_otherwise
-from sparkring.pipelines.soundness.leaks import gives_away
 
 TAGS = "array<string>"
 DATES = ("date", "timestamp", "timestamp_ntz")
@@ -32,7 +31,6 @@ CLASS_NUMBERS = 10  # a label of at most so many whole numbers is taken for clas
 CATEGORY_NUMBERS, ROWS_PER_NUMBER = 12, 20  # a feature of few whole numbers, each in many rows, is one of categories
 CODE_NUMBERS, ROWS_PER_CODE, CODE_ROWS = 300, 50, 5  # one of some more is a code too, where a value has CODE_ROWS rows
 INFINITY = "double('infinity')"
-LEAK_ROWS = 100_000  # in which a column may say what the label is
 SKEWED = 2.0  # numbers from 0 on whose skewness is larger are taken by their logarithm
 IDS = re.compile(r"(?i:(?:^|_| |-)(?:id|ids|nr|no|num|number|code|key|zip|zipcode|plz|postcode|sku)$)|[a-z0-9]I[dD]$")
 PLAIN = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # what Spark takes for a name without backquotes, but for:
@@ -69,7 +67,7 @@ RANDOM = {"kind": "hash", "shares": SHARES}
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitChoice:
     """The recipe's block `etl.split`, why it is so, and others that it has as comments."""
 
     block: Mapping[str, Any]
@@ -91,7 +89,7 @@ class Columns:
     key: list[str] = field(default_factory=list)
     dates: list[str] = field(default_factory=list)
     remarks: dict[str, str] = field(default_factory=dict)
-    split: Split = Split(RANDOM)
+    split: SplitChoice = SplitChoice(RANDOM)
 
 
 def decide_columns(sample: TableSample, label: str, task: str | None = None) -> Columns:
@@ -120,8 +118,6 @@ def decide_columns(sample: TableSample, label: str, task: str | None = None) -> 
     for name in names:
         if name not in labels:
             _decide_column(found, sample, name, known[name])
-    if len(labels) == 1 and found.label.task != MULTILABEL.name:
-        _remark_leaks(found, sample, labels[0])
     if not found.features:
         why = "; ".join(f"{name}: {reason}" for name, reason in found.left_out.items())
         raise ConfigError(str(sample.path), [f"no column can be a feature ({why})"])
@@ -346,18 +342,6 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
             "its name is one of ids or codes, and its whole numbers are taken for amounts; if they are ids, "
             f"set etl.features.{name}.kind to categorical"
         )
-
-
-def _remark_leaks(found: Columns, sample: TableSample, label: str) -> None:
-    """Remark the columns that say what the label is."""
-    rows = sample.rows.slice(0, LEAK_ROWS)
-    is_number = TASKS[found.label.task].form is LabelForm.NUMBER
-    read = " ".join(sql for name, sql in found.selected.items() if name not in found.key)
-    for column in rows.column_names:
-        is_feature = column != label and quoted(column) in read
-        if is_feature and gives_away(rows.column(column), rows.column(label), is_number):
-            what = f"it says what {label} is in all rows that were looked at: leave it out if it is not known earlier"
-            found.remarks[column] = "; ".join(filter(None, [found.remarks.get(column), what]))
 
 
 def free_name(wanted: str, found: Columns, sample: TableSample) -> str:

@@ -1,9 +1,9 @@
-"""Decide how a table's rows are split: at random, by groups that share what others do not have, or by time."""
+"""Decide how rows are split: at random, by groups, or by time; and remark columns that give the label away."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,14 +13,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
+from sparkring.conf.blocks.etl import SPLIT_BUCKETS, SPLIT_SALT, share_edges
 from sparkring.conf.plain_text import count_of
-from sparkring.conf.split_hash import BUCKETS, SALT, share_edges
 from sparkring.conf.tasks import TASKS, LabelForm
 from sparkring.etl.sources.files.read import quoted
-from sparkring.pipelines.init.columns import DATES, RANDOM, SHARES, WHOLE, Columns, Split, identifiers
+from sparkring.pipelines.init.columns import DATES, RANDOM, SHARES, WHOLE, Columns, SplitChoice, identifiers
 from sparkring.pipelines.init.sample import TableSample, read_columns
-from sparkring.pipelines.soundness.groups import TIMES, Array, Gap, Grouping, Rows, Values, codes_of, find_grouping
-from sparkring.pipelines.soundness.times import time_gap
+from sparkring.pipelines.init.soundness.columns import codes, numbers, values_of
+from sparkring.pipelines.init.soundness.groups import (
+    TIMES,
+    Array,
+    CellRows,
+    Gap,
+    Grouping,
+    Values,
+    codes_of,
+    find_grouping,
+)
+from sparkring.pipelines.init.soundness.leaks import Leak, find_leaks
+from sparkring.pipelines.init.soundness.times import time_gap
 from sparkring.training.data.features.xxhash64 import SEED, hash_bytes, hash_whole
 
 FEW_GROUPS = 100
@@ -29,7 +40,6 @@ MOST_SEEDS, NEAR = 100, 0.2  # seeds that are tried until each split has its sha
 MOST_ROWS = 200_000  # that are looked at
 FEWEST_TIMES = 20
 LONG_LIVED = 0.5  # of the time of the table, in the median group
-CODES = 0.9  # of the texts have a digit
 UNSEEN = 0.05  # of the later rows
 GROWS = 0.995  # rank correlation with time
 DAY_US = 86_400_000_000
@@ -83,7 +93,15 @@ def with_split(sample: TableSample, found: Columns, label: str) -> Columns:
     some = replace(sample, rows=sample.rows.slice(0, MOST_ROWS))
     some = replace(some, rows=some.rows.filter(pc.is_valid(some.rows.column(label))))
     rows = rows_of(some, found, label)
-    columns = {name: values_of(some, name) for name in some.types if name != label and is_single(some, name)}
+    columns = {
+        name: values_of(some.rows.column(name)) for name in some.types if name != label and is_single(some, name)
+    }
+    read = " ".join(sql for name, sql in found.selected.items() if name not in found.key)
+    features = {name: of for name, of in columns.items() if quoted(name) in read}
+    found = replace(
+        found,
+        remarks=found.remarks | leak_remarks(found, label, find_leaks(features, rows.labels, rows.is_number, True)),
+    )
     grouping = find_grouping(rows, columns, in_order=True)
     times = next((made for name in some.types if name != label and (made := times_of(sample, some, name))), None)
     gap = None
@@ -99,6 +117,17 @@ def with_split(sample: TableSample, found: Columns, label: str) -> Columns:
     if not gap.is_clear:
         return replace(found, split=replace(found.split, others=[time_instead(some, found, times)]))
     return by_time(some, found, times, gap, rows.is_number, grouping)
+
+
+def leak_remarks(found: Columns, label: str, leaks: Iterable[Leak]) -> dict[str, str]:
+    """What a person should look at: the columns that give the label away, beside what is remarked of them."""
+    made = dict[str, str]()
+    for leak in leaks:
+        first, *others = leak.columns
+        who = f"it and {' and '.join(others)}" if others else "it"
+        what = f"too good to be true: {who} {leak.how.format(label=label)}; leave it out if it is not known earlier"
+        made[first] = "; ".join(filter(None, [found.remarks.get(first), what]))
+    return made
 
 
 # --- by groups
@@ -126,7 +155,7 @@ def by_groups(sample: TableSample, found: Columns, grouping: Grouping, is_number
     why += grouping.why + worth(grouping.gap, is_number, f"rows of one {' and '.join(key)} are on both sides")
     others = [_as_comment(f"To predict further rows of a known {' and '.join(key)}", RANDOM)]
     others += [] if times is None else [time_instead(sample, found, times)]
-    made = replace(found, split=Split(block, why, others))
+    made = replace(found, split=SplitChoice(block, why, others))
     reason = "rows are split by it, so that test rows have values that training never saw"
     made = without_columns(sample, made, dict.fromkeys(dropped, reason))
     return replace(made, selected={names[c]: quoted(c) for c in grouping.columns} | made.selected)
@@ -163,14 +192,14 @@ def even_seed(sample: TableSample, columns: tuple[str, ...], shares: list[float]
 def spark_buckets(values: list[pa.ChunkedArray], kinds: list[str], seed: int) -> Array:
     """The bucket that etl/split.py gives each row by Spark's hash, (N,)."""
     hashes = np.full(len(values[0]), SEED, np.uint64)
-    salt = pa.array([SALT] * len(hashes))
+    salt = pa.array([SPLIT_SALT] * len(hashes))
     for column, kind in [
         (salt, "string"),
         (pa.array([seed] * len(hashes), pa.int32()), "int"),
         *zip(values, kinds, strict=True),
     ]:
         hashes = np.where(np.asarray(column.is_null()), hashes, _hashed(column, kind, hashes))
-    found: Array = hashes.view(np.int64) % BUCKETS
+    found: Array = hashes.view(np.int64) % SPLIT_BUCKETS
     return found
 
 
@@ -233,7 +262,7 @@ def by_time(
     )
     key = [] if grouping is None else [names[column] for column in grouping.columns]
     others = [_as_comment(f"To predict rows of a new {' and '.join(key)}", {"kind": "hash", "key": key})] if key else []
-    made = replace(found, split=Split(times.block(name), why, others))
+    made = replace(found, split=SplitChoice(times.block(name), why, others))
     return without_features(made, unseen_parts(sample, found, times))
 
 
@@ -316,34 +345,7 @@ def is_single(sample: TableSample, name: str) -> bool:
     return not pa.types.is_nested(sample.rows.column(name).type)
 
 
-def codes(column: pa.ChunkedArray) -> Array:
-    """A number for each distinct value, null among them, from 0 in the order in which they come: (N,) int64."""
-    encoded = column.dictionary_encode(null_encoding="encode").combine_chunks()
-    whole = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
-    found: Array = whole.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes_of(found)
-
-
-def numbers(column: pa.ChunkedArray) -> Array:
-    """Numbers or dates as float64, (N,); NaN for a null."""
-    if pa.types.is_temporal(column.type):
-        column = column.cast(pa.timestamp("us")).cast(pa.int64())
-    found: Array = column.cast(pa.float64(), safe=False).to_numpy()
-    return found
-
-
-def values_of(sample: TableSample, name: str) -> Values:
-    """A column's values, as groups are looked for in them."""
-    kind, column = sample.types[name], sample.rows.column(name)
-    is_text = kind in ("string", "boolean") or pa.types.is_binary(column.type)
-    of = None if is_text or pa.types.is_time(column.type) or pa.types.is_duration(column.type) else numbers(column)
-    is_whole = kind in WHOLE or (kind not in DATES and of is not None and not np.any(np.fmod(of[np.isfinite(of)], 1)))
-    texts = pc.unique(column).drop_null() if kind == "string" else pa.array([], pa.string())
-    is_code = bool(len(texts)) and pc.mean(pc.match_substring_regex(texts, "[0-9]").cast(pa.int8())).as_py() > CODES
-    return Values(codes(column), of, is_text, is_whole, is_code)
-
-
-def rows_of(sample: TableSample, found: Columns, label: str) -> Rows:
+def rows_of(sample: TableSample, found: Columns, label: str) -> CellRows:
     """The features as the recipe has them, and the label, as trees see them."""
     cells, owners = [], []
     for name, feature in found.features.items():
@@ -361,7 +363,7 @@ def rows_of(sample: TableSample, found: Columns, label: str) -> Rows:
     labels = sample.rows.column(label)
     of = numbers(labels) if is_value else codes(labels).astype(np.float64)
     made = np.column_stack(cells) if cells else np.zeros((len(of), 0))
-    return Rows(made, owners, np.nan_to_num(of, posinf=np.finfo(float).max, neginf=np.finfo(float).min), is_value)
+    return CellRows(made, owners, np.nan_to_num(of, posinf=np.finfo(float).max, neginf=np.finfo(float).min), is_value)
 
 
 def without_columns(sample: TableSample, found: Columns, reasons: Mapping[str, str]) -> Columns:

@@ -308,6 +308,8 @@ def judge_on_test_rows(job: JobContext, trained: Trained) -> Candidate:
     job.tracker.metrics(EVALUATE, trained.train.steps, scores | unseen)
     if evaluated.importance:
         job.tracker.artifact_json(EVALUATE, evaluated.importance_table(), "importance.json")
+    if evaluated.cautions:
+        job.tracker.tags(JOB, {"sparkring.cautions": "; ".join(evaluated.cautions)})
     lost = reasons_against(evaluated, job.config.report)
     return Candidate(trained, evaluated, held_out, lost)
 

@@ -85,8 +85,8 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
 
 
 def verdict_line(result: TrainResult, config: RunConfig) -> str:
-    """What the model is beside trees and the best other baseline; empty where there are none."""
-    return "; ".join(beside_baselines(result, config.model))
+    """What the model is beside trees and the best other baseline, but for what speaks against its scores; may be ""."""
+    return "; but ".join(filter(None, ["; ".join(beside_baselines(result, config.model)), *result.cautions]))
 
 
 def reader_advice(result: TrainResult, config: RunConfig) -> str:

@@ -2,9 +2,14 @@
 
 import pytest
 
-from sparkring.conf.blocks.etl import SplitConfig
+from sparkring.conf.blocks.etl import SplitConfig, share_edges
 from sparkring.etl.errors import EtlError
 from sparkring.etl.split import check_splits, split_names
+
+
+def test_shares_become_edges_of_a_million_buckets():
+    assert share_edges([0.7, 0.1, 0.2]) == [700_000, 800_000, 1_000_000]
+    assert share_edges([1 / 3] * 3) == [333_333, 666_667, 1_000_000]
 
 
 def test_splits_are_stored_in_the_order_of_the_recipe_with_train_first():

@@ -467,6 +467,7 @@ class Evaluated:
     unseen: dict[str, Count] = field(default_factory=dict)  # categorical feature -> test rows of a value not trained on
     importance: list[Importance] = field(default_factory=list)  # the largest first; empty: not measured
     importance_rows: Count = 0  # test rows that it was measured on
+    cautions: list[str] = field(default_factory=list)  # what speaks against the scores, a sentence each
     sample: str = ""  # language model: text it wrote
 
     def test_metrics(self) -> Scores:

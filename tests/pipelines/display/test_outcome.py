@@ -86,6 +86,8 @@ def test_the_last_words_name_the_version_the_report_and_what_to_run(tmp_path: Pa
     verdict += " rate (log loss (nats) 0.5 against 0.2, +0.3 without an interval)"
     assert f"\n  verdict  {verdict}\n" in outcome(lost, resolved(tmp_path), ModelPlace("m"))
     assert verdict_line(lost, recipe(tmp_path)) == verdict
+    doubted = replace(lost, cautions=["too good to be true: x"])
+    assert verdict_line(doubted, recipe(tmp_path)) == "; but ".join(filter(None, [verdict, "too good to be true: x"]))
 
 
 @pytest.mark.parametrize(

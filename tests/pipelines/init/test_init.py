@@ -30,6 +30,7 @@ from sparkring.pipelines.init.columns import Columns, decide_columns, identifier
 from sparkring.pipelines.init.folder import readme, run_name
 from sparkring.pipelines.init.images import IMAGES
 from sparkring.pipelines.init.sample import read_sample, text_type
+from sparkring.pipelines.init.split import with_split
 from sparkring.pipelines.init.table import TABLE, Budget, table_project
 from sparkring.pipelines.init.written import written_otherwise
 from sparkring.pipelines.run.exit_codes import Exit
@@ -343,8 +344,9 @@ NOISE = np.random.default_rng(0).normal(size=400)
 )
 def test_a_column_that_says_what_the_label_is_is_told(tmp_path: Path, y: Any, column: Any, is_told: bool) -> None:
     """A copy of the label gave an AUC of 1, and no word."""
-    told = decide(tmp_path, "y", x=np.arange(400) % 7 / 3, copy=column, y=y).remarks
-    assert ("it says what y is in all rows" in told.get("copy", "")) == is_told and "x" not in told
+    sample = read_sample(write_csv(tmp_path, x=np.arange(400) % 7 / 3, copy=column, y=y))
+    told = with_split(sample, decide_columns(sample, "y"), "y").remarks
+    assert ("says what y is in all rows" in told.get("copy", "")) == is_told and "x" not in told
 
 
 def test_a_task_may_be_given(tmp_path: Path) -> None:

@@ -225,6 +225,11 @@ def test_splits_that_differ_are_said_at_the_top() -> None:
     assert "splits differ" not in Page(build_report(without_figures(scores={MODEL: {}}))).text
 
 
+def test_what_speaks_against_the_scores_is_said_at_the_top() -> None:
+    page = Page(build_report(without_figures(cautions=["rows of one user are in train and test", "too good <b>"])))
+    assert "rows of one user are in train and test." in page.text and "too good <b>." in page.text
+
+
 def test_what_users_write_is_text_not_markup() -> None:
     config = {"description": "<script>alert(1)</script>"}
     html = build_report(without_figures(config=config, sample="</pre><img src=x onerror=alert(1)>"))

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparkring.pipelines.soundness.groups import MOST_CELLS, MOST_ROWS, SEED, Array, Gap, Rows, losses_of, predict
+from sparkring.pipelines.init.soundness.groups import (
+    MOST_CELLS,
+    MOST_ROWS,
+    SEED,
+    Array,
+    CellRows,
+    Gap,
+    losses_of,
+    predict,
+)
 
 LATER = 0.2  # of the rows
 BLOCKS = 20  # of time, whose losses are independent of each other, or nearly
 
 
-def time_gap(rows: Rows, timeless: Rows, times: Array) -> Gap:
+def time_gap(rows: CellRows, timeless: CellRows, times: Array) -> Gap:
     """Losses of the latest rows by trees of as many other rows: of any time (random), and of earlier ones (grouped).
 
     Args:

@@ -27,6 +27,7 @@ MANY_CODES, MANY_WORDS = 40, 100
 BY_HEART = 1.3  # times the loss: the features alone know which value a row is of
 FEW = 0.1  # of the pairs of rows that are expected by chance
 SPLIT_RUNS = 1.2  # runs of equal values in the file for each value, where rows of a value stand together
+SPARSE = 0.3  # of all pairs of two ids are rows
 SHUFFLES = 200
 BY_NAME = "by its name"
 UNIT = (
@@ -44,7 +45,7 @@ TIMES = re.compile(r"(?i:.*(?:year|month|week|day|hour|minute|second|date|time|q
 
 
 @dataclass(frozen=True)
-class Rows:
+class CellRows:
     """Rows as trees see them: N rows of K cells."""
 
     cells: Array  # (N, K) float64; NaN is missing
@@ -52,10 +53,10 @@ class Rows:
     labels: Array  # (N,) float64: a value, or the number of a class
     is_number: bool
 
-    def take(self, kept: Array) -> Rows:
+    def take(self, kept: Array) -> CellRows:
         return replace(self, cells=self.cells[kept], labels=self.labels[kept])
 
-    def without(self, columns: Sequence[str]) -> Rows:
+    def without(self, columns: Sequence[str]) -> CellRows:
         """The rows without the cells of some columns."""
         kept = [k for k, owner in enumerate(self.owners) if owner not in columns]
         return replace(self, cells=self.cells[:, kept], owners=[self.owners[k] for k in kept])
@@ -70,6 +71,11 @@ class Values:
     is_text: bool
     is_whole: bool
     is_code: bool = False  # texts with digits in them
+
+    def take(self, kept: Array) -> Values:
+        return replace(
+            self, codes=codes_of(self.codes[kept]), numbers=None if self.numbers is None else self.numbers[kept]
+        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,7 @@ class Grouping:
     gap: Gap
 
 
-def find_grouping(rows: Rows, columns: Mapping[str, Values], in_order: bool) -> Grouping | None:
+def find_grouping(rows: CellRows, columns: Mapping[str, Values], in_order: bool) -> Grouping | None:
     """Find the columns that most likely name groups.
 
     Args:
@@ -114,7 +120,8 @@ def find_grouping(rows: Rows, columns: Mapping[str, Values], in_order: bool) -> 
         columns: of the table, the label left out.
         in_order: whether rows are in the order in which somebody wrote them.
     """
-    asked = [(c, looks_like_groups(c, columns, in_order)) for c in candidates(columns, in_order)]
+    possible = [c for c in candidates(columns, in_order) if not is_of_interactions(c, columns)]
+    asked = [(c, looks_like_groups(c, columns, in_order)) for c in possible]
     likely = [(c, why) for c, why in asked if why][:MOST_TESTED]
     others = [(c, "") for c, why in asked if not why and may_be_unlikely(c, columns)][:MOST_UNLIKELY]
     found = [judged for c, why in [*likely, *others] if (judged := judge(rows, c, why))]
@@ -128,14 +135,14 @@ def find_grouping(rows: Rows, columns: Mapping[str, Values], in_order: bool) -> 
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PossibleGroups:
     """Columns that may name groups together. codes: (N,) a number for each combination of their values."""
 
     names: tuple[str, ...]
     codes: Array
 
 
-def candidates(columns: Mapping[str, Values], in_order: bool) -> Iterator[Candidate]:
+def candidates(columns: Mapping[str, Values], in_order: bool) -> Iterator[PossibleGroups]:
     """Yield columns that may name groups, alone or two together; those with a name for it first."""
     may = {name: each for name, each in columns.items() if _may_name(name, each)}
     for name in sorted(
@@ -146,14 +153,14 @@ def candidates(columns: Mapping[str, Values], in_order: bool) -> Iterator[Candid
         if in_order and is_name and _stands_in_parts(codes) and (both := _with_another(name, codes, columns)):
             yield both
         if FEWEST_ROWS <= len(codes) / _many(codes) <= MOST_ROWS_A_VALUE:
-            yield Candidate((name,), codes)
+            yield PossibleGroups((name,), codes)
 
 
 def _may_name(name: str, values: Values) -> bool:
     return (values.is_text or values.is_whole) and _many(values.codes) >= FEWEST_VALUES and not TIMES.fullmatch(name)
 
 
-def _with_another(name: str, codes: Array, columns: Mapping[str, Values]) -> Candidate | None:
+def _with_another(name: str, codes: Array, columns: Mapping[str, Values]) -> PossibleGroups | None:
     """The column with the one that best tells its runs apart: a name that is given again another year."""
     found = []
     for other, values in columns.items():
@@ -163,11 +170,11 @@ def _with_another(name: str, codes: Array, columns: Mapping[str, Values]) -> Can
                 _together(both)
                 and max(FEWEST_ROWS * _many(both) / len(both), 2 * _many(values.codes) / _many(both)) <= 1
             ):
-                found.append(Candidate((name, other), both))
+                found.append(PossibleGroups((name, other), both))
     return min(found, key=lambda each: _many(each.codes), default=None)
 
 
-def may_be_unlikely(candidate: Candidate, columns: Mapping[str, Values]) -> bool:
+def may_be_unlikely(candidate: PossibleGroups, columns: Mapping[str, Values]) -> bool:
     """Whether features alone may speak for groups: of codes such as K17, or of many texts, none in many of the rows.
 
     Of few words, such as towns, features tell the value too, and rows of new ones are hardly meant.
@@ -209,7 +216,7 @@ def _stands_in_parts(codes: Array) -> bool:
     return not _together(codes) and _runs(codes) < 0.3 * _by_chance(codes)
 
 
-def judge(rows: Rows, candidate: Candidate, why: str) -> Grouping | None:
+def judge(rows: CellRows, candidate: PossibleGroups, why: str) -> Grouping | None:
     """Decide whether groups matter to trees; None where not. `why`: they look like groups; "" where nothing says so."""
     codes = candidate.codes
     kept = sample_groups(codes, min(MOST_ROWS, MOST_CELLS // max(len(rows.owners), 1)))
@@ -227,7 +234,27 @@ def judge(rows: Rows, candidate: Candidate, why: str) -> Grouping | None:
     return Grouping(candidate.names, _many(codes), len(codes), why, gap)
 
 
-def looks_like_groups(candidate: Candidate, columns: Mapping[str, Values], in_order: bool) -> str:
+def is_of_interactions(candidate: PossibleGroups, columns: Mapping[str, Values]) -> bool:
+    """Whether each row is one of many possible pairs with another id, as of users and films, which are known later."""
+    many = _many(candidate.codes)
+    for name, other in columns.items():
+        if name in candidate.names or not NAMED.fullmatch(name) or TIMES.fullmatch(name):
+            continue
+        is_sparse = min(many, _many(other.codes)) >= MANY_CODES and len(other.codes) < SPARSE * many * _many(
+            other.codes
+        )
+        if is_sparse and meets_seldom(candidate.codes, other.codes) and not _repeats(candidate.codes, other.codes):
+            return True
+    return False
+
+
+def _repeats(*codes: Array) -> bool:
+    """Whether two rows have the same values."""
+    found = codes_of(*codes)
+    return _many(found) < len(found)
+
+
+def looks_like_groups(candidate: PossibleGroups, columns: Mapping[str, Values], in_order: bool) -> str:
     """Why values look like groups, apart from what they are worth to trees; "" where nothing says so."""
     names, codes = candidate.names, candidate.codes
     ordered = {n: each for n, each in columns.items() if each.numbers is not None and n not in names}
@@ -289,7 +316,7 @@ def group_folds(groups: Array) -> Array:
     return found
 
 
-def gap_of(rows: Rows, groups: Array) -> Gap:
+def gap_of(rows: CellRows, groups: Array) -> Gap:
     """Cross-validate both ways on the same rows."""
     dealt = np.random.default_rng(SEED).permutation(len(groups)) % FOLDS
     random, grouped = (losses_of(rows, cross_validated(rows, folds)) for folds in (dealt, group_folds(groups)))
@@ -300,7 +327,7 @@ def gap_of(rows: Rows, groups: Array) -> Gap:
     return Gap(float(random.mean()), float(grouped.mean()), error)
 
 
-def cross_validated(rows: Rows, folds: Array) -> Array:
+def cross_validated(rows: CellRows, folds: Array) -> Array:
     """Predictions of each row by trees that were grown on the other folds: (N,) values, or (N, C) probabilities."""
     shape = len(rows.labels) if rows.is_number else (len(rows.labels), int(rows.labels.max()) + 1)
     found = np.zeros(shape)
@@ -311,7 +338,7 @@ def cross_validated(rows: Rows, folds: Array) -> Array:
     return found
 
 
-def predict(train: Rows, cells: Array, into: Array) -> Array:
+def predict(train: CellRows, cells: Array, into: Array) -> Array:
     """Predictions of some rows' cells by trees that were grown on others. `into`: zeros of their shape."""
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
@@ -329,7 +356,7 @@ def predict(train: Rows, cells: Array, into: Array) -> Array:
     return mixed
 
 
-def losses_of(rows: Rows, predictions: Array) -> Array:
+def losses_of(rows: CellRows, predictions: Array) -> Array:
     """The squared error or the log loss of each row, (N,)."""
     if rows.is_number:
         return np.square(predictions - rows.labels)
@@ -337,7 +364,7 @@ def losses_of(rows: Rows, predictions: Array) -> Array:
     return found
 
 
-def shares_hidden(rows: Rows, groups: Array) -> bool:
+def shares_hidden(rows: CellRows, groups: Array) -> bool:
     """Whether what trees do not know of a group's rows is alike in them, more than chance would give."""
     of = np.unique(groups, return_inverse=True)[1]
     if rows.owners:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparkring.pipelines.soundness.groups import (
+from sparkring.pipelines.init.soundness.groups import (
+    CellRows,
     Gap,
-    Rows,
     Values,
     codes_of,
     find_grouping,
@@ -47,7 +47,7 @@ def test_groups_with_a_hidden_quantity_are_found_by_name_or_order_or_features(
     labels = labels if is_number else (labels > 0).astype(float)
     order = np.random.default_rng(1).permutation(MANY)
     for places in (np.arange(MANY), order):
-        rows = Rows(cells[places], ["fact", "other", "noise"], labels[places], is_number)
+        rows = CellRows(cells[places], ["fact", "other", "noise"], labels[places], is_number)
         found = find_grouping(rows, {name: values(of[places])}, in_order=True)
         assert found is not None and found.columns == (name,) and found.groups == MANY // rows_each
         assert found.gap.grouped > found.gap.random
@@ -59,7 +59,7 @@ def test_a_category_of_use_names_no_groups(name: str) -> None:
     of = draw.integers(0, 40, MANY)
     cells = np.column_stack([of, draw.normal(size=MANY)]).astype(float)
     labels = draw.normal(size=40)[of] + cells[:, 1] + 0.3 * draw.normal(size=MANY)
-    rows = Rows(cells, [name, "size"], labels, is_number=True)
+    rows = CellRows(cells, [name, "size"], labels, is_number=True)
     assert gap_of(rows, of).is_clear  # of a new value nothing would be known
     assert find_grouping(rows, {name: values(of, is_code=False)}, in_order=True) is None
 
@@ -67,7 +67,7 @@ def test_a_category_of_use_names_no_groups(name: str) -> None:
 def test_an_id_that_says_nothing_of_the_label_names_no_groups() -> None:
     draw = np.random.default_rng(0)
     of = np.repeat(np.arange(100), 12)
-    rows = Rows(draw.normal(size=(MANY, 2)), ["a", "b"], draw.normal(size=MANY), is_number=True)
+    rows = CellRows(draw.normal(size=(MANY, 2)), ["a", "b"], draw.normal(size=MANY), is_number=True)
     assert find_grouping(rows, {"user_id": values(of)}, in_order=True) is None
 
 
@@ -77,7 +77,7 @@ def test_units_that_are_measured_at_the_same_times_are_groups_whatever_their_nam
     labels = 3 * draw.normal(size=40)[of] + 0.05 * time + draw.normal(size=MANY)
     order = draw.permutation(MANY)
     columns = {"q": values(of[order], is_text=False), "t": values(time[order], is_text=False)}
-    rows = Rows(time[order, None].astype(float), ["t"], labels[order], is_number=True)
+    rows = CellRows(time[order, None].astype(float), ["t"], labels[order], is_number=True)
     found = find_grouping(rows, columns, in_order=False)
     assert found is not None and found.columns == ("q",) and "the same t" in found.why
     assert not meets_seldom(codes_of(draw.integers(0, 40, MANY)), time)
@@ -94,7 +94,7 @@ def test_a_name_that_is_given_again_each_year_makes_groups_with_the_year() -> No
             courses.append(10 * draw.normal(size=3) + draw.normal(size=(steps, 3)).cumsum(axis=0))
             labels += [float(draw.random() < 0.5)] * steps
     columns = {"name": values(np.array(names)), "year": values(np.array(years), is_text=False)}
-    rows = Rows(np.concatenate(courses), ["lat", "long", "pressure"], np.array(labels), is_number=False)
+    rows = CellRows(np.concatenate(courses), ["lat", "long", "pressure"], np.array(labels), is_number=False)
     found = find_grouping(rows, columns, in_order=True)
     assert found is not None and found.columns == ("name", "year") and found.groups == 240
 
@@ -122,3 +122,13 @@ def test_a_column_rises_within_groups_only_where_it_begins_anew_in_each() -> Non
 def test_a_gap_is_clear_beyond_noise_and_a_share_of_the_loss() -> None:
     assert Gap(1.0, 1.2, 0.05).is_clear
     assert not Gap(1.0, 1.2, 0.1).is_clear and Gap(1.0, 1.04, 0.001).is_sure and not Gap(1.0, 1.04, 0.001).is_clear
+
+
+def test_ids_whose_rows_are_pairs_as_of_users_and_films_name_no_groups() -> None:
+    draw = np.random.default_rng(0)
+    pairs = draw.permutation(60 * 200)[: 2 * MANY]
+    users, films = pairs // 200, pairs % 200
+    labels = draw.normal(size=60)[users] + draw.normal(size=200)[films] + 0.3 * draw.normal(size=len(pairs))
+    columns = {"userId": values(users, is_text=False), "filmId": values(films, is_text=False)}
+    rows = CellRows(np.column_stack([users, films]).astype(float), [*columns], labels, is_number=True)
+    assert find_grouping(rows, columns, in_order=True) is None
