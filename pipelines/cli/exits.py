@@ -85,7 +85,7 @@ def _unfit_mlflow(error: BaseException) -> str:
         return f"{error}: this command needs MLflow, which is not installed: pip install 'mlflow>=2.19,<4'"
     return (
         f"MLflow cannot be imported ({first_line(error)}): it does not go with the SQLAlchemy beside it, as MLflow "
-        "2.19 to 2.22 not with SQLAlchemy 2.1: pip install 'sqlalchemy<2.1', or a newer MLflow: pip install 'mlflow>=3,<4'"
+        "2.19 to 2.22 not with SQLAlchemy 2.1: pip install 'sqlalchemy<2.1', or 'mlflow>=3,<4'"
     )
 
 
