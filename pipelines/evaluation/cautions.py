@@ -18,7 +18,7 @@ from sparkring.conf.errors import error_line
 from sparkring.conf.manifest import Column
 from sparkring.conf.tasks import LabelForm, TaskKind
 from sparkring.pipelines.evaluation.split_rows import SplitRows
-from sparkring.pipelines.init.soundness.columns import values_of
+from sparkring.pipelines.init.soundness.columns import microseconds, values_of
 from sparkring.pipelines.init.soundness.groups import Array, CellRows, Grouping, Values, codes_of, find_grouping
 from sparkring.pipelines.init.soundness.leaks import find_leaks
 from sparkring.training.worker.result import Importance
@@ -205,7 +205,7 @@ class TrainingValues:
 def _doubles(column: pa.ChunkedArray) -> Array:
     """The finite values as float64."""
     if pa.types.is_temporal(column.type):
-        column = column.cast(pa.timestamp("us")).cast(pa.int64())
+        column = microseconds(column)
     found: Array = column.drop_null().cast(pa.float64(), safe=False).to_numpy()
     return found[np.isfinite(found)]
 

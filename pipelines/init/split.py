@@ -19,7 +19,7 @@ from sparkring.conf.tasks import TASKS, LabelForm
 from sparkring.etl.sources.files.read import quoted
 from sparkring.pipelines.init.columns import DATES, RANDOM, SHARES, WHOLE, Columns, SplitChoice, identifiers
 from sparkring.pipelines.init.sample import TableSample, read_columns
-from sparkring.pipelines.init.soundness.columns import codes, numbers, values_of
+from sparkring.pipelines.init.soundness.columns import codes, microseconds, numbers, values_of
 from sparkring.pipelines.init.soundness.groups import (
     TIMES,
     Array,
@@ -225,8 +225,8 @@ def times_of(sample: TableSample, some: TableSample, name: str) -> Times | None:
     kind = some.types[name]
     if kind not in DATES or some.rows.column(name).null_count:
         return None
-    at = _microseconds(some.rows.column(name))
-    every = at if sample.is_whole else _microseconds(read_columns(sample, [name]).column(name).drop_null())
+    at = microseconds(some.rows.column(name)).to_numpy()
+    every = at if sample.is_whole else microseconds(read_columns(sample, [name]).column(name).drop_null()).to_numpy()
     is_date = kind == "date" or not (every % DAY_US).any()
     first, valid, test = (int(each) for each in np.quantile(every, [0, 0.8, 0.9], method="higher"))
     if test - first > 200 * DAY_US:  # whole days are what a person reads
@@ -234,11 +234,6 @@ def times_of(sample: TableSample, some: TableSample, name: str) -> Times | None:
     if len(np.unique(every)) < FEWEST_TIMES or not first < valid < test:
         return None
     return Times(name, at, valid, test, is_date)
-
-
-def _microseconds(column: pa.ChunkedArray) -> Array:
-    found: Array = column.cast(pa.timestamp("us")).cast(pa.int64()).to_numpy()
-    return found
 
 
 def by_time(
@@ -282,7 +277,7 @@ def _as_comment(what: str, block: Mapping[str, Any]) -> str:
 def unseen_parts(sample: TableSample, found: Columns, times: Times) -> list[str]:
     """Features that say when a row is: parts of a date that later rows have other values of, and what grows with it."""
     days, made = (int(times.at.max()) - int(times.at.min())) / DAY_US, list[str]()
-    dates = sample.rows.column(times.column).cast(pa.timestamp("us"))
+    dates = sample.rows.column(times.column).cast(pa.timestamp("us"), safe=False)
     parts = {part: codes(function(dates)) for part, function in PARTS.items()}
     for name, feature in found.features.items():
         source = str(feature.get("column", name))
@@ -355,7 +350,7 @@ def rows_of(sample: TableSample, found: Columns, label: str) -> CellRows:
         values = sample.rows.column(column)
         if sample.types[column] in DATES:
             part = {"dayofweek": "weekday"}.get(word := found.selected[name].partition("(")[0], word)
-            values = PARTS[part](values.cast(pa.timestamp("us")))
+            values = PARTS[part](values.cast(pa.timestamp("us"), safe=False))
         is_number = feature["kind"] != "categorical"
         cells.append(numbers(values) if is_number else codes(values).astype(np.float64))
         owners.append(column)

@@ -21,10 +21,15 @@ def codes(column: pa.ChunkedArray) -> Array:
     return codes_of(found)
 
 
+def microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Dates and timestamps as microseconds since 1970; what is finer is cut off."""
+    return column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+
+
 def numbers(column: pa.ChunkedArray) -> Array:
     """Numbers or dates as float64, (N,); NaN for a null."""
     if pa.types.is_temporal(column.type):
-        column = column.cast(pa.timestamp("us")).cast(pa.int64())
+        column = microseconds(column)
     found: Array = column.cast(pa.float64(), safe=False).to_numpy()
     return found
 

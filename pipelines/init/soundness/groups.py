@@ -345,8 +345,10 @@ def predict(train: CellRows, cells: Array, into: Array) -> Array:
     kind = ExtraTreesRegressor if train.is_number else ExtraTreesClassifier
     model = kind(TREES, min_samples_leaf=LEAF_ROWS, max_features=0.5, random_state=SEED)
     least = float(np.finfo(np.float32).min) / 4
-    model.fit(np.nan_to_num(train.cells, nan=least).astype(np.float32), train.labels)
-    seen = np.nan_to_num(cells, nan=least).astype(np.float32)
+    grown, seen = (
+        np.nan_to_num(each, nan=least).clip(least, -least).astype(np.float32) for each in (train.cells, cells)
+    )
+    model.fit(grown, train.labels)
     if train.is_number:
         values: Array = model.predict(seen)
         return values

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +121,20 @@ def test_buckets_are_those_of_spark(spark: SparkSession, kinds: tuple[str, ...])
     found = [row[0] for row in frame.select(split_column(config, [])).collect()]
     ours = spark_buckets(table.columns, list(kinds), 3)
     assert ["train" if bucket < 500_000 else "test" for bucket in ours] == found
+
+
+def test_columns_of_odd_types_do_not_end_it(tmp_path: Path) -> None:
+    """Nanoseconds, the last year of the calendar, infinities, nulls, whole numbers beyond 2^53."""
+    n = 60
+    rows: dict[str, Any] = {
+        "ns": np.datetime64("2020-01-01T00:00:00.123456789", "ns") + np.arange(n) * 10**9,
+        "late": [date(9999, 12, 31 - i % 9) for i in range(n)],
+        "dated": [None if i % 5 == 0 else date(1, 1, 1) + timedelta(days=i) for i in range(n)],
+        "odd": [math.inf if i % 7 == 0 else math.nan if i % 5 == 0 else float(i % 6) for i in range(n)],
+        "big": [2**62 + i % 11 for i in range(n)],
+        "user_id": pa.array([f"u{i // 4}" for i in range(n)]).dictionary_encode(),
+        "raw": [b"\xff%d" % (i % 5) for i in range(n)],
+        "y": np.random.default_rng(0).normal(size=n),
+    }
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    assert table_project(str(tmp_path / "rows.parquet"), "y", None, tmp_path / "mine").recipe["etl"]["split"]
