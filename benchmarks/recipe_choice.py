@@ -21,7 +21,7 @@ from pathlib import Path
 from machine import measured_with, publish
 
 from sparkring.etl.raw import unpack_flights
-from sparkring.pipelines.evaluation.linear import LOGISTIC
+from sparkring.pipelines.evaluation.baselines.linear import LOGISTIC
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST_MONTH = 10  # the recipe's validation split begins on 2013-11-04

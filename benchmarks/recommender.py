@@ -32,7 +32,7 @@ from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.etl.raw import unpack_movies
 from sparkring.pipelines.context.etl_step import Dataset
-from sparkring.pipelines.evaluation.als import als_predictions
+from sparkring.pipelines.evaluation.baselines.als import als_predictions
 from sparkring.pipelines.evaluation.evaluate import read_predictions
 from sparkring.pipelines.evaluation.ranking import ALS_NAME, POPULARITY, popularity, ranking_scores
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows

@@ -27,7 +27,7 @@ from sparkring.pipelines import serving
 from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.evaluation.balance import constant_guess, label_balance, only_label
-from sparkring.pipelines.evaluation.baseline import (
+from sparkring.pipelines.evaluation.baselines.baseline import (
     NEEDS_SPARK,
     Baselines,
     attempted,
@@ -35,16 +35,16 @@ from sparkring.pipelines.evaluation.baseline import (
     fit_baselines,
     left_out,
 )
+from sparkring.pipelines.evaluation.baselines.guesses import Fitted
+from sparkring.pipelines.evaluation.baselines.trees import TREES
 from sparkring.pipelines.evaluation.calibrate import calibrate, with_test_errors
 from sparkring.pipelines.evaluation.cautions import ScoredSplits, find_cautions, new_categories
 from sparkring.pipelines.evaluation.groups import group_scores
-from sparkring.pipelines.evaluation.guesses import Fitted
 from sparkring.pipelines.evaluation.importance import SampleSize, find_importances, mean_and_half_width, sample_rows
 from sparkring.pipelines.evaluation.multilabel import scores_by_label
 from sparkring.pipelines.evaluation.prediction_files import read_columns
 from sparkring.pipelines.evaluation.ranking import ALS_NAME, POPULARITY, Ranking, make_ranking, popularity
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
-from sparkring.pipelines.evaluation.trees import TREES
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.features.transform import Categorical
 from sparkring.training.metrics import Rows, perplexity, row_values, task_scores
@@ -280,7 +280,7 @@ def fit_als(
     """
     if spark is None:
         return left_out([ALS_NAME], NEEDS_SPARK)
-    from sparkring.pipelines.evaluation.als import als_predictions
+    from sparkring.pipelines.evaluation.baselines.als import als_predictions
 
     return attempted({ALS_NAME: lambda: Fitted(ranking.scores(als_predictions(spark, als, *rows, columns)))})
 

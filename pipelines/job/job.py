@@ -25,7 +25,7 @@ from sparkring.pipelines import serving
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.context import PERSONAL, JobContext, Publication
 from sparkring.pipelines.context.etl_step import Dataset, split_name
-from sparkring.pipelines.evaluation.baseline import import_library
+from sparkring.pipelines.evaluation.baselines.baseline import import_library
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, evaluate, has_alias, reasons_against
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
 from sparkring.pipelines.job.etl_job import describe_job, job_tags

@@ -13,7 +13,7 @@ from sparkring.conf.plain_text import score_text
 from sparkring.conf.rules.recipe import RECIPE
 from sparkring.conf.rules.rule import find_problems
 from sparkring.conf.secrets import redact
-from sparkring.pipelines.evaluation.baseline import beside_baselines
+from sparkring.pipelines.evaluation.baselines.baseline import beside_baselines
 from sparkring.pipelines.run.trial import TAG
 from sparkring.training.worker.result import TrainResult, WorkerResult
 

@@ -12,7 +12,7 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.tasks import PERPLEXITY, POSITIVE_SHARE
 from sparkring.pipelines.evaluation.balance import differences, split_losses
-from sparkring.pipelines.evaluation.baseline import beside_baselines
+from sparkring.pipelines.evaluation.baselines.baseline import beside_baselines
 from sparkring.pipelines.evaluation.evaluate import HeldOut, has_alias, reasons_against
 from sparkring.training.metrics import perplexity
 from sparkring.training.planner.table import parse_rows

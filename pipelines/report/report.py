@@ -21,9 +21,9 @@ from sparkring.conf.schedule.dates import dates_since_begin
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.tasks import BINARY, IN_VERDICT, LOWER_IS_BETTER, TITLES, TaskKind, is_better
 from sparkring.pipelines.context.etl_step import Dataset
+from sparkring.pipelines.evaluation.baselines.trees import TREES
 from sparkring.pipelines.evaluation.evaluate import read_held_out, scored_rows
 from sparkring.pipelines.evaluation.multilabel import OF_LABEL
-from sparkring.pipelines.evaluation.trees import TREES
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import IMPORTANCE, Drawn, draw, tables, wrong_groups
 from sparkring.pipelines.report.inputs import ReportInputs

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from sklearn import metrics as sklearn
 
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.evaluation.trees import TREES
+from sparkring.pipelines.evaluation.baselines.trees import TREES
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.serving import _load_pyfunc
 

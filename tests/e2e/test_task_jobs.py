@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.evaluation.trees import TREES
+from sparkring.pipelines.evaluation.baselines.trees import TREES
 from sparkring.pipelines.job.job import run_job
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.training.worker.result import MODEL, read_result

@@ -16,7 +16,7 @@ import yaml
 from mlflow import MlflowClient
 
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.evaluation.trees import TREES
+from sparkring.pipelines.evaluation.baselines.trees import TREES
 from sparkring.pipelines.run.exit_codes import Exit
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -20,6 +20,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, REGRESSION, TaskKind
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines.evaluation.balance import OTHER, constant_guess, only_label
+from sparkring.pipelines.evaluation.baselines.guesses import flag_scores
 from sparkring.pipelines.evaluation.evaluate import (
     HeldOut,
     check_finite,
@@ -33,7 +34,6 @@ from sparkring.pipelines.evaluation.evaluate import (
     reasons_against,
     tell_missing,
 )
-from sparkring.pipelines.evaluation.guesses import flag_scores
 from sparkring.training.metrics import task_scores
 from sparkring.training.model.folder import write_tables
 from sparkring.training.models.sparse_embedding import SparseEmbedding

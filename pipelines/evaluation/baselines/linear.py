@@ -19,7 +19,7 @@ import numpy as np
 from sparkring.conf.features import FIRST_CODE
 from sparkring.conf.manifest import Column
 from sparkring.conf.tasks import TaskKind
-from sparkring.pipelines.evaluation.guesses import (
+from sparkring.pipelines.evaluation.baselines.guesses import (
     Fitted,
     check_coefficients,
     check_labels,

@@ -14,8 +14,8 @@ import numpy as np
 
 from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.tasks import DEVIANCE, LabelForm, TaskKind
-from sparkring.pipelines.evaluation.guesses import Fitted
-from sparkring.pipelines.evaluation.linear import Design, classes_of
+from sparkring.pipelines.evaluation.baselines.guesses import Fitted
+from sparkring.pipelines.evaluation.baselines.linear import Design, classes_of
 from sparkring.training.metrics import task_scores
 
 Array = np.ndarray

@@ -21,11 +21,11 @@ from sparkring.conf.manifest import Column
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.secrets import redact
 from sparkring.conf.tasks import LabelForm, TaskKind
-from sparkring.pipelines.evaluation import linear
-from sparkring.pipelines.evaluation.guesses import Fitted
-from sparkring.pipelines.evaluation.linear import Design
+from sparkring.pipelines.evaluation.baselines import linear
+from sparkring.pipelines.evaluation.baselines.guesses import Fitted
+from sparkring.pipelines.evaluation.baselines.linear import Design
+from sparkring.pipelines.evaluation.baselines.trees import TREES, grow, named_beside
 from sparkring.pipelines.evaluation.split_rows import SplitRows
-from sparkring.pipelines.evaluation.trees import TREES, grow, named_beside
 from sparkring.training.worker.result import MODEL, Scores, TrainResult
 
 if TYPE_CHECKING:
@@ -83,7 +83,9 @@ def fit_baselines(
     trees = [TREES] if scalar else []
     if spark is None:
         return left_out([*linear.linear_fits(kind, bool(scalar), designs), *trees], f"{why}; {NEEDS_SPARK}")
-    from sparkring.pipelines.evaluation.mllib import mllib_fits  # a second of imports, of use for many rows alone
+    from sparkring.pipelines.evaluation.baselines.mllib import (
+        mllib_fits,  # a second of imports, of use for many rows alone
+    )
     from sparkring.pipelines.run.spark_jobs import spark_progress
 
     with spark_progress(spark):

@@ -21,18 +21,23 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column
 from sparkring.conf.rules.recipe import must_beat_problems
 from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, TASKS, TaskKind
-from sparkring.pipelines.evaluation import linear, trees
-from sparkring.pipelines.evaluation.baseline import beside_baselines, best_baseline, fit_baselines, fit_in_driver
+from sparkring.pipelines.evaluation.baselines import linear, trees
+from sparkring.pipelines.evaluation.baselines.baseline import (
+    beside_baselines,
+    best_baseline,
+    fit_baselines,
+    fit_in_driver,
+)
+from sparkring.pipelines.evaluation.baselines.guesses import Fitted
+from sparkring.pipelines.evaluation.baselines.linear import Design
+from sparkring.pipelines.evaluation.baselines.trees import TREES, cells, grow, sampled
 from sparkring.pipelines.evaluation.evaluate import HeldOut, gap_to, lost_to
-from sparkring.pipelines.evaluation.guesses import Fitted
-from sparkring.pipelines.evaluation.linear import Design
 from sparkring.pipelines.evaluation.split_rows import split_rows
-from sparkring.pipelines.evaluation.trees import TREES, cells, grow, sampled
 from sparkring.pipelines.promotion.scores import resampled
 from sparkring.training.metrics import task_scores
 from sparkring.training.worker.result import MODEL, BaselineGap
 from tests.ci.test_docs import ROOT
-from tests.pipelines.evaluation.test_baseline import COST, KIND, PLAIN, SIZES, kinds, write_table
+from tests.pipelines.evaluation.baselines.test_baseline import COST, KIND, PLAIN, SIZES, kinds, write_table
 from tests.pipelines.results import train_result
 
 CODES = 4
@@ -168,7 +173,7 @@ def test_trees_for_more_classes_than_are_fitted_in_seconds_are_missing_with_a_re
 IMPORTED = """
 import sys
 from sparkring.conf.tasks import BINARY
-from sparkring.pipelines.evaluation import baseline
+from sparkring.pipelines.evaluation.baselines import baseline
 needed = ("sklearn.ensemble", "sklearn.linear_model")
 assert not [name for name in needed if name in sys.modules], "it is imported here, or this shows nothing"
 def grow(kind):
@@ -214,7 +219,7 @@ def test_trees_stand_beside_the_other_baselines_of_a_dataset(tmp_path: Path, tas
 def test_rows_that_the_driver_cannot_hold_have_no_trees_and_the_report_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sparkring.pipelines.evaluation.mllib as mllib
+    import sparkring.pipelines.evaluation.baselines.mllib as mllib
 
     monkeypatch.setattr(linear, "MOST_CELLS", 0)
     monkeypatch.setattr(mllib, "mllib_fits", lambda *_: {})

@@ -21,13 +21,19 @@ from sparkring.conf.manifest import ROW_NUMBER, Column, DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.conf.tasks import MULTILABEL, POISSON, REGRESSION, TASKS
 from sparkring.pipelines.context.etl_step import Dataset
-from sparkring.pipelines.evaluation import linear, mllib
-from sparkring.pipelines.evaluation.baseline import Baselines, attempted, best_baseline, fit_baselines, in_driver
+from sparkring.pipelines.evaluation.baselines import linear, mllib
+from sparkring.pipelines.evaluation.baselines.baseline import (
+    Baselines,
+    attempted,
+    best_baseline,
+    fit_baselines,
+    in_driver,
+)
+from sparkring.pipelines.evaluation.baselines.guesses import Fitted, class_rates, constant_scores, mean_of_labels
+from sparkring.pipelines.evaluation.baselines.mllib import label_logistic_scores, multinomial_scores
+from sparkring.pipelines.evaluation.baselines.trees import TREES
 from sparkring.pipelines.evaluation.evaluate import evaluate
-from sparkring.pipelines.evaluation.guesses import Fitted, class_rates, constant_scores, mean_of_labels
-from sparkring.pipelines.evaluation.mllib import label_logistic_scores, multinomial_scores
 from sparkring.pipelines.evaluation.split_rows import split_rows
-from sparkring.pipelines.evaluation.trees import TREES
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
 from sparkring.training.metrics import task_scores
@@ -344,7 +350,7 @@ def test_rates_of_classes_are_probabilities_and_the_most_frequent_one_is_the_gue
 def test_a_multinomial_regression_of_too_many_coefficients_is_not_fitted(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkring.pipelines.evaluation.guesses.MOST_COEFFICIENTS", 14)
+    monkeypatch.setattr("sparkring.pipelines.evaluation.baselines.guesses.MOST_COEFFICIENTS", 14)
     frame = spark.createDataFrame([(Vectors.dense([0.0] * 5), 2.0)], ["__features", "__label"])
     with pytest.raises(ValueError, match="15 coefficients, more than 14"):
         multinomial_scores(frame, frame)

@@ -16,8 +16,8 @@ from sparkring.conf.blocks.report import AlsConfig
 from sparkring.conf.manifest import Column
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context.etl_step import Dataset
-from sparkring.pipelines.evaluation import als
-from sparkring.pipelines.evaluation.als import als_predictions, check_size, products
+from sparkring.pipelines.evaluation.baselines import als
+from sparkring.pipelines.evaluation.baselines.als import als_predictions, check_size, products
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from tests.helpers.datasets import manifest_of, unread_file
 

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from sparkring.conf.manifest import Column
 from sparkring.conf.tasks import ACCURACY, BINARY, LOG_LOSS, Metric, TaskKind
 from sparkring.etl.spark_platform.application import GONE, described
-from sparkring.pipelines.evaluation.guesses import (
+from sparkring.pipelines.evaluation.baselines.guesses import (
     Fitted,
     check_coefficients,
     check_labels,
