@@ -399,7 +399,7 @@ def unproven(evaluated: Evaluated, report: ReportConfig) -> list[str]:
 def gap_to(kind: TaskKind, held_out: HeldOut, baseline: Fitted, ours: Mapping[str, float]) -> BaselineGap:
     """Compare the losses of the model and of a baseline, row by row.
 
-    The interval is that of a mean of paired differences: 1.96 standard errors, of a weighted mean by its rows' weights.
+    The interval is that of a mean of paired differences (`mean_and_half_width`).
     There is none where Spark alone has the baseline's predictions.
 
     Args:
