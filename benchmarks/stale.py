@@ -63,6 +63,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "slow_tests": ("tests",),
     "soak": ("training/launch", "pipelines/launch", "training/checkpoint", "training/servers"),
     "sparse_tables": ("training/tables", "training/parallel/sparse.py"),
+    "split_warnings": ("pipelines/init",),
     "strategies": ("training/parallel",),
     "suite": ("tests",),
     "tables": ("pipelines/init", "training/models/tabular.py", "training/trees"),

@@ -10,6 +10,7 @@ from typing import get_args
 from sparkring.conf.tasks import TABLE_TASKS, Families
 from sparkring.pipelines.cli.arguments import Commands, add_command, add_group, add_recipe_command, load, show_examples
 from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.run.installed import has_spark
 
 
 def add_commands(commands: Commands) -> None:
@@ -17,7 +18,7 @@ def add_commands(commands: Commands) -> None:
     config, what = add_group(commands, "config", "show, validate or describe a configuration", "WHAT")
     text = "resolved values, each with where it came from"
     add_recipe_command(what, "show", _show, text, ["sparkring config show flights train.epochs=5"])
-    text = "find what is wrong with a recipe, its code, tables and storage, without Spark; every problem at once"
+    text = "find what is wrong with a recipe, its code, tables and storage; starts no Spark; every problem at once"
     examples = ["sparkring config validate mine.yaml", "sparkring config validate mine.yaml --no-tables"]
     validate = add_recipe_command(what, "validate", _validate, text, examples)
     validate.add_argument("--no-tables", action="store_true", help="only the recipe and its code: the tables are away")
@@ -130,7 +131,9 @@ def _validate(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.validate.recipe import validate  # imports torch: not for a key that is misspelt
 
     validate(resolved.config, tables=not arguments.no_tables).raise_any(arguments.recipe)
-    print(f"{arguments.recipe}: valid, digest {resolved.digest}")
+    left_out = resolved.config.etl is not None and not has_spark()
+    note = "; its etl block was not looked at: pyspark, which knows its types, is not installed" if left_out else ""
+    print(f"{arguments.recipe}: valid, digest {resolved.digest}{note}")
     return Exit.OK
 
 

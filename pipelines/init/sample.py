@@ -249,8 +249,12 @@ def _csv_batches(sample: TableSample, files: list[Path]) -> Iterator[pa.RecordBa
                 raise ConfigError(
                     str(file), [*problems, f"files of one table have one header; the first is {files[0]}"]
                 )
-            for batch in csv_file.read(opener, options, dict.fromkeys(names, "string")):
-                yield _with_partition(sample, file, batch)
+            texts = dict.fromkeys(names, "string")
+            try:
+                for batch in csv_file.read(opener, options, texts):
+                    yield _with_partition(sample, file, batch)
+            except (pa.ArrowInvalid, UnicodeError) as error:
+                raise ConfigError(str(file), csv_file.check(opener, options, texts) or [first_line(error)]) from error
 
 
 def _typed_table(sample: TableSample, texts: pa.Table) -> pa.Table:
@@ -288,7 +292,7 @@ def _encoding(head: bytes) -> str:
 
 def _header(path: Path, text: str, encoding: str) -> tuple[CsvOptions, list[str]]:
     """Find what separates the columns, and their names. ConfigError for names that no recipe can have."""
-    first = text.removeprefix("\ufeff").split("\n", 1)[0]
+    first = re.split("[\r\n]", text.removeprefix("\ufeff"), maxsplit=1)[0]
     if re.fullmatch(r'"?sep=.?"?', first.strip(), re.IGNORECASE):
         raise ConfigError(
             str(path), [f"line 1 is {first.strip()!r}, a mark for Excel where the header should be; delete the line"]

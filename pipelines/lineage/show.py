@@ -17,9 +17,8 @@ from sparkring.conf.sources import VERSION_KEYS, SourceConfig
 from sparkring.conf.storage import Storage, check_stored, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.pin import pin
 from sparkring.etl.windows.interval import interval_from
-from sparkring.etl.windows.parts import PART_NAME, Part
+from sparkring.pipelines.run.installed import has_spark
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.tracking.client import client_limits
 from sparkring.training.worker.result import MODEL, SUMMARY, TrainResult, read_result
@@ -155,6 +154,8 @@ def source_states(manifest: DatasetManifest, storage: Storage, etl: EtlConfig | 
             yield SourceState(name, read, "not looked at", "the run's configuration says how it is read")
         elif why := _elsewhere(config, storage):
             yield SourceState(name, read, "not looked at", why)
+        elif not has_spark():
+            yield SourceState(name, read, "not looked at", "pyspark, which knows its types, is not installed")
         elif etl.interval is not None and name in etl.interval.sources:
             yield _states_of_parts(name, read, manifest, storage, etl)
         else:
@@ -172,6 +173,8 @@ def _elsewhere(config: SourceConfig, dataset: Storage) -> str:
 
 def source_state(name: str, read: Mapping[str, Any], config: SourceConfig) -> SourceState:
     """Pin a source as it was read, and compare fingerprints."""
+    from sparkring.etl.sources.pin import pin
+
     shown = dict(read)
     if config.NEEDS_SPARK:
         return SourceState(name, shown, "not looked at", "only Spark reads it")
@@ -196,6 +199,8 @@ def _states_of_parts(
         storage: the dataset's folder.
         etl: the block that read it.
     """
+    from sparkring.etl.windows.parts import PART_NAME, Part
+
     assert etl.interval is not None
     root = manifest.files_folder(storage)
     for known in manifest.parts:

@@ -8,14 +8,16 @@ import os
 import re
 import zipfile
 from pathlib import Path
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 import sparkring
 from sparkring.conf.code import code_digest
 from sparkring.conf.storage import open_storage
 from sparkring.etl.spark_platform.application import add_code, shipped_names
 from sparkring.pipelines.run.scratch import open_scratch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PACKAGE = "sparkring"
 SUFFIXES = (".py", ".yaml", ".html")

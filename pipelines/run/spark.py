@@ -119,6 +119,9 @@ def open_session(
     if (remote := remote_of(name, config, os.environ)) is not None:
         return open_connect(name, config, launch, remote)
     is_own = not submitted()
+    home = os.environ.get("SPARK_HOME") if is_own and not borrowed else None
+    if home and (found := version_of_home(Path(home))):  # before its JVM starts, which another PySpark cannot talk to
+        check_versions(name, pyspark.__version__, found, home)
     settings = session_settings(name, config, launch.world, submitted())
     python = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)} if is_own else {}  # the JVM's
     with variables(user_variables(os.environ) | python):
@@ -137,7 +140,7 @@ def open_session(
     if is_own:  # Spark would start the first `python3` of the PATH on its workers, which need not be this one
         with end_of_jvm_named(jvm_log):
             start_python(spark, named_python(spark) or sys.executable)
-    check_versions(name, pyspark.__version__, spark.version)
+    check_versions(name, pyspark.__version__, spark.version, home)
     return Opened(spark, borrowed, jvm_log)
 
 
@@ -333,7 +336,18 @@ def jvm_problem(path: Path, why: str) -> str:
     found = found.removeprefix('Exception in thread "main" ').strip("# :.")
     problem = first_line(found) if found else "its log names no error"
     remedy = next((remedy for form, remedy in JVM_REMEDIES.items() if re.search(form, "\n".join(lines))), "")
-    return "; ".join(filter(None, [f"Spark's JVM did not start ({why}): {problem}", f"see its log: {path}", remedy]))
+    home = os.environ.get("SPARK_HOME")
+    place = f"it is the Spark of SPARK_HOME = {home!r}: unset that for the one of this PySpark" if home else ""
+    words = [f"Spark's JVM did not start ({why}): {problem}", f"see its log: {path}", remedy, place]
+    return "; ".join(filter(None, words))
+
+
+def version_of_home(home: Path) -> str | None:
+    """Return the version of the Spark in this folder, by the name of a jar; None where it has no such jar."""
+    names = [
+        re.fullmatch(r"spark-core_[\d.]+-(\d+\.\d+.*)\.jar", jar.name) for jar in home.glob("jars/spark-core_*.jar")
+    ]
+    return next((name[1] for name in names if name), None)
 
 
 def sweep_logs(now: float) -> None:

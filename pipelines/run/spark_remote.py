@@ -85,15 +85,18 @@ def check_reachable(remote: str) -> None:
         ) from error
 
 
-def check_versions(name: str, client: str, server: str) -> None:
+def check_versions(name: str, client: str, server: str, home: str | None = None) -> None:
     """Raise ConfigError for versions of Spark that are too old, too new, or not those of each other.
 
     Args:
         name: of the recipe.
         client: version of the PySpark here.
-        server: of the session.
+        server: version of the session's Spark.
+        home: the SPARK_HOME from which that one is, where it is set.
     """
-    for what, version in (("this PySpark", client), ("this session's Spark", server)):
+    place = f" (of SPARK_HOME = {home!r})" if home else ""
+    unset = "unset SPARK_HOME, so that the Spark of the PySpark here runs, or " if home else ""
+    for what, version in (("this PySpark", client), (f"this session's Spark{place}", server)):
         if not OLDEST <= version_of(version) < TOO_NEW:
             raise ConfigError(
                 name,
@@ -106,7 +109,7 @@ def check_versions(name: str, client: str, server: str) -> None:
         raise ConfigError(
             name,
             [
-                f"the session's Spark is {server}, and the PySpark here is {client}: install "
+                f"the session's Spark{place} is {server}, and the PySpark here is {client}: {unset}install "
                 f"pyspark=={'.'.join(map(str, version_of(server)))}.*, as functions and formats differ between them"
             ],
         )

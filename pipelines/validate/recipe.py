@@ -52,10 +52,11 @@ OURS = "sparkring."  # begins the modules whose `from_manifest` hands its argume
 def validate(config: RunConfig, tables: bool = True) -> Problems:
     """Find everything that can be found without Spark. Nothing is written.
 
-    `tables`: False where they, the dataset and the storage are on other machines.
+    `tables`: False where they, the dataset and the storage are on other machines. The etl block is left out then
+    where pyspark, which knows its types, is not installed.
     """
     problems = recipe_problems(config)
-    if config.etl is not None:
+    if config.etl is not None and (tables or has_spark()):
         from sparkring.etl.examine import Examined
 
         problems += table_problems(config, examine(config) if tables else Examined())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +99,32 @@ def test_a_runs_sources_are_the_same_have_changed_or_are_gone(run: Path) -> None
     summary = json.loads((run / SUMMARY).read_text())
     (run / SUMMARY).write_text(json.dumps(summary | {"start": "with the weights of models:/encoder/3"}))
     assert "start    with the weights of models:/encoder/3" in lineage.text(lineage.trace(str(run), NOWHERE))
+
+
+WITHOUT_PYSPARK = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pyspark", "py4j"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+from sparkring.pipelines.cli import main
+for command in sys.argv[1:]:
+    print("exit", int(main(command.split())))
+"""
+
+
+def test_lineage_package_and_a_recipe_without_its_tables_need_no_pyspark(run: Path) -> None:
+    """Its tables need it, as their types are Spark's: one line names the extra."""
+    commands = [
+        f"lineage {run}", f"package --out {run.parent}/code.zip", "config validate flights --no-tables",
+        "config validate flights",
+    ]  # fmt: skip
+    command = [sys.executable, "-c", WITHOUT_PYSPARK, *commands]
+    done = subprocess.run(command, cwd=run.parent, capture_output=True, text=True, timeout=600)
+    assert re.findall(r"^exit (\d+)$", done.stdout, re.MULTILINE) == ["0", "0", "0", "2"], done.stderr[-2000:]
+    assert done.stdout.count("not looked at: pyspark, which knows its types, is not installed") == 3
+    assert done.stderr.count("\n") == 1 and "pip install 'sparkring[spark]'" in done.stderr
 
 
 def test_of_a_dataset_alone_sources_are_named_and_not_looked_at(run: Path) -> None:

@@ -20,9 +20,10 @@ import pytest
 
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.conf.load import ConfigError, load_config
 from sparkring.pipelines.run import spark as spark_module
 from sparkring.pipelines.run.jvm_options import OPTIONS
-from sparkring.pipelines.run.spark import jvm_problem, session_on_demand
+from sparkring.pipelines.run.spark import jvm_problem, open_session, session_on_demand, version_of_home
 from sparkring.training.launch.failure import LaunchError
 
 pytestmark = pytest.mark.spark
@@ -131,6 +132,7 @@ AHEAD = """
 import os, sys, threading, time
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.conf.load import ConfigError, load_config
 from sparkring.pipelines.run import spark as spark_module
 from sparkring.pipelines.run.signals import ended_by_signals
 from sparkring.pipelines.run.spark import session_ahead
@@ -319,6 +321,29 @@ def test_a_warning_of_java_is_not_why_it_did_not_start(tmp_path: Path) -> None:
     assert jvm_problem(log, "it ended") == (
         f"Spark's JVM did not start (it ended): its log names no error; see its log: {log}"
     )
+
+
+@pytest.mark.parametrize("version", ["3.5.6", "4.0.2", "4.9.1-amzn-0"])
+def test_the_spark_of_another_spark_home_is_refused_by_that_name_before_its_jvm_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    (tmp_path / "jars").mkdir()
+    (tmp_path / f"jars/spark-core_2.13-{version}.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    monkeypatch.setattr(spark_module, "active_context", lambda: None)
+    config = load_config("flights", []).config
+    said = rf"the session's Spark \(of SPARK_HOME = '{tmp_path}'\) is {version}, .*: unset SPARK_HOME"
+    with pytest.raises(ConfigError, match=said):
+        open_session("r", config.spark, config.launch, None, threading.Event())
+
+
+def test_a_spark_home_without_a_spark_is_named_where_no_jvm_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log").touch()
+    monkeypatch.setenv("SPARK_HOME", "/nowhere")
+    assert version_of_home(Path("/nowhere")) is None
+    assert "the Spark of SPARK_HOME = '/nowhere': unset that" in jvm_problem(tmp_path / "log", "it ended")
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,13 @@ def test_versions_that_do_not_fit_are_refused(client: str, server: str, words: s
         check_versions("r", client, server)
 
 
+def test_versions_that_do_not_fit_by_another_spark_home_name_it_and_its_value() -> None:
+    with pytest.raises(
+        ConfigError, match=r"\(of SPARK_HOME = '/opt/spark'\) is 4\.0\.2, .*: unset SPARK_HOME, .*, or inst"
+    ):
+        check_versions("r", "4.2.1", "4.0.2", "/opt/spark")
+
+
 def test_versions_that_fit_are_not() -> None:
     for client, server in (("3.5.9", "3.5.2-amzn-1"), ("4.3.0", "4.3.0"), ("4.9.0", "4.9.1")):
         check_versions("r", client, server)

@@ -11,7 +11,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ SHOWN = 80  # characters of a wrong line or value in a message
 UNDECODED = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of bytes that are not of the encoding
 _CONVERT = "convert the file, or set options.encoding to what it is"
 _QUOTING = "a quoted value ends with its quote, and a quote within it is doubled"
+_TORN = "a carriage return without a line feed, which ends a line; a value that holds one stands in quotes"
 Types = dict[str, str]  # column -> Spark type
 Opener = Callable[[], Any]  # -> a readable binary file, from its beginning
 
@@ -148,14 +149,17 @@ class _Source(io.RawIOBase):
 def header_problems(opener: Opener, options: CsvOptions, declared: list[str]) -> list[str]:
     """List what differs between a file's header and the declared columns."""
     text = opener().read(HEADER_BYTES).decode(options.encoding, errors="replace")
+    ends: list[str] = []
     try:
-        found: list[str] | None = next(_records(io.StringIO(text, newline=""), options), None)
+        found: list[str] | None = next(_records(_noted(io.StringIO(text, newline=""), ends), options), None)
     except csv.Error as error:
         return [f"line 1: {error}; {_QUOTING}"]
     if not found:
         return [f"{'is' if found is None else 'line 1 is'} empty; a csv file begins with its header"]
     if any("\ufffd" in name for name in found):
         return [f"line 1: the header {found} is not {options.encoding}; set options.encoding, such as windows-1252"]
+    if found != declared and ends[-1] == "\r" and "\n" in text:
+        return [f"line 1: the header {found} ends with {_TORN}"]
     missing, extra = [c for c in declared if c not in found], [c for c in found if c not in declared]
     if missing and len(missing) == len(declared):
         return [f"has none of the declared columns; its header is {found}; are sep and encoding those of the file?"]
@@ -173,40 +177,56 @@ def _scan(opener: Opener, options: CsvOptions, width: int, asked: set[int]) -> t
     A second opinion, by Python's strict reader: slower, but it knows lines, and Arrow takes quotes as they come.
     """
     text = io.TextIOWrapper(opener(), options.encoding, errors="surrogateescape", newline="")
-    records = _records(text, options)
-    widths, blank, undecoded, lines = Wrong(), Wrong(), Wrong(), {}
+    ends: list[str] = []
+    records = _records(_noted(text, ends), options)
+    widths, torn, blank, undecoded, lines = Wrong(), Wrong(), Wrong(), Wrong(), {}
     record, line = 0, 1
     limit = csv.field_size_limit(BLOCK_BYTES)
     try:
-        next(records, None)
-        line = records.line_num + 1
+        header = next(records)
+        line, before = records.line_num + 1, ends[-1]
+        is_torn = before == "\r"  # or all lines end so, as on an old Macintosh
         for row in records:
             if not row and width == 1:
                 blank.add(line, "")
             elif row and len(row) != width:
-                widths.add(line, options.sep.join(row))
+                if is_torn and "\n" in ends[-1]:
+                    torn.add(1, options.sep.join(header))
+                elif "\r" in (before, ends[-1]) and not is_torn:
+                    torn.add(line, options.sep.join(row))
+                else:
+                    widths.add(line, options.sep.join(row))
             elif row:
                 if UNDECODED.search(options.sep.join(row)):
                     undecoded.add(line, options.sep.join(row))
                 if record in asked:
                     lines[record] = line
                 record += 1
-            line = records.line_num + 1
+            line, before = records.line_num + 1, ends[-1]
     except csv.Error as error:
         return [f"line {line}: {error}; {_QUOTING}"], {}
     except UnicodeError as error:
         return [f"after line {line}: {error}; {_CONVERT}"], {}
     finally:
         csv.field_size_limit(limit)
+    quoting = f"; a value that holds {options.sep!r} or a line end stands in quotes" if options.quote else ""
     faults = {
-        f"is not a line of {count_of(width, 'field')}, as the header is": widths,
+        f"begins or ends with {_TORN}": torn,
+        f"is not a line of {count_of(width, 'field')}, as the header is{quoting}": widths,
         f"is not {options.encoding}; {_CONVERT}": undecoded,
         "is empty, which in a table of one column may be a null or nothing; write the null as nullValue": blank,
     }
     return [f"line {w.first}: {w} {what}" for what, w in faults.items() if w.count], lines
 
 
-def _records(stream: io.TextIOBase, options: CsvOptions) -> Any:
+def _noted(stream: Iterable[str], ends: list[str]) -> Iterator[str]:
+    """Yield lines; `ends` is the end of the latest."""
+    for text in stream:
+        ends[:] = [text[len(text.rstrip("\r\n")) :]]
+        yield text
+
+
+def _records(stream: Iterable[str], options: CsvOptions) -> Any:
     lines = (text if number else text.removeprefix("\ufeff") for number, text in enumerate(stream))
     if not options.quote:
         return csv.reader(lines, delimiter=options.sep, quoting=csv.QUOTE_NONE)

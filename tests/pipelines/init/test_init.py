@@ -532,6 +532,8 @@ REFUSED: list[tuple[str, list[str], str]] = [
     ("index.csv", ["--label", "a"], "column 1 of the header has no name"),
     ("none.csv", ["--label", "a"], "is empty; a csv file begins with its header"),
     ("header.csv", ["--label", "a"], "there is no row in it"),
+    ("torn.csv", ["--label", "a"], "torn.csv: 1 problem\n  - line 3: '5' (and 1 more) begins or ends with a carriage"),
+    ("long.csv", ["--label", "a"], "long.csv: 1 problem\n  - line 2: '1,2,3' is not a line of 2 fields"),
     ("broken.parquet", ["--label", "a"], "is no readable parquet file"),
     ("notes.txt", ["--label", "a"], "a table is files of one kind: .csv"),
 ]
@@ -545,9 +547,10 @@ def test_bad_input_is_one_message_and_nothing_is_written(
     texts = {
         "few": "a,b\n" + "1,2\n" * 3, "ids": "a,b\n" + "".join(f"x{i},{i % 2}\n" for i in range(60)),
         "twice": "a,A\n1,2\n", "index": ",a\n0,1\n", "none": "", "header": "a,b\n",
+        "torn": "a,b\n1,2\n5\r6\n", "long": "a,b\n1,2,3\n",
     }  # fmt: skip
     for stem, text in texts.items():
-        (tmp_path / f"{stem}.csv").write_text(text)
+        (tmp_path / f"{stem}.csv").write_bytes(text.encode())
     (tmp_path / "broken.parquet").write_bytes(b"PAR1")
     (tmp_path / "notes.txt").write_text("x")
     assert main(["init", "table", str(tmp_path / "new"), "--data", str(tmp_path / name), *words]) == Exit.USAGE

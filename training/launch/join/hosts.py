@@ -199,7 +199,7 @@ class JoinedHosts:
         ready = self._here()
         if found := [*doubles(ready, self._options.placement), *self.differences(ready)]:
             lines = "\n".join(f"  - {line}" for line in found)
-            raise PreflightError(f"the hosts do not fit together (where one is another job's, {OWN_PORT})\n{lines}")
+            raise PreflightError(f"the hosts do not fit together:\n{lines}\nWhere one is another job's, {OWN_PORT}")
         return not self.missing()
 
     def _no_more_will_come(self) -> bool:

@@ -139,6 +139,32 @@ def test_what_is_no_table_is_refused_by_line(data, words):
     assert words in ours(data, ["C,", "b"] if b"C," in data else "ab")
 
 
+LONE = "a carriage return without a line feed, which ends a line; a value that holds one stands in quotes"
+QUOTED = "is not a line of 2 fields, as the header is; a value that holds ',' or a line end stands in quotes"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"a,b\nx\ry,2\nz,3\n", f"line 2: 'x' begins or ends with {LONE}"),
+        (b"a,b\r\n1,2\r\n\ry,2\r\n", None),  # an empty line, as other readers take it
+        (b"a,b\n1,2\n1,2\rnote\n", f"line 4: 'note' begins or ends with {LONE}"),
+        (b"a,b\n1,2\r,\r\n1\r,2\n", f"line 4: '1' begins or ends with {LONE}"),
+        (b"a\rb,b\n1,2\n", f"line 1: the header ['a'] ends with {LONE}"),
+        (b"a,b\rc,c\n1,2,3\n", f"line 1: 'a,b' begins or ends with {LONE}"),
+        (b"a,b\r1,2\r3\r4,5\r", f"line 3: '3' {QUOTED}"),
+        (b'a,b\r1,"x\ny"\r3,4', None),
+        (b'a,b\n1,"x\ry"\r\r\n3,4\r\r\n', None),
+        (b"a,b\n1\n", f"line 2: '1' {QUOTED}"),
+        (b"a,b\n1,2,3\n", f"line 2: '1,2,3' {QUOTED}"),
+        (b"a,b\n1,2\n\x1a", f"line 3: '\\x1a' {QUOTED}"),
+        (b"a,b\n1,2\n\0\0\n", f"line 3: '\\x00\\x00' {QUOTED}"),
+    ],
+)
+def test_a_line_that_ends_where_it_should_not_is_named_with_its_text_and_the_rule(data, words):
+    assert ours(data, "ab") == words if words else not isinstance(ours(data, "ab"), str)
+
+
 def test_a_value_that_is_none_is_named_with_its_line_and_how_many_more_there_are():
     data = b'a,b\n"two\nlines",1\nx,1.5\ny,2\n\nz,seven\nw,16777217\n'
     assert ours(data, {"a": "string", "b": "int"}) == "line 4: column 'b' is int, and cannot keep '1.5' (and 1 more)"

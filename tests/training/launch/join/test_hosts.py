@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,6 +19,7 @@ from sparkring.training.launch.channel.control_client import Endpoint
 from sparkring.training.launch.channel.tls import shared_certificate
 from sparkring.training.launch.failure import LaunchError, PreflightError
 from sparkring.training.launch.group import SharedPort, WorkerGroup
+from sparkring.training.launch.host import info
 from sparkring.training.launch.host.agent import DriverGone
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.join import hosts
@@ -156,12 +159,24 @@ def test_a_host_that_was_started_with_something_else_ends_the_job_before_it_begi
 ) -> None:
     job = start()
     second = job.join(other(**changes))  # type: ignore[arg-type]
-    with pytest.raises(PreflightError, match="do not fit together") as error:
+    with pytest.raises(
+        PreflightError, match=r"do not fit together:\n  - .*\nWhere one is another job's, give"
+    ) as error:
         job.hosts.gather(2)
     assert said in str(error.value)
     job.hosts.end(REFUSED, str(error.value))
     job.hosts.close()
     assert second.wait(60.0) and said in second.result().why
+
+
+def test_a_host_short_of_temporary_space_is_named_first_and_then_what_to_do(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(info, "MIN_DISK_BYTES", 1 << 60)
+    with pytest.raises(PreflightError) as error:
+        start().hosts.gather(1)
+    short = re.escape(tempfile.gettempdir()) + ", 1024 at least; clear it or set TMPDIR"
+    assert re.match(rf"the hosts do not fit together:\n  - .*: \d+ MiB free in {short}\n", str(error.value))
 
 
 def test_a_host_that_never_comes_is_named(start: Callable[..., Job]) -> None:
