@@ -197,6 +197,7 @@ CALIBRATION_ERROR = Metric("calibration_error", "calibration error", False, on_r
 MACRO_F1 = Metric("macro_f1", "macro F1", True, in_verdict=True)
 TOP_5_ACCURACY = Metric("top_5_accuracy", "top-5 accuracy", True, on_ranks=False)
 RECIPROCAL_RANK = Metric("mean_reciprocal_rank", "mean reciprocal rank", True, on_ranks=False)
+OF_MANY_CLASSES = (TOP_5_ACCURACY, RECIPROCAL_RANK)  # a model of few classes has none of these
 MACRO_AUC = Metric("macro_auc", "macro ROC AUC", True, in_verdict=True)
 MICRO_AUC = Metric("micro_auc", "micro ROC AUC", True)
 MACRO_AVERAGE_PRECISION = Metric("macro_average_precision", "macro average precision", True)

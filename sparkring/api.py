@@ -5,7 +5,6 @@ It calls what the command line calls. A recipe is a file, so `sparkring run` tra
 
 from __future__ import annotations
 
-import hashlib
 import html
 import json
 import os
@@ -84,8 +83,9 @@ class Recipe:
         table = _of_catalog(table)
         source: AbstractContextManager[str]
         if isinstance(table, str | Path):
-            target, data = folder_of(None if folder is None else str(folder), str(table)), str(table)
-            source = nullcontext(data)
+            data = str(Path(table).resolve())
+            target = folder_of(None if folder is None else str(folder), str(table))
+            source = nullcontext(str(table))
         elif folder is None:
             raise ConfigError("Recipe.from_table", ["folder: a DataFrame needs one, where its rows are written"])
         else:
@@ -96,13 +96,16 @@ class Recipe:
             project = table_project(rows, label, task, target, family)
             project.recipe["etl"]["sources"][SOURCE]["path"] = str(Path(data).resolve())
             files = project_files(project, ["Recipe.from_table", data, label])
-            if not overwrite:
-                _check_same(target, files[RECIPE])
+            if not overwrite and _is_same(target, files[RECIPE], Path(rows)):
+                if rows == str(target / NEW_TABLE):
+                    shutil.rmtree(rows)
+                return cls(str(target / RECIPE), tuple(project.decided), tuple(project.look_at))
             for name, text in files.items():
                 target.mkdir(parents=True, exist_ok=True)
                 (target / name).write_text(text, encoding="utf-8")
-            if rows != data:
-                _move_rows(Path(rows), Path(data))
+            if rows == str(target / NEW_TABLE):
+                shutil.rmtree(data, ignore_errors=True)
+                Path(rows).rename(data)
         return cls(str(target / RECIPE), tuple(project.decided), tuple(project.look_at))
 
     @property
@@ -303,34 +306,38 @@ def _written(frame: DataFrame, folder: Path) -> Iterator[str]:
         raise
 
 
-def _check_same(folder: Path, recipe: str) -> None:
-    """Raise ConfigError where a folder has another recipe, or files without one."""
+def _is_same(folder: Path, recipe: str, rows: Path) -> bool:
+    """Whether a folder has this recipe and these rows. ConfigError where it has others, or files without a recipe."""
     from sparkring.pipelines.init.folder import RECIPE
 
     others = [path for path in folder.iterdir() if path.name != NEW_TABLE] if folder.is_dir() else []
     if folder.exists() and not folder.is_dir():
         raise ConfigError(str(folder), ["is a file; name a folder for the recipe"])
     if not others:
-        return
+        return False
     path = folder / RECIPE
     if not path.exists():
         raise ConfigError(str(folder), [f"is not empty, and has no {RECIPE}; name a new folder, or overwrite=True"])
     if path.read_text(encoding="utf-8") != recipe:
         why = "is of another table or other arguments, or was changed by hand"
         raise ConfigError(str(path), [f"{why}; overwrite=True replaces it, sparkring.Recipe({str(path)!r}) takes it"])
+    if rows.name == NEW_TABLE and _rows_digest(rows) != _rows_digest(folder / TABLE):
+        raise ConfigError(str(folder / TABLE), ["has other rows than this DataFrame; overwrite=True replaces them"])
+    return True
 
 
-def _move_rows(new: Path, folder: Path) -> None:
-    """Put the rows of a DataFrame in their place; files of the same bytes stay, and so does their dataset."""
+def _rows_digest(folder: Path) -> tuple[int, int]:
+    """Count the rows of a folder of Parquet, and add up their hashes: the same in any order and any number of files."""
+    import pandas
+    import pyarrow.parquet as pq
 
-    def digests(of: Path) -> list[str]:
-        return sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in of.glob("*.parquet"))
-
-    if folder.exists() and digests(folder) == digests(new):
-        shutil.rmtree(new)
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    new.rename(folder)
+    rows = total = 0
+    for path in sorted(folder.glob("*.parquet")):
+        for batch in pq.ParquetFile(path).iter_batches():
+            texts = pandas.DataFrame({name: values.map(str) for name, values in batch.to_pandas().items()})
+            rows += len(texts)
+            total += int(pandas.util.hash_pandas_object(texts, index=False).sum())
+    return rows, total % 2**64
 
 
 def _resolved(path: str, overrides: list[str], limit_rows: int | None) -> Resolved:

@@ -60,8 +60,8 @@ def only_label(balance: LabelBalance) -> str:
     """Return the label that every row has; "" where there are several."""
     if balance.mean is not None:
         return "" if balance.std or balance.std is None else f"{balance.mean:g}"
-    whole = [name for name, share in balance.shares.items() if share == 1]
-    return whole[0] if len(balance.shares) == 1 and whole else ""
+    whole = [name for name, share in balance.shares.items() if share > 0]
+    return whole[0] if len(whole) == 1 and balance.shares[whole[0]] == 1 else ""
 
 
 def constant_guess(kind: TaskKind, train: LabelBalance, prediction: np.ndarray) -> np.ndarray:

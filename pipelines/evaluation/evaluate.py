@@ -21,7 +21,7 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.plain_text import count_of, score_text
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.conf.tasks import TaskKind, is_better
+from sparkring.conf.tasks import OF_MANY_CLASSES, LabelForm, TaskKind, is_better
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines import serving
 from sparkring.pipelines.context.context import JobContext
@@ -183,7 +183,7 @@ def cautions_of(config: RunConfig, dataset: Dataset, trained: Trained, importanc
 
 def tell_missing(kind: TaskKind, labels: np.ndarray, scores: Mapping[str, float]) -> None:
     """Log which metrics of the task test rows with these labels do not have, as an AUC of one class, and what to do."""
-    missing = sorted(kind.directions.keys() - scores.keys())
+    missing = sorted(kind.directions.keys() - scores.keys() - {each.name for each in OF_MANY_CLASSES})
     if not missing:
         return
     values = np.unique(labels)
@@ -428,6 +428,9 @@ def gap_to_guess(
 ) -> BaselineGap | None:
     """Compare the model with a constant guess by the labels of the training rows; None where these are not known.
 
+    Of classes the guess is equal chances, where these have less loss: shares say little of rows of another time, and
+    nothing of a class that no training row has.
+
     Args:
         kind: the task.
         held_out: the model's predictions.
@@ -437,9 +440,12 @@ def gap_to_guess(
     if train is None:
         return None
     counts = slice(None) if held_out.weights is None else held_out.weights > 0
-    guess = constant_guess(kind, train, held_out.scores[0])
-    predictions = np.broadcast_to(guess, held_out.scores[counts].shape)
-    return gap_to(kind, held_out, Fitted({}, predictions, train.rows), ours)
+    shape = held_out.scores[counts].shape
+    guesses = [constant_guess(kind, train, held_out.scores[0])]
+    if kind.form is not LabelForm.NUMBER:
+        guesses.append(np.array(1 / shape[1] if kind.form is LabelForm.CLASS else 0.5))
+    fitted = [Fitted({}, np.broadcast_to(guess, shape), train.rows) for guess in guesses]
+    return min((gap_to(kind, held_out, each, ours) for each in fitted), key=lambda gap: gap.theirs)
 
 
 def scored_rows(config: RunConfig, dataset: Dataset, trained: Trained) -> SplitRows:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from sparkring.conf.bounded_yaml import parse_yaml
 from sparkring.conf.load import ConfigError
 
 RECIPE = "recipe.yaml"
@@ -22,7 +23,16 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else None if _is_text(text) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _is_text(text: str) -> bool:
+    """Whether a recipe reads the bare text as this text: `1e999` is a number to it, and none to YAML 1.1."""
+    try:
+        return bool(parse_yaml(text)[0] == text)
+    except yaml.YAMLError:
+        return True  # PyYAML quotes it by itself
 
 
 _Dumper.add_representer(str, _text)

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from sparkring.conf.plain_text import count_of
 from sparkring.etl.sources.files.read import quoted
+from sparkring.etl.sources.values import convert
 from sparkring.pipelines.init.sample import TableSample
 from sparkring.pipelines.init.text_types import FEWEST_VALUES, count_texts, decide_type, is_null_word, is_number
 from sparkring.pipelines.init.written import written_otherwise
@@ -22,6 +23,7 @@ UTC = ("UTC", "Etc/UTC", "Z", "+00:00", "+0000", "GMT")
 TIMES = re.compile(
     r"(?i:date|time|stamp|epoch|moment|created|updated|modified|since|until|born|birth|day)|(?i:_(?:at|ts|on)$|^ts$)"
 )
+ARE_TIMES = 100_000_000_000  # numbers from here on are times whatever the name of the column is
 # Numbers of a column whose name says that it has times: what, from, to (1990 to 2050), SQL.
 EPOCHS = (
     ("seconds since 1970", 631_152_000, 2_524_608_000, "timestamp_seconds({})"),
@@ -61,19 +63,38 @@ def zone_remark(sample: TableSample, column: str) -> str:
     zones = sample.texts[column].zones if column in sample.texts else (of_type,)
     if not (other := [zone for zone in zones if zone not in UTC]):
         return ""
-    sql = f"from_utc_timestamp({quoted(column)}, '{other[0]}')"
-    return f"the file's times are of {listed(other)}, and its hours and days here are UTC's; {sql} in the view is local"
+    what = f"the file's times are of {listed(other)}, and its hours and days here are UTC's"
+    if len(zones) > 1:  # summer and winter: no offset is right for all rows
+        return (
+            f"{what}; from_utc_timestamp({quoted(column)}, 'Europe/Berlin'), with their zone's name, makes them local"
+        )
+    return f"{what}; from_utc_timestamp({quoted(column)}, '{other[0]}') in the view makes them local"
 
 
 def epoch_remark(values: Any, column: str) -> str:
     """Say that numbers look like times since 1970, or like dates of a spreadsheet, and the SQL; "" for others."""
     low, high = pc.min(values).as_py(), pc.max(values).as_py()
-    if low is None or not TIMES.search(column):
+    if low is None:
         return ""
+    if is_compact(values):
+        sql = f"to_date(CAST({quoted(column)} AS string), 'yyyyMMdd')"
+        return f"its numbers look like dates as 20240131; {sql} in the view makes dates of them"
     for what, least, most, sql in EPOCHS:
-        if least <= low and high <= most:
+        if least <= low and high <= most and (least >= ARE_TIMES or TIMES.search(column)):
             return f"its numbers look like {what}; {sql.format(quoted(column))} in the view makes times of them"
     return ""
+
+
+def is_compact(values: Any) -> bool:
+    """Whether whole numbers are all dates as 20240131, and of several days."""
+    numbers = pc.unique(values).drop_null()
+    if not pa.types.is_integer(numbers.type) or len(numbers) < FEWEST_VALUES:
+        return False
+    if pc.min(numbers).as_py() < 19_000_101 or pc.max(numbers).as_py() > 21_001_231:
+        return False
+    texts = numbers.cast(pa.string())
+    parts = [pc.utf8_slice_codeunits(texts, start, stop) for start, stop in ((0, 4), (4, 6), (6, 8))]
+    return not convert(pc.binary_join_element_wise(*parts, "-"), "date")[1]
 
 
 def missing_class_remark(values: Any) -> str:

@@ -73,7 +73,7 @@ def written_otherwise(texts: Iterable[str]) -> WrittenForm | None:
     for what, pattern in DATES.items():
         found = [text for text in values if re.fullmatch(pattern, text)]
         if found and len(found) >= fewest and (sql := _date_sql(what, found)):
-            return WrittenForm(what, found[0], sql)
+            return WrittenForm(what, found[0], sql if len(found) == len(values) else _tried(sql))
     if mixed := _mixed_dates(values, fewest):
         return mixed
     signed = [text for text in values if SIGNED.fullmatch(text)]
@@ -111,9 +111,14 @@ def _mixed_dates(texts: list[str], fewest: float) -> WrittenForm | None:
     read = [_date_sql(what, found) for what, found in groups.items()]
     if len(groups) < 2 or sum(map(len, groups.values())) < fewest or None in read:
         return None
-    tried = [re.sub(r"to_date\((.*)\)", r"CAST(try_to_timestamp(\1) AS date)", sql or "") for sql in read]
+    tried = [_tried(sql or "") for sql in read]
     examples = " and ".join(found[0] for found in groups.values())
     return WrittenForm(MIXED, examples, f"coalesce({', '.join(tried)})".replace("{}", "{0}"))
+
+
+def _tried(sql: str) -> str:
+    """Return SQL that gives null for a text that is no such date, in place of an error."""
+    return re.sub(r"to_date\((.*)\)", r"CAST(try_to_timestamp(\1) AS date)", sql)
 
 
 def _twelve_hours(texts: list[str], fewest: float) -> WrittenForm | None:
@@ -127,7 +132,8 @@ def _twelve_hours(texts: list[str], fewest: float) -> WrittenForm | None:
             comma, seconds = "," * ("," in found[0][0]), "" if found[0][3] is None else ":ss"
             form = f"{comma} h:mm{seconds}{found[0][4]}a"
             if sql is not None:
-                sql = f"{sql.replace('to_date', 'to_timestamp')[:-2]}{form}')"
+                function = "to_timestamp" if len(found) == len(texts) else "try_to_timestamp"
+                sql = f"{sql.replace('to_date', function)[:-2]}{form}')"
                 return WrittenForm(TWELVE_HOURS, found[0][0], sql)
     return None
 
