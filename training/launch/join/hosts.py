@@ -176,7 +176,7 @@ class JoinedHosts:
         for fewer.
         """
         options = self._options
-        self._group.wait(lambda: self._have_all_come() or self._no_more_will_come(), options.wait_s)
+        self._group.wait(self._have_all_come, options.wait_s)
         if self.missing():
             late = self._why_missing()
             if options.placement.rank in self.missing():
@@ -201,10 +201,6 @@ class JoinedHosts:
             lines = "\n".join(f"  - {line}" for line in found)
             raise PreflightError(f"the hosts do not fit together:\n{lines}\nWhere one is another job's, {OWN_PORT}")
         return not self.missing()
-
-    def _no_more_will_come(self) -> bool:
-        """Whether all that are missing have another secret, and so have ended."""
-        return set(self.missing()) <= self._strangers().keys()
 
     def _strangers(self) -> dict[int, str]:
         """Addresses, by rank, from which hosts called that have another secret."""

@@ -202,8 +202,8 @@ def test_training_begins_without_a_host_that_does_not_come_where_the_rest_is_eno
     assert job.hosts.missing() == [1] and job.hosts.slots() == 1
 
 
-def test_a_host_with_another_secret_ends_the_wait_with_its_name_on_either_side(start: Callable[..., Job]) -> None:
-    job = start(replace(FIRST, wait_s=3600.0))
+def test_a_host_with_another_secret_ends_alone_and_is_named_on_either_side(start: Callable[..., Job]) -> None:
+    job = start(replace(FIRST, wait_s=3.0))
     stranger = job.join(other(), secret="another secret of enough letters")
     with pytest.raises(LaunchError, match=r"NODE_RANK=1 \(h1\) at 127.0.0.1: another SPARKRING_SECRET than host 0"):
         job.hosts.gather(2)
@@ -212,15 +212,17 @@ def test_a_host_with_another_secret_ends_the_wait_with_its_name_on_either_side(s
         stranger.result()
 
 
-def test_training_begins_without_a_host_that_has_another_secret_where_the_rest_is_enough(
-    start: Callable[..., Job],
-) -> None:
+def test_a_job_waits_on_for_the_host_whose_number_one_with_another_secret_has_used(start: Callable[..., Job]) -> None:
+    """Anyone who reaches the port can say that, of every number."""
     job = start(replace(FIRST, wait_s=3600.0))
-    job.join(other(), secret="another secret of enough letters")
-    job.hosts.gather(1)
-    assert job.hosts.missing() == [1] and job.hosts.slots() == 1
-    job.join(other())  # started again with the right one
-    wait_for(lambda: job.hosts.slots() == 2)
+    stranger = job.join(other(), secret="another secret of enough letters")
+    with ThreadPoolExecutor() as pool:
+        gathering = pool.submit(job.hosts.gather, 2)
+        wait_for(job.hosts._strangers)
+        assert stranger.wait(60.0)
+        job.join(other())
+        gathering.result()
+    assert job.hosts.slots() == 2
 
 
 def test_a_client_that_is_no_host_ends_no_wait(start: Callable[..., Job]) -> None:
@@ -230,7 +232,6 @@ def test_a_client_that_is_no_host_ends_no_wait(start: Callable[..., Job]) -> Non
         with pytest.raises(ssl.SSLError), socket.create_connection(("127.0.0.1", job.group.server.port)) as plain:
             ssl.create_default_context().wrap_socket(plain, server_hostname=name)
     wait_for(lambda: job.group.server.refused == 3)
-    assert not job.hosts._no_more_will_come()
     job.join(other())
     job.hosts.gather(2)
 
