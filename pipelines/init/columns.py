@@ -316,6 +316,7 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
         found.left_out[column] = f"{reason}; {remark}" if remark else reason
         if reason.startswith("an id") and sample.is_whole and not values.null_count and not found.key:
             found.key, found.selected[name] = [name], quoted(column)
+            found.remarks |= {column: remark} if remark else {}
         return
     if kind in DATES:
         found.dates.append(name)

@@ -21,7 +21,7 @@ SHOWN = 5
 PLURALS = {"double": "numbers", "bigint": "whole numbers"}
 UTC = ("UTC", "Etc/UTC", "Z", "+00:00", "+0000", "GMT")
 TIMES = re.compile(
-    r"(?i:date|time|stamp|epoch|moment|created|updated|modified|since|until|born|birth|day)|(?i:_(?:at|ts|on)$|^ts$)"
+    r"(?i:date|time|stamp|epoch|moment|created|updated|modified|since|until|born|birth|day|serial)|(?i:_(?:at|ts|on)$|^ts$)"
 )
 ARE_TIMES = 100_000_000_000  # numbers from here on are times whatever the name of the column is
 # Numbers of a column whose name says that it has times: what, from, to (1990 to 2050), SQL.

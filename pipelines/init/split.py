@@ -367,7 +367,8 @@ def without_columns(sample: TableSample, found: Columns, reasons: Mapping[str, s
     kept = {name: of for name, of in found.features.items() if owners[name] not in reasons}
     if not kept:
         return found
-    return replace(found, features=kept, left_out=found.left_out | dict(reasons))
+    remarks = {name: text for name, text in found.remarks.items() if name not in reasons}
+    return replace(found, features=kept, remarks=remarks, left_out=found.left_out | dict(reasons))
 
 
 def without_features(found: Columns, names: list[str]) -> Columns:

@@ -64,8 +64,12 @@ def test_a_cell_that_runs_again_gets_its_recipe_back_and_another_one_must_say_ov
 
 @pytest.mark.spark
 def test_a_frame_that_is_given_again_keeps_its_rows_and_another_replaces_them(spark: Any, tmp_path: Path) -> None:
-    def recipe(rows: int, **more: bool) -> tuple[sparkring.Recipe, dict[str, int]]:
-        frame = spark.range(rows, numPartitions=2).selectExpr("id % 7 / 2 AS x", "id % 3 = 0 AS y")
+    def recipe(
+        rows: int, negated: bool = False, order: int = 0, **more: bool
+    ) -> tuple[sparkring.Recipe, dict[str, int]]:
+        x = "(6 - id % 7) / 2" if negated else "id % 7 / 2"
+        frame = spark.range(rows, numPartitions=2).selectExpr(f"{x} AS x", "id % 3 = 0 AS y")
+        frame = frame.orderBy("x") if order else frame
         found = sparkring.Recipe.from_table(frame, "y", tmp_path / "mine", family="net", **more)
         files = {path.name: path.stat().st_ino for path in (tmp_path / "mine/table").glob("*.parquet")}
         return found, files
@@ -76,6 +80,9 @@ def test_a_frame_that_is_given_again_keeps_its_rows_and_another_replaces_them(sp
         recipe(400)
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["README.md", "recipe.yaml", "table"]
     assert recipe(400, overwrite=True)[1] != files
+    with pytest.raises(ConfigError, match="has other rows than this DataFrame; overwrite=True replaces them"):
+        recipe(400, negated=True)
+    assert recipe(400, order=1)[0].path == first.path, "the same rows in another order"
 
 
 def test_a_recipe_that_is_not_there_is_refused_when_it_is_made(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -209,6 +210,7 @@ def test_of_many_models_that_learned_nothing_few_are_promoted() -> None:
     ("train", "label"),
     [
         (LabelBalance(rows=9, shares={"0": 1.0}), "0"),
+        (LabelBalance(rows=9, shares={"0": 1.0, "1": 0.0}), "0"),  # as it is measured where another split has both
         (LabelBalance(rows=9, mean=2.5, std=0.0), "2.5"),
         (TRAIN, ""),
         (LabelBalance(rows=9, mean=2.5, std=0.1), ""),
@@ -237,6 +239,17 @@ def test_a_constant_guess_is_of_the_training_labels(
     kind: TaskKind, train: LabelBalance, scores: np.ndarray, guess: Any
 ) -> None:
     np.testing.assert_allclose(constant_guess(kind, train, scores[0]), guess)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.012])
+def test_a_guess_that_training_rows_mislead_is_equal_chances(share: float) -> None:
+    """56 % of the test rows had a label of 1.2 % of the training rows: a loss of 2.34 was better than the guess."""
+    held = held_out(2000, 0.0)
+    wrong = replace(held, labels=(np.arange(2000) % 9 > 3) * 1.0, scores=np.full(2000, 0.02))
+    train = LabelBalance(rows=1000, shares={"0": 1 - share, "1": share})
+    assert evaluated(held, TRAIN).guess_gap.theirs < math.log(2)  # type: ignore[union-attr]
+    assert evaluated(wrong, train).guess_gap.theirs == pytest.approx(math.log(2))  # type: ignore[union-attr]
+    assert reasons_against(evaluated(wrong, train), ReportConfig())
 
 
 def test_an_auc_that_does_not_exist_is_neither_the_models_nor_a_baselines() -> None:

@@ -150,6 +150,17 @@ def test_nulls_of_a_column_that_is_not_declared_are_refused(tmp_path: Path) -> N
         load_config(str(recipe))
 
 
+def test_words_that_yaml_reads_as_numbers_are_read_back_as_words(tmp_path: Path) -> None:
+    """`1e999` stood bare in the recipe, which its own validation refused."""
+    words = ["1e999", "-1E400", "NA", "~", "yes", "0o17", ".nan", "1_000"]
+    texts = [f"{i}.25" for i in range(ROWS)]
+    texts[: len(words)] = words
+    data = write(tmp_path, x=texts, y=NUMBER)
+    assert main(["init", "table", "--data", data, "--label", "y", str(tmp_path / "mine")]) == 0
+    nulls = load_config(str(tmp_path / "mine" / "recipe.yaml")).config.etl.sources["raw"].options.nulls["x"]
+    assert {"1e999", "-1E400", "NA"} <= {*nulls} and all(isinstance(word, str) for word in nulls)
+
+
 @pytest.mark.parametrize(
     ("classes", "label", "wanted"),
     [
@@ -180,6 +191,10 @@ def test_classes_that_are_numbers_are_sorted_by_value_and_the_recipe_lists_them(
         ("event_time", 1_700_000_000_000 + 977 * np.arange(ROWS), "milliseconds since 1970; timestamp_millis("),
         ("date", 40_000.0 + np.arange(ROWS) % 900, "dates of a spreadsheet; date_add(DATE '1899-12-30'"),
         ("price", 1_700_000_000 + 977 * np.arange(ROWS), ""),
+        ("t", 1_700_000_000_000 + 977 * np.arange(ROWS), "milliseconds since 1970; timestamp_millis("),
+        ("compact", 20240100 + np.arange(ROWS) % 28 + 1, "dates as 20240131; to_date(CAST("),
+        ("compact", 20240100 + np.arange(ROWS) % 99, ""),
+        ("d", [f"{i % 28 + 1}.02.2024" if i % 99 else "TBD" for i in range(ROWS)], "try_to_timestamp("),
         ("day", [f"{i % 12 + 1}/{i % 28 + 1}/2023 1:30 PM" for i in range(ROWS)], "times with AM or PM"),
         ("t", [f"{day} 10:00:00.{i:09}" for i, day in enumerate(SOME_DAYS)], "more than six digits of a second"),
         ("t", [day if i % 2 else f"13/{i % 12 + 1}/2023" for i, day in enumerate(SOME_DAYS)], "several forms"),
