@@ -128,9 +128,8 @@ def spark_reason(error: BaseException, python: str) -> str:
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     remedy = "have PYSPARK_PYTHON name an interpreter with the same packages on every host"
-    missing = next((line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))), None)
-    if missing:
-        return f"{missing}, in the executors' Python ({python}); {remedy}"
+    if missing := re.search(r"^(?:.*\()?((?:ModuleNotFoundError|ImportError): [^\n)]+)", text, re.M):
+        return f"{missing[1]}, in the executors' Python ({python}); {remedy}"
     if found := re.search(r"(?:Cannot run program|\[PYTHON_VERSION_MISMATCH\]).*?(?=\.?$)", text, re.M):
         return f"{found[0]}; {remedy}"
     if found := re.search(r"ExecutorLostFailure.*", text):

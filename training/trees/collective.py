@@ -1,8 +1,8 @@
 """XGBoost's own collective between the ranks of an attempt.
 
-XGBoost's tracker, which tells the ranks each other's ports, takes whoever connects first for a rank, and waits for a
-silent one. So each rank has one of its own, on its loopback, that answers this process alone; ranks tell each other
-their ports by the job's all-gather.
+XGBoost's tracker gives every rank the ports of the others. It accepts the first connections as ranks and waits for a
+silent one. So each rank has a tracker of its own on its loopback, which answers this process alone; the ranks exchange
+their ports through the job's all-gather.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAGIC = INT.pack(0xFF99)
 START = 1  # the command of a worker that has opened its ports
 
 
-class Tracker:
+class RankTracker:
     """The tracker of one rank, as XGBoost 3.2 speaks with it (its src/collective/protocol.h)."""
 
     def __init__(self, info: RankInfo, gather: Gather, timeout_s: float) -> None:
@@ -74,8 +74,8 @@ class Tracker:
             receive_message(worker)  # its name, which we know
             asked = receive_message(worker)
             if asked["cmd"] == START:
-                # At its port for errors XGBoost believes one connection, whoever's: ours ends that, and keeps the port,
-                # as `finalize` connects there.
+                # XGBoost's error port trusts its first connection, whoever made it. This one is ours and ends that
+                # listening; the port stays open, because `finalize` connects to it.
                 self._listeners.append(listening(asked["error_port"]))
                 with socket.create_connection((self._loopback, asked["error_port"]), self._timeout_s) as errors:
                     errors.sendall(INT.pack(0))
@@ -148,7 +148,7 @@ def connected(info: RankInfo, gather: Gather, timeout_s: float) -> Iterator[None
     if info.world_size == 1:
         yield
         return
-    tracker = Tracker(info, gather, timeout_s)
+    tracker = RankTracker(info, gather, timeout_s)
     try:
         with redirect_stdout(io.StringIO()):  # it prints which task is which rank
             xgb_collective.init(

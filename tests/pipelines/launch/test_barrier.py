@@ -272,7 +272,10 @@ def test_a_workers_python_without_our_packages_is_named_before_a_dataset_is_buil
     bare.chmod(0o755)
     before = workers_python(spark)
     try:
-        for python, problem in (bare, "No module named 'psutil', in the executors'"), (tmp_path / "no", "Cannot run"):
+        for python, problem in (
+            (bare, "No module named 'sparkring', in the executors'"),
+            (tmp_path / "no", "Cannot run"),
+        ):
             start_python(spark, str(python))
             with pytest.raises(PreflightError, match=problem):
                 check_workers(spark)
