@@ -74,8 +74,8 @@ class RankTracker:
             receive_message(worker)  # its name, which we know
             asked = receive_message(worker)
             if asked["cmd"] == START:
-                # XGBoost's error port trusts its first connection, whoever made it. This one is ours and ends that
-                # listening; the port stays open, because `finalize` connects to it.
+                # XGBoost's error port trusts its first connection. Ours is the first, and ends that listening; the
+                # port stays open, because `finalize` connects to it.
                 self._listeners.append(listening(asked["error_port"]))
                 with socket.create_connection((self._loopback, asked["error_port"]), self._timeout_s) as errors:
                     errors.sendall(INT.pack(0))
