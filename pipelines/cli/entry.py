@@ -10,9 +10,7 @@ import gc
 import logging
 import os
 import select
-import shutil
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO, cast
@@ -45,8 +43,11 @@ def have_home() -> None:
     Libraries look for their settings there; without one they fail, or look in a folder `~` of the working directory.
     """
     if not os.path.isabs(os.path.expanduser("~")):
-        os.environ["HOME"] = home = tempfile.mkdtemp(prefix="sparkring-home-")
-        atexit.register(shutil.rmtree, home, ignore_errors=True)
+        from sparkring.pipelines.run.scratch import open_scratch  # imports pyarrow, and is seldom needed
+
+        home = open_scratch("home")
+        os.environ["HOME"] = str(home.path)
+        atexit.register(home.close)
 
 
 class _Ending:

@@ -331,6 +331,7 @@ def test_the_spark_of_another_spark_home_is_refused_by_that_name_before_its_jvm_
     (tmp_path / f"jars/spark-core_2.13-{version}.jar").touch()
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     monkeypatch.setattr(spark_module, "active_context", lambda: None)
+    monkeypatch.setattr(spark_module, "submitted", lambda: False)  # the suite's session may be open
     config = load_config("flights", []).config
     said = rf"the session's Spark \(of SPARK_HOME = '{tmp_path}'\) is {version}, .*: unset SPARK_HOME"
     with pytest.raises(ConfigError, match=said):
