@@ -37,7 +37,7 @@ def test_a_plain_placement_changes_nothing_but_checkpointing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "problem"), [(Mesh(tp=3), "4 heads and 2 key/value heads"), (Mesh(cp=4), "tp(1) * cp(4)")]
+    ("mesh", "problem"), [(Mesh(tp=3), "4 heads and 2 key/value heads"), (Mesh(cp=4), "not divisible by cp(4)")]
 )
 def test_heads_that_do_not_divide_are_refused(mesh: Mesh, problem: str) -> None:
     with torch.device("meta"), pytest.raises(ValueError) as caught:
