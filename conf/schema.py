@@ -18,6 +18,18 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
+NO_FP8 = "there is no FP8 here: ranks compute in fp32, bf16 or fp16, and no seconds are predicted for another precision"
+FP8 = ("fp8", "float8", "e4m3", "e5m2")
+
+
+def refuse_fp8(value: Any) -> Any:
+    """Return the value as it is. ValueError where it, or a key of a mapping, asks for FP8 in any spelling."""
+    names = value if isinstance(value, (dict, list, tuple)) else [value]
+    if any(isinstance(name, str) and any(word in name.lower() for word in FP8) for name in names):
+        raise ValueError(NO_FP8)
+    return value
+
+
 def _known_zone(name: str) -> str:
     try:
         ZoneInfo(name)

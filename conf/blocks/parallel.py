@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator
 
-from sparkring.conf.clusters.cluster import refuse_fp8
-from sparkring.conf.schema import Strict
+from sparkring.conf.schema import Strict, refuse_fp8
 
 Axis = Annotated[int, Field(ge=-1)]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from sparkring.conf.plain_text import count_of
-from sparkring.conf.schema import Strict
+from sparkring.conf.schema import Strict, refuse_fp8
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -23,17 +23,7 @@ UNMEASURED = {
     "cuda": "across GPUs such predictions were 25 to 41 % off",
     "cpu": "on CPUs steps took up to 2.7 times as long as such predictions",
 }
-NO_FP8 = "there is no FP8 here: ranks compute in fp32, bf16 or fp16, and no seconds are predicted for another precision"
-FP8 = ("fp8", "float8", "e4m3", "e5m2")
 MICRO, GIGA, GIB, DAY_S = 1e-6, 1e9, 2**30, 86_400.0
-
-
-def refuse_fp8(value: Any) -> Any:
-    """The value, or the keys of a mapping, as they are. ValueError where one asks for FP8 in any spelling."""
-    names = value if isinstance(value, (dict, list, tuple)) else [value]
-    if any(isinstance(name, str) and any(word in name.lower() for word in FP8) for name in names):
-        raise ValueError(NO_FP8)
-    return value
 
 
 class Device(Strict):

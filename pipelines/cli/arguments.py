@@ -103,7 +103,8 @@ def duration(text: str) -> int:
 
 def asked_layout(text: str) -> AskedLayout:
     """The layouts of `dp=64,tp=1,pp=8,offload=true,precision=bf16`; an axis that is not named has 1 rank."""
-    from sparkring.conf.clusters.cluster import Precision, refuse_fp8
+    from sparkring.conf.clusters.cluster import Precision
+    from sparkring.conf.schema import refuse_fp8
     from sparkring.training.parallel.mesh import AXES, Mesh
     from sparkring.training.planner.search import AskedLayout
 

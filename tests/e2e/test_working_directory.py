@@ -76,7 +76,8 @@ def test_a_checkout_starts_none_of_the_programs_that_its_configuration_names(pla
     for key in ("core.fsmonitor", "diff.external"):
         subprocess.run(["git", "config", key, str(program)], cwd=planted, check=True)
     code = "from pathlib import Path; from sparkring.pipelines.tracking.checkout import git_commit, git_remote; "
-    run(planted, "-P", "-c", code + "git_commit(Path('.')); git_remote(Path('.'))")
+    done = run(planted, "-P", "-c", code + "git_commit(Path('.')); git_remote(Path('.')); print('asked')")
+    assert (done.returncode, done.stdout) == (0, "asked\n"), done.stderr  # and `run` has found no marker
 
 
 @pytest.mark.spark
