@@ -119,7 +119,7 @@ def with_own_io(catalog: Catalog) -> Catalog:
 
 
 def is_below(location: str, folders: Sequence[str]) -> bool:
-    """Whether a file is in one of the folders, links followed. Never for a path with `.` or `..`.
+    """Return whether a file is in one of the folders, links followed. False for `.` or `..` in paths.
 
     A local folder may be spelled in any way: by a link to it, from the working directory.
     """
