@@ -275,7 +275,7 @@ def lane_order(plan: OrderPlan, epoch: int, lane: int) -> LaneOrder:
     start = np.maximum(plan.group_start[first:last], begin) - plan.group_start[first:last]
     stop = np.minimum(plan.group_start[first + 1 : last + 1], end) - plan.group_start[first:last]
     if plan.config.shuffle:
-        # Boundary j lies between shards j - 1 and j. In even epochs shards meet first at odd boundaries and last at even
+        # Boundary j is between shards j - 1 and j. In even epochs shards meet first at odd boundaries and last at even
         # ones; odd epochs turn that round, so that no row stays at an end for good.
         left_first = (lane + epoch) % 2 == 1
         left = [0] if begin > plan.group_start[first] else []
