@@ -239,11 +239,7 @@ def test_a_source_path_with_a_dot_is_relative_to_its_own_recipe(
     (tmp_path / "one/base.yaml").write_text(base % path)
     (tmp_path / "one/two/top.yaml").write_text("extends: ../base.yaml\nname: top\n")
     expected = os.path.normpath(tmp_path / "one" / path)
-    for folder, name in (
-        (tmp_path, "one/two/top.yaml"),
-        (tmp_path / "one", "base.yaml"),
-        (tmp_path / "one/two", "top.yaml"),
-    ):
+    for below, name in ((".", "./one/two/top.yaml"), ("one", "./base.yaml"), ("one/two", "./top.yaml")):
         monkeypatch.chdir(tmp_path / below)
         found = load_config(name).config.etl
         assert found is not None and found.sources["flights"].path == expected  # type: ignore[union-attr]
