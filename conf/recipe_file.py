@@ -21,6 +21,7 @@ MOST_CHARACTERS = 1 << 18
 EXTENDS = "extends"
 TakesNull = Callable[[tuple[str, ...]], bool]
 OfOtherKinds = Callable[[tuple[str, ...], str], set[str]]
+OF_THIS_FOLDER = ("./", "../")  # how a source's path begins that is relative to its recipe's file
 KIND = "kind"
 PARALLEL, LAYOUT, AUTO = "parallel", "layout", "auto"
 
@@ -131,7 +132,18 @@ def _read(recipe: str, names_taken: Collection[str]) -> RecipeValues:
     lines = {key: f"{shown}:{line}" for key, line in key_lines(node, "")}
     if values and values.get(PARALLEL) == AUTO:  # short for a block with this one key
         values, lines = values | {PARALLEL: {LAYOUT: AUTO}}, lines | {f"{PARALLEL}.{LAYOUT}": lines[PARALLEL]}
+    if values and is_path(recipe):
+        _locate_sources(values, os.path.dirname(where))
     return RecipeValues(where, values or {}, lines)
+
+
+def _locate_sources(values: dict[str, Any], folder: str) -> None:
+    """Make source paths that begin with `./` or `../` absolute, from the recipe's folder: so both can move together."""
+    sources = etl.get("sources") if isinstance(etl := values.get("etl"), dict) else None
+    for source in sources.values() if isinstance(sources, dict) else ():
+        path = source.get("path") if isinstance(source, dict) else None
+        if isinstance(path, str) and path.startswith(OF_THIS_FOLDER):
+            source["path"] = os.path.abspath(os.path.join(folder, path))
 
 
 def name_of(where: str) -> str:

@@ -95,7 +95,8 @@ class Recipe:
         with source as rows:
             project = table_project(rows, label, task, target, family)
             project.recipe["etl"]["sources"][SOURCE]["path"] = str(Path(data).resolve())
-            files = project_files(project, ["Recipe.from_table", data, label])
+            words = str(table) if isinstance(table, str | Path) else "DataFrame"
+            files = project_files(target, project, ["Recipe.from_table", words, label])
             if not overwrite and _is_same(target, files[RECIPE], Path(rows)):
                 if rows == str(target / NEW_TABLE):
                     shutil.rmtree(rows)

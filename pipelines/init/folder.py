@@ -84,7 +84,7 @@ def write_project(folder: Path, project: Project, command: Sequence[str]) -> lis
         project: what to write.
         command: the words that made it, for the recipe's first line.
     """
-    files = project_files(project, command)
+    files = project_files(folder, project, command)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         with (folder / name).open("x", encoding="utf-8") as file:  # x: never over a file that is there
@@ -97,8 +97,19 @@ def write_project(folder: Path, project: Project, command: Sequence[str]) -> lis
     ]
 
 
-def project_files(project: Project, command: Sequence[str]) -> dict[str, str]:
+def near_path(path: str, folder: Path) -> str:
+    """Return a path relative to the recipe's folder where the data is next to it or inside, so that both can move."""
+    folder = folder.resolve()
+    if folder.parent.parent == folder.parent or not Path(path).is_relative_to(folder.parent):
+        return path
+    inside = Path(path).is_relative_to(folder)
+    return f"./{Path(path).relative_to(folder)}" if inside else f"../{Path(path).relative_to(folder.parent)}"
+
+
+def project_files(folder: Path, project: Project, command: Sequence[str]) -> dict[str, str]:
     """Return the text of each file by its name. `command`: the words that made it, for the recipe's first line."""
+    for source in project.recipe["etl"]["sources"].values():
+        source["path"] = near_path(source["path"], folder)
     head = [f"# Written by: {shlex.join(command)}", *(f"# {line}" for line in project.decided)]
     head += [f"# {line}" for comment in project.comments for line in comment.split("\n")]
     body = yaml.dump(

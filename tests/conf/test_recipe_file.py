@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -227,3 +228,26 @@ def test_a_recipe_may_ask_for_a_planned_layout_in_one_word(tmp_path: Path) -> No
     assert load_config(write(tmp_path, mine=BASE + "parallel: auto\n")).config.parallel.layout == "auto"
     (found,) = problems(write(tmp_path, mine=BASE + "parallel: auot\n"))
     assert found.startswith('parallel = "auot": ')
+
+
+@pytest.mark.parametrize("path", ["./rows.csv", "../lake/rows.csv", "./a/../rows.csv"])
+def test_a_source_path_with_a_dot_is_relative_to_its_own_recipe(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = "extends: flights\netl: {sources: {flights: {path: %s}}}\n"
+    (tmp_path / "one/two").mkdir(parents=True)
+    (tmp_path / "one/base.yaml").write_text(base % path)
+    (tmp_path / "one/two/top.yaml").write_text("extends: ../base.yaml\nname: top\n")
+    expected = os.path.normpath(tmp_path / "one" / path)
+    for below, name in ((".", "./one/two/top.yaml"), ("one", "./base.yaml"), ("one/two", "./top.yaml")):
+        monkeypatch.chdir(tmp_path / below)
+        found = load_config(name).config.etl
+        assert found is not None and found.sources["flights"].path == expected  # type: ignore[union-attr]
+
+
+def test_other_source_paths_and_those_of_the_command_are_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("extends: flights\netl: {sources: {flights: {path: rows/x.csv}}}\n")
+    recipe = str(tmp_path / "r.yaml")
+    for overrides, expected in (([], "rows/x.csv"), (["etl.sources.flights.path=../x.csv"], "../x.csv")):
+        found = load_config(recipe, overrides).config.etl
+        assert found is not None and found.sources["flights"].path == expected  # type: ignore[union-attr]

@@ -27,7 +27,7 @@ from sparkring.conf.load import ConfigError, load_config
 from sparkring.pipelines.cli import main, parse
 from sparkring.pipelines.init import table
 from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers
-from sparkring.pipelines.init.folder import readme, run_name
+from sparkring.pipelines.init.folder import near_path, readme, run_name
 from sparkring.pipelines.init.images import IMAGES
 from sparkring.pipelines.init.sample import read_sample, text_type
 from sparkring.pipelines.init.split import with_split
@@ -933,3 +933,30 @@ def test_a_csv_of_a_folder_with_another_header_is_named(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("b,a\n1,2\n")
     with pytest.raises(ConfigError, match=r"1\.csv.*\n.*stand in another order.*\n.*the first is .*0\.csv"):
         read_sample(str(tmp_path))
+
+
+def test_a_project_and_the_data_next_to_it_can_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    pq.write_table(pa.table(PLAIN), home / "rows.parquet")
+    monkeypatch.chdir(home)
+    words = ["init", "table", "mine", "--data", "rows.parquet", "--label", "price", "--family", "trees"]
+    assert main(words) == Exit.OK
+    assert yaml.safe_load((home / "mine/recipe.yaml").read_text())["etl"]["sources"]["raw"]["path"] == "../rows.parquet"
+    monkeypatch.chdir(tmp_path)
+    home.rename(tmp_path / "moved")
+    assert main(["config", "validate", "moved/mine/recipe.yaml"]) == Exit.OK
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "written"),
+    [
+        ("/home/me/mine/in/rows", "/home/me/mine", "./in/rows"),
+        ("/home/me/rows", "/home/me/mine", "../rows"),
+        ("/lake/rows", "/home/me/mine", "/lake/rows"),
+        ("/rows", "/mine", "/rows"),
+        ("/home/mere/rows", "/home/me/mine", "/home/mere/rows"),
+    ],
+)
+def test_only_data_next_to_a_project_has_a_relative_path(path: str, folder: str, written: str) -> None:
+    assert near_path(path, Path(folder)) == written
