@@ -1,4 +1,4 @@
-"""What every kind of source has beside its configuration: how it is opened, and what it is pinned to."""
+"""What every kind of source has besides its configuration: how it is opened, and what it is pinned to."""
 
 from __future__ import annotations
 

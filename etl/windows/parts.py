@@ -1,7 +1,7 @@
 """One part of a dataset: the shards of one interval's rows, written once and shared by every window that spans it.
 
 `<root>/parts/<name>/<interval>/<fingerprint[:12]>/_part.json` is written last; its files are in a folder of their build
-beside it. Nothing in it depends on other parts.
+next to it. Nothing in it depends on other parts.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ LEAST_ROWS = 1  # of a pass, where accumulation makes passes smaller
 class Room:
     """Memory that one rank may use, and whose it is.
 
-    host: bytes of the machine's memory beside it, for each rank; None: not known.
+    host: bytes of the machine's own memory per rank; None if unknown.
     """
 
     size: float  # bytes

@@ -85,7 +85,7 @@ class DateJob:
         return schedule
 
     def check(self, what: str) -> None:
-        """End this process where a lease was lost: whatever it did next would be written beside another's work."""
+        """End this process where a lease was lost: whatever it did next would mix with another's work."""
         for lease in self.leases:
             try:
                 lease.check(what)

@@ -12,7 +12,7 @@ Members are TabM's (Gorishniy et al. 2025, arXiv:2410.24210, "TabM-mini"): one M
 scale of its inputs and a last layer per member; each member has a loss of its own, and a prediction is their mean.
 Differs in that the scale is of the first layer's outputs, which are computed once for all members, and in that means
 are of outputs, not of probabilities. Cosines of numbers are those of Gorishniy et al. 2022 (arXiv:2203.05556) with a
-phase, as in Holzmueller et al. 2024 (arXiv:2407.04491), each beside the number itself.
+phase, as in Holzmueller et al. 2024 (arXiv:2407.04491), each next to the number itself.
 """
 
 from __future__ import annotations

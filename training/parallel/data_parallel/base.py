@@ -21,7 +21,7 @@ class CodecState:
     """What a gradient codec carries from step to step, by name of the parameter."""
 
     residuals: dict[str, torch.Tensor] = field(default_factory=dict)  # this rank's, shaped as the gradient
-    factors: dict[str, torch.Tensor] = field(default_factory=dict)  # PowerSGD's (columns, r), alike on all ranks
+    factors: dict[str, torch.Tensor] = field(default_factory=dict)  # PowerSGD's (columns, r), equal on all ranks
 
 
 class DataParallel(ABC):

@@ -48,7 +48,7 @@ from sparkring.training.parallel.data_parallel.reduce import Bucket, Transport
 class Collectives(Transport):
     """What codecs and averages are built on: start a collective over `ranks`, then wait for its result."""
 
-    leads = True  # of the processes that are one rank here, this one speaks for them
+    leads = True  # of the processes that are one rank here, True on the process that represents its replica
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
@@ -237,7 +237,7 @@ class PowerTransport(CodecTransport):
         for bucket in buckets:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 if is_factored(view.shape, self.columns):
-                    random = torch.Generator().manual_seed(zlib.crc32(names[parameter].encode()))  # alike on all ranks
+                    random = torch.Generator().manual_seed(zlib.crc32(names[parameter].encode()))  # equal on all ranks
                     first = torch.randn(matrix_shape(view.shape)[1], self.columns, generator=random)
                     self.factors[parameter] = first.to(view)
 
