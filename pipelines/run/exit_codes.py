@@ -30,3 +30,18 @@ class Exit(IntEnum):
     # `launch.grace_s`
     PIPE = 141  # what read the output, such as `head`, ended first; nothing is wrong
     TERMINATED = 143  # SIGTERM or SIGHUP; where training had begun a checkpoint was written first, as for Ctrl-C
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nobody is notified: another process has the work, or a person ended it."""
+        return self in (Exit.TRY_LATER, Exit.INTERRUPTED, Exit.PIPE)
+
+    @property
+    def has_trained(self) -> bool:
+        """A model was trained and tracked, promoted or not."""
+        return self in (Exit.OK, Exit.QUALITY)
+
+    @property
+    def lets_next_date_run(self) -> bool:
+        """A backfill goes on: the dates after one that ended so may succeed."""
+        return self.has_trained or self in (Exit.DATA, Exit.TRAINING)

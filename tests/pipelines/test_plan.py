@@ -14,14 +14,8 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.manifest import Column, DatasetManifest, ManifestError
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.model.plan import (
-    cost_plan,
-    known_manifest,
-    layout_problems_of,
-    meta_model,
-    plan_and_measured,
-    show_plan,
-)
+from sparkring.pipelines.model.fits import show_plan
+from sparkring.pipelines.model.plan import cost_plan, known_manifest, layout_problems_of, meta_model, plan_and_measured
 from sparkring.pipelines.model.table_work import planned_tables, table_notes
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.parallel.mesh import Mesh
