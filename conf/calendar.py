@@ -12,14 +12,14 @@ LENGTHS = {"hour": dt.timedelta(hours=1), "day": dt.timedelta(days=1), "week": d
 
 
 def number_of(unit: Unit, wall: dt.datetime) -> int:
-    """Count the units from the one that 1970 begins in to the one that `wall`, a time without a zone, is in."""
+    """Return the number of whole units between 1970-01-01 and `wall`, a time without a zone."""
     if unit == "month":
         return (wall.year - 1970) * 12 + wall.month - 1
     return (wall - (MONDAY if unit == "week" else EPOCH)) // LENGTHS[unit]
 
 
 def begin_of(unit: Unit, number: int) -> dt.datetime:
-    """The time at which the unit of this number begins. ValueError where that is in no year from 1 to 9999."""
+    """Return the start of the unit with this number. ValueError outside the years 1 to 9999."""
     try:
         if unit == "month":
             return dt.datetime(1970 + number // 12, number % 12 + 1, 1)

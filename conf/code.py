@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 
 
 def code_digest(package: str = "sparkring") -> str:
-    """sha256 over the names and contents of a package's Python files, subfolders included."""
+    """Hash (sha256) the names and contents of a package's Python files, subfolders included."""
     total = hashlib.sha256()
     for name, file in sorted(source_files(importlib.resources.files(package), package), key=lambda each: each[0]):
         total.update(f"{name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
@@ -17,7 +17,7 @@ def code_digest(package: str = "sparkring") -> str:
 
 
 def source_files(folder: Traversable, name: str) -> Iterator[tuple[str, Traversable]]:
-    """(name/.../file.py, file) of every Python file in a package's folder and its subfolders."""
+    """Yield (name/.../file.py, file) for each Python file in a package and its subfolders."""
     for entry in folder.iterdir():
         if entry.name.endswith(".py"):
             yield f"{name}/{entry.name}", entry

@@ -61,7 +61,7 @@ class RunConfig(Strict):
     drift: DriftConfig | None = None
 
     def evaluation_batch(self, split_rows: int) -> int:
-        """Rows of a split that all ranks compute at a time."""
+        """Return how many rows of a split all ranks evaluate at a time."""
         return evaluation_batch(self.train.eval_batch, self.train.global_batch, self.parallel.passes, split_rows)
 
     @property

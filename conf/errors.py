@@ -62,7 +62,7 @@ def fold_traceback(text: str) -> str:
 
 
 def is_raised_here(text: str) -> bool:
-    """Whether sparkring's own code has raised the error, and no frame of the traceback is the user's."""
+    """Return whether sparkring's own code raised the error, with no user frame in the traceback."""
     frames = [lines[0] for is_frame, lines in _blocks(text.splitlines()) if is_frame]
     return bool(frames) and all(map(_is_framework, frames)) and re.search(_OURS, frames[-1]) is not None
 
@@ -94,5 +94,5 @@ class ConfigError(ValueError):
 
 
 def problems_text(where: str, problems: list[str]) -> str:
-    """One message of every problem at a place."""
+    """Join all problems at a place into one message."""
     return f"{where}: {count_of(len(problems), 'problem')}\n" + "\n".join(f"  - {p}" for p in problems)

@@ -61,7 +61,7 @@ class Resolved:
         return self.config.model_dump(mode="json")
 
     def of_family(self, family: Families) -> Resolved:
-        """The configuration of one of the families that it trains."""
+        """Return the configuration of one of the model families that it trains."""
         return replace(self, config=of_family(self.config, family))
 
 
@@ -117,7 +117,7 @@ def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | 
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`key.path=value` with the value read as YAML: `optim.lr=1e-3`, `launch.world=4`, `train.steps=null`."""
+    """Parse `key.path=value`, value as YAML: `optim.lr=1e-3`, `launch.world=4`, `train.steps=null`."""
     key, separator, value = text.partition("=")
     if not separator or not re.fullmatch(r"[A-Za-z_][\w]*(\.[\w-]+)*", key):
         raise ValueError("an override is key.path=value, such as optim.lr=1e-3")
@@ -152,7 +152,7 @@ def _set(values: dict[str, Any], keys: list[str], value: Any) -> None:
 
 
 def _origin(key: str, origins: dict[str, str]) -> str:
-    """Origin of the key, or of the nearest block above it that was written whole; else the default."""
+    """Return the origin of the key, or of the nearest enclosing block written whole; else the default."""
     if key in origins:
         return origins[key]
     while "." in key:
@@ -178,7 +178,7 @@ def _without_patterns(errors: list[Any]) -> list[Any]:
 def problem_line(
     error: Any, values: dict[str, Any], origins: dict[str, str], model: type[BaseModel] = RunConfig
 ) -> str:
-    """One line for an error of pydantic: key, value, rule, place, and the nearest known name."""
+    """Describe a pydantic error in one line: key, value, rule, place, and the nearest known name."""
     location = _present(error["loc"], values, error["type"] == "missing")
     key = ".".join(str(part) for part in location)
     where = f" ({origins[key]})" if key in origins else ""
@@ -215,13 +215,13 @@ def problem_line(
 
 
 def _block_rule(key: str, names: list[str]) -> str:
-    """What a key asks for that holds others, and was given one value."""
+    """Describe what a block key expects, for an error about a single value given to it."""
     word = f"{AUTO!r}, or " if key == PARALLEL else ""
     return f"must be {word}a block of keys" + (f": {', '.join(names)}" if names else ", whose names are yours")
 
 
 def _pattern_rule(pattern: str, value: str) -> str:
-    """What a pattern of the schema asks for, in words; empty for one that says it as well itself."""
+    """Describe a schema pattern in words; empty where the pattern is clear by itself."""
     if pattern != REFERENCE:
         return PATTERNS.get(pattern, "")
     module, dot, name = value.rpartition(".")
@@ -246,12 +246,12 @@ def _present(loc: tuple[Any, ...], values: Any, is_missing: bool) -> list[Any]:
 
 @cache
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The model's JSON schema, to read only: making a recipe's takes longer than all else that a check of it does."""
+    """Return the model's JSON schema, cached because it takes longest to make. Do not change it."""
     return model.model_json_schema()
 
 
 def _known_keys(location: tuple[Any, ...], model: type[BaseModel]) -> set[str]:
-    """Names of the keys allowed at a location of pydantic's, through optionals, lists, dicts and unions."""
+    """List the keys allowed at a pydantic location, through optionals, lists, dicts and unions."""
     schema = schema_of(model)
     nodes = [schema]
     for part in location:
@@ -260,7 +260,7 @@ def _known_keys(location: tuple[Any, ...], model: type[BaseModel]) -> set[str]:
 
 
 def takes_null(path: tuple[str, ...]) -> bool:
-    """Whether null is a value of the key at a path; also where any value is, and where no such key is known."""
+    """Return whether the key at a path may be null; True for unknown keys."""
     schema = schema_of(RunConfig)
     nodes = [schema]
     for part in path:
@@ -270,7 +270,7 @@ def takes_null(path: tuple[str, ...]) -> bool:
 
 
 def of_other_kinds(path: tuple[str, ...], kind: str) -> set[str]:
-    """The keys that only other kinds of the block at a path have; none where it has no kinds, or not this one."""
+    """Return the keys that only other kinds of the block at a path have; empty for an unknown kind."""
     schema = schema_of(RunConfig)
     nodes = [schema]
     for part in path:
@@ -283,7 +283,7 @@ def of_other_kinds(path: tuple[str, ...], kind: str) -> set[str]:
 
 
 def _variants(schema: dict[str, Any], node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a node of a JSON schema stands for: itself, or what it refers to, and its alternatives."""
+    """Yield the alternatives of a JSON schema node, with references resolved."""
     if "$ref" in node:
         node = schema["$defs"][node["$ref"].rpartition("/")[2]]
     yield node
@@ -292,7 +292,7 @@ def _variants(schema: dict[str, Any], node: dict[str, Any]) -> Iterator[dict[str
 
 
 def _nodes_below(schema: dict[str, Any], nodes: list[dict[str, Any]], part: Any) -> list[dict[str, Any]]:
-    """The nodes of a JSON schema that one more part of a location leads to; [] where it leads nowhere."""
+    """Return the JSON schema nodes one location part further; [] where it leads nowhere."""
     found: list[dict[str, Any]] = []
     for node in (v for outer in nodes for v in _variants(schema, outer)):
         properties = node.get("properties", {})
@@ -309,7 +309,7 @@ def _nodes_below(schema: dict[str, Any], nodes: list[dict[str, Any]], part: Any)
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON schema of a recipe, for editors (`# yaml-language-server: $schema=...`)."""
+    """Return the JSON schema of a recipe, for editors (`# yaml-language-server: $schema=...`)."""
     schema = RunConfig.model_json_schema()
     about = "recipe to begin with: a path relative to this file, or a built-in name (docs/how-to/recipes.md)"
     parallel = schema["properties"][PARALLEL]

@@ -348,7 +348,7 @@ class DatasetManifest(Stored):
         return self
 
     def files_folder(self, folder: Storage) -> Storage:
-        """The folder that the files' paths are relative to: the dataset's own, or the one above, which parts are in."""
+        """Return the folder that file paths are relative to: the dataset's, or its parent for windows."""
         return folder.parent if self.parts else folder
 
     @property
@@ -365,8 +365,7 @@ class DatasetManifest(Stored):
 
     @property
     def label_names(self) -> list[str]:
-        """The names of the labels of which a row may have several, in the order of a model's outputs: tags, or columns
-        of 0 and 1; [] where there is one label, or a column has other values."""
+        """Label names of a multilabel dataset, in output order: tags, or columns of 0 and 1; [] otherwise."""
         state = self._named_label
         return [] if state.get("kind") == "classes" or any(state.get("odd", {}).values()) else state.get("values", [])
 
@@ -402,15 +401,15 @@ class DatasetManifest(Stored):
         return self.columns if self.format_version < VALUES_SINCE else tensor_columns(self.columns, self.features)
 
     def column(self, name: str) -> Column:
-        """The stored column of that name; KeyError names what there is."""
+        """Return the stored column of that name; the KeyError lists the columns."""
         return _named(name, self.columns, f"dataset {self.name!r} has no column")
 
     def tensor(self, name: str) -> Column:
-        """The tensor of that name; KeyError names what there is."""
+        """Return the tensor of that name; the KeyError lists the tensors."""
         return _named(name, self.tensors, f"dataset {self.name!r} has no column")
 
     def files_of(self, split: str) -> tuple[DataFile, ...]:
-        """The files of a split in their stored order; ManifestError names the splits there are."""
+        """List the files of a split in stored order; the ManifestError lists the splits."""
         if split not in self.splits:
             raise ManifestError(f"dataset {self.name!r} has no split {split!r}; it has {sorted(self.splits)}")
         return tuple(f for f in self.files if f.split == split)
@@ -425,7 +424,7 @@ class DatasetManifest(Stored):
 
 
 def with_features(manifest: DatasetManifest, features: State) -> DatasetManifest:
-    """The dataset as another dataset's feature state makes tensors of it. ManifestError if its columns do not fit."""
+    """Return the dataset with another dataset's feature state. ManifestError if columns do not fit."""
     if not features or features == manifest.features:
         return manifest
     with named(f"dataset {manifest.name!r}, read with the feature state of another", ManifestError):
@@ -450,7 +449,7 @@ def tensor_columns(columns: Sequence[Column], features: State) -> tuple[Column, 
 
 
 def _label_tensor(made: Output) -> Column:
-    """The tensor of a label of texts: a class's number, or a vector of a 0 or 1 for each tag."""
+    """Return the tensor of a string label: a class number, or a vector with 0 or 1 per tag."""
     layout: Layout = "vector" if made.shape else "scalar"
     kinds = {"logical": "array<string>" if made.shape else "string", "cardinality": made.cardinality}
     return Column(name=made.name, dtype=made.dtype, layout=layout, shape=made.shape, role="label", **kinds)

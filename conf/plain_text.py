@@ -22,8 +22,8 @@ def count_of(number: int, noun: str, form: str = "") -> str:
     """Show a number of things, or what they are: `1 rank`, `2 ranks`, `2 rows are`.
 
     Args:
-        number: of things.
-        noun: of one, with `is`, `was`, `has` or `needs` after it where the sentence goes on so.
+        number: count to show.
+        noun: singular noun, optionally followed by the verb `is`, `was`, `has` or `needs`.
         form: how the number is formatted, such as `,`.
     """
     return f"{number:{form}} {noun if number == 1 else _plural(noun)}"

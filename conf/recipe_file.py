@@ -87,8 +87,8 @@ def extend(
     Args:
         under: the recipe that is extended.
         over: the one that extends it.
-        takes_null: as of `read_recipe`.
-        of_other_kinds: as of `read_recipe`.
+        takes_null: tells whether a key accepts null, see `read_recipe`.
+        of_other_kinds: keys that only other kinds of a block have, see `read_recipe`.
     """
     replaced, dropped = list[str](), list[str]()
 
@@ -151,7 +151,7 @@ def name_of(where: str) -> str:
 
 
 def is_path(recipe: str) -> bool:
-    """Whether a recipe is given by its path; else it is the name of a built-in one."""
+    """Return whether a recipe is given by its path; otherwise it is a built-in recipe's name."""
     return recipe.endswith((".yaml", ".yml")) or "/" in recipe
 
 

@@ -103,7 +103,7 @@ class Strict(BaseModel):
 
 
 def same_but_for_case(names: Iterable[str]) -> tuple[str, str] | None:
-    """The first two names that Spark, which does not tell them apart by case, takes for one."""
+    """Return the first two names that are one name to Spark, which ignores case."""
     seen: dict[str, str] = {}
     for name in names:
         if name.lower() in seen:
@@ -113,7 +113,7 @@ def same_but_for_case(names: Iterable[str]) -> tuple[str, str] | None:
 
 
 def check_case(where: str, names: Iterable[str]) -> None:
-    """ValueError where two names differ by case alone, or not at all."""
+    """Raise ValueError if two names are equal or differ by case alone."""
     if twice := same_but_for_case(names):
         raise ValueError(
             f"{where}: {twice[0]!r} and {twice[1]!r} are one name to Spark, which ignores case; rename one"

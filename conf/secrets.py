@@ -87,7 +87,7 @@ _RANDOM = re.compile(r"(?=[a-z]*\d)(?=\d*[a-z])[a-z\d]{16,}|[\da-f]{8}(?:-[\da-f
 
 
 def is_secret_url(url: str) -> bool:
-    """Whether a URL to be called has a secret, or a long random word, by which services know their callers."""
+    """Return whether a URL contains a secret, or a long random word that identifies the caller."""
     return redact(url) != url or bool(_RANDOM.search(unquote(url)))
 
 
@@ -98,9 +98,9 @@ _ENDS = ("&", ";", "[&;]", r"[&;,]", r"[&;,)]", r"\)+$")  # of a value, by the d
 
 
 def url_secrets(url: str) -> set[str]:
-    """What of a URL that is a secret must not be shown: itself, its server and what tells who asks, in all spellings.
+    """Return every spelling of the parts of a secret URL to redact: the URL, its host, its credentials.
 
-    Of JDBC's URLs too: `;Password={a;b}`, `(user=u,password=p)`, `user/"password"@host`.
+    JDBC URLs included: `;Password={a;b}`, `(user=u,password=p)`, `user/"password"@host`.
     """
     servers = re.findall(r"//([^/?;]+)", url)
     logins = [name for server in re.findall(r"//([^?;]*)@", url) for name in re.split(r"[:@,]", server)]
@@ -114,7 +114,7 @@ def url_secrets(url: str) -> set[str]:
 
 
 def _spellings(value: str) -> set[str]:
-    """A value as it is, without its quotes, and without percent-encoding."""
+    """Return a value as it is, without its quotes, and without percent-encoding."""
     value = value.strip()
     bare = value
     if len(value) > 1 and value[0] + value[-1] in ('""', "''", "{}"):
@@ -169,7 +169,7 @@ def redacted(value: Any, path: str = "", numbers: bool = False) -> Any:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what this key holds is a secret: `fs.s3a.secret.key`, `hf_token`; not `tokens`, `tls_key`."""
+    """Return whether a key's name marks a secret: `fs.s3a.secret.key`, `hf_token`; not `tokens`, `tls_key`."""
     return bool(_IS_NAME.search(name))
 
 

@@ -57,11 +57,11 @@ class Storage:
         return pafs.LocalFileSystem() if self.remote is None else self.remote
 
     def path(self, relative: str = "") -> str:
-        """Raises ValueError where `relative` would leave this folder."""
+        """Return the absolute path. ValueError if `relative` would leave this folder."""
         return f"{self.root}/{check_below(relative)}".rstrip("/") if relative else self.root
 
     def at(self, relative: str) -> Storage:
-        """The folder `relative` below this one."""
+        """Return the folder `relative` below this one."""
         base = without_options(self.uri)
         return Storage(self.remote, self.path(relative), f"{base.rstrip('/')}/{relative}{self.uri[len(base) :]}")
 
@@ -85,12 +85,12 @@ class Storage:
         return True
 
     def size_bytes(self, relative: str) -> int | None:
-        """Size of a file in bytes; None if it does not exist."""
+        """Return the size of a file in bytes; None if it does not exist."""
         info = self.fs.get_file_info(self.path(relative))
         return info.size if info.is_file else None
 
     def sizes_bytes(self, relatives: Sequence[str]) -> list[int | None]:
-        """`size_bytes` of each, many at once: an object store is asked by several threads."""
+        """Return `size_bytes` of many files; an object store is asked by several threads."""
         pieces = [relatives[start : start + LOOK_UP_AT_ONCE] for start in range(0, len(relatives), LOOK_UP_AT_ONCE)]
 
         def look_up(piece: Sequence[str]) -> list[pafs.FileInfo]:
@@ -175,12 +175,12 @@ class Storage:
         return [path for path in sorted(left) if _delete_unlocked(self.path(path))]
 
     def list_files(self, relative: str = "") -> list[str]:
-        """Paths of all files below `relative`, relative to this folder, sorted; empty where the folder is missing."""
+        """List all files below `relative`, as sorted relative paths; [] if the folder is missing."""
         prefix = len(self.root) + 1
         return sorted(info.path[prefix:] for info in self._listed(relative, recursive=True) if info.is_file)
 
     def own_files(self, relative: str = "") -> dict[str, int]:
-        """Sizes in bytes of the files below `relative`, by path; links and mount points are passed over."""
+        """Return the size in bytes of each file below `relative`; links and mount points are skipped."""
         prefix = len(self.root) + 1
         if self.is_local:
             if self.way_out_on(relative):
@@ -196,7 +196,7 @@ class Storage:
         return {info.path[prefix:]: info.size for info in infos if info.is_file}
 
     def way_out_on(self, relative: str) -> str:
-        """Path of the first symbolic link or mount point on the way from this folder to `relative`; empty without one.
+        """Return the first symbolic link or mount point on the way to `relative`; "" if there are only folders.
 
         What is behind it is not ours. This folder itself may be one.
         """
@@ -212,13 +212,13 @@ class Storage:
         return {path.removeprefix(real) for path in mount_points() if path.startswith(real) and path != real}
 
     def list_folders(self) -> list[str]:
-        """Names of the folders directly below this one, sorted."""
+        """List the names of the folders directly below this one, sorted."""
         if self.is_local:
             return sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir()) if self.exists() else []
         return sorted(info.base_name for info in self._listed("", recursive=False) if info.type.name == "Directory")
 
     def _listed(self, relative: str, recursive: bool) -> list[pafs.FileInfo]:
-        """What is below `relative`; empty where the folder is missing."""
+        """List the files and folders below `relative`; [] if the folder is missing."""
         import pyarrow.fs as pafs
 
         return self.fs.get_file_info(pafs.FileSelector(self.path(relative), allow_not_found=True, recursive=recursive))
@@ -405,10 +405,10 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def open_storage(uri: str) -> Storage:
-    """`/path`, `relative/path`, `file:///path`, `s3://bucket/prefix?endpoint_override=host:port&scheme=http`.
+    """Open `/path`, `relative/path`, `file:///path` or a URI such as `s3://bucket/prefix?endpoint_override=host:port`.
 
     S3 credentials come from the environment or the instance, as pyarrow finds them; they may not stand in the URI.
-    Raises ValueError for what `check_uri` refuses, and where a filesystem needs what is not installed.
+    Raises ValueError for what `check_uri` refuses, and if a filesystem needs a package that is not installed.
     """
     check_uri(uri)
     if (path := local_path(uri)) is not None:
@@ -437,8 +437,8 @@ def check_stored(uri: str, named_in: str) -> None:
     """Raise ValueError for a URI of a server that only what is stored names: it would get the reader's keys.
 
     Args:
-        uri: in a stored file, or a tracking store.
-        named_in: URI of that, as the user has named it.
+        uri: URI found in a stored file or a tracking store.
+        named_in: URI of that file or store, as the user has named it.
     """
     server = _server(uri)
     if server and server != _server(named_in) and not is_trusted(server.partition("://")[2]):
@@ -449,13 +449,13 @@ def check_stored(uri: str, named_in: str) -> None:
 
 
 def is_trusted(server: str) -> bool:
-    """Whether the user lets stored files name this server, `host` or `host:port`."""
+    """Return whether the user lets stored files name this server, `host` or `host:port`."""
     trusted = {each.strip().lower() for each in os.environ.get(TRUSTED, "").split(",")} - {""}
     return not trusted.isdisjoint({server.lower(), re.sub(r":\d*$", "", server.lower())})
 
 
 def _server(uri: str) -> str:
-    """The server that a URI chooses, as `scheme://host:port`; empty where the storage's own SDK knows it.
+    """Return the server a URI chooses, `scheme://host:port`; "" where the storage's SDK knows it.
 
     Kerberos proves who asks and gives nothing away, so the name nodes of HDFS do not count.
     """

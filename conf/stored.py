@@ -53,7 +53,7 @@ class StoredError(ValueError):
 
 
 def up_to(newest: int) -> AfterValidator:
-    """Rule of a format version field: `format: Annotated[int, up_to(1)]`."""
+    """Validate a format version field: `format: Annotated[int, up_to(1)]`."""
 
     def known(found: int) -> int:
         if not 1 <= found <= newest:
@@ -95,14 +95,14 @@ def named(where: str, error: type[StoredError] = StoredError) -> Iterator[None]:
 
 
 def parse(kind: type[T], data: bytes | str, where: str, error: type[StoredError] = StoredError) -> T:
-    """The content of a stored JSON file. Raises `error`, as `named` does."""
+    """Parse the content of a stored JSON file. Raises `error`, as `named` does."""
     with named(where, error):
         content: T = _adapter(kind).validate_json(data, strict=True)
     return content
 
 
 def read(kind: type[T], storage: Storage, relative: str, error: type[StoredError] = StoredError) -> T:
-    """`parse` of a file below `storage`; a missing file is an `error` too."""
+    """Parse a JSON file below `storage`; a missing file raises `error` too."""
     where = f"{storage.uri}/{relative}"
     size = storage.size_bytes(relative)
     if size is None or size > MOST_BYTES:

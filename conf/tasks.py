@@ -106,7 +106,7 @@ class TaskKind:
         return {}
 
     def score_columns(self, classes: Sequence[str], labels: Sequence[str], width: int = 0) -> list[str]:
-        """Name the columns of a row's scores, where a row has one per class or label.
+        """List the columns of a row's scores where a row has one score per class or label.
 
         Args:
             classes: class names in output order; [] if classes are numbers.
@@ -177,7 +177,7 @@ class _RateKind(_NumberKind):
 
 
 def as_texts(label: str) -> str:
-    """Remedy for class numbers that do not fit: make classes of their texts."""
+    """Return the remedy for class numbers that do not fit: make classes of their texts."""
     return f"or make texts of them, which are classes whatever they are: CAST({label} AS string) in the SQL"
 
 
@@ -263,5 +263,5 @@ def task_kind(name: str) -> TaskKind:
 
 
 def is_better(metric: str, one: float, other: float) -> bool:
-    """Whether `one` beats `other` in the metric of that name; a value that is not a number beats nothing."""
+    """Return whether `one` beats `other` in the metric; a value that is not a number beats nothing."""
     return one < other if metric in LOWER_IS_BETTER else one > other

@@ -17,7 +17,7 @@ S3_OPTIONS = {"endpoint_override", "scheme", "region", "request_timeout", "conne
 
 
 def local_path(uri: str) -> str | None:
-    """The path on this machine that a URI or path means, letter by letter; None for a URI of another place.
+    """Return the path on this machine that a URI or path means; None for a URI of another place.
 
     A local path is no URL: `?`, `#`, `%25` or `:` in it are letters of a folder's name.
     """
@@ -28,7 +28,7 @@ def local_path(uri: str) -> str | None:
 
 
 def without_options(uri: str) -> str:
-    """A storage URI without the options behind its `?`; a local path as it is."""
+    """Return a storage URI without the options behind its `?`; a local path as it is."""
     return uri if local_path(uri) is not None else uri.partition("?")[0]
 
 
@@ -56,7 +56,7 @@ def check_uri(uri: str) -> None:
 
 
 def check_below(path: str) -> str:
-    """The path; ValueError where it is absolute or may leave the folder it is relative to."""
+    """Return the path; ValueError if it is absolute or may leave its folder."""
     if path.startswith("/") or "\0" in path or (".." in path and ".." in path.split("/")):
         raise ValueError(f"{path!r} must stay below its folder: no leading `/`, no `..`")
     return path

@@ -44,9 +44,9 @@ def analyze(
     Args:
         spark: the job's session.
         config: the etl block.
-        snapshots: of its sources; those whose declaration says all columns are not read.
+        snapshots: snapshots of the sources; sources with all columns declared are not read.
         settings: the recipe's `spark.conf`.
-        storage: of datasets; nothing is written.
+        storage: storage of datasets, to which nothing is written.
     """
     if ":" in config.rows:
         return None

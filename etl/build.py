@@ -220,7 +220,7 @@ def build_dataset(spark: SparkSession, request: BuildRequest) -> Built:
 
 
 def dataset_folder(name: str, fingerprint: str) -> str:
-    """Where a dataset is, below the root of datasets; `name` is the recipe's."""
+    """Return a dataset's folder, relative to the root of datasets; `name` is the recipe's."""
     return f"{name}-{fingerprint[:12]}"
 
 
@@ -233,7 +233,7 @@ def find_dataset(storage: Storage, fingerprint: str) -> DatasetManifest | None:
 
 
 def stored_dataset(storage: Storage, fingerprint: str) -> tuple[DatasetManifest | None, str]:
-    """(the manifest of a whole dataset, or None; what is wrong with one that is there, or empty)."""
+    """Return (manifest of an intact dataset or None, problem with a damaged one or "")."""
     if not storage.exists(MANIFEST_NAME):
         return None, ""
     try:
@@ -287,7 +287,7 @@ def assemble(job: RowsJob, request: BuildRequest, stored: StoredRows) -> Dataset
 
 
 def _split_info(rows: Sequence[int]) -> SplitInfo:
-    """`rows`: of each file of a split."""
+    """Count the rows and files of a split; `rows` holds each file's row count."""
     return SplitInfo(rows=sum(rows), files=len(rows))
 
 

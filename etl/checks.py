@@ -49,10 +49,10 @@ def mark(
 
     Args:
         rows: the rows, with SPLIT.
-        checks: the rules.
+        checks: checks of the recipe.
         tables: sources and views, for referential checks.
         key: columns that identify a row.
-        levels: of the rules that get a column; RULE needs those of `row`.
+        levels: check levels that get a column; RULE needs the level `row`.
     """
     marked = rows
     for index, check in enumerate(checks):
@@ -73,8 +73,8 @@ def _with_failure(
 
     Args:
         rows: the rows, with SPLIT.
-        check: the rule.
-        name: of the new column.
+        check: the check to evaluate.
+        name: name of the new column.
         tables: sources and views, for referential checks.
         key: columns that identify a row; they decide which of equal rows a unique check keeps.
     """
@@ -120,9 +120,9 @@ def counted(
 
     Args:
         marked: the marked rows.
-        checks: that they were marked by.
-        by: named columns that rows are grouped by, too.
-        further: named aggregates of each group, beside its number of `rows`.
+        checks: checks with which the rows were marked.
+        by: named columns to group rows by, too.
+        further: named aggregates per group, besides its number of `rows`.
     """
     counts = [F.count_if(F.col(f"{FAIL}{i}")).alias(f"n{i}") for i in range(len(checks))]
     return to_arrow(marked.groupBy(RULE, SPLIT, *by).agg(F.count(F.lit(1)).alias("rows"), *further, *counts))
@@ -207,12 +207,12 @@ def _rule_text(check: CheckConfig) -> str:
 
 
 def good(marked: DataFrame) -> DataFrame:
-    """Rows that pass every row-level rule, without the check columns."""
+    """Return the rows that pass every row-level rule, without the check columns."""
     return _without_flags(marked.where(F.col(RULE).isNull())).drop(RULE)
 
 
 def bad(marked: DataFrame) -> DataFrame:
-    """Quarantined rows, with the name of their rule in a last column `rule` (where the rows have one, `__rule`)."""
+    """Return quarantined rows with their rule's name in a last column `rule` (`__rule` if taken)."""
     rows = _without_flags(marked.where(F.col(RULE).isNotNull()))
     name = RULE if any(c.casefold() == "rule" for c in rows.columns) else "rule"
     return rows.select(*[c for c in rows.columns if c != RULE], F.col(RULE).alias(name))

@@ -60,7 +60,7 @@ def count_classes(good: DataFrame, column: Column, portions: int) -> list[ClassC
 
 
 def added(counts: Iterable[ClassCounts]) -> ClassCounts:
-    """The rows of several portions by split and class."""
+    """Add up the rows of several portions by split and class."""
     total: dict[str, dict[str, int]] = {}
     for one in counts:
         for split, classes in one.items():
@@ -92,7 +92,7 @@ def fit_label(
 
 
 def label_state(label: Column, counts: ClassCounts, declared: Sequence[str] | None) -> State:
-    """The state of a label of texts: its classes, in the order of the model's outputs, and their rows by split."""
+    """Return the state of a string label: its classes in output order, and their rows by split."""
     values = list(declared) if declared is not None else classes_of(counts)
     kind = "tags" if is_tags(label) else "classes"
     return {"name": label.name, "kind": kind, "column": label.name, "values": values,

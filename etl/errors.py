@@ -30,7 +30,7 @@ class ChecksFailed(EtlError):
 
 
 def innermost(error: JavaThrew | PySparkException) -> str:
-    """The first line of the innermost cause of an error in the JVM: what a driver or a file system answered."""
+    """Return the first line of a JVM error's innermost cause, as a driver or file system wrote it."""
     cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)  # py4j's name and pyspark's
     if cause is None:
         causes = re.findall(r"^Caused by: [\w.$]+: (.+)$", str(error), re.MULTILINE)  # of Spark Connect's server

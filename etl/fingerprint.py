@@ -20,10 +20,10 @@ ORDER = "the order of "
 
 
 def dataset_fingerprint(config: EtlConfig, sources: Mapping[str, SourceSnapshot], settings: Mapping[str, str]) -> str:
-    """sha256 over the sources' content, the etl block, the code, Spark's semantics and its `settings`.
+    """Hash (sha256) the sources' content, the etl block, the code, Spark's semantics and its `settings`.
 
-    Where a source is, and which snapshot was asked for, is not content: what was found there is. The order of keys is,
-    as columns are stored in it.
+    The location of a source and the requested snapshot do not count; what was found there does. The order of keys
+    counts, because columns are stored in it.
     """
     prints = {name: source.fingerprint for name, source in sources.items()}
     parts = [FORMAT_VERSION, prints, json.dumps(declared(config)), own_modules(config.rows), code_digest(PACKAGE)]
@@ -57,7 +57,7 @@ def made_of(config: EtlConfig, contents: Mapping[str, str], settings: Mapping[st
 
 
 def what_differs(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Name what differs between two fingerprints, by what each was made of; new and gone names say so."""
+    """List what differs between two fingerprints by their ingredients; marks new and gone names."""
     changed = [name for name in after if name in before and before[name] != after[name]]
     new, gone = [n for n in after if n not in before], [n for n in before if n not in after]
     other = {name.rpartition(".")[0] for name in (*new, *gone)}  # with another number of keys their order is another
@@ -66,7 +66,7 @@ def what_differs(before: Mapping[str, str], after: Mapping[str, str]) -> list[st
 
 
 def declared(config: EtlConfig) -> dict[str, Any]:
-    """The etl block, without where its sources are and which snapshots are asked for."""
+    """Return the etl block without the locations of sources and the requested snapshots."""
     block = config.model_dump(mode="json")
     for name, source in config.sources.items():
         block["sources"][name] = source.model_dump(mode="json", exclude=set(source.POINTERS))
@@ -74,5 +74,5 @@ def declared(config: EtlConfig) -> dict[str, Any]:
 
 
 def deciding_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings of Spark that may change rows."""
+    """Return the Spark settings that may change rows."""
     return {key: value for key, value in sorted(settings.items()) if decides_rows(key)}

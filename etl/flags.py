@@ -23,8 +23,9 @@ ONE, ODD, NULL = "__one", "__odd", "__null_label"
 
 
 def several_labels(columns: Iterable[Column]) -> list[str]:
-    """The label columns, where there are several; else []. EtlError for one that is no number or boolean,
-    as Spark has it: a date is stored as a number of days.
+    """Return the label columns if there are several; else []. EtlError for a label that is no number or boolean.
+
+    A date is no number here, although it is stored as a number of days.
     """
     labels = [column for column in columns if column.role == "label"]
     if len(labels) < 2:
@@ -38,7 +39,7 @@ def several_labels(columns: Iterable[Column]) -> list[str]:
 
 
 def flag_counts(labels: Sequence[str]) -> list[Expression]:
-    """The aggregates that `check_flags`, `ones` and `odd_rows` read."""
+    """Return the aggregates that `check_flags`, `ones` and `odd_rows` read."""
     found: list[Expression] = []
     for number, label in enumerate(labels):
         value = F.col(f"`{label}`").cast("double")
@@ -58,14 +59,14 @@ def check_flags(labels: Sequence[str], counted: pa.Table) -> None:
 
 
 def ones(labels: Sequence[str], counted: pa.Table) -> ClassCounts:
-    """Count the good rows of 1 by split and label."""
+    """Count the good rows with value 1, by split and label."""
     good = counted.filter(pc.is_null(counted[RULE]))
     splits = pc.unique(good[SPLIT]).to_pylist()
     return {split: _summed(labels, good.filter(pc.equal(good[SPLIT], split)), ONE) for split in splits}
 
 
 def odd_rows(labels: Sequence[str], counted: pa.Table) -> dict[str, int]:
-    """Count the good rows by label that are neither 0 nor 1."""
+    """Count the good rows whose value is neither 0 nor 1, by label."""
     return _summed(labels, counted, ODD)
 
 
@@ -75,13 +76,13 @@ def _summed(labels: Sequence[str], counted: pa.Table, name: str) -> dict[str, in
 
 
 def flags_state(labels: Sequence[str], counts: ClassCounts, odd: Mapping[str, int]) -> State:
-    """The state of several label columns; of columns that are not counted yet, `counts` and `odd` are empty."""
+    """Make the state of several label columns; `counts` and `odd` are empty before counting."""
     return {"values": list(labels), "counts": counts_in_order(counts, labels),
             "odd": {label: odd.get(label, 0) for label in labels}}  # fmt: skip
 
 
 def fit_flags(columns: Iterable[Column], counts: ClassCounts, odd: Mapping[str, int], rows: Mapping[str, int]) -> State:
-    """The part of a feature state that is about several label columns; {} without them. `rows`: by split."""
+    """Fit the state of several label columns; {} for one label. `rows`: number of rows by split."""
     labels = several_labels(columns)
     if not labels:
         return {}

@@ -42,7 +42,7 @@ def row_problems(etl: EtlConfig) -> Iterator[str]:
 
 
 def row_columns(etl: EtlConfig) -> list[str] | None:
-    """The columns of `etl.rows`; None where only Spark can say."""
+    """Predict the columns of `etl.rows`; None if only Spark can tell."""
     parser_log = logging.getLogger("sqlglot")
     level = parser_log.level
     parser_log.setLevel(logging.CRITICAL)  # it warns of what it takes for a command: Spark decides that
@@ -55,7 +55,7 @@ def row_columns(etl: EtlConfig) -> list[str] | None:
 
 
 def _columns(name: str, etl: EtlConfig) -> list[str]:
-    """The columns of a source or view."""
+    """Predict the columns of a source or view."""
     if name in etl.sources:
         known = etl.sources[name].known_columns()
         if known is not None:
@@ -75,7 +75,7 @@ def _columns(name: str, etl: EtlConfig) -> list[str]:
 
 
 def _selected(selected: exp.Expr, query: exp.Select, etl: EtlConfig) -> list[str]:
-    """The columns that one item of a SELECT gives."""
+    """Predict the columns that one item of a SELECT produces."""
     if not selected.is_star:
         if isinstance(selected, exp.Aliases) or not (isinstance(selected, exp.Alias | exp.Column | exp.Dot)):
             raise _NotCertain(str(selected))

@@ -68,14 +68,14 @@ def merged(profiles: Sequence[Profile]) -> Profile:
 def fit_state(
     profile: Profile, columns: Sequence[Column], inputs: dict[str, str], config: EtlConfig, splits: Mapping[str, int]
 ) -> State:
-    """Fit the feature state of a dataset; {} of text.
+    """Fit the feature state of a dataset; {} for text.
 
     Args:
-        profile: of all its rows.
-        columns: that are stored.
-        inputs: Spark type by the column of a feature.
-        config: the etl block.
-        splits: rows by split.
+        profile: profile of all rows of the dataset.
+        columns: columns that are stored.
+        inputs: Spark type by feature column.
+        config: the etl block of the recipe.
+        splits: number of rows by split.
     """
     if profile.statistics is None:
         return {}

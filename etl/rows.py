@@ -87,7 +87,7 @@ class RowsJob:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Count the block's seconds as those of `stage`, which Spark's UI and the job's progress show too."""
+        """Measure the block's seconds as `stage`, which Spark's UI and the job's progress show too."""
         started = time.monotonic()
         with described(self.spark, STAGES[stage]):
             yield
@@ -133,7 +133,7 @@ class Portion:
 
 
 def new_folder() -> str:
-    """Name the folder of a build, below its dataset or part."""
+    """Return a new name for a build's folder, below its dataset or day partition."""
     return f"data-{uuid.uuid4().hex[:12]}"
 
 
@@ -152,7 +152,7 @@ def deleted_on_failure(storage: Storage, paths: Sequence[str], sources: Iterable
 
 
 def rows_of(job: RowsJob, tables: dict[str, DataFrame]) -> DataFrame:
-    """The rows that the views make of the tables. EtlError for names that cannot be stored."""
+    """Return the rows that the views make of the tables. EtlError for names that cannot be stored."""
     rows = build_rows(job.spark, tables, job.config.views, job.config.rows)
     _check_names(rows)
     if missing := [c for c in job.config.key if c not in rows.columns]:
@@ -255,7 +255,7 @@ def _count_portion(portion: Portion, found: pa.Table, config: EtlConfig, several
 
 
 def _together(frames: Sequence[DataFrame]) -> DataFrame:
-    """The rows of all portions, with PORTION."""
+    """Combine the rows of all portions, numbered by PORTION."""
     return reduce(
         lambda above, below: above.unionByName(below),
         [frame.withColumn(PORTION, F.lit(n)) for n, frame in enumerate(frames)],
@@ -276,7 +276,7 @@ class StoredTable:
         return [c.name for c in self.columns if c.dtype == "string" and c.layout == "scalar"]
 
     def row_bytes(self, text_bytes: int) -> int | None:
-        """Bytes of a row, of which `text_bytes` are texts; None where rows hold arrays or binary values."""
+        """Return the bytes per row, `text_bytes` of them texts; None with array or binary columns."""
         sizes = [fixed_row_bytes(c) for c in self.columns if c.name not in self.texts]
         return None if None in sizes else text_bytes + sum(size or 0 for size in sizes)
 
@@ -313,11 +313,11 @@ def _write_table(
     """Write the good rows of all portions.
 
     Args:
-        job: whose storage all folders are in.
-        portions: where their rows go.
-        good: their rows, which have PORTION and ORDER.
-        stored: what is stored of them.
-        counted: what was counted of the rows.
+        job: job whose storage holds all folders.
+        portions: destination of each portion's rows.
+        good: rows to write, with PORTION and ORDER.
+        stored: layout of the stored table.
+        counted: row counts by check and bucket.
     """
     config, columns, features = job.config, stored.columns, stored.features
     tensors = list(tensor_columns(columns, features))
@@ -361,7 +361,7 @@ def _write_table(
 
 
 def _label(portions: int, number: int, split: str) -> str:
-    """Names a portion's split while rows are numbered."""
+    """Name a portion's split while rows are numbered."""
     return f"{number}/{split}" if portions > 1 else split
 
 
@@ -419,8 +419,10 @@ def check_one_per(name: str, wanted: int, rows_in: int) -> None:
 
 
 def delete_dead_builds(storage: Storage, used: Container[str]) -> None:
-    """Delete the folders of killed builds below a dataset or part, but for those `used`, when they are a day old:
-    no build can still be writing to them."""
+    """Delete folders of killed builds below a dataset or day partition, except those `used`, after a day.
+
+    By then no build can still be writing to them.
+    """
     storage.sweep()
     limit = datetime.now(UTC) - DEAD_BUILD_AGE
     newest: dict[str, datetime] = {}

@@ -18,7 +18,7 @@ FITTED = ("train", UNDIVIDED)  # splits whose rows features may be fitted on
 
 
 def split_names(config: SplitConfig) -> list[str]:
-    """Splits in the order they are stored; for kind `column` they are known only from the data."""
+    """List the splits in stored order; for kind `column` they are known only from the data."""
     return ["train", *config.boundaries] if config.kind == "time" else list(config.shares)
 
 

@@ -24,11 +24,11 @@ def build_rows(
     alone (`rand()`, `current_date()`): such rows would change between two passes over them, or two runs.
 
     Args:
-        spark: the session.
-        tables: by name; those of the views are added.
+        spark: session in which views are registered.
+        tables: DataFrames by name; those of the views are added.
         views: name -> SQL, each of which may use the ones before it.
         rows: name of a table or view, or `module:function`.
-        key: of the recipe that holds `rows`, for messages.
+        key: recipe key that holds `rows`, for messages.
     """
     for name, table in tables.items():
         table.createOrReplaceTempView(name)

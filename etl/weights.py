@@ -37,7 +37,7 @@ def check_weight_type(rows: DataFrame, weight: str) -> None:
 
 
 def weight_counts(weight: str) -> list[Expression]:
-    """The aggregates that `check_weights` and `weighted_rows` read."""
+    """Return the aggregates that `check_weights` and `weighted_rows` read."""
     value = F.col(f"`{weight}`").cast("double")
     odd = F.isnan(value) | (F.abs(value) == math.inf)
     is_of = {"__null": value.isNull(), "__negative": (value < 0) & ~odd, "__nan": odd, WEIGHTED: (value > 0) & ~odd}
@@ -58,7 +58,7 @@ def check_weights(weight: str, counted: pa.Table) -> None:
 
 
 def weighted_rows(counted: pa.Table) -> dict[str, int]:
-    """Count the good rows of a weight above 0 by split."""
+    """Count the good rows with a weight above 0, by split."""
     good = counted.filter(pc.is_null(counted[RULE])).group_by(SPLIT).aggregate([(WEIGHTED, "sum")])
     return dict(zip(good[SPLIT].to_pylist(), good[f"{WEIGHTED}_sum"].to_pylist(), strict=True))
 
@@ -72,7 +72,7 @@ def check_weighted(weight: str | None, weighted: Mapping[str, int], splits: Iter
 
 
 def fit_weight(weight: str | None, train: Statistics) -> State:
-    """The part of a feature state that is about weights; {} without any. `train`: of the training rows."""
+    """Fit the state of the weight column; {} without weights. `train`: statistics of training rows."""
     if weight is None:
         return {}
     numbers = train.numbers_of(weight, "none")

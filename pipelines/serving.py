@@ -66,7 +66,7 @@ CODE = "code"  # MLflow's folder for modules, beside that of the model's files; 
 
 
 def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """The module with its trained weights, never compiled: a serving host may have no compiler, nor time for one."""
+    """Return the module with its trained weights, never compiled: a serving host may lack a compiler or time."""
     without_memory = start_model(config, manifest)
     if isinstance(without_memory, InitialModel):  # refuse sizes other than the weights' before memory is taken
         without_memory.module.load_state_dict({name: weight.to("meta") for name, weight in weights.items()})
@@ -119,7 +119,7 @@ class RawInputs:
 
 
 def raw_inputs(config: RunConfig, manifest: DatasetManifest) -> RawInputs:
-    """What the recipe's model is fed. ValueError names a key of the recipe that the dataset does not meet."""
+    """Return the model's raw inputs. ValueError names a recipe key that the dataset does not satisfy."""
     columns = pick_columns(manifest, config.model)
     read = [manifest.tensor(name) for name in columns.read]
     tensors = [column for column in read if {column.name, column.mask} & {*columns.features}]
@@ -130,7 +130,7 @@ def raw_inputs(config: RunConfig, manifest: DatasetManifest) -> RawInputs:
 
 
 def learned_nulls(state: State) -> bool:
-    """Whether a feature has seen nulls in training, or declares what becomes of them."""
+    """Return whether a feature saw nulls in training, or declares how to treat them."""
     if state["kind"] == "passthrough":
         return state["nulls"] in ("mask", "fill")
     return state.get("train_nulls", 0) > 0  # not counted of cyclic features, nor of categories by an older sparkring
@@ -186,10 +186,10 @@ class TablePredictor(ABC):
         return self.raw.columns
 
     def predict(self, model_input: Any, params: Any = None) -> pd.DataFrame:
-        """`model_input`: a DataFrame, or a dict of equally long columns.
+        """Predict rows of `model_input`: a DataFrame, or a dict of equally long columns.
 
-        KeyError names a column that is missing, unless it is optional (RawInputs), and null then. ValueError
-        names a column with values that are none of its type, or a row without a finite prediction.
+        KeyError names a column that is missing, unless it is optional (RawInputs), and null then. ValueError names a
+        column with values of a wrong type, or a row without a finite prediction.
         """
         rows = pd.DataFrame(model_input)
         scores = self.scores(self.raw_arrays(rows), len(rows))
@@ -197,20 +197,20 @@ class TablePredictor(ABC):
         return pd.DataFrame(self.predictions(scores), index=rows.index)
 
     def raw_arrays(self, rows: pd.DataFrame) -> dict[str, RawColumn]:
-        """The frame's columns as `scores` takes them."""
+        """Return the frame's columns in the form of `scores`."""
         nullable = {state["column"] for state in self.raw.states if state.get("nulls", "refuse") != "refuse"}
         nullable |= {column.name for column in self.raw.plain if column.nulls != "refuse"}
         missing = {name: pa.nulls(len(rows)) for name in self.raw.optional - {*rows}}
         return {name: raw_column(rows[name], name in nullable) for name in rows} | missing
 
     def output_names(self, found: Contributions) -> list[str]:
-        """Name the classes or labels that a row has raw predictions of; [] where it has one."""
+        """List the classes or labels with raw predictions; [] for a single prediction."""
         if self.kind.form in (LabelForm.FLAG, LabelForm.NUMBER):
             return []
         return self.label_names or self.manifest.classes or [str(number) for number in range(len(found.base))]
 
     def predictions(self, scores: np.ndarray) -> dict[str, np.ndarray]:
-        """The scores as columns by name."""
+        """Return the scores as columns by name."""
         if scores.ndim == 1:
             return {"prediction": scores}
         classes = [] if self.kind.has_several_labels else self.manifest.classes
@@ -263,7 +263,7 @@ class Predictor(TablePredictor):
         )
 
     def _batches(self, rows: Mapping[str, RawColumn], count: int) -> Iterator[dict[str, torch.Tensor]]:
-        """The tensors of `batch_rows` raw rows at a time."""
+        """Yield the tensors of `batch_rows` raw rows at a time."""
         for start, end in batches_of(count, self.tensor_rows):
             tensors = self._raw_tensors({name: values[start:end] for name, values in rows.items()})
             for a, b in batches_of(end - start, self.batch_rows):
@@ -278,7 +278,7 @@ class Predictor(TablePredictor):
         return [column.name for column in self._source.stored]
 
     def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
-        """What is predicted, (rows,) or (rows, classes or labels), of what the model computes."""
+        """Convert model outputs to predictions, (rows,) or (rows, classes or labels)."""
         own: torch.Tensor = self.task.probabilities(outputs)
         return own if self.calibration is None else self.calibration(own)
 
@@ -288,7 +288,7 @@ class Predictor(TablePredictor):
         return found
 
     def _raw_tensors(self, rows: Mapping[str, RawColumn]) -> dict[str, torch.Tensor]:
-        """A batch as the dataset's reader would make it: raw rows through the fitted features."""
+        """Convert raw rows by the fitted features, as the dataset's reader would."""
         made: dict[str, Any] = dict(self._features.of(rows)) if self._features else {}
         columns = {}
         for column in self.raw.tensors:
@@ -302,7 +302,7 @@ class Predictor(TablePredictor):
         return columns
 
     def _stored_tensors(self, table: pa.Table) -> dict[str, torch.Tensor]:
-        """A batch of stored columns as the dataset's reader makes it."""
+        """Convert stored columns to tensors as the dataset's reader does."""
         columns = {}
         for column, values, present in self._source.made(table):
             if isinstance(values, RaggedArray) and column.layout == "binary" and self._features is not None:
@@ -346,7 +346,7 @@ class BlendedPredictor(TablePredictor):
 
 
 def rows_at_once(columns: Iterable[Column]) -> int:
-    """How many rows are scored at once: fewer where they are images, which take more memory than numbers."""
+    """Return how many rows to score at once: fewer if they have images, which need more memory."""
     image_bytes = sum(math.prod(column.shape) for column in columns if column.layout == "binary")
     return max(1, min(BATCH_ROWS, IMAGE_BYTES // max(1, image_bytes)))
 
@@ -373,15 +373,15 @@ def check_finite(scores: np.ndarray, rows: pd.DataFrame) -> None:
 
 
 def as_tensor(column: Column, values: np.ndarray) -> torch.Tensor:
-    """(rows, *shape) of the column's dtype; of images uint8."""
+    """Convert to (rows, *shape) of the column's dtype; images to uint8."""
     own = np.ascontiguousarray(values).astype(numpy_dtype(column), copy=False)
     return torch.from_numpy(own if own.flags.writeable else own.copy())
 
 
 def raw_column(given: pd.Series, nan_is_null: bool) -> RawColumn:
-    """A column of pandas as an Arrow array where its values are of one plain type, else as a list of them.
+    """Convert a pandas column to an Arrow array if its values have one plain type, else to a list.
 
-    `nan_is_null`: what a NaN among numbers stands for: pandas may know a null as NaN only.
+    `nan_is_null`: whether a NaN among numbers is null: pandas may have no other null.
     """
     kind = "numpy" if isinstance(given.dtype, np.dtype) and given.dtype.kind in "biuf" else ""
     kind = kind or pd.api.types.infer_dtype(given, skipna=True)
@@ -395,13 +395,13 @@ def raw_column(given: pd.Series, nan_is_null: bool) -> RawColumn:
 
 
 def present(given: pd.Series) -> list[Any]:
-    """The values with None for missing ones: pandas knows a null among numbers as NaN only."""
+    """Replace missing values by None: pandas has only NaN for a null among numbers."""
     values: list[Any] = given.astype(object).where(given.notna(), None).tolist()
     return values
 
 
 def as_read(column: Column, given: RawColumn) -> dict[str, np.ndarray]:
-    """A stored column and its mask, if it has one; nulls are filled as the dataset's reader fills them.
+    """Return a stored column and its mask, if any; nulls are filled as by the dataset's reader.
 
     ValueError for nulls in a column that refuses them.
     """
@@ -477,7 +477,7 @@ def load_trusted(path: str) -> TablePredictor | Writer:
 
 
 def carried(config: RunConfig, folder: Path) -> list[str]:
-    """The modules of a model's factory, task and decoders that its own folder of code has, on Python's path."""
+    """List the factory, task and decoder modules in the model's own code folder, on Python's path."""
     named = [module_of(each) for each in config.model_code.values()]
     on_path = {Path(place).resolve() for place in sys.path}
     codes = [parent / CODE for parent in folder.resolve().parents if parent / CODE in on_path]
@@ -526,10 +526,10 @@ def check_trusted(config: RunConfig, where: str, own: Iterable[str] = ()) -> Non
 
 
 def signature_inputs(config: RunConfig, manifest: DatasetManifest) -> list[NamedType]:
-    """The raw columns that the model needs, as MLflow columns.
+    """Describe the raw columns that the model needs, as MLflow columns.
 
-    A number may come as int, bool, float or None, a date as text too, and MLflow has no type for that but `any`; what a
-    value cannot be is reported when it is read.
+    A number may come as int, bool, float or None, a date as text too, and MLflow has no type for that but `any`; an
+    impossible value is reported when it is read.
     """
     if manifest.text:
         return [
@@ -549,6 +549,6 @@ def signature_inputs(config: RunConfig, manifest: DatasetManifest) -> list[Named
 
 
 def signature_outputs(task: str, classes: Sequence[str] = (), labels: Sequence[str] = ()) -> list[NamedType]:
-    """The prediction's columns, where they are known; `classes`, `labels`: their names, in the order of outputs."""
+    """Describe the prediction's columns, if known; `classes`, `labels`: names in order of outputs."""
     columns = task_kind(task).outputs(classes, labels)
     return [{"name": name, "type": kind, "required": True} for name, kind in columns.items()]

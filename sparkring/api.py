@@ -69,8 +69,8 @@ class Recipe:
             table: CSV or Parquet file, a folder of them, a DataFrame, or the name of a table that the open session
                 knows. The rows of the last two are written to `folder`/table.
             label: the column to predict, or several with commas between.
-            folder: of the recipe; None: one in the working directory, named as the data. A DataFrame, or the name of a
-                table, needs one, which all executors see.
+            folder: folder of the recipe; None for one in the working directory, named after the data. A DataFrame, or
+                the name of a table, needs one, which all executors see.
             task: None: by the label's type and values.
             family: net, trees or both; None: both where XGBoost is installed.
             overwrite: replace another recipe, and the rows, in the folder.
@@ -145,7 +145,7 @@ class Run:
         return self.result.dataset
 
     def report(self) -> str:
-        """The report, one page of HTML with all that it shows."""
+        """Return the report, one self-contained HTML page."""
         return open_storage(self.folder).read_bytes(REPORT).decode()
 
     def __repr__(self) -> str:
@@ -170,11 +170,11 @@ def run(
     Raises what is wrong (ConfigError and others with a line each). The same call goes on with a run that was stopped.
 
     Args:
-        recipe: by name or path, or a Recipe.
-        spark: session to use, which stays open; None: the one that is open, or one of this run's own.
+        recipe: name or path of a recipe, or a Recipe.
+        spark: session to use, left open; None takes the open session, or opens one for this run.
         limit_rows: a trial of every part on about so many rows, as `--limit-rows`.
-        overrides: `{"train.steps": 500}`.
-        **blocks: the same by block: `train={"steps": 500}`.
+        overrides: settings by key, such as `{"train.steps": 500}`.
+        **blocks: settings by block: `train={"steps": 500}`.
     """
     from sparkring.pipelines.context.context import Publication, TrialPublication
     from sparkring.pipelines.job.job import run_job
@@ -209,7 +209,7 @@ def launch(
     spark: SparkSession | None = None,
     preload: Sequence[str] = ("torch",),
 ) -> JobResult:
-    """Run `function(ctx, *args, **kwargs)` in `world` processes on Spark's slots, at the same time; their results.
+    """Run `function(ctx, *args, **kwargs)` in `world` simultaneous processes on Spark's slots.
 
     Raises WorkerFailed with the rank and traceback of the first that fails; no process is left by then. TypeError for
     a `function`, `world` or `args` of another kind.
@@ -217,8 +217,8 @@ def launch(
     Args:
         function: a function, also one of a notebook's cell. It gets a WorkerContext, which has `rank` and `world_size`.
         world: number of processes.
-        args: further arguments.
-        kwargs: and by name.
+        args: positional arguments of the function.
+        kwargs: keyword arguments of the function.
         spark: session whose executors run them; None: the one that is open, or one for this call.
         preload: modules to import before the processes are forked; those that are missing are skipped.
     """
@@ -266,7 +266,7 @@ def _check_spark(name: str, spark: SparkSession | None) -> None:
 
 
 def _of_catalog(table: str | Path | DataFrame) -> str | Path | DataFrame:
-    """The DataFrame of the name of a table that the open session knows; anything else as it is.
+    """Return the DataFrame of a table that the open session knows; anything else unchanged.
 
     ConfigError for what may be a name, and is neither a path nor a table.
     """
@@ -308,7 +308,7 @@ def _written(frame: DataFrame, folder: Path) -> Iterator[str]:
 
 
 def _is_same(folder: Path, recipe: str, rows: Path) -> bool:
-    """Whether a folder has this recipe and these rows. ConfigError where it has others, or files without a recipe."""
+    """Return whether a folder has this recipe and rows. ConfigError for others, or files without a recipe."""
     from sparkring.pipelines.init.folder import RECIPE
 
     others = [path for path in folder.iterdir() if path.name != NEW_TABLE] if folder.is_dir() else []
@@ -328,7 +328,7 @@ def _is_same(folder: Path, recipe: str, rows: Path) -> bool:
 
 
 def _rows_digest(folder: Path) -> tuple[int, int]:
-    """Count the rows of a folder of Parquet, and add up their hashes: the same in any order and any number of files."""
+    """Count the rows of a Parquet folder and sum their hashes, independent of order and files."""
     import pandas
     import pyarrow.parquet as pq
 
@@ -353,7 +353,7 @@ def _resolved(path: str, overrides: list[str], limit_rows: int | None) -> Resolv
 
 
 def _overrides(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """`key.path=value` for each value, a block's by their own."""
+    """Yield `key.path=value` for each value, recursively for blocks."""
     for name, value in values.items():
         key = f"{above}{name}"
         if isinstance(value, Mapping):

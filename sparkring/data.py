@@ -48,7 +48,7 @@ class DataReader:
         self.close()
 
     def __len__(self) -> int:
-        """Global batches of an epoch; the same on every rank."""
+        """Return the global batches per epoch; the same on every rank."""
         return self._reader.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -121,13 +121,13 @@ def open(
 
     Args:
         uri: folder of the dataset, local or in an object store.
-        split: its name.
-        rank: of this process.
+        split: name of the split.
+        rank: number of this process.
         world: processes that share each global batch.
         global_batch: rows of all ranks in a step.
-        columns: tensors that are read; None: all.
-        device: where batches go, such as "cuda:0"; None: they stay on the host.
-        settings: of a recipe's `data` block, such as shuffle=False, seed=1 or filters=[["x", ">", 0]].
+        columns: names of tensors to read; None for all.
+        device: device of the batches, such as "cuda:0"; None keeps them on the host.
+        settings: keys of a recipe's `data` block, such as shuffle=False, seed=1 or filters=[["x", ">", 0]].
     """
     try:
         config = DataConfig.model_validate(settings)
@@ -154,7 +154,7 @@ def open(
 
 
 def gather_of(world: int) -> AllGather:
-    """How ranks agree on the rows that filters and quarantine leave."""
+    """Return how ranks agree on the rows that filters and quarantine leave."""
     if world == 1:
         return gather_alone
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() != world:

@@ -61,16 +61,16 @@ class Hook:
     """
 
     def on_step(self, seen: StepSeen) -> None:
-        """After each step. Where a hook has it, ranks add up their losses at each step, for which a GPU waits.
+        """Handle a step. With this method, ranks add up their losses at each step, for which a GPU waits.
 
-        Not under parallel.averaging, where ranks do not meet in each step.
+        Not under parallel.averaging, where ranks do not synchronize in each step.
         """
 
     def on_evaluation(self, seen: EvaluationSeen) -> None:
-        """After each evaluation of the validation split."""
+        """Handle an evaluation of the validation split."""
 
     def on_checkpoint(self, seen: CheckpointSeen) -> None:
-        """At the step after a checkpoint was completed, since it is written behind training; or at the end."""
+        """Handle a complete checkpoint, at the first step after its background write, or at the end."""
 
 
 class HookFailed(RuntimeError):
@@ -94,7 +94,7 @@ class Hooks:
         self._call("on_evaluation", seen)
 
     def committed(self, seen: CheckpointSeen) -> None:
-        """Note a checkpoint, from any thread; `deliver` shows it."""
+        """Record a checkpoint, from any thread; `deliver` passes it on."""
         self._committed.append(seen)
 
     def deliver(self) -> None:
@@ -128,13 +128,13 @@ def _make(reference: str, cls: type[Hook]) -> Hook:
 
 
 def _where(error: Exception) -> str:
-    """The error in a line, and the innermost line of code that raised it."""
+    """Describe the error in a line, with the innermost line of code that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {first_line(error)} ({frame.filename}:{frame.lineno}, in {frame.name})"
 
 
 def hook_class(reference: str) -> type[Hook]:
-    """The class that an entry of train.hooks names; ValueError for anything else."""
+    """Return the class that an entry of train.hooks names; ValueError for anything else."""
     found = load_setting(reference, "train.hooks")
     if not (isinstance(found, type) and issubclass(found, Hook)):
         raise ValueError(
@@ -144,7 +144,7 @@ def hook_class(reference: str) -> type[Hook]:
 
 
 def hook_problems(references: Sequence[str]) -> list[str]:
-    """Why hooks cannot be used, as far as it is known without making them."""
+    """List why hooks cannot be used, as far as known without making them."""
     problems = []
     for reference in references:
         try:

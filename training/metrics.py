@@ -94,20 +94,20 @@ class SortedRows:
         self._positive = is_positive[self._order]
 
     def steps(self, weights: Array) -> tuple[Array, Array]:
-        """Weight of positive and of negative rows at each distinct score (T,), rising; counts stay whole numbers."""
+        """Return the weights of positive and negative rows at each distinct score (T,), rising; counts stay whole."""
         ordered = weights[self._order]
         positive, negative = ordered * self._positive, ordered * ~self._positive
         return np.add.reduceat(positive, self._starts), np.add.reduceat(negative, self._starts)
 
     def auc(self, weights: Array) -> float:
-        """Share of pairs of a positive and a negative row that are in the right order; ties count half."""
+        """Compute the share of (positive, negative) pairs in the right order; ties count half."""
         positive, negative = self.steps(weights)
         pairs = positive.sum() * negative.sum()
         below = np.cumsum(negative) - negative
         return float((positive * (2 * below + negative)).sum() / (2 * pairs)) if pairs else math.nan
 
     def average_precision(self, weights: Array) -> float:
-        """Mean precision over the positive rows."""
+        """Compute the mean precision over the positive rows."""
         positive, negative = (step[::-1] for step in self.steps(weights))
         found = np.cumsum(positive)
         seen = found + np.cumsum(negative)
@@ -152,7 +152,7 @@ def class_counts(labels: Array, predicted: Array, classes: int, weights: Array |
     Args:
         labels: (N,) class numbers.
         predicted: (N,) class numbers.
-        classes: how many there are.
+        classes: number of classes.
         weights: (N,) how often each row counts; None: once.
     """
     right = labels == predicted
@@ -205,7 +205,7 @@ def top_calibration(labels: Array, scores: Array, weights: Array | None = None) 
 
 
 def calibration_error(bins: Sequence[Bin]) -> float:
-    """Mean distance of predicted from observed share, by the rows' weight (ECE, Naeini 2015, equal-count bins)."""
+    """Compute the mean distance of predicted from observed share, by weight (ECE, Naeini 2015, equal-count bins)."""
     weight = sum(b.weight for b in bins)
     return sum(b.weight * abs(b.predicted - b.observed) for b in bins) / weight
 
@@ -226,23 +226,23 @@ def log_losses(rows: Rows) -> Array:
 
 
 def hits(rows: Rows) -> Array:
-    """Whether each row is predicted right, (N,); of several labels the share that is."""
+    """Return whether each row is predicted right, (N,); for several labels the share that is."""
     right: Array = rows.predicted == rows.actual
     return right if right.ndim == 1 else right.mean(axis=1)
 
 
 def perplexity(loss_nats: float) -> float:
-    """exp of the mean loss per token; of a model that diverged, a number that JSON can hold."""
+    """Compute exp of the mean loss per token, limited to numbers that JSON can hold."""
     return math.exp(min(loss_nats, 700.0))
 
 
 def squared_errors(labels: Array, predictions: Array | float) -> Array:
-    """Squared error of each row, (N,)."""
+    """Compute the squared error of each row, (N,)."""
     return np.square(predictions - labels)
 
 
 def deviances(labels: Array, predictions: Array | float) -> Array:
-    """Poisson deviance of each row, (N,): labels at least 0, predicted means clipped at CLIP."""
+    """Compute the Poisson deviance of each row, (N,): labels at least 0, predicted means clipped at CLIP."""
     expected = np.maximum(predictions, CLIP)
     ratio = np.where(labels > 0, labels, expected) / expected
     found: Array = 2 * (labels * np.log(ratio) - labels + expected)
@@ -250,13 +250,13 @@ def deviances(labels: Array, predictions: Array | float) -> Array:
 
 
 def weighted_mean(values: Array, weights: Array) -> float:
-    """The mean of values (N,); NaN if the weights are all 0."""
+    """Average the values (N,); NaN if the weights are all 0."""
     total = weights.sum()
     return float(values @ weights / total) if total else math.nan
 
 
 def effective_rows(weights: Array) -> int:
-    """How many rows of equal weights say as much as these: (sum of weights)² / sum of their squares (Kish 1965)."""
+    """Return the effective number of rows: (sum of weights)² / sum of their squares (Kish 1965)."""
     if not weights.any():
         return 0
     shares = weights / weights.max()  # squares of 1e200 are infinite
@@ -264,13 +264,13 @@ def effective_rows(weights: Array) -> int:
 
 
 def mean_of_known(values: Iterable[float]) -> float:
-    """The mean of the values that are not NaN; NaN if all are."""
+    """Average the values that are not NaN; NaN if all are."""
     known = [float(value) for value in values if not math.isnan(value)]
     return math.fsum(known) / len(known) if known else math.nan
 
 
 def _f1(rows: Rows) -> Weighing:
-    """F1 of flags; NaN where 1 is neither there nor predicted."""
+    """Prepare F1 of flags; NaN where 1 is neither present nor predicted."""
     right, either = rows.predicted & rows.actual, rows.predicted.astype(np.int64) + rows.actual
 
     def of(weights: Array) -> float:
@@ -294,7 +294,7 @@ def _macro_f1(rows: Rows) -> Weighing:
 
 
 def _macro(of_label: Callable[[Rows], Weighing]) -> Callable[[Rows], Weighing]:
-    """The mean over the labels that have the metric."""
+    """Average the metric over the labels that have it."""
 
     def of(rows: Rows) -> Weighing:
         each = [of_label(label) for label in rows.each_label]
@@ -304,7 +304,7 @@ def _macro(of_label: Callable[[Rows], Weighing]) -> Callable[[Rows], Weighing]:
 
 
 def _micro(of_flags: Callable[[Rows], Weighing]) -> Callable[[Rows], Weighing]:
-    """The metric of all pairs of row and label."""
+    """Compute the metric over all pairs of row and label."""
 
     def of(rows: Rows) -> Weighing:
         every, labels = of_flags(rows.all_labels), rows.labels.shape[1]
@@ -327,12 +327,12 @@ def _calibration_error(rows: Rows) -> Weighing:
 
 
 def root(loss: float, of_constant: float) -> float:
-    """The root of a mean squared error."""
+    """Compute the square root of a mean squared error."""
     return math.sqrt(loss)
 
 
 def explained(loss: float, of_constant: float) -> float:
-    """Share of the constant's loss that the model avoids; NaN where the constant has none."""
+    """Compute the share of the constant's loss that the model avoids; NaN if the constant has no loss."""
     return 1 - loss / of_constant if of_constant > 0 else math.nan
 
 
@@ -373,17 +373,17 @@ WHOLE: dict[Metric, Callable[[Rows], Weighing]] = {
 
 
 def row_values(metric: Metric, rows: Rows) -> Array:
-    """The metric of each row, (N,), of one that is their mean. KeyError for another."""
+    """Return the values (N,) whose mean is the metric. KeyError for other metrics."""
     return ERRORS[metric](rows.labels, rows.scores) if metric in ERRORS else MEANS[metric](rows)
 
 
 def is_mean(metric: Metric) -> bool:
-    """Whether the metric is the mean of a value of each row, so ranks may sum it."""
+    """Return whether the metric is the mean of a value of each row, so ranks may sum it."""
     return metric in ERRORS or metric in MEANS
 
 
 def weighing(metric: Metric, rows: Rows) -> Weighing:
-    """The metric of these rows as a function of their weights."""
+    """Return the metric of these rows as a function of their weights."""
     if is_mean(metric):
         return partial(weighted_mean, row_values(metric, rows))
     return partial(_of_loss, metric, rows) if metric in OF_LOSS else WHOLE[metric](rows)
@@ -396,7 +396,7 @@ def _of_loss(metric: Metric, rows: Rows, weights: Array) -> float:
 
 
 def mean_loss_of_constant(error: Callable[[Array, float], Array], labels: Array, weights: Array) -> float:
-    """Loss of predicting the labels' mean for every row; 0 where all labels that count are equal."""
+    """Compute the loss of predicting the labels' mean for every row; 0 if all counted labels are equal."""
     counted = labels[weights > 0]
     if not len(counted) or counted.min() == counted.max():
         return 0.0
@@ -404,7 +404,7 @@ def mean_loss_of_constant(error: Callable[[Array, float], Array], labels: Array,
 
 
 def metrics_of(metrics: Iterable[Metric], rows: Rows, weights: Array | None = None) -> dict[str, float]:
-    """Metrics by name; NaN of those that these rows do not have. weights: None: all rows alike."""
+    """Compute metrics by name; NaN if undefined for these rows. weights None: all equal."""
     counts = np.ones(len(rows.labels), np.int64) if weights is None else weights  # whole numbers: counts stay exact
     return {metric.name: weighing(metric, rows)(counts) for metric in metrics}
 
@@ -412,14 +412,14 @@ def metrics_of(metrics: Iterable[Metric], rows: Rows, weights: Array | None = No
 def task_scores(
     kind: TaskKind, labels: Array, scores: Array, weights: Array | None = None, names: Iterable[str] = ()
 ) -> dict[str, float]:
-    """Every held-out metric that these rows have. ValueError for labels or scores that cannot be scored.
+    """Compute every held-out metric defined for these rows. ValueError for invalid labels or scores.
 
     Args:
-        kind: a table task.
+        kind: kind of a table task.
         labels: (N,) 0 or 1, class numbers, or values; (N, L) 0 or 1.
         scores: (N,) probabilities of 1, or predicted values; (N, C) or (N, L) probabilities.
-        weights: (N,) how much each row counts, at least 0; None: all alike.
-        names: metrics to compute; none: all of the task.
+        weights: (N,) weight of each row, at least 0; None for equal weights.
+        names: metrics to compute; empty for all of the task.
     """
     rows, weights = checked_rows(kind.form, labels, scores, weights)
     wanted = {*names} or kind.directions.keys()
@@ -428,13 +428,13 @@ def task_scores(
 
 
 def checked_rows(form: LabelForm, labels: Array, scores: Array, weights: Array | None) -> tuple[Rows, Array | None]:
-    """The rows that count for something, and their weights. ValueError for what cannot be scored.
+    """Return the rows with weight and their weights. ValueError for invalid labels or scores.
 
     Args:
-        form: what the labels are.
-        labels: as of `task_scores`.
-        scores: likewise.
-        weights: likewise.
+        form: form of the labels.
+        labels: labels, see `task_scores`.
+        scores: scores, see `task_scores`.
+        weights: weights, see `task_scores`.
     """
     labels, scores = np.asarray(labels, np.float64), np.asarray(scores, np.float64)
     dimensions = {LabelForm.CLASS: (1, 2), LabelForm.FLAGS: (2, 2)}.get(form, (1, 1))
@@ -460,6 +460,6 @@ def checked_rows(form: LabelForm, labels: Array, scores: Array, weights: Array |
 
 
 def _divided(ones: Array, others: Array) -> Array:
-    """ones / others; NaN where others is 0."""
+    """Divide ones / others; NaN where others is 0."""
     found: Array = np.divide(ones, others, out=np.full(len(ones), np.nan), where=others > 0)
     return found

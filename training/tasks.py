@@ -56,14 +56,14 @@ class _TableTask(Task):
 
     @abstractmethod
     def row_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Loss of each row (B,) of one model's outputs."""
+        """Compute the loss of each row (B,) from one model's outputs."""
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """Probability of the positive class (B,), of each class or label (B, classes), or the value (B,)."""
+        """Return the probability of the positive class (B,), of each class or label (B, classes), or the value (B,)."""
         return outputs
 
     def decisions(self, outputs: Tensor) -> Tensor:
-        """What metrics on ranks are made of: `probabilities`, or the predicted class (B,)."""
+        """Return the input of metrics on ranks: `probabilities`, or the predicted class (B,)."""
         return self.probabilities(outputs).double()
 
     def metric_names(self) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class _TableTask(Task):
         return metrics_of(self._on_ranks(means=False), rows, None if weights is None else weights.numpy())
 
     def _on_ranks(self, means: bool) -> list[Metric]:
-        """Metrics that ranks compute beside the loss: means over rows, or those of all rows together."""
+        """List metrics that ranks compute besides the loss: means over rows, or those of all rows together."""
         metrics = (metric for metric in self.kind.metrics if metric.on_ranks and metric.name != LOSS)
         return [metric for metric in metrics if is_mean(metric) == means]
 
@@ -179,7 +179,7 @@ TASK_CLASSES: dict[str, type[_TableTask]] = {
 
 
 def model_class(reference: str) -> type[nn.Module]:
-    """The torch module that `model.factory` names; ValueError for anything else."""
+    """Return the torch module that `model.factory` names; ValueError for anything else."""
     found = load_setting(reference, "model.factory")
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"model.factory = {reference!r}: is {found!r}, not a class derived from torch.nn.Module")
@@ -202,7 +202,7 @@ def build_task(
         label: the label's column, or the columns of several; ValueError if a table task has none, or too many.
         inputs: columns passed to the model one by one; None: one dict of all features.
         pad_id: token that is never a target of a language model.
-        args: of the user's class (model.task_args).
+        args: arguments of the user's class (model.task_args).
     """
     described = task_kind(kind)
     if described.is_text:

@@ -58,9 +58,11 @@ class MixConfig(Strict):
 
 
 class PetastormConfig(Strict):
-    """Keys of `reader: petastorm`, for training only: evaluation stays native, and `lanes`, `threads`, `max_bytes`,
-    `chunk_bytes`, `ahead` and `verify` are then of evaluation alone. Its schemas are pickles: only for datasets
-    you trust."""
+    """Keys of `reader: petastorm`, for training only; evaluation stays native.
+
+    `lanes`, `threads`, `max_bytes`, `chunk_bytes`, `ahead` and `verify` then apply to evaluation alone. Schemas are
+    pickles: only for datasets you trust.
+    """
 
     url: str | None = Field(
         default=None, description="a dataset, plain or Petastorm's (file:///..., hdfs://...); None: the job's own"

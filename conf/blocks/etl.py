@@ -90,7 +90,7 @@ SPLIT_SALT = "sparkring.split"
 
 
 def share_edges(shares: list[float]) -> list[int]:
-    """Upper bucket of every share: [0.8, 0.1, 0.1] -> [800000, 900000, 1000000]."""
+    """Return the upper bucket of each share: [0.8, 0.1, 0.1] -> [800000, 900000, 1000000]."""
     total, edges = 0.0, []
     for share in shares:
         total += share

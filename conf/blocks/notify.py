@@ -104,12 +104,12 @@ def url_problem(url: str, http_hosts: Sequence[str]) -> str | None:
 
 
 def target_url(target: WebhookTarget | PingTarget, environment: Mapping[str, str]) -> str:
-    """The target's URL; empty where its variable is not set."""
+    """Return the target's URL; empty if its environment variable is not set."""
     return target.url if target.url is not None else environment.get(target.url_env or "", "").strip()
 
 
 def notify_problems(config: NotifyConfig, environment: Mapping[str, str]) -> list[str]:
-    """What of `notify` cannot work in this environment, one line each; for the begin of a job."""
+    """List the `notify` settings that cannot work in this environment, one line each."""
     problems = []
     for number, target in enumerate(config.targets):
         key = f"notify.targets.{number}"

@@ -56,5 +56,5 @@ class SparkConfig(Strict):
         }
 
     def settings(self) -> dict[str, str]:
-        """`conf` with its secrets, for the session alone."""
+        """Return `conf` with its secrets, for the Spark session alone."""
         return {key: _plain(value) for key, value in self.conf.items()}

@@ -22,7 +22,7 @@ def _free_alias(alias: str) -> str:
 
 
 def experiment_problem(experiment: str, uri: str | None) -> str | None:
-    """The embedded store keeps its artifacts in a folder of this name; servers may have paths as names."""
+    """Return why the name is invalid: the embedded store makes a folder of it; servers allow paths."""
     if uri is not None or re.fullmatch(r"[\w][\w .-]*", experiment):
         return None
     return f"experiment = {experiment!r}: names a folder below root; use letters, digits, ` `, `.`, `-`, `_`"
@@ -78,7 +78,7 @@ class TrackingConfig(Strict):
         return None if entry_points(group="mlflow.tracking_store", name=scheme) else scheme
 
     def named(self, recipe: str) -> Self:
-        """With `experiment` and `registered_model` filled in: the name of the recipe where they are not set."""
+        """Return a copy whose unset `experiment` and `registered_model` are the recipe's name."""
         names = {"experiment": self.experiment or recipe, "registered_model": self.registered_model or recipe}
         return self.model_copy(update=names)
 

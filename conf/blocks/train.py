@@ -71,12 +71,12 @@ class TrainConfig(Strict):
 
 
 def evaluation_batch(asked: int | None, global_batch: int, passes: int, split_rows: int) -> int:
-    """Rows that all ranks evaluate at a time: by default not more than training computes at a time, nor than there are.
+    """Return the rows all ranks evaluate at a time: at most a training pass and the split.
 
     Args:
-        asked: train.eval_batch.
+        asked: value of `train.eval_batch`, which overrides the default.
         global_batch: rows of a training step.
-        passes: that a training step is cut into.
-        split_rows: of the split.
+        passes: number of gradient accumulation passes per step.
+        split_rows: number of rows in the split.
     """
     return min(asked or max(1, global_batch // passes), max(1, split_rows))

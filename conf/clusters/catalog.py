@@ -26,7 +26,7 @@ MOST_FILES = 8  # that extend each other
 
 
 def cluster_names() -> list[str]:
-    """Names of the built-in clusters, sorted."""
+    """List the names of the built-in clusters, sorted."""
     return sorted(p.name.removesuffix(".yaml") for p in CLUSTERS.iterdir() if p.name.endswith(".yaml"))
 
 
@@ -41,12 +41,12 @@ def load_cluster(name: str) -> Cluster:
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """The cluster as the text of a file that `load_cluster` reads back."""
+    """Return the cluster as YAML text that `load_cluster` reads back."""
     return yaml.safe_dump(cluster.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
 
 
 def _merged_values(name: str, folder: Path, above: tuple[str, ...]) -> dict[str, Any]:
-    """Values of a file over those of the one that it extends."""
+    """Merge a file's values over the values of the file it extends."""
     source, inside = _find(name, folder, above)
     try:
         values, _ = parse_yaml(source.read_text(encoding="utf-8"))
@@ -63,7 +63,9 @@ def _merged_values(name: str, folder: Path, above: tuple[str, ...]) -> dict[str,
 
 
 def _with_basis(merged: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A file's values without the fit of the one that it extends, where that is of another device or other shares.
+    """Drop the inherited fit where the file changes the device or the reached shares.
+
+    `own`: the values in the file itself.
 
     `own`: what the file itself says.
     """
@@ -75,7 +77,7 @@ def _with_basis(merged: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find(name: str, folder: Path, above: tuple[str, ...]) -> tuple[Traversable, Path]:
-    """The file, and the folder that what it extends is looked up in."""
+    """Find the file, and the folder in which to look up the file it extends."""
     source: Traversable = folder / name if is_path(name) else CLUSTERS / f"{name}.yaml"
     if source.is_file():
         return source, (folder / name).parent

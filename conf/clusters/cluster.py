@@ -39,7 +39,7 @@ class Device(Strict):
     processors: PositiveInt = Field(108, description="multiprocessors of a GPU, cores of a CPU: tiles at once")
 
     def peak_flops(self, precision: str) -> float:
-        """Operations per second; a dtype that is not listed computes as the slowest one that is."""
+        """Return operations per second; an unlisted dtype computes as the slowest listed one."""
         known: dict[str, float] = {str(dtype): peak for dtype, peak in self.peak_tflops.items()}
         return known.get(precision, min(known.values())) * 1e12
 
@@ -221,7 +221,7 @@ class Cluster(Strict):
         return f"{self.device.name}, {self.network.kind}"
 
     def nodes(self, devices: int) -> int:
-        """Machines of so many devices. ValueError where the last one would be used in part."""
+        """Return how many machines hold these devices. ValueError if the last one is partly used."""
         if devices < 1 or (devices > self.node.devices and devices % self.node.devices):
             raise ValueError(
                 f"{count_of(devices, 'device is')} not whole machines of {self.node.devices} ({self.device.name}): "

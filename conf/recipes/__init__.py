@@ -7,5 +7,5 @@ RECIPES: Traversable = files(__name__)  # also where the code is shipped as a zi
 
 
 def recipe_names() -> list[str]:
-    """Names of the built-in recipes, sorted."""
+    """List the names of the built-in recipes, sorted."""
     return sorted(p.name.removesuffix(".yaml") for p in RECIPES.iterdir() if p.name.endswith(".yaml"))

@@ -49,7 +49,7 @@ def _tree_columns(on: OnDataset) -> Iterator[str]:
 
 
 def _features(config: RunConfig, manifest: DatasetManifest) -> list[Column]:
-    """The tensors that a model is fed."""
+    """Return the tensors that the model reads."""
     wanted = config.model.inputs
     return [c for c in manifest.tensors if (c.role == "feature" if wanted is None else c.name in wanted)]
 
@@ -58,9 +58,9 @@ def label_problems(config: RunConfig, columns: Iterable[Column], features: State
     """Check the task against the label: its type, its classes or tags, its values.
 
     Args:
-        config: the recipe.
-        columns: stored ones.
-        features: the state; of a dataset of which nothing is measured yet, without classes and values.
+        config: resolved configuration of the run.
+        columns: stored columns of the dataset.
+        features: feature state; without classes and values where nothing is measured yet.
     """
     kind = config.model.kind
     labels = [c for c in columns if c.role == "label" and config.model.label in (None, c.name)]
@@ -138,7 +138,7 @@ def _outputs_problems(config: RunConfig, names: Sequence[str]) -> list[str]:
 
 
 def _group_problems(on: OnDataset) -> Iterator[str]:
-    """Columns that `report` names."""
+    """Check the columns that `report` names."""
     for key, names in on.config.report.columns.items():
         yield from _not_scalar(key, names, on.manifest, "the report groups by scalar ones")
 

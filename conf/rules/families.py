@@ -23,7 +23,7 @@ def of_family(config: RunConfig, family: Families) -> RunConfig:
 
 
 def _without_network(config: RunConfig) -> dict[str, Any]:
-    """The blocks of a recipe of trees that a recipe of both fills in for its network."""
+    """Return the blocks of a trees-only recipe with defaults for all network settings."""
     usual = DataConfig()
     data = {"reader": usual.reader, "petastorm": usual.petastorm, "audit": usual.audit}
     return {

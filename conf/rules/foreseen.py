@@ -28,7 +28,7 @@ class ForeseenNames:
 
 
 def foreseen_names(etl: EtlConfig) -> ForeseenNames:
-    """The names of a dataset that this block makes."""
+    """Predict the column and tensor names of the dataset that this block makes."""
     splits = {"time": ("train", *etl.split.boundaries), "hash": tuple(etl.split.shares), "column": None}[etl.split.kind]
     if etl.kind == "text":
         return ForeseenNames(TEXT_TENSORS, (), TEXT_TENSORS, splits)
@@ -47,7 +47,7 @@ def foreseen_names(etl: EtlConfig) -> ForeseenNames:
 
 
 def _tensors(name: str, feature: Feature) -> list[str]:
-    """The tensors that a feature may become."""
+    """List the tensors that a feature may become."""
     if feature.kind == "cyclic":
         return [f"{name}_sin", f"{name}_cos"]
     if feature.kind == "numeric":
@@ -88,7 +88,7 @@ def _split_problems(foreseen: ForeseenDataset) -> Iterator[str]:
 
 
 def _stored_problems(foreseen: ForeseenDataset) -> Iterator[str]:
-    """Columns that report, promotion and filters look at."""
+    """Check the columns that report, promotion and filters name."""
     config, names = foreseen.config, foreseen.names
     wanted = [(key, of, names.scalar, "scalar") for key, of in config.report.columns.items()]
     wanted.append(("promote.slices", config.promote.slices if config.promote else [], names.scalar, "scalar"))
@@ -106,7 +106,7 @@ def _meant(name: str, known: tuple[str, ...]) -> str:
 
 
 def _input_problems(foreseen: ForeseenDataset) -> Iterator[str]:
-    """`model.inputs` and `model.label` are tensors."""
+    """Check that `model.inputs` and `model.label` are tensors of the dataset."""
     model, etl, names = foreseen.config.model, foreseen.etl, foreseen.names
     wanted = [("model.inputs", name) for name in model.inputs or []]
     wanted += [("model.label", model.label)] if model.label else []
@@ -118,7 +118,7 @@ def _input_problems(foreseen: ForeseenDataset) -> Iterator[str]:
 
 
 def _additive_problems(foreseen: ForeseenDataset) -> Iterator[str]:
-    """Columns that the built-in model's MLP is not to see are tensors."""
+    """Check that `model.args.additive_only` names tensors of the dataset."""
     given, names = foreseen.config.model.args.get("additive_only"), foreseen.names.tensors
     if not foreseen.reads_its_own or not is_built_in_tabular(foreseen.config) or not isinstance(given, list):
         return
@@ -128,7 +128,7 @@ def _additive_problems(foreseen: ForeseenDataset) -> Iterator[str]:
 
 
 def _label_problems(foreseen: ForeseenDataset) -> Iterator[str]:
-    """A task of tables has a label, or several, which the model is not shown."""
+    """Check that a table task has its label or labels, and that none of them is an input."""
     model, etl, kind = foreseen.config.model, foreseen.etl, foreseen.config.model.kind
     if not kind.is_table or not foreseen.reads_its_own:
         return

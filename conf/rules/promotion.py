@@ -20,7 +20,7 @@ COUNTED = ("numeric", "categorical")  # kinds of features
 
 
 def _untracked_problems(config: RunConfig) -> list[str]:
-    """What needs a registered version, without tracking."""
+    """Check that blocks which need a registered version have tracking enabled."""
     from_champion = config.warm_start is not None and config.warm_start.from_alias is not None
     blocks = {"promote": config.promote, "drift": config.drift, "warm_start.from": from_champion or None}
     return [
@@ -126,11 +126,11 @@ def _uncounted(rule: DriftRule, counted: Sequence[str]) -> Iterator[str]:
 
 
 def measured_columns(manifest: DatasetManifest) -> list[str]:
-    """The columns whose values are counted when they are written: those of numeric and categorical features."""
+    """List the columns whose values are counted on writing: numeric and categorical features."""
     fitted = (state for state in manifest.fitted if state["kind"] in COUNTED)
     return list(dict.fromkeys(state["column"] for state in fitted))
 
 
 def _counted_by(etl: EtlConfig) -> list[str]:
-    """As `measured_columns`, of the dataset that a recipe makes."""
+    """List the counted columns of the dataset that a recipe makes (see `measured_columns`)."""
     return [feature.column or name for name, feature in etl.features.items() if feature.kind in COUNTED]

@@ -245,19 +245,19 @@ NO_EFFECT: tuple[Rule[RunConfig], ...] = (
 
 
 def _odd_images(config: RunConfig) -> list[str]:
-    """Features of images that Pillow has no mode for, and that no decoder of the recipe's decodes."""
+    """List image features that neither Pillow nor a decoder of the recipe can decode."""
     features = config.etl.features if config.etl is not None else {}
     odd = [name for name, f in features.items() if f.kind == "image" and f.shape[2] not in (1, 3, 4)]
     return [name for name in odd if config.data.decoders.get(name, "image") == "image"]
 
 
 def _is_hashed(config: RunConfig) -> bool:
-    """Whether the recipe makes 64-bit ids, for sparse tables."""
+    """Return whether the recipe makes 64-bit ids, for sparse tables."""
     return config.etl is not None and any(f.kind == "hashed" for f in config.etl.features.values())
 
 
 def _sparse_table_problems(config: RunConfig) -> list[str]:
-    """Why the sparse tables of hashed features cannot be trained in this layout; -1 may be any number of ranks."""
+    """Check that this layout can train sparse tables; -1 stands for any number of ranks."""
     if not _is_hashed(config):
         return []
     tp, pp, cp = (max(1, ranks) for ranks in (config.parallel.tp, config.parallel.pp, config.parallel.cp))
@@ -265,7 +265,7 @@ def _sparse_table_problems(config: RunConfig) -> list[str]:
 
 
 def _pipeline_input_problems(config: RunConfig) -> Iterator[str]:
-    """A pipeline's first stage takes one tensor."""
+    """Check that a pipeline's first stage gets exactly one tensor."""
     columns, pp = config.model.inputs or [], config.parallel.pp
     if pp != 1 and len(columns) > 1 and config.model.kind.is_table:
         yield (
@@ -276,12 +276,12 @@ def _pipeline_input_problems(config: RunConfig) -> Iterator[str]:
 
 
 def is_built_in_tabular(config: RunConfig) -> bool:
-    """Whether a network is trained, and is the built-in model of tables."""
+    """Return whether the model is the built-in network for tables."""
     return not config.model.is_trees and config.model.factory.endswith(BUILT_IN_TABULAR)
 
 
 def _outputs_problems(config: RunConfig) -> Iterator[str]:
-    """The outputs of the built-in model of tables, as far as the task alone decides them."""
+    """Check `outputs` of the built-in table model, as far as the task alone decides it."""
     outputs, task = config.model.args.get("outputs"), config.model.task
     if not is_built_in_tabular(config) or not isinstance(outputs, int):
         return

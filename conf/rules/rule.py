@@ -81,7 +81,7 @@ def _lines(rules: Iterable[Rule[Facts]], facts: Facts) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Hint for an unknown name: the closest known one, or all of them. `otherwise`: what says which there are."""
+    """Suggest the nearest known name, or list all. `otherwise`: text to show in place of the list."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise or f"there are {names}"

@@ -51,7 +51,7 @@ def _backed(layout: Layout) -> bool:
 
 
 def _late(layout: Layout) -> int:
-    """The least parallel.servers.max_lag that a gradient which is computed again can keep to."""
+    """Return the smallest parallel.servers.max_lag under which gradients can be recomputed."""
     return layout.dp - 1
 
 

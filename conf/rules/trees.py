@@ -40,7 +40,7 @@ both they are the network's (conf/rules/families.py).
 
 
 def _feature_problems(config: RunConfig) -> Iterator[str]:
-    """Features of the recipe that become no numbers or categories."""
+    """Check that all features of the recipe become numbers or categories."""
     if "trees" not in config.model.families or config.etl is None:
         return
     for name, feature in config.etl.features.items():
@@ -93,11 +93,11 @@ TREES: tuple[Rule[RunConfig], ...] = (
 
 
 def tree_column_problems(columns: Sequence[Column], hashed: Sequence[str]) -> list[str]:
-    """Name the columns that a model of trees would be fed and cannot split.
+    """List problems with columns that trees cannot split.
 
     Args:
-        columns: tensors of the dataset that the model reads as features.
-        hashed: those that are 64-bit ids.
+        columns: tensors that the model reads as features.
+        hashed: names of columns with 64-bit ids.
     """
     kinds: dict[str, str] = {
         column.name: column.layout for column in columns if column.layout not in ("scalar", "vector")

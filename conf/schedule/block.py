@@ -18,7 +18,7 @@ EXAMPLES = {"hour": "2026-01-01T00", "day": "2026-01-01", "week": "2026-01-05, a
 
 
 def seconds(duration: str) -> int:
-    """Seconds of a duration such as `90s`, `30m`, `2h` or `1d`. Raises ValueError."""
+    """Convert a duration such as `90s`, `30m`, `2h` or `1d` to seconds, or raise ValueError."""
     found = re.fullmatch(r"(\d{1,9})([smhd])", duration)
     if found is None:
         raise ValueError("a duration is a whole number and a unit, one of s, m, h, d: 90s, 30m, 2h, 1d")
@@ -31,7 +31,7 @@ def _duration(text: str) -> str:
 
 
 def _begins(text: str, unit: Unit, form: str) -> bool:
-    """Whether a unit begins then. Dates are compared as texts, so `2026-1-1` is none."""
+    """Return whether the text is the start of a unit, in exactly this form (`2026-1-1` is not)."""
     try:
         return begin_of(unit, number_of(unit, datetime.strptime(text, form))).strftime(form) == text
     except ValueError:

@@ -76,7 +76,7 @@ def apply_date(values: dict[str, Any], request: DateRequest | None) -> DatedValu
 
 
 def read_schedule(block: Any) -> ScheduleConfig | None:
-    """The schedule; None where it is wrong. Its `wait_for` is left out, which may hold templates."""
+    """Parse the schedule without `wait_for`, which may hold templates; None if it is invalid."""
     if not isinstance(block, dict):
         return None
     try:
@@ -86,7 +86,7 @@ def read_schedule(block: Any) -> ScheduleConfig | None:
 
 
 def requested(schedule: ScheduleConfig, request: DateRequest) -> DataInterval:
-    """The interval that a command asks for. ValueError names the option, its value and the rule."""
+    """Return the interval that a command asks for. ValueError names option, value and rule."""
     named = {"--date": request.date, "--data-interval-start": request.start}
     given = {option: text for option, text in named.items() if text}
     if not given:
@@ -109,7 +109,7 @@ def requested(schedule: ScheduleConfig, request: DateRequest) -> DataInterval:
 
 
 def _instant(text: str, schedule: ScheduleConfig) -> str | dt.datetime:
-    """The instant that a text names, in the schedule's zone where it has no offset; the text where it names none."""
+    """Parse an instant, by default in the schedule's zone; return a message if it is invalid."""
     try:
         found = dt.datetime.fromisoformat(text)
     except ValueError:
@@ -118,7 +118,7 @@ def _instant(text: str, schedule: ScheduleConfig) -> str | dt.datetime:
 
 
 def misplaced(values: dict[str, Any]) -> list[str]:
-    """Templates that stand where none is filled in."""
+    """List templates in keys where templates are not filled in."""
     rest = {key: value for key, value in values.items() if key not in (*TEMPLATED, "description")}
     if isinstance(rest.get("schedule"), dict):
         rest["schedule"] = {key: value for key, value in rest["schedule"].items() if key != "wait_for"}
@@ -131,7 +131,7 @@ def misplaced(values: dict[str, Any]) -> list[str]:
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """(key, text) of every text below a value."""
+    """Yield (key, text) for every text below a value."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict | list):
@@ -140,14 +140,14 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _filled(value: Any, key: str, schedule: ScheduleConfig, interval: DataInterval, problems: list[str]) -> Any:
-    """A copy of a value with its templates filled in.
+    """Return a copy of a value with its templates filled in.
 
     Args:
-        value: of the recipe.
+        value: part of the recipe's values.
         key: its path, for problems.
-        schedule: of the recipe.
-        interval: of the date.
-        problems: to which templates that are wrong are added.
+        schedule: schedule of the recipe.
+        interval: data interval of the date.
+        problems: list to which problems with templates are appended.
     """
     if isinstance(value, str):
         try:
@@ -165,7 +165,7 @@ def _filled(value: Any, key: str, schedule: ScheduleConfig, interval: DataInterv
 def _with_window(
     values: dict[str, Any], schedule: ScheduleConfig, interval: DataInterval, problems: list[str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The values with `etl.interval` as the schedule says, and the keys that it set."""
+    """Return the values with `etl.interval` set by the schedule, and the keys that it set."""
     etl = values.get("etl")
     etl = etl if isinstance(etl, dict) else {}
     own = etl.get("interval")

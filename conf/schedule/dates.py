@@ -33,46 +33,46 @@ class DataInterval:
 
 
 def number_of_date(schedule: ScheduleConfig, ds: str) -> int:
-    """Count the intervals from 1970 to the date `ds`, written as we write it."""
+    """Return the number of intervals between 1970 and the date `ds`, in canonical form."""
     return number_of(schedule.interval, dt.datetime.strptime(ds, schedule.form))
 
 
 def date_of_number(schedule: ScheduleConfig, number: int) -> str:
-    """The date of which `number_of_date` is `number`."""
+    """Return the date with this number, the inverse of `number_of_date`."""
     return begin_of(schedule.interval, number).strftime(schedule.form)
 
 
 def interval_of(schedule: ScheduleConfig, ds: str) -> DataInterval:
-    """The interval of the date `ds`, written as we write it."""
+    """Return the data interval of the date `ds`, in canonical form."""
     number = number_of_date(schedule, ds)
     first, following = (begin_of(schedule.interval, each) for each in (number, number + 1))
     return DataInterval(ds, instant_of(schedule, first), instant_of(schedule, following), number)
 
 
 def moved(schedule: ScheduleConfig, ds: str, count: int) -> str:
-    """The date `count` intervals after `ds`."""
+    """Return the date `count` intervals after `ds`."""
     return date_of_number(schedule, number_of_date(schedule, ds) + count)
 
 
 def between(schedule: ScheduleConfig, first: str, last: str) -> list[str]:
-    """All dates from `first` to `last`, with both; [] where `last` is earlier."""
+    """List all dates from `first` to `last`, both included; [] if `last` is earlier."""
     numbers = range(number_of_date(schedule, first), number_of_date(schedule, last) + 1)
     return [date_of_number(schedule, number) for number in numbers]
 
 
 def dates_since_begin(schedule: ScheduleConfig, ds: str) -> int:
-    """How many dates there are from `begin` to `ds`, without `ds`."""
+    """Return the number of dates from `schedule.begin` up to, but not including, `ds`."""
     return number_of_date(schedule, ds) - number_of_date(schedule, schedule.begin)
 
 
 def last_ended(schedule: ScheduleConfig, now: dt.datetime) -> str:
-    """The newest date whose interval has ended at `now`."""
+    """Return the newest date whose interval has ended at `now`."""
     local = now.astimezone(ZoneInfo(schedule.timezone)).replace(tzinfo=None)
     return date_of_number(schedule, number_of(schedule.interval, local) - 1)
 
 
 def parse_date(schedule: ScheduleConfig, text: str) -> str:
-    """The date that begins with this ISO 8601 date or instant. ValueError where none does."""
+    """Parse an ISO 8601 date or instant that starts an interval; ValueError for any other."""
     every, example = schedule.interval, schedule.example
     try:
         found = dt.datetime.fromisoformat(text)
@@ -89,7 +89,7 @@ def parse_date(schedule: ScheduleConfig, text: str) -> str:
 
 
 def check_known(schedule: ScheduleConfig, ds: str, now: dt.datetime) -> str:
-    """The date; ValueError where it is before `begin`, or begins after `now`."""
+    """Return the date; ValueError if it is before `begin` or starts after `now`."""
     if ds < schedule.begin:
         raise ValueError(f"is before schedule.begin, {schedule.begin}; give a later date, or set begin earlier")
     start = interval_of(schedule, ds).start
@@ -102,7 +102,7 @@ def check_known(schedule: ScheduleConfig, ds: str, now: dt.datetime) -> str:
 
 
 def instant_of(schedule: ScheduleConfig, wall: dt.datetime) -> dt.datetime:
-    """The instant, in UTC, at which clocks of the schedule's zone show `wall`."""
+    """Convert wall-clock time in the schedule's zone to an instant in UTC."""
     # Where clocks skip midnight, the day begins with the instant at which they do.
     return wall.replace(tzinfo=ZoneInfo(schedule.timezone)).astimezone(dt.UTC)
 
@@ -130,18 +130,18 @@ def render(text: str, schedule: ScheduleConfig, interval: DataInterval) -> str:
 
 
 def names_templates(text: str) -> list[str]:
-    """The templates in a text that `render` knows, as they are written."""
+    """List the templates in a text that `render` knows, as written."""
     return [found[0] for found in TEMPLATE.finditer(text) if found[1] in VALUES]
 
 
 def _shifted(schedule: ScheduleConfig, interval: DataInterval, name: str, offset: str, shown: str) -> dt.datetime:
-    """What the template names, moved by the offset: wall-clock time without a zone for `ds`, else an instant.
+    """Return the template's time, moved by the offset: without a zone for `ds`, else an instant.
 
     Args:
-        schedule: whose days are moved by.
-        interval: of the date.
-        name: of the template.
-        offset: as written behind the name; "": none.
+        schedule: schedule that defines days and time zone.
+        interval: data interval of the date.
+        name: name of the template.
+        offset: text after the name; "" for no offset.
         shown: the whole template, for errors.
     """
     found = OFFSET.fullmatch(offset)

@@ -17,7 +17,7 @@ VERSION_KEYS = frozenset(kind.VERSION_KEY for kind in SOURCES if kind.VERSION_KE
 
 
 def _kind(value: Any) -> str | None:
-    """The name of the class that a source is; None where its format is unknown."""
+    """Return the name of a source's configuration class; None if its format is unknown."""
     if isinstance(value, SourceConfig):
         return type(value).__name__
     if not isinstance(value, dict):

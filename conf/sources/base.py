@@ -72,7 +72,7 @@ def instant(text: str) -> dt.datetime:
 
 
 def as_text(value: Any) -> Any:
-    """YAML makes a date of 2026-11-21."""
+    """Convert a date to text, because YAML parses 2026-11-21 as a date."""
     return value.isoformat() if isinstance(value, dt.date) else value
 
 

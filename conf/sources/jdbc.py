@@ -64,7 +64,7 @@ class JdbcSource(SourceConfig):
         return self
 
     def lineage_name(self, name: str, environment: Mapping[str, str]) -> tuple[str, str]:
-        """Name the table, or the query by its source's name. Without credentials."""
+        """Return (namespace, name) of the table, or of the query by its source's name; no credentials."""
         table = self.dbtable if self.dbtable and TABLE.fullmatch(self.dbtable) else None
         found = DATABASE.match(environment.get(self.url_env, ""))
         if found is None:

@@ -36,9 +36,9 @@ def input_column(name: str, feature: Feature) -> str:
 
 
 def anchor_of(mean: float, std: float) -> float:
-    """Value to subtract from the mean before it is rounded, where ten digits are too few beside the deviation.
+    """Return a value to subtract before the mean is rounded; 0 if ten digits of the mean suffice.
 
-    Readings around 1e12 that differ by ones need it; 0 where ten digits are enough.
+    A large mean with a small deviation needs it, such as readings around 1e12 that differ by ones.
     """
     if not (math.isfinite(mean) and math.isfinite(std)):
         return 0.0
@@ -86,13 +86,16 @@ def transformed(value: float, transform: str) -> float:
 
 
 def categorical_state(name: str, feature: CategoricalFeature, values: Sequence[str], nulls: int = 0) -> State:
-    """`values` by falling count, already cut to min_count and max_size; `nulls`: how many training rows have one."""
+    """Make the state of a categorical feature.
+
+    `values`: kept values by falling count, after min_count and max_size; `nulls`: training rows with null.
+    """
     column = input_column(name, feature)
     return {"name": name, "kind": "categorical", "column": column, "values": list(values), "train_nulls": nulls}
 
 
 def plain_state(name: str, feature: HashedFeature | CyclicFeature | PassthroughFeature | ImageFeature) -> State:
-    """The state of a feature that is not fitted. An image is passed through, with how it is fitted to its shape."""
+    """Make the state of a feature that is not fitted. An image is a passthrough with a resize method."""
     state = {"name": name, **feature.model_dump(mode="json"), "column": input_column(name, feature)}
     if isinstance(feature, ImageFeature):
         state |= {"kind": "passthrough", "dtype": None, "nulls": "refuse", "fill": None}

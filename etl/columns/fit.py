@@ -70,7 +70,7 @@ def _wrong_type(feature: Feature, found: DataType) -> str:
 
 
 def unfitted(features: Mapping[str, Feature], inputs: dict[str, str]) -> State:
-    """The state before anything is measured: it says which columns are stored and which tensors there may be."""
+    """Return the state before anything is measured: the stored columns and the possible tensors."""
     states = []
     for name, feature in features.items():
         if isinstance(feature, NumericFeature):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 
 def list_lengths(lists: pa.ListArray) -> NDArray[np.int32]:
-    """Number of values in each row, (rows,). A null row may have any; its values are not in `lists.flatten()`."""
+    """Count the values of each row, (rows,). A null row may have any; `lists.flatten()` omits its values."""
     if not len(lists):  # an empty array may have no offsets at all
         return np.zeros(0, np.int32)
     lengths: NDArray[np.int32] = np.diff(lists.offsets.to_numpy())

@@ -113,7 +113,7 @@ class Statistics:
         return next(n for n in self.numbers if (n.column, n.transform) == (column, transform))
 
     def to_bytes(self) -> bytes:
-        """An Arrow file; equal statistics give equal bytes."""
+        """Serialize to an Arrow file; equal statistics give equal bytes."""
         header = _Header(rows=self.rows, numbers=self.numbers, columns=tuple(self.values))
         schema = VALUES.with_metadata({METADATA: header.model_dump_json().encode()})
         indexed = [
@@ -163,7 +163,7 @@ def measure(table: pa.Table, wanted: Measured) -> Statistics:
 
 
 def nothing(wanted: Measured) -> Statistics:
-    """The statistics of no rows, which change nothing that they are merged with."""
+    """Return the statistics of no rows, the neutral element of merging."""
     numbers = tuple(Numbers(column=column, transform=transform) for column, transform in wanted.numbers)
     empty = pa.schema([VALUES.field("value"), VALUES.field("count")]).empty_table()
     return Statistics(0, numbers, dict.fromkeys(wanted.categories, empty))
@@ -194,7 +194,7 @@ class StatisticsMerger:
             self._most = max(MERGED_AT_ONCE, 2 * self.result().distinct)
 
     def result(self) -> Statistics:
-        """All that was added; there must have been something."""
+        """Return the merged statistics; requires that something was added."""
         self._waiting = [_merged(self._waiting)]
         self._values = self._waiting[0].distinct
         return self._waiting[0]
@@ -235,7 +235,7 @@ def most_frequent(counts: pa.Table, min_count: int, max_size: int) -> list[str]:
 
 
 def moments(numbers: Numbers, anchor: float = 0.0) -> tuple[float, float]:
-    """Mean and standard deviation of the values less `anchor`, each rounded once; infinite where no double is."""
+    """Return mean and standard deviation of values less `anchor`, rounded once; infinite on overflow."""
     exact = Fraction(numbers.total) / numbers.count
     try:
         variance = Fraction(numbers.squares) / numbers.count - exact**2
@@ -281,17 +281,17 @@ def _numbers(column: pa.ChunkedArray, name: str, transform: str) -> Numbers:
 
 
 def bucket_of(x: Doubles) -> NDArray[np.int64]:
-    """The bucket (n,) of finite numbers (n,): the same for any data, rising with the number, 64 to each doubling.
+    """Return the histogram bucket (n,) of finite numbers (n,): monotonic, 64 buckets per doubling.
 
-    It is the sign, the exponent and the first 6 bits of the mantissa of a double; 0 has its own. A fixed grid is what
-    lets histograms of parts be added.
+    A bucket is the sign, the exponent and the first 6 bits of a double's mantissa; 0 has its own. The grid never
+    depends on the data, so histograms of several day partitions can be added.
     """
     magnitude = np.abs(x).view(np.int64) >> (52 - BUCKET_BITS)
     return np.where(x == 0, 0, np.where(x < 0, -magnitude - 1, magnitude + 1))
 
 
 def _counted_buckets(x: Doubles) -> NDArray[np.int64]:
-    """Rows of (bucket, count)."""
+    """Count numbers by bucket: rows of (bucket, count)."""
     if not len(x):
         return np.zeros((0, 2), np.int64)
     buckets = bucket_of(x)
@@ -311,7 +311,7 @@ def _histogram(*tables: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
 
 
 def _doubles(array: pa.Array) -> Doubles:
-    """A numeric or boolean column as doubles (n,), rounded as Spark's cast does; NaN where null."""
+    """Convert a numeric or boolean column to doubles (n,), rounded as by Spark's cast; NaN for null."""
     found: Doubles = array.cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy(zero_copy_only=False)
     return found
 

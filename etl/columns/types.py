@@ -126,7 +126,7 @@ def _check_fill(column: Column, found: DataType) -> None:
 
 
 def _fits(value: Any, dtype: str) -> bool:
-    """Whether a tensor of this dtype holds the value: as a float of any rounding, else exactly."""
+    """Return whether a tensor of this dtype can hold the value: rounded for floats, else exactly."""
     if dtype == "bool" or isinstance(value, (bool, str)):
         return dtype == "bool" and isinstance(value, bool)
     if dtype.startswith("float"):
@@ -182,7 +182,7 @@ def stored_expression(value: Expression, found: DataType, column: Column) -> Exp
 
 
 def arrow_field(column: Column) -> pa.Field:
-    """The column's type in Parquet: plain lists for vectors (fixed-size lists decode three times slower)."""
+    """Return the Parquet field; vectors are plain lists (fixed-size lists decode three times slower)."""
     element = column.logical.replace("array<", "").rstrip(">")
     kind = ARROW_DATES.get(element, ARROW[column.dtype])
     levels = len(column.shape) if column.layout == "vector" else column.logical.count("array<")
@@ -192,7 +192,7 @@ def arrow_field(column: Column) -> pa.Field:
 
 
 def fixed_row_bytes(column: Column) -> int | None:
-    """Bytes of one row of the column; None if it varies from row to row."""
+    """Return the bytes per row of the column; None if they vary from row to row."""
     if column.layout in ("scalar", "vector"):
         return ARROW[column.dtype].bit_width // 8 * math.prod(column.shape) or 1
     return None

@@ -42,23 +42,24 @@ NEVER = Cut((1 << 63) - 1, (1 << 63) - 1)
 
 
 def row_group_rows(rows: int, row_bytes: float) -> int:
-    """Rows per row group: 16,384, fewer when rows are wide (8 MiB) or few (128 groups, but not under 1,024 rows)."""
+    """Return the rows per row group: 16,384; fewer if rows are wide (8 MiB) or few (128 groups, 1,024 rows or more)."""
     by_bytes = _power_of_two(int(ROW_GROUP_BYTES / max(row_bytes, 1)))
     by_rows = max(_power_of_two(rows // ROW_GROUPS_WANTED), SMALLEST_ROW_GROUP)
     return max(1, min(ROW_GROUP, by_bytes, by_rows))
 
 
 def shard_count(rows: int, row_bytes: float, target_bytes: int) -> int:
-    """Files of about `target_bytes`, at least 8 where each holds 16,384 rows."""
+    """Return how many files of about `target_bytes` to write, at least 8 if each gets 16,384 rows."""
     by_bytes = -(-int(rows * row_bytes) // target_bytes)
     return max(1, by_bytes, min(SHARDS_WANTED, rows // ROW_GROUP))
 
 
 def next_depth(depth: int, rows: int, cuts: int) -> int:
-    """Leading bits of the hash to count rows by next, where `rows` rows lie in the opened buckets of `depth` bits (or,
-    at 0, in all) and `cuts` shards begin: whole hashes once those are few, else as many buckets as the driver may see.
+    """Choose how many leading hash bits to count rows by next.
 
-    At first no more bits than make them few: more buckets cost, for counting becomes a shuffle of nearly every row.
+    In the opened buckets of `depth` bits (0: all) there are `rows` rows and `cuts` starts of shards. Whole hashes once
+    the rows are few, else as many buckets as the driver may hold. The first pass takes just enough bits: with more
+    buckets, counting shuffles nearly every row.
     """
     if depth == 0:
         return min(max((rows * cuts // EXPECTED_HASHES).bit_length(), 8), BUCKET_BITS)
@@ -72,7 +73,7 @@ def _power_of_two(value: int) -> int:
 
 
 def plan_shards(rows_by_split: dict[str, int], shards_by_split: dict[str, int]) -> list[Shard]:
-    """Shards of every split, sizes differing by one at most. Raises EtlError for more shards than rows."""
+    """Plan the shards of every split, equal in size to within one row. EtlError for more shards than rows."""
     plan = []
     for split, rows in rows_by_split.items():
         count = shards_by_split[split]
@@ -125,9 +126,9 @@ class CutTable:
     levels: list[tuple[list[int], list[int]]]
 
     def sql(self, split: str, value: str, rank: str) -> str:
-        """Number a row's shard in Spark; its length grows with the cuts in one bucket, few for any number of shards.
+        """Return SQL for a row's shard number; its length grows only with the shard starts in one bucket.
 
-        `split`, `value` and `rank` name the columns of the split's number, of the row's hash and of its 1-based place
+        `split`, `value` and `rank` name the columns of the split's number, of the row's hash and of its 1-based rank
         among equal hashes.
         """
         shift, zero = (f"{_constant(numbers, 'int')}[{split}]" for numbers in (self.shifts, self.zeros))
@@ -140,7 +141,7 @@ class CutTable:
 
 
 def _constant(numbers: Sequence[int], kind: str) -> str:
-    """SQL of an array, as one text that Spark reads once: an array of literals would be a node of the plan for each."""
+    """Return an SQL array as one text, because an array of literals would be a plan node per number."""
     return f"cast(split('{','.join(map(str, numbers))}', ',') AS array<{kind}>)"
 
 

@@ -88,7 +88,7 @@ def plan_files(rows: DataFrame, rows_by_split: dict[str, int], columns: list[Col
 
 
 def _varying_bytes(rows: DataFrame, columns: list[Column]) -> float:
-    """Mean bytes per row of ragged, nested and binary columns."""
+    """Measure the mean bytes per row of ragged, nested and binary columns."""
     varying = [c for c in columns if fixed_row_bytes(c) is None]
     if not varying:
         return 0.0
@@ -136,9 +136,9 @@ def write_shards(
     Args:
         rows: the stored columns, ORDER and SHARD, which numbers the shards of all targets through.
         columns: the stored columns.
-        targets: what is written where.
+        targets: files to write, by folder.
         storage: the folder that all targets are in.
-        measured: of the rows that features are fitted on; `take_statistics` collects it.
+        measured: statistics wanted of the rows that features are fitted on, for `take_statistics`.
     """
     stored = [c.name for c in columns]
     shards = [shard for target in targets for shard in target.plan.shards]
@@ -209,7 +209,7 @@ def take_statistics(storage: Storage, folder: str, files: Sequence[DataFile], me
 
 
 def _statistics_path(path: str) -> str:
-    """Where the statistics of a shard are while its dataset is built; no Parquet, so that nobody reads it as rows."""
+    """Return where a shard's statistics are kept during the build; not Parquet, so not read as rows."""
     folder, _, name = path.rpartition("/")
     return f"{folder}/{STATISTICS}/{name.removesuffix('.parquet')}.arrow"
 
@@ -226,7 +226,7 @@ class Buckets:
 
 
 def bucket_of(depth: int) -> Expression:
-    """BUCKET of rows that have ORDER."""
+    """Compute BUCKET of rows with ORDER."""
     return F.shiftright(ORDER, HASH_BITS - depth).alias(BUCKET)
 
 
@@ -255,8 +255,11 @@ def number_rows(rows: DataFrame, shards: list[Shard], counted: Buckets | None = 
 def _find_cuts(
     rows: DataFrame, shards: list[Shard], starts: dict[str, list[int]], counted: Buckets | None
 ) -> dict[str, list[Cut]]:
-    """Count rows by ever more leading bits of the hash, each time only in the buckets a shard begins in: two passes,
-    and more from some hundred million rows on, so that what the driver sees does not grow with them."""
+    """Find where shards start, by counting rows on more and more leading bits of their hash.
+
+    Each pass looks only into the buckets in which a shard starts. Two passes, and more from some hundred million rows
+    on, so that the driver's memory does not grow with the rows.
+    """
     if not starts:
         return {}
     keyed = rows.select(SPLIT, ORDER).where(F.col(SPLIT).isin(list(starts)))
@@ -288,7 +291,7 @@ def _find_cuts(
 
 
 def _counted(keyed: DataFrame, depth: int) -> pa.Table:
-    """The table of `Buckets`."""
+    """Count rows for the table of `Buckets`."""
     counted = keyed.groupBy(SPLIT, bucket_of(depth)).agg(F.count(F.lit(1)).alias("rows"), hashes_of())
     return to_arrow(counted).sort_by(BUCKET)
 

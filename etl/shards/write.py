@@ -77,7 +77,7 @@ def write_shard(task: WriteTask, batches: Iterator[pa.RecordBatch]) -> Iterator[
 
 
 def _tables(task: WriteTask, shard: int, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Tables of exactly `row_group` rows in the stored schema, the last one smaller."""
+    """Yield tables of exactly `row_group` rows in the stored schema; the last may be smaller."""
     schema = pa.schema([arrow_field(column) for column in task.columns])
     waiting: list[pa.RecordBatch] = []
     rows, row_group = 0, task.row_groups[shard]
@@ -105,7 +105,7 @@ def _stored(table: pa.Table, columns: tuple[Column, ...], schema: pa.Schema) -> 
 
 
 def _checked(array: pa.Array, column: Column) -> pa.Array:
-    """The array, with float16 values rounded. Raises BadRows for nulls, wrong lengths and half-precision overflow."""
+    """Round float16 values; raise BadRows for nulls, wrong lengths and half-precision overflow."""
     if column.nulls == "refuse" and array.null_count:
         raise BadRows(
             f"column {column.name!r} has nulls (at least {array.null_count}); declare `nulls: mask` or `nulls: fill`, "
@@ -156,7 +156,7 @@ def _as_half(array: pa.Array, inner: pa.Array, name: str) -> pa.Array:
 
 
 def _with_values(array: pa.Array, values: pa.Array) -> pa.Array:
-    """A list array of the same lengths and nulls over other innermost values."""
+    """Replace the innermost values of a list array; lengths and nulls are kept."""
     if not pa.types.is_list(array.type):
         return values
     lengths = list_lengths(array)
@@ -218,5 +218,5 @@ class _Measurer:
 
 
 def worker_uri(storage: Storage) -> str:
-    """The storage's address as a worker must be given it: a relative path means another folder in its process."""
+    """Return the storage's address for workers: absolute, because their working directory differs."""
     return storage.root if storage.is_local else storage.uri

@@ -202,7 +202,7 @@ def exported_snapshot(spark: SparkSession, database: Database, config: JdbcSourc
 
 @contextmanager
 def connected(spark: SparkSession, database: Database) -> Iterator[Any]:
-    """A java.sql.Connection of the driver's, closed at the end."""
+    """Open a java.sql.Connection in the driver's JVM, closed at the end."""
     jvm = jvm_of(spark)
     jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry.register(database.driver)
     properties = jvm.java.util.Properties()
@@ -224,8 +224,10 @@ def begin(connection: Any) -> None:
 
 
 def lock(connection: Any, config: JdbcSource) -> None:
-    """Lock the tables against TRUNCATE and ALTER TABLE, before a snapshot is taken: they are not undone for an older
-    one, which would see an empty table."""
+    """Lock the tables against TRUNCATE and ALTER TABLE, before a snapshot is taken.
+
+    Databases do not undo those for an older snapshot, which would see an empty table.
+    """
     asked = config.dbtable or f"({config.query}) asked"
     connection.createStatement().executeQuery(f"SELECT * FROM {asked} WHERE 1 = 0")
 
@@ -303,7 +305,7 @@ def read_rows(spark: SparkSession, key: str, config: JdbcSource, options: Mappin
 def column_bounds(
     spark: SparkSession, dbtable: str, column: StructField, options: Mapping[str, str]
 ) -> tuple[str, str] | None:
-    """The least and the greatest value, as Spark takes them for bounds; None without values."""
+    """Return the least and greatest value in the form of Spark's bounds; None without values."""
     name = quoted_name(options["url"], column.name)
     query = f"SELECT min({name}) AS low, max({name}) AS high FROM {dbtable}"
     found = spark.read.format("jdbc").options(**options).option("query", query).load()
@@ -320,6 +322,6 @@ def quoted_name(url: str, name: str) -> str:
 
 
 def whole_number(text: str) -> str:
-    """A whole number at or near this one: bounds only say where ranges are cut."""
+    """Round to a whole number at or near this one: bounds only say where to split ranges."""
     value = Decimal(text)
     return str(min(max(floor(value), -LONGEST), LONGEST - 1)) if value.is_finite() else "0"

@@ -84,7 +84,7 @@ class LakeFiles:
         return sum(file.bytes for file in self.files)
 
     def content(self) -> list[Any]:
-        """All that decides the rows, as JSON-able values: data files never change, and no name is used twice."""
+        """Return all that decides the rows, as JSON-able values: data files never change or share a name."""
         schema = self.schema
         files = [
             [f.path, f.bytes, [v if v is None else str(v) for v in f.partition], _digest(f.deleted)] for f in self.files
@@ -115,7 +115,7 @@ class LakeFiles:
         return rows.select(*[values.get(c, F.col(quoted(c))).alias(c) for c in schema.columns.names])
 
     def _stored_rows(self, spark: SparkSession) -> DataFrame:
-        """All rows of the files: the table's columns that are in files, the file's PATH, the position ROW in it."""
+        """Read all rows of the files: the table's stored columns, the file's PATH, the position ROW in it."""
         pairs = list(zip(self.schema.columns, self.schema.stored, strict=True))
         in_files = [(column, stored) for column, stored in pairs if column.name not in self.schema.partitions]
         reader = spark.read.options(**READ_OPTIONS).schema(StructType([stored for _, stored in in_files]))
@@ -142,13 +142,13 @@ class LakeFiles:
         return joined.withColumn(LOG, F.coalesce(F.col(LOG), unknown.cast(log.schema[LOG].dataType)))
 
     def _deleted(self, spark: SparkSession) -> DataFrame:
-        """The deleted rows, FILE and ROW. They come through the driver: 12 bytes each."""
+        """Return the deleted rows (FILE, ROW). They pass through the driver, 12 bytes each."""
         files = np.repeat(np.arange(len(self.files), dtype=np.int32), [len(file.deleted) for file in self.files])
         schema = StructType([StructField(FILE, IntegerType()), StructField(ROW, LongType())])
         return local_table(spark, schema, [files, np.concatenate([file.deleted for file in self.files])])
 
     def _spark_path(self, file: LakeFile) -> str:
-        """The file's path as `_metadata.file_path` has it once decoded."""
+        """Return the file's path as in the decoded `_metadata.file_path`."""
         if self.storage.is_local:
             return f"file://{self.storage.path(file.path)}"
         return f"{self.storage.uri.partition('?')[0].rstrip('/')}/{file.path}"
@@ -184,7 +184,7 @@ def check_types(key: str, declared: Mapping[str, str], columns: StructType) -> N
 
 
 def plain_field(field: StructField, kind: DataType) -> StructField:
-    """The field by its name and type alone; to be given to `map_fields`."""
+    """Return the field with its name and type alone, for `map_fields`."""
     return StructField(field.name, kind)
 
 
@@ -204,7 +204,7 @@ def map_fields(schema: StructType, change: Callable[[StructField, DataType], Str
 
 
 def _plain_path(uri: Column) -> Column:
-    """The path in a URI as Spark writes it, percent-encoded: without scheme and host, which differ from the log's."""
+    """Decode the path of a percent-encoded Spark URI, without scheme and host, which differ from the log's."""
     # TRICK: url_decode is of forms, where a plus is a blank (tests: a folder called `a+b`).
     return F.regexp_replace(F.url_decode(F.replace(uri, F.lit("+"), F.lit("%2B"))), HOST.pattern, "")
 

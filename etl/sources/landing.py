@@ -69,7 +69,7 @@ class Landing:
         return spark_paths(self.folder, [self.folder.path(file.path) for file in self.files])
 
     def is_whole(self) -> bool:
-        """Whether it is still there."""
+        """Return whether all its files are still there."""
         return self.folder.exists(MARKER) and all(self.folder.size_bytes(f.path) == f.bytes for f in self.files)
 
 
@@ -130,7 +130,7 @@ def _write(rows: DataFrame, folder: Storage) -> Iterator[LandedFile]:
 
 
 def _bytes(value: Column, kind: DataType) -> Column:
-    """About how many bytes a value has."""
+    """Estimate the bytes of a value."""
     if not isinstance(kind, (StringType, BinaryType, ArrayType)):
         return F.lit(FIXED_BYTES)
     text = value.cast("string") if isinstance(kind, ArrayType) else value
@@ -162,7 +162,7 @@ def _write_file(
 
 
 def _row_groups(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Tables of exactly so many rows, each in one piece, whatever the batches; the last one smaller."""
+    """Yield tables of exactly `rows` rows, each contiguous; the last may be smaller."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

@@ -44,10 +44,10 @@ def open_source(
     """Resolve which version of a table is read; returns the function that pins rows of that version, by any `where`.
 
     Args:
-        name: of the source.
-        config: its declaration.
-        context: what a source that NEEDS_SPARK is pinned with.
-        tables: those opened before. Sources that name one table with versions alike read it at one version.
+        name: name of the source.
+        config: configuration of the source.
+        context: session and settings for sources that NEEDS_SPARK.
+        tables: tables opened so far; sources asking for the same table and version share one.
     """
     assert context is not None or not config.NEEDS_SPARK, f"etl.sources.{name} is pinned with Spark"
     kind = kind_of(config)

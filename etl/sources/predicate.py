@@ -56,11 +56,11 @@ class Predicate:
     parts: tuple[tuple[frozenset[str], Test], ...] = field(repr=False, compare=False)
 
     def matches(self, values: Values) -> bool:
-        """Whether a partition is kept: the condition is true, not false and not unknown."""
+        """Return whether to keep a partition: the condition is true, not false and not unknown."""
         return self.test(values) is True
 
     def may_match(self, values: Values) -> bool:
-        """Whether a partition of which only some columns are known may be kept: no part of the AND says otherwise."""
+        """Return whether a partition known in part may match: no known term of the AND fails."""
         return all(test(values) is True for columns, test in self.parts if columns <= values.keys())
 
 
@@ -133,11 +133,11 @@ class _Compiler:
         raise self.error(f"{node.sql('spark')} is not understood; {RULE}")
 
     def columns(self, node: exp.Expr) -> frozenset[str]:
-        """The partition columns that a condition names."""
+        """Return the partition columns that a condition names."""
         return frozenset(map(self.column, node.find_all(exp.Column)))
 
     def column(self, node: exp.Column) -> str:
-        """The partition column of that name, which Spark finds whatever its case."""
+        """Return the partition column of that name, ignoring case as Spark does."""
         for name in self.types:
             if len(node.parts) == 1 and name.lower() == node.name.lower():
                 return name
@@ -164,7 +164,7 @@ class _Compiler:
         ]
 
     def literal(self, node: exp.Expr, kind: str, name: str) -> Any:
-        """The Python value of a literal that is compared with column `name` of type `kind`."""
+        """Return the Python value of a literal compared with column `name` of type `kind`."""
         if isinstance(node, exp.Null):
             return None
         text = node.name if isinstance(node, exp.Literal) and node.is_string else None
@@ -185,7 +185,7 @@ class _Compiler:
         raise self.error(f"{node.sql('spark')} cannot be compared with {name!r}, which is {kind}")
 
     def moment(self, text: str, written: str, kind: str) -> Any:
-        """The date or instant of type `kind` that a literal of type `written` is."""
+        """Parse a literal of type `written` to a date or instant of type `kind`."""
         try:
             scalar(text, written)
             return scalar(text, kind)
@@ -193,7 +193,7 @@ class _Compiler:
             raise self.error(f"{text!r} is no {written}; write it whole, as 2024-01-31") from error
 
     def number(self, node: exp.Expr, kind: str) -> Decimal:
-        """The exact value of a number. Refuses one so long or large that Spark does not compare it exactly."""
+        """Return a number's exact value; refuse one too long or large for Spark's exact comparison."""
         digits = node.this if isinstance(node, exp.Neg) else node
         if not isinstance(digits, exp.Literal) or digits.is_string or not set(digits.name) <= set("0123456789."):
             raise self.error(f"{node.sql('spark')} is not a plain number, and is compared with one")

@@ -57,7 +57,7 @@ class OpenSource(ABC, Generic[Config]):
 
     @staticmethod
     def version_asked(config: Config) -> str | None:
-        """Name the table and the version that is asked for: sources that name one alike share what is opened.
+        """Return the table and version asked for: sources with equal ones share an opened table.
 
         None: nothing is shared.
         """
@@ -115,4 +115,4 @@ class SourceSnapshot(ABC):
 
     @abstractmethod
     def lineage(self) -> dict[str, Any]:
-        """What the manifest records about this source: where it is, what was read, its fingerprint."""
+        """Return the manifest's record of this source: where it is, what was read, its fingerprint."""

@@ -73,7 +73,7 @@ class NoSuchType(ValueError):
 
 
 def parse_type(text: str) -> DataType | None:
-    """The type of this name; None where only Spark can say. Raises NoSuchType where there certainly is none."""
+    """Parse a type's name; None if only Spark can tell. Raises NoSuchType for certainly wrong names."""
     words = re.findall(r"\w+", text.lower())
     if any(word in OTHERS for word in words) or "'" in text:
         return None
@@ -95,7 +95,7 @@ def parse_type(text: str) -> DataType | None:
 
 
 def known_schema(columns: Mapping[str, str]) -> StructType:
-    """The columns whose types are known without Spark. Raises NoSuchType."""
+    """Return the columns whose types are known without Spark. Raises NoSuchType."""
     kinds = {name: parse_type(text) for name, text in columns.items()}
     return StructType([StructField(name, kind) for name, kind in kinds.items() if kind is not None])
 

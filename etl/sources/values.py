@@ -144,10 +144,10 @@ def _integer(text: str, *, limit: int) -> int:
 
 
 def _float(text: str, *, single: bool) -> float:
-    """A binary number keeps a text of n significant digits if, rounded to n digits, it is that number again.
+    """Parse a number; ValueError if the binary value does not keep all n significant digits of the text.
 
-    Zeros at the end of a fraction do not count, those of an integer do. A number halfway between two texts keeps both:
-    writers differ in which one they round to.
+    The value rounded to n digits must be the text's number again. Zeros at the end of a fraction do not count, those of
+    an integer do. A number halfway between two texts keeps both: writers differ in which one they round to.
     """
     if NOT_A_NUMBER.fullmatch(text):
         return float(text)
@@ -187,7 +187,10 @@ def _date(text: str) -> int:
 
 
 def _timestamp(text: str, *, zoned: bool) -> int:
-    """Without a zone it is UTC. A zone is `Z`, `UTC` or an offset; hours of a named one may occur twice, or never."""
+    """Parse a timestamp to microseconds; UTC without a zone.
+
+    Zones are `Z`, `UTC` or an offset: named ones repeat hours.
+    """
     *parts, fraction, zone = _matched(TIMESTAMP, text).groups()
     micros = (fraction or "").rstrip("0").ljust(6, "0")
     if len(micros) > 6:

@@ -28,7 +28,7 @@ SHIPPED = "_sparkring_code"  # of a session of Spark Connect
 
 
 def settings_of(spark: SparkSession) -> Mapping[str, str]:
-    """The settings of the application; of Spark Connect those that its server shows to a session."""
+    """Return the application's settings; with Spark Connect, those its server shows to a session."""
     if is_classic(spark):
         return dict(spark.sparkContext.getConf().getAll())
     return all_settings(spark)
@@ -43,7 +43,7 @@ def check_session(spark: Any) -> None:
 
 
 def has_ended(spark: Any) -> bool:
-    """Whether the session was stopped, or its application ended by the cluster: no executor comes any more."""
+    """Return whether the session was stopped, or its application ended by the cluster."""
     if not is_classic(spark):
         return bool(spark.is_stopped)
     return spark.sparkContext._jsc is None or bool(java_context(spark).isStopped())
@@ -62,7 +62,7 @@ def application_id(spark: SparkSession) -> str:
 
 
 def java_version(spark: SparkSession) -> str:
-    """Of the driver's JVM; that of a server may not be for us to know."""
+    """Return the Java version of the driver's JVM; "" if a Connect server hides it."""
     if is_classic(spark):
         return str(jvm_of(spark).java.lang.System.getProperty("java.version"))
     with suppress(Exception):
@@ -71,17 +71,17 @@ def java_version(spark: SparkSession) -> str:
 
 
 def default_parallelism(spark: SparkSession) -> int:
-    """How many tasks Spark would run at a time; by Connect a plan says it, so that no job waits for busy slots."""
+    """Return how many tasks Spark would run at a time; Connect reads it from a plan, without a job."""
     if is_classic(spark):
         return int(spark.sparkContext.defaultParallelism)
     return splits_of(spark.range(1)._explain_string())  # type: ignore[operator]
 
 
 def numbered_rows(spark: SparkSession, name: str, count: int, partitions: int) -> DataFrame:
-    """Rows with the numbers from 0 to `count` - 1 in a column, for tasks to read files by.
+    """Make rows with the numbers from 0 to `count` - 1 in a column, for tasks to read files by.
 
-    Spark must not take what is read by them for small, and send it to every executor in a join: it knows no size of an
-    RDD, and that of a range. By Connect, which has no RDDs, `build_session` sees to it.
+    Spark must not take what is read by them for small, and broadcast it in a join: it knows the size of a range, not of
+    an RDD. With Connect, which has no RDDs, `build_session` prevents that.
     """
     if is_classic(spark):
         numbers = spark.sparkContext.parallelize(range(count), partitions)
@@ -179,7 +179,7 @@ def add_code(spark: SparkSession, path: Path) -> None:
 
 
 def shipped_names(spark: SparkSession) -> list[str]:
-    """Name the archives that were put on the path."""
+    """List the archives that were put on the path."""
     if is_classic(spark):
         return [*(spark.sparkContext._python_includes or [])]
     return [path.name for path in getattr(spark, SHIPPED, [])]
@@ -196,7 +196,7 @@ def fresh_session(spark: SparkSession) -> SparkSession:
 
 
 def driver_address(spark: SparkSession) -> tuple[str, str]:
-    """Where this process listens for the ranks' agents: the address to bind to, and the name that they connect to."""
+    """Return the driver's address for the ranks' agents: (address to bind, name to connect to)."""
     if is_classic(spark):
         settings = settings_of(spark)
         host = settings.get("spark.driver.host") or "127.0.0.1"
@@ -207,7 +207,7 @@ def driver_address(spark: SparkSession) -> tuple[str, str]:
 
 
 def served_folder(spark: SparkSession) -> Path:
-    """A folder for files that executors fetch for as long as the session lives."""
+    """Create a folder for files that executors fetch during the session."""
     if is_classic(spark):
         return Path(str(spark.sparkContext._temp_dir))
     folder = tempfile.mkdtemp(prefix="sparkring-artifacts-")
@@ -216,7 +216,7 @@ def served_folder(spark: SparkSession) -> Path:
 
 
 def in_process(spark: SparkSession) -> bool:
-    """Whether executors are threads of the driver's JVM, whose Python finds our code where the driver's does."""
+    """Return whether executors are threads of the driver's JVM and share its Python path."""
     return is_classic(spark) and re.fullmatch(r"local(\[.*])?", master_of(spark)) is not None
 
 
@@ -229,7 +229,7 @@ def named_python(spark: SparkSession) -> str | None:
 
 
 def workers_python(spark: SparkSession) -> str:
-    """The Python that executors start."""
+    """Return the Python that executors start."""
     return str(spark.sparkContext.pythonExec) if is_classic(spark) else "that of the Spark Connect server"
 
 

@@ -51,12 +51,12 @@ EVERY = (
 
 
 def is_classic(spark: Any) -> bool:
-    """Whether the session has its JVM here; one of Spark Connect talks to a server."""
+    """Return whether the session has its JVM here; a Spark Connect session talks to a server."""
     return not type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def can(spark: Any, capability: Capability) -> bool:
-    """Whether the session can do it; where not, the log says once what is done in its place."""
+    """Return whether the session has the capability; if not, log once what is done instead."""
     if is_classic(spark):
         return True
     _say_once(capability)
@@ -69,12 +69,12 @@ def _say_once(capability: Capability) -> None:
 
 
 def all_settings(spark: Any) -> Mapping[str, str]:
-    """The settings that have a value in the session, those of its application too."""
+    """Return the settings that have a value in the session, including the application's."""
     if hasattr(type(spark.conf), "getAll"):  # from 4.0 on
         return dict(spark.conf.getAll)
     return settings_by_sql(spark)
 
 
 def settings_by_sql(spark: Any) -> Mapping[str, str]:
-    """As `all_settings`, by a statement, which shows no secrets."""
+    """Return `all_settings` by an SQL statement, which hides secrets."""
     return {row[0]: row[1] for row in spark.sql("SET").collect()}

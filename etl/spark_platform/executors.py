@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 
 def task_slots(spark: SparkSession, profile: Any = None) -> int:
-    """Count the tasks this application could run at the same time now; executors on their way are not counted.
+    """Count the tasks this application could run at once now, without executors yet to come.
 
-    JavaThrew where Spark refuses the profile.
+    Raises JavaThrew if Spark refuses the profile.
     """
     if not can(spark, TASK_SLOTS):
         cpus = settings_of(spark).get("spark.task.cpus") or "1"
@@ -40,7 +40,7 @@ def task_slots(spark: SparkSession, profile: Any = None) -> int:
 
 
 def lacks_slots(spark: SparkSession) -> bool:
-    """Whether no task can run now, as where no executor has come. By Connect that is not known: False."""
+    """Return whether no task can run now, as before any executor; False with Connect (unknown)."""
     return is_classic(spark) and task_slots(spark) == 0
 
 

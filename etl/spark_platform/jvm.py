@@ -39,34 +39,34 @@ BEFORE_SPARKS_OWN = 1000  # Hadoop runs shutdown hooks by falling priority; Spar
 
 
 def jvm_of(spark: SparkSession) -> Any:
-    """The packages of the JVM."""
+    """Return the packages of the JVM."""
     return spark._jvm
 
 
 def java_session(spark: SparkSession) -> Any:
-    """The session in the JVM."""
+    """Return the session in the JVM."""
     return spark._jsparkSession
 
 
 def java_context(spark: SparkSession) -> Any:
-    """The SparkContext in the JVM, in Scala."""
+    """Return the SparkContext in the JVM, in Scala."""
     return spark.sparkContext._jsc.sc()
 
 
 def plans_of(query: DataFrame) -> Any:
-    """The analyzed, optimized and physical plan of a query."""
+    """Return the analyzed, optimized and physical plan of a query."""
     return query._jdf.queryExecution()
 
 
 def is_loadable(spark: SparkSession, name: str) -> bool:
-    """Whether the driver's JVM has the Java class; by Connect, that of a task."""
+    """Return whether the driver's JVM has the Java class; with Connect, a task's JVM."""
     if not is_classic(spark):
         return is_loadable_in_task(spark, name)
     return bool(jvm_of(spark).org.apache.spark.util.Utils.classIsLoadable(name))
 
 
 def is_loadable_in_task(spark: SparkSession, name: str) -> bool:
-    """As `is_loadable`, by a statement. False where the server forbids it."""
+    """Return `is_loadable` by an SQL statement; False if the server forbids it."""
     from pyspark.errors import PySparkException
 
     with suppress(PySparkException):
@@ -75,10 +75,9 @@ def is_loadable_in_task(spark: SparkSession, name: str) -> bool:
 
 
 def active_context() -> SparkContext | None:
-    """The SparkContext of this process, if it has one; a client of Spark Connect alone has not even the class.
+    """Return the SparkContext of this process, or None; with Spark Connect alone always None.
 
-    PySpark names a context as the active one before it starts it, in whichever thread that is; such a one has no
-    master yet and is not returned.
+    PySpark registers a context before it starts, in any thread; a context without a master is not returned.
     """
     if "pyspark" not in sys.modules:  # what made one has imported it
         return None
@@ -133,9 +132,9 @@ def activate(spark: SparkSession) -> None:
 
 
 def jvm_end(error: BaseException, limit_s: float = 5.0) -> tuple[int, int] | None:
-    """Process id and exit code of the JVM that this process had started; None where it runs, or is another's.
+    """Return (process id, exit code) of the JVM this process started; None if it runs or is another's.
 
-    `error`: what was raised meanwhile; after one of a lost connection the end is waited for, `limit_s` at most.
+    `error`: what was raised meanwhile; after a lost connection this waits for the exit, `limit_s` at most.
     """
     from pyspark import SparkContext
 

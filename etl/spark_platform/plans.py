@@ -16,9 +16,11 @@ COLUMNAR, ROW_BY_ROW = {"Parquet", "ORC"}, {"Project", "Filter", "Union"}  # Spa
 
 
 def is_cheap(rows: DataFrame) -> bool:
-    """Whether rows cost less to read again than to keep: columns of Parquet or ORC files, of which a pass reads those
-    that it needs; no window, Python, random number, or join but with a table that is part of the plan, as that of the
-    files and their partitions is. False where that cannot be known."""
+    """Return whether rows are cheaper to read again than to keep; False where that cannot be known.
+
+    True for columns of Parquet or ORC files, of which a pass reads only those it needs, without windows, Python, random
+    numbers, or joins except with a table inside the plan, such as that of the files and their partitions.
+    """
     if not can(rows.sparkSession, PLAN_INSPECTION):
         return False
     plan = plans_of(rows).optimizedPlan()
@@ -42,7 +44,7 @@ def is_cheap(rows: DataFrame) -> bool:
 
 
 def plan_text(rows: DataFrame) -> str:
-    """How Spark understood the views, for the lineage."""
+    """Return Spark's analyzed plan of the views, for the lineage."""
     if is_classic(rows.sparkSession):
         plan = plans_of(rows).analyzed().toString()
     else:

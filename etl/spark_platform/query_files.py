@@ -67,9 +67,9 @@ def _views(query: DataFrame) -> list[ViewText]:
 
 
 def is_fixed(query: DataFrame) -> bool:
-    """Whether the same tables give the same rows tomorrow: no `rand()`, no `current_date()`, no day 'yesterday'.
+    """Return whether the same tables give the same rows tomorrow: no `rand()`, `current_date()` or 'yesterday'.
 
-    By Connect functions are known by their names alone.
+    With Connect functions are known by their names alone.
     """
     if not can(query.sparkSession, PLAN_INSPECTION):
         return query_text.is_fixed(query)
@@ -81,7 +81,7 @@ def is_fixed(query: DataFrame) -> bool:
 
 
 def condition_columns(filtered: DataFrame) -> list[str] | None:
-    """The columns in the condition of `table.where(...)`, as the table has them; None where it has a subquery."""
+    """List the columns in the condition of `table.where(...)`; None if it has a subquery."""
     if not is_classic(filtered.sparkSession):
         return query_text.condition_columns(filtered)
     node = plans_of(filtered).analyzed()
@@ -92,7 +92,7 @@ def condition_columns(filtered: DataFrame) -> list[str] | None:
 
 
 def folder_names(spark: SparkSession, folders: list[str], is_there: str) -> Mapping[str, list[str]]:
-    """Names of what is in each of these folders of a storage that is there, and open to us.
+    """List the names in each of these folders of a storage that exists and is readable.
 
     `is_there`: a file of that storage, without which Connect could not ask.
     """
@@ -137,7 +137,7 @@ def _table(query: DataFrame, leaf: Any) -> ReadTable | OtherTable:
 
 
 def _serde_table(query: DataFrame, leaf: Any) -> ReadTable:
-    """A Hive table in a format that Spark leaves to Hive's SerDe: it knows the folders, not the files."""
+    """Read the folders of a Hive table whose format only Hive's SerDe knows; its files are unknown."""
     spark, table = query.sparkSession, leaf.tableMeta()
     jvm, state = jvm_of(spark), java_session(spark).sessionState()
     schema = table.partitionSchema()
@@ -162,10 +162,10 @@ def _read_table(spark: SparkSession, table: Any, partition_schema: Any, folders:
 
     Args:
         spark: a session of the application.
-        table: its CatalogTable.
+        table: CatalogTable of the table.
         partition_schema: StructType of the values of `folders`.
-        folders: a Seq of PartitionDirectory.
-        format_name: of its files.
+        folders: Seq of PartitionDirectory objects.
+        format_name: format of its files.
     """
     location = jvm_of(spark).org.apache.hadoop.fs.Path(table.location()).toString()
     files = []
@@ -179,7 +179,7 @@ def _read_table(spark: SparkSession, table: Any, partition_schema: Any, folders:
 
 
 def _statuses(files: Any) -> Iterator[tuple[str, int, int]]:
-    """Path, bytes and time of each file, by one call: a call takes 0.1 ms, and tables have 100,000 files."""
+    """Yield path, bytes and time of each file by one call: a call takes 0.1 ms, and tables have 100,000 files."""
     for text in _text(files, "\0").split("\0") if files.size() else []:
         status = STATUS.fullmatch(text)
         if status is None:
@@ -193,7 +193,7 @@ def _statuses(files: Any) -> Iterator[tuple[str, int, int]]:
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
-    """The plan and all below it, subqueries too."""
+    """Yield the plan and all nodes below it, subqueries included."""
     yield plan
     for part in (plan.children(), plan.subqueries()):
         for child in _items(part):

@@ -74,7 +74,7 @@ class PlanText:
     optimized: str
 
     def views(self) -> list[str]:
-        """Name the views, from the top down."""
+        """List the views, from the top down."""
         return [found[1].replace("`", "") for _, node in nodes(self.analyzed) if (found := VIEW.match(node))]
 
     def leaves(self) -> list[str]:
@@ -131,12 +131,12 @@ def query_reads(query: DataFrame, where: str | None) -> QueryReads:
 
 
 def is_fixed(query: DataFrame) -> bool:
-    """Whether no function that is random, or of the time or user, is in the plan. Others may not be known by name."""
+    """Return whether the plan names no random, time or user function. It may miss unknown names."""
     return IS_CHANGING.search(plan_of(query).analyzed) is None
 
 
 def condition_columns(filtered: DataFrame) -> list[str] | None:
-    """The columns in the condition of `table.where(...)`, as the table has them; None where it has a subquery."""
+    """List the columns in the condition of `table.where(...)`; None if it has a subquery."""
     condition = next(node for _, node in nodes(plan_of(filtered).analyzed))
     if SUBQUERY.search(condition):
         return None
@@ -148,9 +148,10 @@ def condition_columns(filtered: DataFrame) -> list[str] | None:
 
 
 def folder_names(spark: SparkSession, folders: Iterable[str], is_there: str) -> dict[str, list[str]]:
-    """Names of the files in each of these folders that exists.
+    """List the file names in each of these folders that exists.
 
-    `is_there`: a file. A path that does not exist is an error to Spark, a pattern with one that does is not.
+    `is_there`: an existing file. A path that does not exist is an error to Spark; a pattern that matches at least one
+    is not.
     """
     names: dict[str, list[str]] = {}
     if any(":" in HOST.sub("", path) for path in (is_there, *folders)):
@@ -176,7 +177,7 @@ def _view(spark: SparkSession, name: str) -> ViewText:
 
 
 def _described(spark: SparkSession, name: str, partition: str = "") -> dict[str, Any]:
-    """What the catalog says of a view, a table or a partition of it; {} where it does not say it in JSON."""
+    """Return the catalog's JSON about a view, table or partition; {} if it has none."""
     try:
         (row,) = spark.sql(f"DESCRIBE TABLE EXTENDED {quoted(name)}{partition} AS JSON").collect()
     except PySparkException:  # of a table that is no table of files
@@ -238,7 +239,7 @@ def _listed_folders(spark: SparkSession, folders: list[str]) -> list[tuple[str, 
 
 
 def _listed(spark: SparkSession, patterns: Iterable[str]) -> list[tuple[str, int, int]]:
-    """Path, bytes and time of the files in or below what the patterns match."""
+    """Return path, bytes and time of the files in or below what the patterns match."""
     if not (found := [*patterns]):
         return []
     files = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(found)
@@ -262,7 +263,7 @@ def _partitions(spark: SparkSession, name: str, types: Mapping[str, str], where:
 def _kept(
     spark: SparkSession, specs: list[tuple[str | None, ...]], types: Mapping[str, str], where: str | None
 ) -> dict[int, tuple[str | None, ...]]:
-    """The numbers of the partitions that the condition keeps, each with the text of the values as Spark keeps them."""
+    """Return the numbers of the partitions the condition keeps, with their values as Spark shows them."""
     kinds = ", ".join(["number int", *(f"c{n} string" for n in range(len(types)))])
     rows = spark.createDataFrame([(n, *spec) for n, spec in enumerate(specs)], kinds)
     casts = [f"CAST(c{n} AS {kind}) AS `{name}`" for n, (name, kind) in enumerate(types.items())]

@@ -59,14 +59,14 @@ class QueryReads:
 
 
 def view_text(name: str, text: str, namespace: str, columns: list[str], settings: dict[str, str]) -> ViewText:
-    """Say what a view gives.
+    """Describe a view by all that decides its rows.
 
     Args:
-        name: its full name.
-        text: its query.
-        namespace: where names in the query are looked up.
-        columns: of the query, as they were when the view was made.
-        settings: of Spark SQL when the view was made.
+        name: full name of the view.
+        text: SQL query of the view.
+        namespace: namespace in which names in the query are looked up.
+        columns: columns of the query when the view was made.
+        settings: Spark SQL settings when the view was made.
     """
     return ViewText(name, text, json.dumps([namespace, columns, settings], sort_keys=True))
 

@@ -61,7 +61,7 @@ CLUSTER_DECIDES = (
 
 
 def decides_rows(key: str) -> bool:
-    """Whether a Spark setting may change the rows of a query: those of Spark SQL, but for the two groups above."""
+    """Return whether a Spark setting may change a query's rows: Spark SQL's, but for the two groups above."""
     return key.startswith("spark.sql.") and key not in FIXED and not key.startswith(CLUSTER_DECIDES)
 
 

@@ -68,7 +68,7 @@ def to_arrow(rows: DataFrame) -> pa.Table:
 
 
 def arrow_of_rows(rows: DataFrame) -> pa.Table:
-    """As `to_arrow`, through Python's values."""
+    """Collect rows as by `to_arrow`, through Python's values."""
     return pa.Table.from_pylist([row.asDict(recursive=True) for row in rows.collect()], arrow_schema(rows.schema))
 
 
@@ -80,24 +80,24 @@ def arrow_table(spark: SparkSession, table: pa.Table, schema: StructType) -> Dat
 
 
 def rows_of_arrow(spark: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
-    """As `arrow_table`, through Python's values."""
+    """Make a DataFrame as by `arrow_table`, through Python's values."""
     return spark.createDataFrame([*zip(*[column.to_pylist() for column in table.columns], strict=True)], schema)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Spark's schema as Arrow's, with instants in UTC."""
+    """Convert Spark's schema to Arrow's, with instants in UTC."""
     if "timezone" in inspect.signature(to_arrow_schema).parameters:  # from 4.2 on; before, UTC is the default
         return to_arrow_schema(schema, timezone="UTC")
     return to_arrow_schema(schema)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """Arrow's schema as Spark's, with times without zone as such."""
+    """Convert Arrow's schema to Spark's; times without a zone stay without one."""
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 def type_of_arrow(kind: pa.DataType) -> DataType:
-    """Arrow's type as Spark's, with times without zone as such."""
+    """Convert Arrow's type to Spark's; times without a zone stay without one."""
     return from_arrow_type(kind, prefer_timestamp_ntz=True)
 
 
@@ -113,20 +113,20 @@ def type_of_ddl(ddl: str) -> DataType:
 
 
 def type_by_server(session: Any, ddl: str) -> DataType:
-    """As `type_of_ddl`, by the server of a session of Spark Connect, where no JVM here reads it."""
+    """Parse a type as by `type_of_ddl`, on the server of a Spark Connect session."""
     found: DataType = session.client._analyze(method="ddl_parse", ddl_string=ddl).parsed
     return found
 
 
 def is_valid_text(name: str) -> Column:
-    """Whether a text is UTF-8; null where it is null."""
+    """Return whether a text is valid UTF-8; null for null."""
     if hasattr(F, "is_valid_utf8"):  # from 4.0 on
         return F.is_valid_utf8(name)
     return is_decoded_again(name)
 
 
 def is_decoded_again(name: str) -> Column:
-    """As `is_valid_text`, where decode() replaces what it cannot read, as it does before 4.0."""
+    """Return `is_valid_text` by decode(), which replaces invalid bytes before Spark 4.0."""
     found = F.col(name).cast("binary")
     return found == F.encode(F.decode(found, "UTF-8"), "UTF-8")
 
@@ -144,5 +144,5 @@ def barrier_tasks(
 
 
 def takes_profiles(frame: type = DataFrame) -> bool:
-    """Whether the tasks of `barrier_tasks` may have a ResourceProfile, as from 4.0 on."""
+    """Return whether tasks of `barrier_tasks` may have a ResourceProfile, as from Spark 4.0 on."""
     return "profile" in inspect.signature(frame.mapInArrow).parameters  # type: ignore[attr-defined]

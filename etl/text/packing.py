@@ -32,7 +32,7 @@ def encode(codec: Codec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
 
 
 def count_ids(vocab_size: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """How often every id occurs, by split: records (split, id, count)."""
+    """Count how often every id occurs, by split: records (split, id, count)."""
     totals: dict[str, NDArray[np.int64]] = {}
     for batch in batches:
         for split in batch.column(0).unique().to_pylist():
@@ -56,7 +56,7 @@ class Start:
 
 
 def pack(starts: list[Start], seq_len: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One chunk's documents (SHARD, tokens), in order -> SHARD and PIECE_SCHEMA, each record a run of one sequence."""
+    """Pack one chunk's ordered documents (SHARD, tokens) into SHARD and PIECE_SCHEMA, one record per sequence run."""
     shard, place = -1, Start(0, 0)
     for batch in batches:
         if not batch.num_rows:

@@ -68,7 +68,7 @@ def pack(rows: DataFrame, config: TextConfig, splits: dict[str, int]) -> Packed:
 
 
 def entropy_nats(counts: Sequence[int]) -> float:
-    """Entropy of the empirical distribution: what a model that knows only how often ids occur would reach at best."""
+    """Compute the entropy of the empirical distribution, the best loss without any context."""
     share = np.asarray(counts, np.float64) / max(sum(counts), 1)
     share = share[share > 0]
     return float(-(share * np.log(share)).sum())
@@ -87,7 +87,7 @@ def check_column(good: DataFrame, name: str) -> None:
 
 
 def _codec(ordered: DataFrame, config: TextConfig) -> Codec:
-    """The tokenizer; documents for its training come one by one, the first of the stored order."""
+    """Return the tokenizer, trained on the first documents in stored order, one by one."""
     if config.tokenizer == "bytes":
         return byte_codec()
     chosen = ordered.where(F.col(SPLIT) == "train").orderBy(ORDER, "text").limit(config.train_documents)
@@ -111,7 +111,7 @@ def _id_counts(tokens: DataFrame, codec: Codec) -> dict[str, list[int]]:
 
 
 def _pieces(tokens: DataFrame, totals: dict[str, dict[str, Any]], seq_len: int) -> DataFrame:
-    """Chunks of documents in stored order, each packed by one task that knows what comes before it."""
+    """Pack chunks of documents in stored order, each in one task that knows what precedes it."""
     documents = {split: total["documents"] for split, total in totals.items()}
     counts = {s: min(n, -(-totals[s]["tokens"] // CHUNK_TOKENS)) for s, n in documents.items()}
     chunks = plan_shards(documents, counts)
@@ -126,7 +126,7 @@ def _pieces(tokens: DataFrame, totals: dict[str, dict[str, Any]], seq_len: int) 
 
 
 def _starts(chunks: list[Shard], tokens: dict[int, int]) -> list[Start]:
-    """Tokens and documents before each chunk, within its split."""
+    """Return the number of tokens and documents before each chunk, within its split."""
     starts: list[Start] = []
     for number, chunk in enumerate(chunks):
         before = starts[-1].tokens + tokens[number - 1] if chunk.index else 0

@@ -75,7 +75,7 @@ class Codec:
         return self.size + SPECIALS
 
     def encode(self, texts: Sequence[str]) -> Iterator[NDArray[np.int32]]:
-        """Token ids of every text, with end_id after each."""
+        """Yield the token ids of every text, with end_id after each."""
         end = np.array([self.end_id], np.int32)
         if not self.json:
             for text in texts:
@@ -104,7 +104,7 @@ def byte_codec() -> Codec:
 
 
 def train_bpe(texts: Iterator[str], vocab_size: int) -> Codec:
-    """Byte-level BPE (https://arxiv.org/abs/1508.07909 over bytes); fewer ids than asked for where texts are few."""
+    """Train byte-level BPE (https://arxiv.org/abs/1508.07909 over bytes); few texts give fewer ids."""
     tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - SPECIALS,

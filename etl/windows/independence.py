@@ -78,14 +78,14 @@ def _views_digest(config: EtlConfig) -> str:
 
 
 def _together(tested: PartSources, parts: Sequence[PartSources]) -> PartSources:
-    """The tested interval with all that any of the parts reads."""
+    """Return the tested interval with all that any of the day partitions reads."""
     first, *others = parts
     cut = {name: [*first.cut[name], *(p.cut[name][-1] for p in others)] for name in tested.cut}
     return PartSources(tested.interval, tested.whole, cut)
 
 
 def _digest(job: RowsJob, tested: PartSources, sources: PartSources) -> tuple[int, str]:
-    """Count the interval's rows, and sum a hash of each: equal for equal rows in any order."""
+    """Return the number of rows in the interval and the sum of their hashes, independent of order."""
     assert job.config.interval is not None
     rows = of_interval(
         rows_of(job, sources.read(lambda snapshot: snapshot.read(job.spark))), job.config.interval, tested.interval
@@ -94,7 +94,7 @@ def _digest(job: RowsJob, tested: PartSources, sources: PartSources) -> tuple[in
 
 
 def row_digest(rows: DataFrame) -> tuple[int, str]:
-    """The number of rows, and the sum of their hashes."""
+    """Return the number of rows, and the sum of their hashes."""
     row = hash_of(rows.columns).cast("decimal(20,0)")
     count, total = rows.agg(F.count(F.lit(1)), F.sum(row)).collect()[0]
     return count, str(total)

@@ -35,7 +35,7 @@ class Interval:
         return _midnight(self.next, self.zone)
 
     def condition(self, column: str) -> str:
-        """SQL that keeps the interval's rows by a column of dates."""
+        """Return SQL that keeps the interval's rows by a date column."""
         return f"`{column}` >= '{self.first}' AND `{column}` < '{self.next}'"
 
 
@@ -45,17 +45,17 @@ def _midnight(day: dt.date, zone: str) -> dt.datetime:
 
 
 def interval_from(config: IntervalConfig, first: dt.date) -> Interval:
-    """The interval that begins with this day."""
+    """Return the interval that starts on this day."""
     return Interval(first, _moved(first, config.every, 1), config.time_zone)
 
 
 def before(config: IntervalConfig, interval: Interval, count: int) -> list[Interval]:
-    """The `count` intervals before one, oldest first."""
+    """List the `count` intervals before one, oldest first."""
     return [interval_from(config, _moved(interval.first, config.every, -n)) for n in range(count, 0, -1)]
 
 
 def window_of(config: IntervalConfig) -> list[Interval]:
-    """The intervals of a dataset, oldest first. EtlError where none begins on the day `last`."""
+    """List the intervals of a dataset, oldest first. EtlError if none starts on the day `last`."""
     last = interval_from(config, beginning("etl.interval.last", config.last, config))
     return [*before(config, last, config.window - 1), last]
 
@@ -77,5 +77,5 @@ def _first_day(day: dt.date, every: Unit) -> dt.date:
 
 
 def _moved(first: dt.date, every: Unit, count: int) -> dt.date:
-    """The first day of the interval `count` intervals after the one that begins with `first`."""
+    """Return the first day of the interval `count` intervals after the one starting on `first`."""
     return begin_of(every, number_of(every, dt.datetime.combine(first, dt.time())) + count).date()

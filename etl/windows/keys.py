@@ -26,7 +26,7 @@ KEYS_OF_A_TASK = 1 << 18
 
 
 def keys_across_parts(config: EtlConfig) -> dict[str, list[str]]:
-    """The checks `unique` by name, with their columns, whose equal rows may be in two parts."""
+    """Return the `unique` checks whose equal rows may be in two day partitions: columns by name."""
     assert config.interval is not None
     unique = {check.name: check.columns for check in config.checks if check.kind == "unique"}
     return {name: columns for name, columns in unique.items() if config.interval.column not in columns}
@@ -50,7 +50,7 @@ def write_keys(rows: DataFrame, columns: Sequence[str], storage: Storage, paths:
 
 
 def count_keys(spark: SparkSession, storage: Storage, distinct: Mapping[str, int]) -> int:
-    """Count the distinct keys in the files of several parts; `distinct`: keys by the file's path."""
+    """Count the distinct keys in the files of several day partitions; `distinct`: keys by file path."""
     root, tasks = worker_uri(storage), min(len(distinct), 1 + sum(distinct.values()) // KEYS_OF_A_TASK)
     files = spark.createDataFrame([(path,) for path in distinct], "path string").repartition(tasks, "path")
     return files.mapInArrow(lambda batches: _read(root, batches), HASHES_SQL).distinct().count()

@@ -114,7 +114,7 @@ class PartSources:
         return tables
 
     def own_rows(self, read: Callable[[SourceSnapshot], DataFrame], name: str) -> DataFrame:
-        """The rows that a cut source has in the part's own interval."""
+        """Return the rows of an interval source in the partition's own interval."""
         snapshot = self.cut[name][-1]
         assert snapshot is not None
         return read(snapshot)
@@ -125,14 +125,14 @@ class PartSources:
         return sum(int(s.lineage()["bytes"]) for each in self.cut.values() if (s := each[-1]) is not None)
 
     def own_files(self) -> str:
-        """Name the first files that the cut sources have in the part's own interval."""
+        """List the first files of the interval sources in the partition's own interval."""
         own = {name: snapshots[-1] for name, snapshots in self.cut.items()}
         paths = [f"{name}: {path}" for name, snapshot in own.items() if snapshot for path in snapshot.paths]
         return ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
 
 
 def part_fingerprint(config: EtlConfig, sources: PartSources, settings: Mapping[str, str]) -> str:
-    """sha256 over all that decides a part's files and statistics; the window and what is only fitted do not."""
+    """Hash (sha256) all that decides a day partition's files and statistics; not the window or fitted state."""
     interval = sources.interval
     prints = {name: source.fingerprint for name, source in sources.whole.items()}
     cut = {name: [s and s.fingerprint for s in each] for name, each in sources.cut.items()}
@@ -143,14 +143,14 @@ def part_fingerprint(config: EtlConfig, sources: PartSources, settings: Mapping[
 
 
 def common_digest(config: EtlConfig, whole: Mapping[str, SourceSnapshot], settings: Mapping[str, str]) -> str:
-    """sha256 over what of `part_fingerprint` is the same for all parts: where it changes, each of them does."""
+    """Hash (sha256) what `part_fingerprint` has in common for all day partitions: a change rebuilds all."""
     prints = {name: source.fingerprint for name, source in whole.items()}
     code = [own_modules(config.rows), code_digest(PACKAGE), SPARK_SEMANTICS, deciding_settings(settings)]
     return digest([FORMAT_VERSION, PART_VERSION, prints, json.dumps(_deciding_block(config)), *code])
 
 
 def _deciding_block(config: EtlConfig) -> dict[str, object]:
-    """The etl block without what belongs to windows, or only decides the fitted state or what is allowed."""
+    """Return the etl block without window keys, and without what only decides the fitted state or what is allowed."""
     assert config.interval is not None
     block = declared(config)
     block["features"] = {
@@ -166,7 +166,7 @@ def _deciding_block(config: EtlConfig) -> dict[str, object]:
 
 
 def part_folder(name: str, interval: str, fingerprint: str) -> str:
-    """Where a part is, below the root of datasets; `name` is the recipe's."""
+    """Return a day partition's folder below the root of datasets; `name` is the recipe's."""
     return f"parts/{name}/{interval}/{fingerprint[:12]}"
 
 
@@ -295,7 +295,7 @@ def _write_alike(job: RowsJob, alike: Sequence[_PartRows]) -> list[Part]:
 
 
 def _own_rows(made: Sequence[_PartRows], config: EtlConfig) -> list[int | None]:
-    """Count, in one job, the rows of each part's interval in the table that `one_per` names; None where none is."""
+    """Count, in one job, the rows of each interval in the table that `one_per` names; None without it."""
     name = config.one_per
     if name is None:
         return [None] * len(made)
@@ -359,7 +359,7 @@ def _with_split(rows: DataFrame, config: EtlConfig, interval: Interval) -> DataF
 
 
 def _is_stray(rows: DataFrame, config: IntervalConfig, interval: Interval) -> Value:
-    """Sources are cut by columns of their own; where these disagree with the rows', a row would be in no part."""
+    """Mark rows outside the interval: if source and row columns disagree, a row would be in no partition."""
     start, _, end = _edges(rows, config, interval)
     column = F.col(config.column)
     return column.isNull() | ((column < start) | (column >= end) if config.sources else F.lit(False))
@@ -372,7 +372,7 @@ def of_interval(rows: DataFrame, config: IntervalConfig, interval: Interval) -> 
 
 
 def _edges(rows: DataFrame, config: IntervalConfig, interval: Interval) -> tuple[Value, Value, Value]:
-    """Where what the part reads begins, where the interval does and where it ends, in the type of the rows' column."""
+    """Return the start of what is read, the interval's start and its end, in the type of the rows' column."""
     first = (before(config, interval, config.look_back) or [interval])[0]
     kind = {f.name: f.dataType for f in rows.schema.fields}.get(config.column)
     if isinstance(kind, TimestampType):

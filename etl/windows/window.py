@@ -111,7 +111,7 @@ class PartFolder:
     is_new: bool
 
     def listed(self) -> WindowPart:
-        """Name the part as the window's manifest does."""
+        """Return the entry for the window's manifest."""
         part = self.part
         return WindowPart(
             interval=part.interval, fingerprint=part.fingerprint, folder=self.folder, rows=part.accounting.rows_out
@@ -149,7 +149,7 @@ class KnownParts:
     fingerprints: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, interval: Interval) -> str | None:
-        """The fingerprint of a known part that is whole."""
+        """Return the fingerprint of a known, intact day partition, or None."""
         known = self.fingerprints.get(interval.label)
         if known is None:
             return None
@@ -241,8 +241,11 @@ def _find_or_write(job: RowsJob, name: str, pinned: Sequence[PinnedPart]) -> lis
 
 
 def batches(sizes: Sequence[int]) -> list[range]:
-    """Which parts are written at once, by the bytes of each: several small ones, for every pass of Spark takes time
-    whatever it reads; large ones alone, so that less is lost with a pass that fails."""
+    """Group day partitions to write at once, by the bytes of each.
+
+    Small ones share a pass, because each Spark pass has a fixed cost; large ones go alone, so that a failed pass loses
+    less.
+    """
     found: list[range] = []
     for number, size in enumerate(sizes):
         last = found[-1] if found else range(0)
@@ -254,7 +257,7 @@ def batches(sizes: Sequence[int]) -> list[range]:
 
 
 def _failing(job: RowsJob, failing: Mapping[str, int], found: Sequence[PartFolder]) -> dict[str, int]:
-    """Rows by check that fail within parts, or for a row of an earlier part."""
+    """Count rows by check that fail within day partitions, or against a row of an earlier one."""
     distinct, together = dict[str, int](), dict[str, int]()
     for name in found[0].part.keys:
         keys = [(one.folder, one.part.keys[name]) for one in found]
@@ -265,7 +268,7 @@ def _failing(job: RowsJob, failing: Mapping[str, int], found: Sequence[PartFolde
 
 
 def sources_of(parts: Sequence[Part]) -> dict[str, Any]:
-    """The lineage of a window's sources: a summary of those read by interval, whose details each part has."""
+    """Summarize the lineage of a window's sources; each day partition has the details."""
     found: dict[str, Any] = {}
     for name, read in parts[-1].lineage.sources.items():
         if not isinstance(read, list):
@@ -313,7 +316,7 @@ def check_measured(part: Part, found: Statistics, config: EtlConfig) -> None:
 
 
 def split_of(config: EtlConfig, label: str) -> str | None:
-    """The split of all rows of an interval where it is decided by time; else None: each row has its own."""
+    """Return the split of all rows of an interval if time decides it; None if each row has its own."""
     if config.split.kind != "time":
         return None
     later = [name for name, first in config.split.boundaries.items() if label >= first]
@@ -347,7 +350,7 @@ def read_statistics(storage: Storage, part: Part) -> Statistics:
 
 
 def _window_fingerprint(config: EtlConfig, parts: Sequence[PinnedPart], missing: Sequence[str]) -> str:
-    """sha256 over the parts and what is decided for the window: splits, the fitted state and what checks allow."""
+    """Hash (sha256) the day partitions and what the window decides: splits, fitted state, allowed failures."""
     block = config.model_dump(mode="json", include={"features", "split", "checks"})
     shared = [(part.interval.label, part.fingerprint) for part in parts]
     return digest([FORMAT_VERSION, block, list(config.features), code_digest(PACKAGE), shared, list(missing)])

@@ -29,11 +29,11 @@ def add_command(
     """Add a command; its help ends with the examples.
 
     Args:
-        commands: to add it to.
-        name: of the command.
-        command: the function.
-        text: for the help.
-        examples: whole command lines.
+        commands: parser group to add it to.
+        name: name of the command.
+        command: function that runs the command.
+        text: description shown in the help.
+        examples: whole command lines for the help.
     """
     shown = "examples:\n" + "\n".join(f"  {example}" for example in examples)
     sub = commands.add_parser(
@@ -61,12 +61,12 @@ def add_recipe_command(
     """Add a command that takes a recipe and overrides.
 
     Args:
-        commands: to add it to.
-        name: of the command.
-        command: the function.
-        text: for the help.
-        examples: whole command lines.
-        default: recipe; None: it must be given.
+        commands: parser group to add it to.
+        name: name of the command.
+        command: function that runs the command.
+        text: description shown in the help.
+        examples: whole command lines for the help.
+        default: default recipe; None makes it required.
     """
     sub = add_command(commands, name, command, text, examples)
     known = f"a name ({', '.join(recipe_names())}) or the path of a YAML file"
@@ -82,7 +82,7 @@ def count(text: str) -> int:
 
 
 def new_file(text: str) -> Path:
-    """A file to write, looked at before the work whose result it will hold."""
+    """Check that a file can be written, before the work whose result it will hold."""
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r}: cannot be written; give a file in a folder that is there")
@@ -102,7 +102,7 @@ def duration(text: str) -> int:
 
 
 def asked_layout(text: str) -> AskedLayout:
-    """The layouts of `dp=64,tp=1,pp=8,offload=true,precision=bf16`; an axis that is not named has 1 rank."""
+    """Parse layouts such as `dp=64,tp=1,pp=8,offload=true,precision=bf16`; unnamed axes have 1 rank."""
     from sparkring.conf.clusters.cluster import Precision
     from sparkring.conf.schema import refuse_fp8
     from sparkring.training.parallel.mesh import AXES, Mesh

@@ -45,9 +45,9 @@ def audit_run(run_uri: str, dataset_uri: str = "") -> AuditReport:
 
 
 def server_problems(run: Storage, steps: Sequence[int]) -> list[str]:
-    """What is wrong with the event logs of parameter servers: each (step, rank) must be on every server once.
+    """Check event logs of parameter servers: each (step, rank) must be on every server once.
 
-    `steps`: that were made on servers; others have none.
+    `steps`: steps made on servers; others have no logs.
     """
     events = run.at(EVENTS)
     has_logs = any(path.endswith(".events") for path in events.list_files())
@@ -70,9 +70,9 @@ def server_problems(run: Storage, steps: Sequence[int]) -> list[str]:
 
 
 def expected_of(run: Storage, dataset_uri: str) -> tuple[Expected, list[str]]:
-    """The rows that the newest readable checkpoint vouches for, and why newer checkpoints cannot be read.
+    """Return the rows that the newest readable checkpoint guarantees, and why newer ones are unreadable.
 
-    ValueError where the dataset at `dataset_uri` is not the checkpoint's.
+    ValueError if the dataset at `dataset_uri` is not the checkpoint's.
     """
     good, bad = committed(run.at(CHECKPOINTS))
     if not good:

@@ -49,7 +49,7 @@ ZSH = "autoload -Uz compinit bashcompinit && compinit -u && bashcompinit\n"
 
 
 def completion(top: argparse.ArgumentParser, shell: str) -> str:
-    """The script that teaches a shell (SHELLS) the words of a command line."""
+    """Return the completion script of the command line for a shell (SHELLS)."""
     parsers = dict(_parsers(top, ""))
     words, choices = [], []
     for path, parser in parsers.items():
@@ -81,7 +81,7 @@ def _parsers(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, 
 
 
 def _words(parser: argparse.ArgumentParser) -> list[str]:
-    """What may come next: options, commands below, choices, and the built-in recipes where one is asked for."""
+    """List the possible next words: options, subcommands, choices, and built-in recipes."""
     found: list[str] = []
     for action in parser._actions:
         found += action.option_strings or map(str, action.choices or ())

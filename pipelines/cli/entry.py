@@ -29,7 +29,7 @@ IMPORTED = 2_000_000  # made before the first: what a command imports stays
 
 
 def console() -> int:
-    """The script `sparkring`: `main` of a process that ends with it."""
+    """Run `main` as the script `sparkring`, in a process that ends with it."""
     ending = _Ending()
     atexit.register(ending.leave)  # first, so that it runs after what commands register
     have_home()
@@ -145,7 +145,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _nearest_option(words: Sequence[str], command: argparse.ArgumentParser) -> str:
-    """A hint for the first option among the words, if the command has one like it."""
+    """Suggest the nearest known option for the first option among the words, if similar."""
     known = [option for action in command._actions for option in action.option_strings]
     given = next((word.partition("=")[0] for word in words if word.startswith("-")), "")
     near = difflib.get_close_matches(given, known, n=1)
@@ -195,7 +195,7 @@ def _run_command(arguments: argparse.Namespace) -> int:
 
 
 def _reader_has_gone() -> bool:
-    """Whether standard output is a pipe that nothing reads any more, as after `| head`."""
+    """Return whether standard output is a pipe whose reader has gone, as after `| head`."""
     poll = select.poll()
     poll.register(STDOUT, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

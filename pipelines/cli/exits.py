@@ -31,7 +31,7 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 def exit_code(error: BaseException) -> Exit:
-    """The code for an error, by its type."""
+    """Return the exit code for an error, by its type."""
     if isinstance(error, SystemExit):
         return Exit(error.code) if error.code in set(Exit) else Exit.BUG
     if _missing_spark(error) or _unfit_mlflow(error):
@@ -44,7 +44,7 @@ def exit_code(error: BaseException) -> Exit:
 
 
 def message(error: BaseException) -> str:
-    """The error's message; that of a full disk or of a package that is not installed with its remedy."""
+    """Return the error's message, with a remedy for full disks and missing packages."""
     if _missing_spark(error):
         return f"{error}: this command needs Spark, which is not installed: pip install 'sparkring[spark]'"
     if unfit := _unfit_mlflow(error):
@@ -69,12 +69,12 @@ def message(error: BaseException) -> str:
 
 
 def _missing_spark(error: BaseException) -> bool:
-    """Whether Spark is not installed, and an import of it has failed."""
+    """Return whether an import failed because Spark is not installed."""
     return isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in ("pyspark", "py4j")
 
 
 def _unfit_mlflow(error: BaseException) -> str:
-    """Why MLflow cannot be imported, and what to install; empty for other errors."""
+    """Explain why MLflow cannot be imported, and what to install; "" for other errors."""
     if not isinstance(error, ImportError) or str(error.name).partition(".")[0] not in (
         "mlflow",
         "sqlalchemy",
@@ -91,7 +91,7 @@ def _unfit_mlflow(error: BaseException) -> str:
 
 
 def _missing_in_workers(error: BaseException) -> str:
-    """The line that names a module which a task of Spark's did not find; empty for other errors."""
+    """Return the line naming a module missing in a Spark task; "" for other errors."""
     if type(error).__module__.partition(".")[0] not in ("py4j", "pyspark"):
         return ""
     found = re.search(r"ModuleNotFoundError: (No module named '[\w.]+')", str(error))
@@ -99,7 +99,7 @@ def _missing_in_workers(error: BaseException) -> str:
 
 
 def _ended_worker(error: BaseException) -> str:
-    """What Spark says of a Python worker that was killed or crashed; empty for other errors."""
+    """Return Spark's message about a killed or crashed Python worker; "" for other errors."""
     if type(error).__module__.partition(".")[0] not in ("py4j", "pyspark"):
         return ""
     found = re.search(r"Python worker (?:exited unexpectedly \(crashed\)|failed to connect back)", str(error))
@@ -107,7 +107,7 @@ def _ended_worker(error: BaseException) -> str:
 
 
 def _no_room(error: BaseException) -> str:
-    """The message of a full or read-only disk, in this process or a task of Spark's; empty for other errors."""
+    """Return the message of a full or read-only disk, here or in a Spark task; "" for other errors."""
     if isinstance(error, OSError):
         return str(error) if error.errno in NO_ROOM else ""
     if type(error).__module__.partition(".")[0] not in ("py4j", "pyspark"):  # imported by what raises their errors

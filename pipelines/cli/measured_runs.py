@@ -51,15 +51,15 @@ class JobSteps:
     left_out: dict[str, int]
 
     def describe(self) -> str:
-        """In a line: how many, and what was left out."""
+        """Describe in a line how many jobs were found and which were left out."""
         rest = "".join(f"; left out: {count} {why}" for why, count in self.left_out.items())
         return f"{count_of(len(self.steps), 'job')}{rest}"
 
 
 def job_steps(tracking: TrackingConfig, experiment: str | None, cluster: Cluster) -> JobSteps:
-    """The measured steps of the jobs that ran on a cluster's machines. StoredError, or StoreUnreachable.
+    """Collect the measured steps of jobs on a cluster's machines. StoredError, or StoreUnreachable.
 
-    `experiment`: None: of all.
+    `experiment`: name of the experiment; None for all.
     """
     from sparkring.pipelines.tracking.store.measured_jobs import measured_jobs  # MLflow: seconds
 
@@ -86,7 +86,7 @@ def job_steps(tracking: TrackingConfig, experiment: str | None, cluster: Cluster
 
 
 def step_of(run: str, step_s: float, cluster: Cluster) -> JobStep:
-    """What the step of a finished run does, by its configuration and its dataset's manifest."""
+    """Count the work of a finished run's step, from its configuration and its dataset's manifest."""
     result = read_result(open_storage(run))
     config, manifest = result.run_config(), read_manifest(open_storage(result.dataset))
     mesh = resolve_mesh(config.parallel, result.train.world)

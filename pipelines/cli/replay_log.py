@@ -18,9 +18,9 @@ def replay_log(run_uri: str, dataset_uri: str = "", show: Callable[[str], None] 
     """Replay a finished run. ValueError says what is missing, damaged, or of another dataset.
 
     Args:
-        run_uri: its folder.
-        dataset_uri: where its dataset is; "": where it was.
-        show: gets a line for each segment that has been done.
+        run_uri: folder of the run.
+        dataset_uri: folder of its dataset; "" for the recorded one.
+        show: called with a line per replayed segment.
     """
     run = open_storage(run_uri)
     result = read_result(run)

@@ -89,10 +89,10 @@ def reproduce(
     Raises StoredError before anything is started where something differs that makes the check pointless.
 
     Args:
-        request: the run and the check.
-        tracking: where the registry is.
-        show: takes the lines for the user.
-        session: of Spark; None: one of its own.
+        request: run to reproduce, and the check.
+        tracking: configuration of the registry.
+        show: called with lines for the user.
+        session: opens a Spark session; None opens a separate one.
     """
     run = find_run(request.target, tracking)
     found = [*run_differences(run.result, run.record), *differences_here(run, request.origin)]
@@ -145,9 +145,9 @@ def _kept(folder: Storage) -> KeptRun:
 
 
 def differences_here(run: KeptRun, origin: Origin) -> Iterator[Difference]:
-    """What differs here: the environment, the files that training starts from, and every file of its datasets.
+    """Yield differences of this machine: environment, start files, and all files of the datasets.
 
-    From `sources`, those of the dataset that is built again instead of its files.
+    With `sources`, those of the dataset that is built again instead of its files.
     """
     config = run.result.run_config()
     yield from environment_differences(run.record.environment, environment(config))
@@ -162,7 +162,7 @@ def differences_here(run: KeptRun, origin: Origin) -> Iterator[Difference]:
 
 
 def source_differences(run: KeptRun) -> Iterator[Difference]:
-    """Sources of the run's dataset that are not what was read. StoredError where no recipe has built it."""
+    """Yield changed sources of the run's dataset. StoredError if no recipe built it."""
     etl = run.result.run_config().etl
     if etl is None:
         raise StoredError(f"{run.folder.uri}: --from sources: the run was given its dataset (`dataset`), not built one")
@@ -179,7 +179,7 @@ def source_differences(run: KeptRun) -> Iterator[Difference]:
 
 
 def start_differences(record: Record, config: RunConfig) -> Iterator[Difference]:
-    """Files of the model that training starts from that are others now. StoredError where one is gone."""
+    """Yield changed files of the start model. StoredError for a missing one."""
     try:
         here = start_files(config)
     except OSError as error:
@@ -191,10 +191,10 @@ def start_differences(record: Record, config: RunConfig) -> Iterator[Difference]
 
 
 def dataset_differences(uri: str, sha256: str, left_out: set[str]) -> Iterator[Difference]:
-    """The dataset's manifest, where it lists other content now, and its files that are not what it lists.
+    """Yield differences of a dataset: its manifest, or files that differ from the manifest.
 
     Args:
-        uri: of the dataset's folder. StoredError if it is gone.
+        uri: URI of the dataset's folder. StoredError if it is gone.
         sha256: digest of the manifest's content when the run was trained.
         left_out: files that were damaged then, and not read.
     """
@@ -238,15 +238,15 @@ class SameRows(Publication):
 def train_and_compare(
     run: KeptRun, request: Request, show: Callable[[str], None], session: Callable[[], SparkSession] | None
 ) -> Exit:
-    """Train the run again and compare. The scratch folder is deleted where both are equal.
+    """Train the run again and compare. The scratch folder is deleted if both are equal.
 
     Raises StoredError, before training, where a dataset that was built again is another.
 
     Args:
-        run: that is reproduced.
-        request: what must be equal, and where to begin.
-        show: takes the lines for the user.
-        session: of Spark; None: one of its own.
+        run: run to reproduce.
+        request: what must be equal, and where to start.
+        show: called with lines for the user.
+        session: opens a Spark session; None opens a separate one.
     """
     check, from_sources = request.check, request.origin == "sources"
     root, name = run.folder.parent.parent.at(SCRATCH), uuid.uuid4().hex[:12]
@@ -277,9 +277,9 @@ def train_and_compare(
 
 
 def scratch_config(result: TrainResult, check: Check, runs: str) -> RunConfig:
-    """The run's configuration on its dataset, ranks and threads, without all that reaches outside of `runs`.
+    """Return the run's configuration with the same dataset, ranks and threads, writing only below `runs`.
 
-    Of its engine too for the check of bits: `auto` takes what is installed.
+    For the check of bits also the same engine: `auto` takes what is installed.
     """
     config, ranks = result.run_config(), result.train
     engine = {"horovod": "horovod", "torch-gloo": "torch", "torch-nccl": "torch"}.get(ranks.engine)
@@ -302,7 +302,7 @@ def scratch_config(result: TrainResult, check: Check, runs: str) -> RunConfig:
 
 
 def with_sources(config: RunConfig, result: TrainResult) -> RunConfig:
-    """The configuration with the run's recipe for its dataset, of the versions of its tables that were read."""
+    """Return the configuration with the recipe for the run's dataset, at the table versions it read."""
     etl = result.run_config().etl
     assert etl is not None, "source_differences has refused a run without"
     storage = open_storage(result.dataset)

@@ -38,13 +38,13 @@ class Publication:
         return etl_step.pin(config, session)
 
     def check(self, what: str) -> None:
-        """Called before anything is published, with what it is; does not return where it must not be."""
+        """Allow a publication of `what`, or do not return."""
 
     def on_dataset(self, dataset: Dataset) -> None:
-        """Called when the dataset is there."""
+        """Handle the finished dataset."""
 
     def on_run(self, record: RunRecord) -> None:
-        """Called when the run is known, and its MLflow run, unless the store is away."""
+        """Handle the started run, with its MLflow run unless the store is away."""
 
 
 class TrialPublication(Publication):
@@ -60,15 +60,15 @@ class PlannedLayouts(Protocol):
     """The layouts of a job that are planned for the number of its ranks (pipelines/model/launch_plan.py)."""
 
     def resolved_at(self, resolved: Resolved, world: int) -> Resolved:
-        """The configuration as so many ranks train it."""
+        """Return the configuration for this number of ranks."""
         ...
 
     def lines_at(self, world: int) -> list[str]:
-        """What was chosen for so many ranks, and why; [] where nothing was."""
+        """List what was chosen for this number of ranks, and why; [] if nothing was."""
         ...
 
     def record_at(self, world: int) -> PlanRecord | None:
-        """What is predicted of so many ranks; None where nothing can be planned."""
+        """Return the prediction for this number of ranks; None if nothing can be planned."""
         ...
 
 
@@ -78,7 +78,7 @@ class StartPoint(Protocol):
     @property
     def text(self) -> str: ...
     def describe(self, train: WorkerResult) -> str:
-        """In a line, as it turned out."""
+        """Describe the result in a line."""
         ...
 
 
@@ -123,13 +123,13 @@ class JobContext:
         return TRAIN if self.family is None else f"{TRAIN}-{self.family}"
 
     def of_family(self, family: Family) -> JobContext:
-        """The part of a job of several families that trains this one, as far as launches were counted by now."""
+        """Return this job restricted to one family, with the launches counted so far."""
         record = self.runs.read(self.record.folder)
         plan = self.plan if family == "net" else None
         return replace(self, resolved=self.resolved.of_family(family), record=record, family=family, plan=plan)
 
     def on_ranks(self, world: int) -> JobContext:
-        """The job as so many ranks train it."""
+        """Return the job for this number of ranks."""
         return self if self.plan is None else replace(self, resolved=self.plan.resolved_at(self.resolved, world))
 
     def count_attempt(self, number: int) -> None:

@@ -76,12 +76,12 @@ def pin(config: RunConfig, session: Callable[[], SparkSession], known: KnownPart
 
 
 def pins_without_spark(config: RunConfig) -> bool:
-    """Whether `pin` leaves Spark alone."""
+    """Return whether `pin` needs no Spark."""
     return config.etl is None or not any(source.NEEDS_SPARK for source in config.etl.sources.values())
 
 
 def wanted_fingerprint(config: RunConfig, sources: PinnedDataset) -> str:
-    """The fingerprint of the dataset that this configuration makes of its pinned sources. Needs no Spark."""
+    """Return the fingerprint of the dataset for this configuration and its pinned sources. Needs no Spark."""
     if config.dataset is not None:
         return read_manifest(open_storage(config.dataset)).fingerprint
     return sources.fingerprint
@@ -106,7 +106,7 @@ def why_built(config: RunConfig, sources: PinnedDataset) -> str:
 
 
 def newest_dataset(config: RunConfig) -> DatasetManifest | None:
-    """The manifest of the recipe's dataset that was built last; None if none can be read."""
+    """Return the manifest of the recipe's most recent dataset; None if none can be read."""
     root = open_storage(config.storage.datasets)
     form = re.compile(rf"{re.escape(config.name)}-[0-9a-f]{{12}}")
     paths = [root.path(f"{name}/{MANIFEST_NAME}") for name in root.list_folders() if form.fullmatch(name)]
@@ -118,7 +118,7 @@ def newest_dataset(config: RunConfig) -> DatasetManifest | None:
 
 
 def find(config: RunConfig, fingerprint: str) -> Dataset | None:
-    """The finished dataset, or None where it must be built. ManifestError where `dataset` names no dataset."""
+    """Return the finished dataset, or None if it must be built. ManifestError if `dataset` is not one."""
     if config.dataset is not None:
         return given(config)
     from sparkring.etl.build import dataset_folder, find_dataset
@@ -129,7 +129,7 @@ def find(config: RunConfig, fingerprint: str) -> Dataset | None:
 
 
 def found(config: RunConfig, manifest: DatasetManifest) -> Dataset | None:
-    """The dataset of a manifest; None if its files are not there (any more)."""
+    """Return the dataset of a manifest; None if its files are missing."""
     try:
         return find(config, manifest.fingerprint)
     except ManifestError:
@@ -137,14 +137,14 @@ def found(config: RunConfig, manifest: DatasetManifest) -> Dataset | None:
 
 
 def given(config: RunConfig) -> Dataset:
-    """The dataset that `dataset` names; ManifestError where it names no dataset. Needs no Spark."""
+    """Return the dataset that `dataset` names, or raise ManifestError. Needs no Spark."""
     assert config.dataset is not None
     folder = open_storage(config.dataset)
     return Dataset(read_manifest(folder), folder)
 
 
 def require(config: RunConfig, fingerprint: str) -> Dataset:
-    """As `find`; ManifestError names the command to run where the dataset must be built."""
+    """Return the dataset like `find`, or raise ManifestError naming the command that builds it."""
     found = find(config, fingerprint)
     if found is None:
         from sparkring.etl.build import dataset_folder
@@ -194,10 +194,10 @@ def build(
         spark: the session that builds.
         resolved: the job's configuration.
         sources: the snapshots that the fingerprint was made of.
-        commit: of this code, stored in the manifest.
-        tracker: of the job.
+        commit: commit of this code, stored in the manifest.
+        tracker: tracker of the job.
         before_publish: called right before the dataset is published, and may raise.
-        trained: on it, so ConfigError where its label is not one of the model's task.
+        trained: whether it is trained on: ConfigError if its label does not fit the task.
     """
     from sparkring.etl.build import BuildRequest, build_dataset
     from sparkring.pipelines.run.spark_jobs import spark_progress
@@ -228,7 +228,7 @@ def build(
 
 
 def _any_label(columns: Sequence[Column], state: State) -> None:
-    """Nothing is trained."""
+    """Accept any label, because nothing is trained."""
 
 
 def _check_label(config: RunConfig, columns: Sequence[Column], state: State) -> None:
@@ -259,7 +259,7 @@ def data_errors_named() -> Iterator[None]:
 
 
 def record_build(tracker: Tracker, dataset: Dataset) -> None:
-    """Rows by split and quarantine rule, parts, seconds by stage, the dataset, its checks and its manifest."""
+    """Record rows by split and quarantine rule, partitions, seconds, dataset, checks and manifest."""
     manifest = dataset.manifest
     counts = {f"rows/quarantined_{rule}": float(n) for rule, n in manifest.accounting.quarantined.items()}
     counts |= {"rows/in": float(manifest.accounting.rows_in), "rows/out": float(manifest.accounting.rows_out)}
@@ -273,7 +273,7 @@ def record_build(tracker: Tracker, dataset: Dataset) -> None:
 
 
 def dataset_info(dataset: Dataset) -> DatasetInfo:
-    """The dataset as MLflow shows it."""
+    """Describe the dataset for MLflow."""
     manifest = dataset.manifest
     return DatasetInfo(
         name=manifest.name,
@@ -286,7 +286,7 @@ def dataset_info(dataset: Dataset) -> DatasetInfo:
 
 
 def split_info(dataset: Dataset, split: str) -> DatasetInfo:
-    """One split as MLflow shows it: a dataset of its own, so that a run may have several of them as inputs."""
+    """Describe one split as a separate MLflow dataset, so that a run may have several inputs."""
     manifest, whole = dataset.manifest, dataset_info(dataset)
     files = sum(file.split == split for file in manifest.files)
     profile = {"rows": manifest.splits[split].rows, "files": files}
@@ -294,12 +294,12 @@ def split_info(dataset: Dataset, split: str) -> DatasetInfo:
 
 
 def split_name(dataset: str, split: str) -> str:
-    """Name of a split among MLflow's datasets."""
+    """Return a split's name among MLflow's datasets."""
     return f"{dataset}.{split}"
 
 
 def mlflow_type(column: Column) -> str:
-    """MLflow's name for the type of a column's stored elements."""
+    """Return MLflow's name for the type of a column's stored elements."""
     element, dtype = column.logical.replace("array<", "").rstrip(">"), column.dtype
     if element in ("date", "timestamp", "timestamp_ntz"):
         return "datetime"

@@ -27,11 +27,11 @@ def read_footers(folder: Storage, files: Sequence[str]) -> Iterator[pq.FileMetaD
 
 
 def mean_lengths(dataset: Storage, manifest: DatasetManifest) -> dict[str, float]:
-    """Values that a training row of each ragged column has on average; of all rows where none is for training.
+    """Return the mean length of each ragged column over training rows; over all rows without any.
 
     Args:
-        dataset: its folder.
-        manifest: its manifest.
+        dataset: folder of the dataset.
+        manifest: manifest of the dataset.
     """
     wanted = {column.name for column in manifest.columns if column.layout == "ragged"}
     values, rows = dict.fromkeys(wanted, 0), 0

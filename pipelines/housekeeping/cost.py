@@ -24,7 +24,7 @@ HOUR_S = 3600.0
 
 
 def spark_cores(spark: SparkSession) -> int:
-    """The cores of the executors that are there now: tasks that may run at a time, times the cores of a task."""
+    """Return the cores of the present executors: concurrent tasks times the cores of a task."""
     return task_slots(spark) * int(settings_of(spark).get("spark.task.cpus") or 1)
 
 
@@ -33,15 +33,15 @@ def core_hours(cores: int, seconds: float) -> float:
 
 
 def etl_cost(spark: SparkSession, seconds: float) -> dict[str, float]:
-    """The metric of a dataset's build, by its seconds."""
+    """Return the cost metric of a dataset's build, by its seconds."""
     return {"cost/core_hours_etl": core_hours(spark_cores(spark), seconds)}
 
 
 def job_cost(cores: int, timings: Mapping[str, float], launch: LaunchConfig, rank_0: WorkerResult) -> dict[str, float]:
-    """Core and GPU hours of a job that was trained and evaluated, by part.
+    """Compute core and GPU hours of a trained and evaluated job, by stage.
 
     Args:
-        cores: Spark's.
+        cores: number of Spark's cores.
         timings: stage of the job -> seconds; a dataset that was found has no `etl_s`.
         launch: for GPUs of a rank; without them there are no GPU hours.
         rank_0: for the number of ranks and their threads.

@@ -49,13 +49,13 @@ class Event:
     format: int = FORMAT
 
     def payload(self) -> dict[str, Any]:
-        """The JSON-able content, with secrets hidden."""
+        """Return the JSON-able content, with secrets hidden."""
         shown: dict[str, Any] = redacted(asdict(self))
         return shown
 
 
 def outcome_of(code: int, decision: str | None) -> Outcome | None:
-    """What a job's end means for the next one's event; None where it means nothing, and the one before still counts."""
+    """Return a job's outcome for the next event; None keeps the previous outcome."""
     if Exit(code).is_quiet:
         return None
     if decision == "held" and Exit(code).has_trained:
@@ -66,12 +66,12 @@ def outcome_of(code: int, decision: str | None) -> Outcome | None:
 
 
 def is_repeated(end: JobEnd) -> bool:
-    """Whether the date was done before: its own job has sent the events, and its exit code is returned again."""
+    """Return whether the date was done before, so that its own job sent the events already."""
     return end.ds is not None and end.code == Exit.QUALITY and not end.links
 
 
 def decide_event(end: JobEnd, previous: str | None) -> EventName | None:
-    """Which event the end is; None where nobody needs to know. `previous`: the outcome before it, if any."""
+    """Choose the event for an end, or None. `previous`: outcome of the previous job, if any."""
     outcome = outcome_of(end.code, end.decision)
     if outcome in ("failed", "rejected", "held"):
         return outcome
@@ -81,17 +81,17 @@ def decide_event(end: JobEnd, previous: str | None) -> EventName | None:
 
 
 def is_before(end: JobEnd, last: str | None) -> bool:
-    """Whether the job was for an earlier date than the last one: its success mends nothing of that one's."""
+    """Return whether the job was for an earlier date than the last one, whose failure it cannot fix."""
     return end.ds is not None and last is not None and end.ds < last
 
 
 def next_command(event: EventName, end: JobEnd, command: Sequence[str]) -> str:
-    """The command line to run next.
+    """Return the command line to run next.
 
     Args:
-        event: what happened.
-        end: of the job.
-        command: the job's own command line.
+        event: name of the event.
+        end: end of the job.
+        command: command line of the job.
     """
     if event in ("rejected", "held"):
         return shlex.join(["sparkring", "ui", *_recipe_and_overrides(command)[:1]])
@@ -101,23 +101,23 @@ def next_command(event: EventName, end: JobEnd, command: Sequence[str]) -> str:
 
 
 def _without_secret(word: str) -> str:
-    """A word of a command line; of `key=value` with the key of a secret, the key alone."""
+    """Hide a secret in a command-line word; `key=value` with a secret's key keeps the key."""
     key, equals, value = word.partition("=")
     return f"{key}={HIDDEN}" if equals and value and is_secret_name(key) else redact(word)
 
 
 def _recipe_and_overrides(command: Sequence[str]) -> list[str]:
-    """Of `sparkring run RECIPE a.b=c --date D`: the words that `config validate` takes."""
+    """Return the words for `config validate` from `sparkring run RECIPE a.b=c --date D`."""
     return [word for number, word in enumerate(command[2:]) if number == 0 or ("=" in word and word[0] != "-")]
 
 
 def make_event(event: EventName, end: JobEnd, command: Sequence[str], at: str) -> Event:
-    """Put together what is sent.
+    """Make the event to send.
 
     Args:
-        event: what happened.
-        end: of the job.
-        command: the job's own command line.
+        event: name of the event.
+        end: end of the job.
+        command: command line of the job.
         at: when it ended, UTC, ISO 8601.
     """
     return Event(
@@ -136,7 +136,7 @@ def make_event(event: EventName, end: JobEnd, command: Sequence[str], at: str) -
 
 
 def ping_suffix(code: int) -> str | None:
-    """What is added to a ping's URL; None where none is sent."""
+    """Return the suffix of a ping's URL; None if no ping is sent."""
     if Exit(code).is_quiet:
         return None
     return "" if Exit(code).has_trained else "/fail"

@@ -148,14 +148,14 @@ class _Deleter:
         dry_run: bool,
         show: Callable[[str], None],
     ) -> None:
-        """Delete nothing yet.
+        """Prepare to delete.
 
         Args:
-            roots: of the recipe.
-            inventory: what there was.
+            roots: storage roots of the recipe.
+            inventory: what is stored.
             delete_pointer: deletes a pointer by its id.
-            dead: pointers that go, with reasons; those to a checkpoint go right before it.
-            dry_run: only say what goes.
+            dead: pointers to delete, with reasons; those to a checkpoint go right before it.
+            dry_run: only report deletions.
             show: prints a line.
         """
         self._roots, self._delete_pointer, self._dead = roots, delete_pointer, dead
@@ -216,7 +216,7 @@ class _Deleter:
         return "would go" if self._dry_run else "deleted "
 
     def _taken(self, deletion: Deletion) -> str:
-        """Why a dataset or part must stay after all: its dataset could not be deleted, or a run has begun meanwhile."""
+        """Explain why a dataset or partition must stay: its dataset remains, or a run started meanwhile."""
         if deletion.path in self._needed:
             return "a dataset that is still there needs it"
         if deletion.kind not in ("dataset", "part"):
@@ -268,7 +268,7 @@ def take_inventory(roots: Roots, live: Mapping[str, str]) -> Inventory:
 
 
 def _links(roots: Roots, found: Iterable[StoredDataset | StoredPart | StoredRun | Leftover]) -> dict[Place, str]:
-    """Root and path of what is behind a link or mount point below `storage.datasets` or `storage.runs` -> its path."""
+    """Map (root, path) of everything behind a link or mount point to the link's path."""
     links = dict[Place, str]()
     for one in found:
         root: Root = one.root if isinstance(one, Leftover) else "runs" if isinstance(one, StoredRun) else "datasets"
@@ -311,13 +311,13 @@ def _parts(roots: Roots, unreadable: list[str]) -> tuple[list[StoredPart], list[
 def _runs(
     all_runs: Storage, recipe: str, live: Mapping[str, str], unreadable: list[str] | None = None
 ) -> tuple[list[StoredRun], list[Leftover]]:
-    """The runs of a recipe, and those half deleted.
+    """List the runs of a recipe, and those half deleted.
 
     Args:
-        all_runs: the folder of all recipes' runs.
-        recipe: its name.
-        live: see TrackedState; it tells of processes on other hosts.
-        unreadable: URIs of files that cannot be read are added.
+        all_runs: folder of all recipes' runs.
+        recipe: name of the recipe.
+        live: running jobs, see TrackedState; it knows of processes on other hosts.
+        unreadable: list to which URIs of unreadable files are added.
     """
     found, leftovers, here = list[StoredRun](), list[Leftover](), this_process()
     runs = Runs(all_runs.uri, recipe)
@@ -354,7 +354,7 @@ def _runs(
 
 
 def _used_by_other_recipes(roots: Roots, live: Mapping[str, str]) -> dict[str, str]:
-    """Fingerprint -> why, of datasets that runs of other recipes can still be continued on."""
+    """Return fingerprint -> reason of datasets that unfinished runs of other recipes need."""
     used = dict[str, str]()
     for name in roots.all_runs.list_folders():
         if name != roots.name:
@@ -368,7 +368,7 @@ def _some_were_tracked(config: RunConfig) -> bool:
 
 
 def _head(storage: Storage, relative: str, unreadable: list[str]) -> _DatasetHead | None:
-    """What the file says; None where it is not there, or is damaged and noted in `unreadable`."""
+    """Read the start of a manifest; None if missing, or damaged and added to `unreadable`."""
     if not storage.exists(relative):
         return None
     try:
@@ -380,14 +380,14 @@ def _head(storage: Storage, relative: str, unreadable: list[str]) -> _DatasetHea
 
 
 def _leftover(storage: Storage, root: Root, folder: str, whole_by: str) -> list[Leftover]:
-    """The folder, where an earlier gc began to delete it and nobody has made it whole again."""
+    """Return the folder if an earlier gc started to delete it and nobody rebuilt it."""
     if storage.exists(f"{folder}/{whole_by}") or not storage.exists(f"{folder}/{whole_by}{DELETED}"):
         return []
     return [Leftover(root, folder, tree_bytes(storage, folder)[""])]
 
 
 def _time(text: str) -> datetime:
-    """A stored time; the beginning of time for one that cannot be read would delete too much: now, then."""
+    """Parse a stored time; now if unreadable, because an early time would delete too much."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -396,7 +396,7 @@ def _time(text: str) -> datetime:
 
 
 def tree_bytes(storage: Storage, folder: str) -> dict[str, int]:
-    """Bytes of all files below a folder: "" for all, and by folder below it, to the second level."""
+    """Sum file sizes below a folder: "" for all, and by subfolder down to the second level."""
     sizes = {"": 0}
     for path, size in storage.own_files(folder).items():
         above = path[len(folder) + 1 :].split("/")[:-1]
@@ -407,7 +407,7 @@ def tree_bytes(storage: Storage, folder: str) -> dict[str, int]:
 
 
 def _pointers_of(runs: Storage, listed: Iterable[CheckpointPointer]) -> Iterator[Pointer]:
-    """Those of the listed pointers that lead below the recipe's run folders."""
+    """Yield the listed pointers that lead below the recipe's run folders."""
     base = without_options(runs.uri).rstrip("/") + "/"
     for pointer in listed:
         path = without_options(pointer.uri)
@@ -416,7 +416,7 @@ def _pointers_of(runs: Storage, listed: Iterable[CheckpointPointer]) -> Iterator
 
 
 def _marked(runs: Storage, pointers: Iterable[Pointer]) -> set[str]:
-    """Paths of the pointers' checkpoints that are there."""
+    """Return the paths of the pointers' existing checkpoints."""
     paths = sorted({pointer.path for pointer in pointers})
     sizes = runs.sizes_bytes([f"{path}/{MARKER}" for path in paths])
     return {path for path, size in zip(paths, sizes, strict=True) if size is not None}

@@ -89,10 +89,10 @@ def announce(
     """Tell the targets that a job of this process has ended. Never raises.
 
     Args:
-        config: the recipe's.
+        config: resolved configuration of the recipe.
         code: exit code of the job.
-        command: the command line, for the line to run next.
-        error: what ended it.
+        command: command line of the job, to suggest the next one.
+        error: error that ended it.
         ds: start of its data interval.
     """
     if not config.notify.targets:
@@ -127,7 +127,7 @@ def _event(name: Any, end: JobEnd, command: Sequence[str]) -> Event:
 
 
 def describe_end(config: RunConfig, code: int, error: BaseException | None, ds: str | None) -> JobEnd:
-    """How the job ended, with the scores of the run that this process made last."""
+    """Describe the end of a job, with the scores of this process's latest run."""
     here, runs = this_process(), Runs(config.storage.runs, config.name)
     mine = [r for r in runs.records() if (r.host, r.pid, r.start_ticks) == (here.host, here.pid, here.start_ticks)]
     text = "" if error is None else (str(error) or type(error).__name__)[:ERROR_CHARACTERS]
@@ -159,7 +159,7 @@ def _summary(folder: Storage) -> _Summary | None:
 
 
 def last_outcome(folder: Storage, name: str) -> LastOutcome | None:
-    """How the recipe's job before this one ended; None where that is not known. `name`: of the file."""
+    """Return how the recipe's previous job ended; None if unknown. `name`: name of the file."""
     if not folder.exists(name):
         return None
     try:
@@ -205,7 +205,7 @@ def send(config: NotifyConfig, event: Event | None, code: int | None) -> None:
 
 
 def _work(target: Target, event: Event | None, code: int | None, timeout_s: float) -> Callable[[], None] | None:
-    """What is to be done for a target; None where nothing is."""
+    """Return the function that notifies a target; None if there is nothing to send."""
     if isinstance(target, PingTarget):
         suffix = None if code is None else ping_suffix(code)
         return None if suffix is None else lambda: _ping(target_url(target, os.environ), suffix, timeout_s)
@@ -218,7 +218,7 @@ def _work(target: Target, event: Event | None, code: int | None, timeout_s: floa
 
 
 def _secrets(target: WebhookTarget | PingTarget) -> dict[str, str]:
-    """The secrets of a target's URL, by the variable that holds them."""
+    """Return the secrets of a target's URL, by the variable that holds them."""
     url = target_url(target, os.environ) if target.url_env is not None else ""
     parts = urlsplit(url)
     port = parts.netloc.rpartition("@")[2].rpartition(":")[2]
@@ -248,13 +248,13 @@ def _ping(url: str, suffix: str, timeout_s: float) -> None:
 
 
 def signature_headers(secret: str, body: bytes, delivery_id: str, at_s: float) -> dict[str, str]:
-    """The headers that identify a delivery, with its signature where there is a secret.
+    """Return the headers that identify a delivery, signed if a secret is set.
 
     Args:
-        secret: the key; empty: none.
-        body: as it is sent.
-        delivery_id: no other delivery has it.
-        at_s: seconds since 1970.
+        secret: signing key; empty for no signature.
+        body: bytes of the body as sent.
+        delivery_id: unique identifier of the delivery.
+        at_s: time in seconds since 1970.
     """
     headers = {"X-Sparkring-Delivery-Id": delivery_id, "X-Sparkring-Timestamp": f"{at_s:.0f}"}
     if secret:
@@ -270,14 +270,15 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> None:
-        """Answer None: the request ends with the redirect's own code.
+        """Return None, so that the request ends with the redirect's own code.
 
         Args:
-            req: the request that was sent.
-            fp: of the answer's body.
-            code, msg: of the answer.
-            headers: of the answer.
-            newurl: where it leads.
+            req: request that was sent.
+            fp: stream of the answer's body.
+            code: status code of the answer.
+            msg: reason phrase of the answer.
+            headers: headers of the answer.
+            newurl: target of the redirect.
         """
         return None
 

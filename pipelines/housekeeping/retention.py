@@ -165,7 +165,7 @@ def is_running(run: StoredRun) -> bool:
 
 
 def can_continue(run: StoredRun, runs: Iterable[StoredRun]) -> bool:
-    """Whether a command may go on with the run, or does: as pipelines/run/runs.py chooses it."""
+    """Return whether a command may continue, or is running, the run (chosen as in pipelines/run/runs.py)."""
     if run.status == "finished":
         return False
     if is_running(run):
@@ -196,13 +196,13 @@ def _all_parts(inventory: Inventory, tracked: TrackedState) -> str:
 
 
 def decide(inventory: Inventory, protected: Protected, rules: RetentionConfig, now: datetime) -> list[Deletion]:
-    """List what goes, in the order of deleting: whatever refers to something goes before it.
+    """List deletions in order: references go before what they refer to.
 
     Args:
-        inventory: what there is.
+        inventory: what is stored.
         protected: what must stay.
-        rules: of the recipe.
-        now: the time, with its zone.
+        rules: retention rules of the recipe.
+        now: current time, with its zone.
     """
 
     def is_ours(deletion: Deletion) -> bool:
@@ -219,7 +219,7 @@ def decide(inventory: Inventory, protected: Protected, rules: RetentionConfig, n
 
 
 def _decide_leftovers(inventory: Inventory, protected: Protected) -> list[Deletion]:
-    """A dataset or part that is being built again stands in the same folder."""
+    """List leftovers to delete, except datasets and partitions being rebuilt in the same folder."""
 
     def is_free(leftover: Leftover) -> bool:
         if leftover.root == "runs":
@@ -250,13 +250,13 @@ def _decide_datasets(
 def _decide_parts(
     inventory: Inventory, protected: Protected, rule: KeepRule | None, now: datetime, gone: Container[str]
 ) -> list[Deletion]:
-    """Decide which parts of windows are deleted: old or replaced ones that no dataset which stays is made of.
+    """List day partitions to delete: old or replaced ones that no remaining dataset uses.
 
     Args:
         inventory: what is stored.
         protected: what must stay.
-        rule: of the recipe.
-        now: time that ages are counted from.
+        rule: rule of the recipe.
+        now: current time, for ages.
         gone: paths of the datasets that are deleted.
     """
     if protected.all_parts:
@@ -302,14 +302,14 @@ def _decide_runs(inventory: Inventory, protected: Protected, rules: RetentionCon
 def expendable(
     newest_first: Sequence[Dated], rule: KeepRule | None, now: datetime, key: str, unranked: Container[str] = ()
 ) -> dict[str, str]:
-    """Which of them a rule lets go: path -> reason.
+    """Return what a rule lets go: path -> reason.
 
     Args:
-        newest_first: all of a kind, those that stay for other reasons too.
-        rule: None keeps everything.
-        now: the time.
-        key: of the rule in the recipe.
-        unranked: paths that are not counted, and that `keep` does not keep.
+        newest_first: all of a kind, newest first, including protected ones.
+        rule: retention rule; None keeps everything.
+        now: current time, with its zone.
+        key: key of the rule in the recipe.
+        unranked: paths that `keep` neither counts nor protects.
     """
     if rule is None:
         return {}
@@ -338,7 +338,7 @@ def expendable_pointers(
     """Pick the pointers whose checkpoint is gone or goes, each with the reason.
 
     Args:
-        pointers: of the recipe's experiment, listed before `there` was.
+        pointers: pointers in the recipe's experiment, listed before `there`.
         there: paths of those steps' folders that have a marker.
         deletions: the result of `decide`.
     """
@@ -354,7 +354,7 @@ def expendable_pointers(
 
 
 def run_created(folder: str) -> datetime | None:
-    """When a run began, from its folder's name; None for a name that is not one of ours."""
+    """Parse the start time of a run from its folder's name; None for a foreign name."""
     found = re.match(r"(\d{8}-\d{6})-", folder)
     try:
         return datetime.strptime(found[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC) if found else None

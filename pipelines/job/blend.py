@@ -53,7 +53,7 @@ class PairedRows:
     weights: Array | None = None  # (N,); None: all alike
 
     def blended(self, share: float | Array) -> Array:
-        """Predictions of a blend. `share`: of the network, for all rows or (N,) for each."""
+        """Blend the predictions. `share`: the network's, one for all rows or (N,) for each."""
         of_rows = np.expand_dims(share, tuple(range(1, self.net.ndim))) if np.ndim(share) else share
         return mixed(self.kind, of_rows, before_link(self.kind, self.net), before_link(self.kind, self.trees))
 
@@ -63,11 +63,11 @@ class PairedRows:
         return len(self.labels) if self.weights is None else effective_rows(self.weights)
 
     def scores(self, predictions: Array) -> dict[str, float]:
-        """All metrics of predictions of the rows."""
+        """Compute all metrics of predictions for the rows."""
         return task_scores(self.kind, self.labels, predictions, self.weights)
 
     def half_width(self, metric: str, one: Array, other: Array) -> float | None:
-        """Half of the 95 % interval of the difference of a metric, by paired resamples; None where it is no number."""
+        """Return half the 95 % interval of a metric's difference, by paired resamples; None if not finite."""
         if metric not in self.kind.resampled or self.effective < 2:
             return None
         found = resampled(self.kind, metric, self.labels, (one, other), RESAMPLES, self.weights)
@@ -76,13 +76,13 @@ class PairedRows:
 
 
 def read_pairs(folder: Storage, kind: TaskKind, net: Sequence[str], trees: Sequence[str]) -> PairedRows | None:
-    """Read what both families predict; None where they were not scored on the same rows, as of a damaged split.
+    """Read both families' predictions; None if their rows differ, as with a damaged split.
 
     Args:
-        folder: of the run.
-        kind: the task.
-        net: files of the network's predictions, below the run folder.
-        trees: those of trees.
+        folder: folder of the run.
+        kind: kind of the task.
+        net: prediction files of the network, relative to the run folder.
+        trees: prediction files of the trees.
     """
     if not net or not trees:
         return None
@@ -96,7 +96,7 @@ def read_pairs(folder: Storage, kind: TaskKind, net: Sequence[str], trees: Seque
 
 
 def fit_share(rows: PairedRows) -> float:
-    """The network's share. ValueError where there are too few rows, or predictions that are no numbers."""
+    """Fit the network's share. ValueError for too few rows or predictions that are no numbers."""
     weights = np.ones(len(rows.labels)) if rows.weights is None else rows.weights
     if (count := rows.effective) < FEWEST:
         uneven = "" if rows.weights is None else ", by their weights"
@@ -122,13 +122,13 @@ def fit_share(rows: PairedRows) -> float:
 def better_blend(
     job: JobContext, trained: Mapping[Family, Trained], choice: FamilyChoice, valid: PairedRows
 ) -> tuple[Trained | None, FamilyChoice]:
-    """The training whose model is a blend, or None where the better family's is better alone; the choice says why.
+    """Return the blended training, or None if the better family alone is better; the choice explains it.
 
     Args:
-        job: of both families.
-        trained: what their trainings gave.
-        choice: between the two.
-        valid: the validation rows.
+        job: job of both families.
+        trained: finished trainings by family.
+        choice: choice between the two.
+        valid: rows of the validation split.
     """
     try:
         share = fit_share(valid)
@@ -151,13 +151,13 @@ def better_blend(
 
 
 def is_behind(metric: str, value: float, best: float, half_width: float | None) -> bool:
-    """Whether a blend is worse than the better family by more than a standard error, or by anything if that is unknown.
+    """Return whether a blend is worse by more than a standard error, or at all if that is unknown.
 
     Args:
-        metric: train.best_metric, which need not be the loss that the share is fitted by.
-        value: of the blend.
-        best: of the better family.
-        half_width: of the 95 % interval of their difference.
+        metric: name of train.best_metric, which may differ from the fitted loss.
+        value: metric of the blend.
+        best: metric of the better family.
+        half_width: half of the 95 % interval of their difference.
     """
     error = 0.0 if half_width is None else half_width / 1.96
     return not (is_better(metric, value, best) or abs(value - best) <= error)  # what is no number is behind
@@ -174,7 +174,7 @@ def write_model(folder: Storage, blend: Blend, trained: Mapping[Family, Trained]
 
 
 def blended(folder: Storage, blend: Blend, trained: Mapping[Family, Trained], valid: PairedRows) -> Trained:
-    """The network's training with the blend in place of its model, its predictions and their scores."""
+    """Return the network's training with the blend as its model, and its predictions and scores."""
     net, trees = trained["net"], trained["trees"]
     assert net.train.exported_valid is not None, "ranks were asked for it"
     of_valid, valid_file = write_rows(folder, "valid", blend, valid)
@@ -191,7 +191,7 @@ def blended(folder: Storage, blend: Blend, trained: Mapping[Family, Trained], va
 
 
 def beside_labels(found: Mapping[str, float], of_net: Mapping[str, float]) -> dict[str, float]:
-    """A blend's metrics with that of the rows' labels, which is the network's too, in the order of the network's."""
+    """Return a blend's metrics in the network's order, with the label's share of positive rows."""
     every = {**{name: value for name, value in of_net.items() if name == POSITIVE_SHARE.name}, **found}
     return {name: every[name] for name in (*of_net, *found) if name in every}
 

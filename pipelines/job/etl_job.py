@@ -81,7 +81,7 @@ def run_etl(
 
 
 def job_tags(recipe: str, commit: str, ds: str | None) -> dict[str, str]:
-    """Tags of a job's run, by which its recipe's runs are listed. `ds`: the date it is for."""
+    """Return tags of a job's run, by which its recipe's runs are listed. `ds`: date of the job."""
     return {COMMIT: commit, RECIPE: recipe} | ({DATE: ds} if ds else {})
 
 

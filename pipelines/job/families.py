@@ -95,15 +95,15 @@ def train_once(job: JobContext, start: StartPoint | None) -> tuple[Trained, dict
 
 
 def kept_training(run: Storage, family: str, digest: str, fingerprint: str) -> Trained | None:
-    """What a family's training gave, where it has ended and its files are as it left them.
+    """Read a family's finished training, if its files are unchanged; else None.
 
-    None too where checkpoint.allow_other_order continues the run as another training, or on another dataset.
+    Also None if checkpoint.allow_other_order continues the run as another training, or on another dataset.
 
     Args:
         run: folder of the job's run.
-        family: of the training, whose folder is named so.
-        digest: of the training that is wanted.
-        fingerprint: of its dataset.
+        family: family of the training, which names its folder.
+        digest: digest of the wanted training.
+        fingerprint: fingerprint of its dataset.
     """
     if not run.exists(f"{family}/{TRAINED}"):
         return None
@@ -121,13 +121,13 @@ def kept_training(run: Storage, family: str, digest: str, fingerprint: str) -> T
 
 
 def files_of(run: Storage, trained: Trained) -> list[str]:
-    """The files of a finished training that the rest of the job reads, below the job's run folder `run`."""
+    """List a finished training's files that the job reads later, relative to the run folder `run`."""
     model = str(trained.train.weights)
     return [f"{model}/{n}" for n in model_files(run.at(model))] + [*trained.predictions, *trained.valid_predictions]
 
 
 def placed(trained: Trained, folder: str) -> Trained:
-    """A training whose paths are below the folder that holds `folder`, which they are below now."""
+    """Move a training's paths from `folder` to the folder above it."""
     train, valid = trained.train, trained.train.exported_valid
     assert valid is not None, "ranks were asked for it"
 
@@ -169,13 +169,13 @@ def choose(job: JobContext, trained: Mapping[Family, Trained]) -> tuple[Trained,
 
 
 def valid_scores(trained: Trained) -> dict[str, float]:
-    """Metrics of a family's exported model over the validation rows."""
+    """Return the exported model's metrics on the validation rows."""
     assert trained.train.exported_valid is not None, "ranks were asked for it"
     return trained.train.exported_valid.metrics
 
 
 def better_family(values: Mapping[Family, float], train: TrainConfig) -> Family:
-    """The family with the better value; the first of equal ones, and never one whose value is no number."""
+    """Return the family with the better value, first among equals; a value that is no number loses."""
     sign = 1 if train.best_mode == "min" else -1
     return min(values, key=lambda family: sign * values[family] if math.isfinite(values[family]) else math.inf)
 

@@ -70,7 +70,7 @@ def drive(resolved: Resolved, hosts: JoinedHosts, options: JoinOptions) -> int:
 
 
 def why_ended(error: BaseException) -> str:
-    """What the other hosts say of the driver's error: of a failed rank a line, since the driver shows its traceback."""
+    """Describe the driver's error for other hosts: one line of a failed rank, as the driver logs its traceback."""
     if isinstance(error, STOPPED):
         return "it was stopped"
     return redact(error.failure.headline if isinstance(error, WorkerFailed) else str(error) or type(error).__name__)
@@ -81,7 +81,7 @@ def platform_of(hosts: JoinedHosts) -> Platform:
 
 
 def unanswered(options: JoinOptions) -> str:
-    """What a host says that waits for its driver."""
+    """Return the message of a host that waits for its driver."""
     return (
         f"no driver at {options.placement.address}:{options.placement.port} so far: host 0 has not started yet, or has "
         f"ended, as its log says; this host waits up to launch.hosts_wait_s = {options.wait_s:g} s for it"
@@ -135,7 +135,7 @@ def join_options(resolved: Resolved, placement: Placement, env: Mapping[str, str
 
 
 def room_problems(launch: LaunchConfig, hosts: int, ranks: int) -> list[str]:
-    """More ranks than the hosts have room for."""
+    """Check that the hosts have room for all ranks."""
     if launch.world <= hosts * ranks:
         return []
     return [
@@ -172,7 +172,7 @@ def find_secret(env: Mapping[str, str], hosts: int) -> str | None:
 
 
 def dataset_of(config: RunConfig) -> tuple[str, str]:
-    """(fingerprint of the dataset as this host sees it, why it does not see it)."""
+    """Return (fingerprint of the dataset on this host, or why it is unreadable here)."""
     assert config.dataset is not None, "a rule asks for it"
     try:
         return read_manifest(open_storage(config.dataset)).fingerprint, ""

@@ -94,7 +94,7 @@ def run_job(
 def run_parts(
     resolved: Resolved, session: Callable[[], SparkSession], *, etl: bool, publication: Publication = PERSONAL
 ) -> int:
-    """As `run_job`, of a recipe whose layout was checked. `session` is first called when something needs Spark."""
+    """Run a recipe with a checked layout, like `run_job`. `session` is called when Spark is needed."""
     from sparkring.pipelines.launch.barrier import launch_options
     from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, check_workers, fixed_settings
     from sparkring.pipelines.run.spark import JobSession
@@ -275,9 +275,9 @@ def known_run_id(tracker: Tracker, record: RunRecord) -> str | None:
 
 
 def train_and_publish(job: JobContext, timings: dict[str, float], began: float) -> tuple[Exit, TrainResult]:
-    """Everything after the dataset: train, evaluate, register the model, write summary.json and report.html.
+    """Train, evaluate, register the model, write summary.json and report.html.
 
-    Returns the exit code too. `timings`: seconds of the stages so far; `began`: monotonic time of the job's begin.
+    Returns the exit code too. `timings`: seconds of the stages so far; `began`: monotonic start of the job.
     """
     with planning(job.config, job.dataset.manifest, block_problems) as plan:
         job, prepared = prepare(replace(job, plan=plan))
@@ -300,7 +300,7 @@ def train_and_publish(job: JobContext, timings: dict[str, float], began: float) 
 
 
 def judge_on_test_rows(job: JobContext, trained: Trained) -> Candidate:
-    """Score the model and the baselines, record the scores, and find the baselines that the model lost to."""
+    """Score model and baselines on the test rows, record that, and find baselines the model lost to."""
     record_inputs(job, EVALUATE)
     evaluated, held_out = evaluate(job, trained)
     unseen = {f"test/unseen/{name}": float(rows) for name, rows in evaluated.unseen.items()}
@@ -358,7 +358,7 @@ def conclude(job: JobContext, result: TrainResult, lost: list[str]) -> Exit:
 
 
 def nightly_values(result: TrainResult) -> dict[str, float]:
-    """What a date adds to the recipe's history: scores on the test rows, drift, steps, seconds and cost."""
+    """Return a date's values for the recipe's history: test scores, drift, steps, seconds and cost."""
     values = result.test_metrics() | drift_metrics(result.promotion.drift if result.promotion else [])
     values |= {f"cost/{name}": value for name, value in result.cost.items()}
     return values | {"time/total_s": result.timings["total_s"], "steps": result.train.steps}
@@ -404,7 +404,7 @@ def register_model(job: JobContext, candidate: Candidate, alias: str | None) -> 
 
 
 def published_as(config: RunConfig, result: TrainResult) -> ModelPlace:
-    """The model's place as far as it is known when the report is written."""
+    """Return the model's place as far as known when the report is written."""
     folder = f"{result.run}/{result.train.weights}"
     name = config.tracking.named(config.name).registered_model
     uri = f"models:/{name}/{result.version}" if config.tracking.enabled and result.version else ""
@@ -412,7 +412,7 @@ def published_as(config: RunConfig, result: TrainResult) -> ModelPlace:
 
 
 def registered_as(config: TrackingConfig, tracker: Tracker, result: TrainResult) -> ModelPlace:
-    """The version of the model and its alias, or where it is until it has one. `tracker`: closed."""
+    """Return the model's version and alias, or its folder until registered. `tracker`: closed."""
     folder = f"{result.run}/{result.train.weights}"
     if not config.enabled:
         return ModelPlace(folder)

@@ -39,7 +39,7 @@ def ended_line(train: WorkerResult, config: RunConfig, is_part: bool = False) ->
 
 
 def _patience(config: RunConfig) -> str:
-    """What ended training early."""
+    """Describe what ended training early."""
     stop = config.train.early_stopping
     if config.model.is_trees:
         return f"no better {config.train.best_metric} in {config.trees.early_stopping_rounds} rounds"
@@ -47,7 +47,7 @@ def _patience(config: RunConfig) -> str:
 
 
 def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> list[str]:
-    """Lines of a table: a row per model, a column per metric; a metric that a model lacks is blank."""
+    """Format a table: a row per model, a column per metric; missing metrics stay blank."""
     names = list(dict.fromkeys(name for values in scores.values() for name in values))
     rows = [[title, *names]]
     rows += [[model, *(score_text(v[n]) if n in v else "" for n in names)] for model, v in scores.items()]
@@ -85,19 +85,19 @@ def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
 
 
 def verdict_line(result: TrainResult, config: RunConfig) -> str:
-    """What the model is beside trees and the best other baseline, but for what speaks against its scores; may be ""."""
+    """Compare the model with trees and the best other baseline, and add cautions; may be ""."""
     return "; but ".join(filter(None, ["; ".join(beside_baselines(result, config.model)), *result.cautions]))
 
 
 def reader_advice(result: TrainResult, config: RunConfig) -> str:
-    """What to change where ranks waited long for rows; empty where they did not."""
+    """Suggest a change if ranks waited long for rows; "" otherwise."""
     from sparkring.pipelines.model.fed import stall_advice  # with torch
 
     return stall_advice(result.per_step_s, config.train.global_batch, config.data.threads or 1)
 
 
 def suggested_commands(result: TrainResult, resolved: Resolved, model: ModelPlace) -> dict[str, str]:
-    """What to run after a job, by what for; without secrets, as the report shows them."""
+    """Return commands to run after a job, by purpose, without secrets."""
     commands = {
         "longer": longer_command(result, resolved),
         "trees": trees_command(result, resolved),
@@ -107,7 +107,7 @@ def suggested_commands(result: TrainResult, resolved: Resolved, model: ModelPlac
 
 
 def longer_command(result: TrainResult, resolved: Resolved) -> str:
-    """What trains twice as long, where the last of several evaluations was the best; empty for others.
+    """Return the command for training twice as long, if the last evaluation was the best; else "".
 
     Not for a trial, which is short on purpose, nor for a date, whose recipe decides for all dates.
     """
@@ -122,7 +122,7 @@ def longer_command(result: TrainResult, resolved: Resolved) -> str:
 
 
 def trees_command(result: TrainResult, resolved: Resolved) -> str:
-    """What trains trees on the same dataset, where they are certainly better than this network; empty for others."""
+    """Return the command for training trees, if certainly better than this network; else ""."""
     config, gap = resolved.config, result.trees_gap
     if gap is None or not gap.is_worse or config.model.is_trees or result.choice or not _is_whole(resolved):
         return ""
@@ -133,19 +133,19 @@ def trees_command(result: TrainResult, resolved: Resolved) -> str:
 
 
 def _is_whole(resolved: Resolved) -> bool:
-    """Whether a run is neither a trial nor of a date."""
+    """Return whether a run is neither a trial nor for a date."""
     return TAG not in resolved.config.tracking.tags and resolved.interval is None
 
 
 def _again(resolved: Resolved, setting: str) -> str:
-    """The command of this run, with another setting."""
+    """Return the command of this run, with another setting."""
     verb, key = "run" if resolved.config.etl is not None else "train", setting.partition("=")[0]
     kept = [word for word in resolved.overrides if word.partition("=")[0] != key]
     return shlex.join(["sparkring", verb, resolved.recipe, *kept, setting])
 
 
 def next_command(resolved: Resolved, model: ModelPlace) -> str:
-    """What to run after a job: the whole after a trial, else predictions, or a check of the model; empty for none."""
+    """Return the next command: the whole run after a trial, else predictions or a model check; or ""."""
     config, recipe = resolved.config, resolved.recipe
     if TAG in config.tracking.tags:
         return shlex.join(["sparkring", "run", recipe])

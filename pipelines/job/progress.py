@@ -30,7 +30,7 @@ class ProgressDisplay:
     """Shows the launcher's events. Call `close` at the end."""
 
     def __init__(self, interactive: bool | None = None) -> None:
-        """`interactive`: show a bar; None: where stderr is a terminal."""
+        """Prepare the display. `interactive`: show a bar; None: if stderr is a terminal."""
         self.interactive = sys.stderr.isatty() if interactive is None else interactive
         self.total, self.per_epoch, self.unit = 0, 1, "step"
         self.began = (0, time.monotonic())  # step and time at which this attempt's training began
@@ -117,7 +117,7 @@ class ProgressDisplay:
 
 
 def time_left(step: int, total: int, began: tuple[int, float], now: float) -> str:
-    """`, 45 s left` at the rate since `began` (step, time in s); empty before a step is done."""
+    """Format `, 45 s left` at the rate since `began` (step, time in s); "" before a step is done."""
     done = step - began[0]
     if done <= 0:
         return ""

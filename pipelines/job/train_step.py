@@ -140,13 +140,13 @@ def record_layout(job: JobContext, world: int) -> None:
 
 
 def valid_predictions(launched: JobResult) -> list[str]:
-    """The ranks' files of predictions of the validation rows; [] where these are not scored after training."""
+    """List the ranks' prediction files of the validation rows; [] if not scored after training."""
     scored = [rank["exported_valid"] for rank in launched.results if rank["exported_valid"] is not None]
     return [each["predictions"] for each in scored if each["predictions"]]
 
 
 def identity(job: JobContext) -> RunIdentity:
-    """What the job's run is of."""
+    """Identify the job's run."""
     dataset, resolved = job.dataset, job.resolved
     return RunIdentity(
         name=resolved.config.name,
@@ -173,7 +173,7 @@ def record_inputs(job: JobContext, key: str) -> None:
 
 
 def layout_rows(job: JobContext, rank_0: WorkerResult) -> list[dict[str, Any]]:
-    """The layout's table of predicted and measured memory and bytes, which is tracked too."""
+    """Return the table of predicted and measured memory and bytes, and track it."""
     config = on_world(job.on_ranks(rank_0.world).config, rank_0.world)
     rows = plan_and_measured(config, job.dataset.manifest, rank_0.measured)
     job.tracker.artifact(job.training_key, format_rows(rows) + "\n", "plan.txt")
@@ -183,13 +183,13 @@ def layout_rows(job: JobContext, rank_0: WorkerResult) -> list[dict[str, Any]]:
 def record_plan(
     job: JobContext, rank_0: WorkerResult, launched: JobResult, rows: list[dict[str, Any]]
 ) -> PlanRecord | None:
-    """What the job's cluster was predicted to give, and what was measured, in the job's run; None without a cluster.
+    """Record predicted and measured costs on the job's cluster; None without a cluster.
 
     Args:
-        job: the job.
-        rank_0: of the last attempt.
-        launched: the same attempt.
-        rows: the layout's table.
+        job: job that was trained.
+        rank_0: result of rank 0 in the last attempt.
+        launched: results of the same attempt.
+        rows: table of the layout.
     """
     found = None if job.plan is None else job.plan.record_at(rank_0.world)
     if found is None:
@@ -282,7 +282,7 @@ def attempt_until_done(job: JobContext, restartable: RestartableJob, on_event: O
 
 @contextmanager
 def going_on_said(run: Storage, family: Family | None = None) -> Iterator[None]:
-    """Where the block is left by a signal, say where the same command goes on, and in which training of several."""
+    """Log, if a signal ends the block, where the same command continues, and in which training."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -298,14 +298,14 @@ def _falls_behind(watch: TrainingWatch, event: RankMetrics) -> bool:
 
 
 def per_step_s(result: JobResult) -> dict[str, float]:
-    """Mean seconds per step of rank 0 by cause, over the logging windows of the last attempt."""
+    """Average rank 0's seconds per step by cause, over the logging windows of the last attempt."""
     windows = [m.timing for m in result.metrics if m.timing is not None]
     sums_s = summed(window.reader_s for window in windows) | summed(window.loop_s for window in windows)
     return {cause: total_s / len(windows) for cause, total_s in sums_s.items()}
 
 
 def once_s(result: JobResult) -> dict[str, float]:
-    """Seconds that rank 0's reader needed to begin the last attempt, by cause."""
+    """Return the seconds rank 0's reader needed to start the last attempt, by cause."""
     return summed(m.timing.once_s for m in result.metrics if m.timing is not None)
 
 
@@ -319,7 +319,7 @@ def summed(seconds: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:
-    """Busy seconds per step over steps, of the `most` slowest ranks. `timings`: JobResult's columns."""
+    """Return busy seconds per step of the `most` slowest ranks. `timings`: JobResult's columns."""
     series: dict[int, list[tuple[int, float]]] = {}
     for step, rank, busy_s in zip(*(timings.get(name, []) for name in ("step", "rank", "busy_s")), strict=True):
         series.setdefault(rank, []).append((step, busy_s))
@@ -328,13 +328,13 @@ def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:
 
 
 def job_spec(resolved: Resolved, dataset: Dataset, run: Storage, is_compared: bool = False) -> JobSpec:
-    """What every rank runs: the entry of its family of models, with the resolved configuration.
+    """Specify what every rank runs: the entry of its model family, with the configuration.
 
     Args:
-        resolved: of one family.
-        dataset: that is trained on.
+        resolved: configuration of one family.
+        dataset: dataset to train on.
         run: folder of the training.
-        is_compared: with another family's model, on the validation rows.
+        is_compared: whether its model is compared with another family's on the validation rows.
     """
     payload = TrainPayload(
         config=resolved.as_dict(),
@@ -358,7 +358,7 @@ def job_spec(resolved: Resolved, dataset: Dataset, run: Storage, is_compared: bo
 
 
 def preload_of(config: RunConfig) -> tuple[str, ...]:
-    """The modules that fork servers import before they fork the ranks of all families of a recipe."""
+    """List the modules that fork servers import before forking the ranks of all families."""
     servers, is_trees = config.parallel.servers.per_host, config.model.is_trees
     # Our own code is preloaded too: a retry starts seconds sooner.
     ring = ("torch",) if config.parallel.engine == "torch" or servers or is_trees else PRELOAD
@@ -373,9 +373,9 @@ def policy(
     manifest: DatasetManifest | None = None,
     on_ranks: Callable[[int], RunConfig] | None = None,
 ) -> RestartPolicy:
-    """How far recovery may go. Worlds the layout refuses (a fixed dp, a shard that does not divide it) are skipped.
+    """Return how far recovery may go, skipping worlds the layout refuses (a fixed dp, indivisible shards).
 
-    `on_ranks`: the configuration of so many ranks, whose layout may be planned; None: `config`'s.
+    `on_ranks`: configuration for a number of ranks, whose layout may be planned; None: `config`'s.
     """
     launch, parallel = config.launch, config.parallel
     fixed = [max(size, 1) for size in (parallel.pp, parallel.tp, parallel.cp)]
@@ -385,7 +385,7 @@ def policy(
 
 
 def latest_step(run: Storage) -> int | None:
-    """Step of the newest committed checkpoint."""
+    """Return the step of the newest committed checkpoint."""
     good, _ = committed(run.at(CHECKPOINTS))
     return good[-1].step if good else None
 
@@ -397,7 +397,7 @@ class Events:
     """
 
     def __init__(self, tracker: Tracker, progress: ProgressDisplay, run: Storage, key: str = TRAIN) -> None:
-        """`run`: folder of the training; `key`: of its run in MLflow."""
+        """Record a training. `run`: its folder; `key`: key of its run in MLflow."""
         self.tracker, self.progress, self.run, self.key = tracker, progress, run, key
         self.failed_attempts: list[FailedAttempt] = []
         self.texts: dict[tuple[str, str], str] = {}  # artifacts by folder and name

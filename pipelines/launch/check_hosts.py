@@ -27,9 +27,9 @@ def check_hosts(group: WorkerGroup, agents: list[AgentInfo], code: str | None, h
     """Raise PreflightError with every reason why ranks would fail later.
 
     Args:
-        group: whose agents have reported their hosts.
-        agents: that are about to run ranks.
-        code: digest of the code they should have; None: not compared.
+        group: group with agents that have reported their hosts.
+        agents: agents that are about to run ranks.
+        code: expected digest of the code; None skips the comparison.
         horovod: whether the ring may be Horovod's.
     """
     first = {agent.host_key: agent for agent in reversed(agents)}  # one agent speaks for its host

@@ -54,7 +54,7 @@ def measure_machines(spark: SparkSession, config: RunConfig, dataset: tuple[str,
 
 
 def payload_of(config: RunConfig, dataset: tuple[str, DatasetManifest] | None) -> dict[str, Any]:
-    """What ranks need to know: where checkpoints are stored, and what is read."""
+    """Return the payload of the ranks: where checkpoints are stored, and what to read."""
     payload: dict[str, Any] = {"storage": config.storage.runs, "reader": None}
     if dataset is not None and config.data.reader == "native" and config.data.mix is None:
         folder, manifest = dataset
@@ -112,7 +112,7 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
 
 
 def ranks_at_once(facts: Mapping[str, Any], is_gpu: bool) -> int:
-    """Ranks of a machine that can measure at the same time: all on GPUs, else as many as have cores."""
+    """Return how many ranks can measure at once: all on GPUs, else as many as have cores."""
     return MOST_RANKS if is_gpu else max(1, int(facts["cores"] // facts["processors"]))
 
 
@@ -166,7 +166,7 @@ class MeasuringRank(NamedTuple):
 
 
 def gather_measuring(info: RankInfo, at_once: int) -> list[MeasuringRank]:
-    """What `MeasuringRank` says of each rank, by rank. Collective."""
+    """Gather `MeasuringRank` of each rank, by rank. Collective."""
     import torch.distributed as dist
 
     found: list[Any] = [None] * info.world_size
@@ -175,7 +175,7 @@ def gather_measuring(info: RankInfo, at_once: int) -> list[MeasuringRank]:
 
 
 def exchange_groups(measuring: Sequence[MeasuringRank]) -> dict[str, list[list[int]]]:
-    """Ranks that exchange: within a host with a core for each, all of a host that has too few cores, between hosts."""
+    """Group the ranks that exchange: within a host with enough cores, on a crowded host, between hosts."""
     hosts = sorted({each.host for each in measuring})
     on = {host: [rank for rank, each in enumerate(measuring) if each.host == host] for host in hosts}
     crowded = [host for host in hosts if any(measuring[rank].turn for rank in on[host])]
@@ -275,7 +275,7 @@ class HostRates(NamedTuple):
 
 
 def host_rates(results: Sequence[dict[str, Any]], hosts: int) -> HostRates:
-    """Rates of a machine's memory while as many ranks use it as can at once; of copies the slower direction's."""
+    """Return memory rates with the maximum of simultaneous ranks; for copies, the slower direction's."""
     first, per_host = results[0], -(-len(results) // hosts)
     copied, step = (median(each[name]["per_s"] for each in results) for name in ("host", "host_step"))
     memory = max(copied, step)
@@ -298,7 +298,7 @@ class MeasuredLinks(NamedTuple):
 
 
 def paired_links(net: NetReport, memory: float) -> MeasuredLinks:
-    """Links of GPUs: of the slowest pairs, and the share of their rate that the ring of all ranks reaches.
+    """Return links of GPUs: of the slowest pairs, and the ring's share of their rate.
 
     `memory`: bytes per second, of one rank alone.
     """
@@ -309,7 +309,7 @@ def paired_links(net: NetReport, memory: float) -> MeasuredLinks:
 
 
 def exchanged_links(results: Sequence[dict[str, Any]], memory: float) -> MeasuredLinks:
-    """Links of CPUs, as exchanges between products found them: of the slowest rank.
+    """Return links of CPUs for the slowest rank, as measured by exchanges between products.
 
     `memory`: bytes per second, of one rank alone.
     """
@@ -336,14 +336,14 @@ def as_link(cost: Mapping[str, float] | None) -> Link | None:
 
 
 def depth_of(rates: Mapping[Any, Mapping[str, float]]) -> float:
-    """Depth of a product at which it reaches half of the peak, from the smallest one that was measured."""
+    """Estimate the depth at which a product reaches half the peak, from the smallest measured one."""
     smallest = min(rates, key=int)
     peak = max(rate["per_s"] for rate in rates.values())
     return int(smallest) * (peak / rates[smallest]["per_s"] - 1)
 
 
 def most(name: str) -> float:
-    """Shares are at most 1."""
+    """Return the upper limit of a parameter: 1 for shares."""
     return (
         MOST_SHARE
         if name in ("matmul", "memory", "attention", "link", "network", "contention", "host")
@@ -352,7 +352,7 @@ def most(name: str) -> float:
 
 
 def links_of(net: NetReport, within: bool) -> Link | None:
-    """The slowest pair within a host, or between hosts; None without one."""
+    """Return the slowest pair within a host, or between hosts; None without one."""
     pairs = [pair for pair in net.pairs if (net.hosts[pair.first] == net.hosts[pair.second]) == within]
     if not pairs:
         return None
@@ -360,5 +360,5 @@ def links_of(net: NetReport, within: bool) -> Link | None:
 
 
 def rounded(value: float) -> float:
-    """Three digits: no measurement has more."""
+    """Round to three digits: no measurement has more."""
     return float(f"{value:.3g}")

@@ -56,7 +56,7 @@ class CodingCost:
         return (self.dense_bytes - self.sent_bytes) / self.coding_s
 
     def share_of_dense(self, bytes_per_s: float) -> float:
-        """Time of an exchange / time of the dense all-reduce, where a rank sends so fast."""
+        """Return the time of an exchange / time of the dense all-reduce at this sending rate."""
         return (self.sent_bytes + self.coding_s * bytes_per_s) / self.dense_bytes
 
 
@@ -70,7 +70,7 @@ class NetReport:
     codecs: tuple[CodingCost, ...] = ()  # of the slowest rank
 
     def text(self) -> str:
-        """A table for a terminal."""
+        """Format a table for a terminal."""
         lines = [f"{count_of(len(self.hosts), 'rank')} over {self.transport}"]
         lines += [f"  rank {rank}: {host}" for rank, host in enumerate(self.hosts)]
         lines += [
@@ -106,18 +106,18 @@ def netcheck(
     """Measure between all ranks of a barrier stage. Raises what a launch raises.
 
     Args:
-        spark: the session of the slots.
-        world: ranks, one per slot.
-        on_event: what hears of the launch.
-        options: of the launch.
-        compress: share of top-k and columns of PowerSGD; None: their defaults.
+        spark: session of the slots.
+        world: number of ranks, one per slot.
+        on_event: called with events of the launch.
+        options: options of the launch.
+        compress: share of top-k and columns of PowerSGD; None for defaults.
     """
     job = measuring_job("sparkring.pipelines.launch.netcheck:measure", (compress or CompressConfig()).model_dump())
     return summarize(run_barrier(spark, job, world, on_event, options=options or LaunchOptions()).results)
 
 
 def measuring_job(entry: str, payload: dict[str, Any]) -> JobSpec:
-    """What ranks run that measure: NCCL writes what it uses into a log of its own."""
+    """Specify the measuring job: NCCL logs what it uses into a separate file."""
     env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,GRAPH", "NCCL_DEBUG_FILE": NCCL_LOG}
     return JobSpec(entry, payload=payload, preload=("torch",), env=env, collective_timeout_s=TIMEOUT_S)
 
@@ -155,7 +155,7 @@ def rounds(world: int) -> list[list[tuple[int, int]]]:
 
 
 def ring_bandwidth(world: int, size: int, seconds: float) -> float:
-    """Bus bandwidth, in bytes/s, of an all-reduce of `size` bytes.
+    """Return the bus bandwidth, in bytes/s, of an all-reduce of `size` bytes.
 
     Each link of a ring carries 2 (n-1)/n of them.
     """
@@ -181,7 +181,7 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
 
 
 def join_ranks(ctx: WorkerContext) -> Any:
-    """Form the process group of all ranks; returns this one's device."""
+    """Form the process group of all ranks; return this rank's device."""
     from datetime import timedelta
 
     from sparkring.training.parallel.process_groups import start_process_group

@@ -153,7 +153,7 @@ def wanted_settings(master: str, conf: Mapping[str, str], request: SlotRequest) 
 
 
 def is_local(master: str) -> bool:
-    """Whether tasks run in the driver, where Spark allows a barrier stage whatever the allocation is."""
+    """Return whether tasks run in the driver, where Spark allows a barrier stage for any allocation."""
     return re.fullmatch(r"local(\[.*])?", master) is not None
 
 

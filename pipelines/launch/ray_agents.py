@@ -54,7 +54,7 @@ class RayCluster:
         return Platform(slots=self.slots, open_group=self.open_group, give_up=self._give_up)
 
     def slots(self) -> int:
-        """Count the ranks that there is room for, those that run now among them."""
+        """Count the ranks that fit, including those running now."""
         return room(self._nodes(), ray.available_resources(), self._held, self._asks)
 
     def _nodes(self) -> list[Mapping[str, Any]]:
@@ -196,7 +196,7 @@ def asked_of_autoscaler(bundles: Sequence[Mapping[str, float]]) -> Iterator[None
 
 
 def asks_of(launch: LaunchConfig) -> dict[str, float]:
-    """What a rank asks of Ray."""
+    """Return the Ray resources of a rank."""
     gpus = {"GPU": float(launch.gpus_per_rank)} if launch.gpus_per_rank else {}
     return {"CPU": float(launch.cpus_per_rank or 1), **gpus}
 
@@ -224,7 +224,7 @@ def too_little_room(
 
 
 def amounts(resources: Mapping[str, float]) -> str:
-    """Resources for people."""
+    """Format resources for people."""
     return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 

@@ -158,12 +158,12 @@ class Recovery:
         """Prepare the first attempt.
 
         Args:
-            platform: where attempts run.
+            platform: platform that runs attempts.
             job: how to make each attempt's job, and when to try again.
             on_event: called with every Event.
             control: requests to the ranks, from other threads.
-            limits: of each attempt.
-            slots_wait_s: for slots to come, before fewer ranks are used; None: SLOTS_WAIT_S.
+            limits: limits of each attempt.
+            slots_wait_s: seconds to wait for slots before using fewer ranks; None for SLOTS_WAIT_S.
         """
         self._platform, self._job, self._policy = platform, job, job.policy
         self._on_event, self._control = on_event, control or Control()
@@ -214,7 +214,7 @@ class Recovery:
                 attempt, world = attempt + 1, decision.world
 
     def _first_world(self) -> int:
-        """The world wanted, or what there is room for where executors do not come within the wait."""
+        """Return the wanted world, or what fits if executors do not come within the wait."""
         deadline = time.monotonic() + self._slots_wait_s
         while (world := best_world(self._platform.slots(), self._policy)) < self._policy.world:
             if time.monotonic() > deadline:
@@ -232,7 +232,7 @@ class Recovery:
             return group.run(job, world, self._on_attempt_event, attempt, self._control, limits=self._limits)
 
     def _usable_group(self, world: int, preload: tuple[str, ...]) -> WorkerGroup:
-        """The group of the attempt before while it runs and has an agent for every rank, else a new one."""
+        """Return the previous attempt's group if it runs with an agent per rank, else a new one."""
         if self._group is not None and self._group.trouble() is None and len(self._group.agents) >= world:
             return self._group
         self._close_group()
@@ -322,7 +322,7 @@ class Recovery:
         self._on_event(event)
 
     def _should_grow(self) -> bool:
-        """Whether an attempt on fewer ranks than wanted should end at this checkpoint, to go on with more."""
+        """Return whether an attempt on too few ranks should end at this checkpoint, to restart with more."""
         if self._world >= self._policy.world or self._planned is not None:
             return False
         if time.monotonic() < cool_until(self._history, self._policy):

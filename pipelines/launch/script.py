@@ -76,7 +76,7 @@ def launch(
 
 
 def is_finished(result: JobResult) -> bool:
-    """Whether the script ended by itself: no rank has seen our request to end."""
+    """Return whether the script ended by itself: no rank saw our request to end."""
     return not any(result.results)
 
 

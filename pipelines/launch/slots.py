@@ -27,14 +27,14 @@ def slots_ceiling(master: str, conf: dict[str, str]) -> int | None:
 
 
 def too_few_slots(ranks: int, count: int, master: str, key: str = "launch.world", waited_s: float | None = None) -> str:
-    """Say how many slots there are, and what to do.
+    """Describe how many slots are available, and what to do.
 
     Args:
-        ranks: that are to run.
-        count: slots.
-        master: of Spark.
-        key: that asks for the ranks.
-        waited_s: seconds for more to come; None: no more can come.
+        ranks: number of ranks to run.
+        count: number of slots.
+        master: master URL of Spark.
+        key: key that sets the number of ranks.
+        waited_s: seconds waited for more slots; None if no more can come.
     """
     waited = "" if waited_s is None else f" after launch.hosts_wait_s = {waited_s:g} s"
     if count == 0:

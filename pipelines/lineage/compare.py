@@ -45,13 +45,13 @@ class Difference:
 
 
 def blocking(differences: Iterable[Difference], check: Check) -> list[Difference]:
-    """The differences for which the check does not begin."""
+    """Return the differences that prevent the check."""
     effects = {"training", "bits"} if check == "bits" else {"training"}
     return [each for each in differences if each.effect in effects]
 
 
 def environment_differences(was: Environment, now: Environment) -> list[Difference]:
-    """What another environment differs in: first what decides most."""
+    """List the differences to another environment, the most important first."""
     return [
         *module_differences(was.modules, now.modules),
         *code_differences(was.code, now.code),
@@ -66,7 +66,7 @@ def environment_differences(was: Environment, now: Environment) -> list[Differen
 
 
 def module_differences(was: Mapping[str, ModuleFile], now: Mapping[str, ModuleFile]) -> list[Difference]:
-    """Modules of the user's that hold other code, or that are on one side only."""
+    """List the user's modules with changed code, or that are on one side only."""
     found = []
     for name in sorted(was.keys() | now.keys()):
         before, here = was.get(name), now.get(name)
@@ -82,7 +82,7 @@ def module_differences(was: Mapping[str, ModuleFile], now: Mapping[str, ModuleFi
 
 
 def code_differences(was: Mapping[str, str], now: Mapping[str, str]) -> list[Difference]:
-    """Packages of ours that hold other code."""
+    """List our packages with changed code."""
     found = []
     for name in sorted(was.keys() | now.keys()):
         trains = name in TRAINS
@@ -93,7 +93,7 @@ def code_differences(was: Mapping[str, str], now: Mapping[str, str]) -> list[Dif
 
 
 def package_differences(was: Mapping[str, str], now: Mapping[str, str]) -> list[Difference]:
-    """Distributions of another version, or that are on one side only."""
+    """List distributions of another version, or that are on one side only."""
     found = []
     for name in sorted(was.keys() | now.keys(), key=lambda name: (name not in SUMS, name)):
         computes = name in SUMS
@@ -127,19 +127,20 @@ def _processor(was: Environment, now: Environment) -> list[Difference]:
 
 
 def _other(what: str, was: str, now: str, effect: Effect, why: str) -> list[Difference]:
-    """Make a list of the difference between two values; empty where they are equal.
+    """Return the difference between two values as a list; [] if equal.
 
     Args:
-        what: the values are of.
-        was, now: the values; empty for none.
-        effect: of the difference on a repeated training.
-        why: it has this effect.
+        what: subject of the values.
+        was: recorded value; empty for none.
+        now: present value; empty for none.
+        effect: effect of the difference on a repeated training.
+        why: reason for the effect.
     """
     return [] if was == now else [Difference(what, was or "none", now or "none", effect, why)]
 
 
 def run_differences(result: TrainResult, record: Record) -> list[Difference]:
-    """What in the run itself one command from its first step to the last would not repeat."""
+    """List what a single command from the first to the last step would not repeat in the run."""
     config, world = result.run_config(), result.train.world
     found = [
         Difference(f"{what} between two commands of the run", "", "", "bits", "part of it was trained as it was before")
@@ -173,9 +174,9 @@ def run_differences(result: TrainResult, record: Record) -> list[Difference]:
 
 
 def differing_metrics(was: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-    """Names of the recorded metrics that are not equal within TOLERANCE, relative to values above 1.
+    """List the recorded metrics that differ by more than TOLERANCE, relative to values above 1.
 
-    One that only `now` has is of newer code, and says nothing of the run as it was.
+    A metric only in `now` comes from newer code, and does not count.
     """
     return [name for name in sorted(was) if not _close(was[name], now.get(name))]
 
@@ -191,12 +192,12 @@ def _close(was: float, now: float | None) -> bool:
 def is_reproduced(
     check: Check, weights: tuple[str, str], scores: tuple[Mapping[str, float], Mapping[str, float]]
 ) -> bool:
-    """Whether what is checked is equal. `weights`: sha256 as recorded and now; `scores`: metrics, likewise."""
+    """Return whether what is checked is equal. `weights`: sha256 recorded and now; `scores`: metrics likewise."""
     return weights[0] == weights[1] if check == "bits" else not differing_metrics(*scores)
 
 
 def metric_lines(was: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-    """Each metric as it was, as it is, and whether these are equal within TOLERANCE."""
+    """Format each metric as recorded and now, and whether they are equal within TOLERANCE."""
     other = dict.fromkeys(differing_metrics(was, now), "differs") | dict.fromkeys(now.keys() - was.keys(), "new")
     return [
         f"{name}: recorded {was.get(name, GONE)}, now {now.get(name, GONE)}, {other.get(name, 'equal')}"

@@ -42,7 +42,7 @@ def environment(config: RunConfig) -> Environment:
 
 
 def installed() -> dict[str, str]:
-    """Version of every installed distribution, by its name in lower case."""
+    """Return the version of every installed distribution, by its lower-case name."""
     found: dict[str, str] = {}
     for one in metadata.distributions():
         name = one.metadata["Name"]
@@ -52,7 +52,7 @@ def installed() -> dict[str, str]:
 
 
 def parse_cpuinfo(text: str) -> tuple[str, list[str]]:
-    """(model, flags of vector instructions) of the first processor in /proc/cpuinfo; empty where it does not say."""
+    """Return (model, vector instruction flags) of the first processor in /proc/cpuinfo; empty if unlisted."""
     lines = [line.partition(":") for line in text.splitlines()]
     keys: dict[str, str] = {}
     for key, _, value in lines:
@@ -62,7 +62,7 @@ def parse_cpuinfo(text: str) -> tuple[str, list[str]]:
 
 
 def references(config: RunConfig) -> dict[str, str]:
-    """Key of the configuration -> the reference to a module of the user's that it holds."""
+    """Map configuration keys to the references to the user's modules they hold."""
     given = {
         "model.factory": config.model.factory,
         "model.task": config.model.task,
@@ -96,7 +96,7 @@ def file_of(module: str) -> str:
 
 
 def content_digest(manifest: DatasetManifest) -> str:
-    """sha256 of the rows that a manifest lists and how they are read; not of where, when and from what they came."""
+    """Hash (sha256) the rows that a manifest lists and how they are read, not their origin."""
     fields = {"columns", "splits", "features", "text"}
     files = [(file.split, file.row_groups, file.sha256) for file in manifest.files]
     return digest([manifest.model_dump(mode="json", include=fields), files])

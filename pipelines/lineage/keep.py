@@ -58,20 +58,20 @@ def keep_weights(job: JobContext, sha256: str) -> None:
 
 
 def changed_since(before: Record, now: Environment) -> list[str]:
-    """What an earlier command of the same run was trained with that is another now, and that weights depend on."""
+    """List what changed since an earlier command of the run, and influences weights."""
     new = [each.what for each in environment_differences(before.environment, now) if each.effect != "none"]
     return list(dict.fromkeys([*before.changed, *new]))
 
 
 def datasets(config: RunConfig, dataset: str) -> Iterator[str]:
-    """URIs of the datasets that rows are read from: `dataset`, which is the job's, and those of a mix."""
+    """Yield URIs of the datasets that are read: `dataset`, which is the job's, and those of a mix."""
     yield dataset
     if config.data.mix is not None:
         yield from dict.fromkeys(part.dataset for part in config.data.mix.parts if part.dataset != dataset)
 
 
 def start_files(config: RunConfig) -> dict[str, str]:
-    """sha256 of the files of the model that training starts from; {} from scratch."""
+    """Return sha256 of the files of the start model; {} when training from scratch."""
     if config.model.start is not None:
         folder, file = weights_at(config.model.start.weights)
         return {f"{folder.uri}/{file}": folder.sha256(file)}

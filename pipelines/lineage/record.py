@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def begin(tracker: Tracker, name: str, resolved: Resolved, snapshots: Iterable[SourceSnapshot]) -> None:
-    """Name the job and its sources.
+    """Send the job and its sources.
 
     Args:
-        tracker: of the job.
-        name: of the job, for all its runs.
-        resolved: its configuration.
-        snapshots: of its sources, as far as they were pinned.
+        tracker: tracker of the job.
+        name: name of the job, for all its runs.
+        resolved: configuration of the job.
+        snapshots: snapshots of its sources, as far as pinned.
     """
     if tracker.config.openlineage is not None:
         inputs = source_datasets(resolved.config, reads_of(snapshots))
@@ -38,7 +38,7 @@ def begin(tracker: Tracker, name: str, resolved: Resolved, snapshots: Iterable[S
 
 
 def reads_of(snapshots: Iterable[SourceSnapshot]) -> dict[str, dict[str, Any]]:
-    """By source, what was read; of one that is read in several pieces the version they have in common."""
+    """Return what was read, by source; for a source read in pieces, their common version."""
     pieces: dict[str, list[dict[str, Any]]] = {}
     for snapshot in snapshots:
         pieces.setdefault(snapshot.name, []).append(snapshot.lineage())
@@ -46,7 +46,7 @@ def reads_of(snapshots: Iterable[SourceSnapshot]) -> dict[str, dict[str, Any]]:
 
 
 def in_common(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The version of pieces that are all of the same one: of the whole table, whatever interval of it is read."""
+    """Return the common version of pieces: of the whole table, whatever interval is read."""
     return {key: pieces[0][key] for key in VERSION_KEYS if key in pieces[0] and len({p.get(key) for p in pieces}) == 1}
 
 

@@ -88,7 +88,7 @@ def trace(target: str, tracking: TrackingConfig) -> Origin:
 
 
 def run_of(job: RegisteredBy) -> Storage | None:
-    """The run folder that a job has written; None where it is gone.
+    """Return the run folder that a job has written; None if it is gone.
 
     A run whose tracking was sent later, by `sparkring replay`, does not know its id in MLflow.
     """
@@ -147,7 +147,7 @@ def of_dataset(made: Origin, uri: str, result: TrainResult | None) -> Origin:
 
 
 def source_states(manifest: DatasetManifest, storage: Storage, etl: EtlConfig | None) -> Iterator[SourceState]:
-    """What became of each source. `etl`: the block that read them; None: they are not looked at."""
+    """Yield the present state of each source. `etl`: block that read them; None skips the check."""
     for name, read in manifest.lineage.sources.items():
         config = etl.sources.get(name) if etl is not None else None
         if etl is None or config is None:
@@ -163,7 +163,7 @@ def source_states(manifest: DatasetManifest, storage: Storage, etl: EtlConfig | 
 
 
 def _elsewhere(config: SourceConfig, dataset: Storage) -> str:
-    """Why a source is not looked at: its server is named by the stored configuration alone; "" where it is not."""
+    """Return why a source is not checked: only the stored configuration names its server; "" otherwise."""
     try:
         check_stored(config.location or "", dataset.uri)
     except ValueError as error:
@@ -190,14 +190,14 @@ def source_state(name: str, read: Mapping[str, Any], config: SourceConfig) -> So
 def _states_of_parts(
     name: str, read: Mapping[str, Any], manifest: DatasetManifest, storage: Storage, etl: EtlConfig
 ) -> SourceState:
-    """A source that was read by interval: the first interval that is not as it was decides.
+    """Return the state of a source read by interval: the first changed interval decides.
 
     Args:
-        name: of the source.
-        read: the window's summary of it.
-        manifest: of the window.
-        storage: the dataset's folder.
-        etl: the block that read it.
+        name: name of the source.
+        read: summary of the source in the window.
+        manifest: manifest of the window.
+        storage: folder of the dataset.
+        etl: etl block that read it.
     """
     from sparkring.etl.windows.parts import PART_NAME, Part
 
@@ -225,7 +225,7 @@ def _lacking(made: Origin, what: str) -> Origin:
 
 
 def text(made: Origin) -> str:
-    """The lineage as one screen."""
+    """Format the lineage as one screen of text."""
     lines = [*_model_lines(made.model), *_run_lines(made.run), *_dataset_lines(made.dataset)]
     width = max((len(source.name) for source in made.sources), default=0)
     for source in made.sources:

@@ -78,7 +78,7 @@ def serve_check(target: str, tracking: TrackingConfig, say: Callable[[str], None
 
 
 def find_folder(target: str, tracking: TrackingConfig, scratch: Path) -> Path:
-    """The local folder of an MLflow model, copied if it is registered. StoredError where it is none of ours."""
+    """Return the local folder of an MLflow model, copied if it is registered. StoredError if not ours."""
     if REGISTERED.fullmatch(target):
         from sparkring.pipelines.tracking.client import client_limits
         from sparkring.pipelines.tracking.store.fetch import copy_model, find_model  # MLflow: seconds
@@ -97,7 +97,7 @@ def find_folder(target: str, tracking: TrackingConfig, scratch: Path) -> Path:
 
 
 def data_folder(folder: Path, target: str) -> Path:
-    """Where the model's own files are, as MLmodel says. StoredError for one that has no code with it."""
+    """Return the folder of the model's own files, from MLmodel. StoredError if it has no code."""
     flavor = read_mlmodel(folder, target)
     if not flavor.get("code"):
         raise StoredError(f"{target}: was registered by an older sparkring, without its code; train again")
@@ -118,7 +118,7 @@ def make_environment(requirements: Path, folder: Path, target: str) -> Path:
 
 
 def clean_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables without those by which Python would find other packages, or a model other code to trust."""
+    """Remove variables that lead Python to other packages, or a model to trust other code."""
     return {name: value for name, value in variables.items() if name not in NOT_PASSED_ON}
 
 
@@ -137,14 +137,14 @@ def ask(python: Path, folder: Path, data: Path, target: str) -> Answer:
 
 
 def import_problem(answer: Answer, folder: Path) -> str | None:
-    """What was imported that the model's folder does not hold; None: nothing."""
+    """Return what was imported from outside the model's folder; None if nothing was."""
     if not Path(answer.code).is_relative_to(folder.resolve()):
         return f"sparkring was imported from {answer.code}, not from the model's own folder"
     return None
 
 
 def first_difference(expected: pa.Table, found: Predictions) -> str | None:
-    """Name the first row and column that differ, rows from 0; None: none does."""
+    """Describe the first row and column that differ, rows from 0; None if equal."""
     if expected.column_names != list(found):
         return f"the columns are {list(found)}, recorded are {expected.column_names}"
     for name in expected.column_names:

@@ -37,7 +37,7 @@ def main(model: Path, rows: Path) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> Any:
-    """The value as JSON has it: dates as text, bytes in base64, NaN as null, arrays as lists."""
+    """Convert a value to JSON: dates as text, bytes in base64, NaN as null, arrays as lists."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list):

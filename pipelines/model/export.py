@@ -69,7 +69,7 @@ class Source:
     longest: int = 0  # of a language model: tokens in a row at most
 
     def example(self, rows: int, seed: int = 0) -> Tensors:
-        """Random tensors of the columns and their masks: codes below their number, pixels, numbers near 0."""
+        """Draw random tensors for the columns and masks: codes in range, pixels, numbers near 0."""
         draw = np.random.default_rng(seed)
         made: Tensors = {}
         for column in self.columns:
@@ -84,7 +84,7 @@ class Source:
         return made
 
     def describe(self) -> dict[str, Any]:
-        """What the file says of itself; shapes are without the first dimension, the rows."""
+        """Return the file's self-description; shapes leave out the first dimension, the rows."""
         inputs = []
         for column in self.columns:
             shape = ["tokens"] if self.longest else [*column.shape]
@@ -111,10 +111,10 @@ def export(
 
     Args:
         target: models:/<name>@<alias>, models:/<name>/<version>, an MLflow model's folder or a run's `model` folder.
-        form: of the file; None: the family's default.
-        out: the file, which is made whole or not at all; None: model.<form>.
-        tracking: where the registry is.
-        say: takes lines for the user.
+        form: format of the file; None for the family's default.
+        out: path of the file, written atomically; None for model.<form>.
+        tracking: configuration of the registry.
+        say: called with lines for the user.
     """
     check_can_write(form, out)
     with scratch_folder("export") as scratch:
@@ -139,7 +139,7 @@ def export(
 
 
 def checked_form(target: str, family: str, form: Format | None) -> Format:
-    """The form that was asked for, or the family's default. ConfigError for one of another family."""
+    """Return the requested form, or the family's default. ConfigError for another family's form."""
     known = FORMATS[family]
     if form is not None and form not in known:
         raise ConfigError(target, [f"--format {form}: a model of family {family} is written as {' or '.join(known)}"])
@@ -182,7 +182,7 @@ def export_trees(folder: Path, target: str, form: Format, made: Path) -> tuple[s
 
 
 def about_table(target: str, sha256: str, trained: TrainedModel, found: Predictor) -> dict[str, Any]:
-    """What the file of a table's model says of itself. `sha256`: of its weights, or trees."""
+    """Describe a table's model in its file. `sha256`: hash of its weights, or trees."""
     about: dict[str, Any] = {"model": target, "weights_sha256": sha256, "task": trained.config.model.task}
     about |= {"classes": found.label_names or list(trained.manifest.classes), "features": found.raw.states}
     return about | ({} if found.calibration is None else {"calibration": asdict(found.calibration)})
@@ -203,7 +203,7 @@ def check_can_write(form: Format | None, out: Path | None) -> None:
 
 
 def find_files(target: str, tracking: TrackingConfig, scratch: Path) -> Path:
-    """The folder of a model's own files, copied below `scratch` if it is registered. StoredError for what is none."""
+    """Return the folder of a model's own files, copied below `scratch` if registered. StoredError for none."""
     if not REGISTERED.fullmatch(target) and (Path(target) / CONFIG).exists():
         return Path(target)
     return data_folder(find_folder(target, tracking, scratch), target)

@@ -17,19 +17,19 @@ STALLED = 0.1  # share of a step from which waiting for rows is worth a word
 
 
 def step_seconds(workload: Workload, cluster: Cluster) -> float:
-    """Predicted seconds of a step. Untraceable if the model is."""
+    """Predict the seconds of a step. Untraceable if the model is."""
     traced = traced_model(workload)
     return step_time(step_counts(workload, traced.work, traced.trace), cluster).total
 
 
 def fed_notes(workload: Workload, cluster: Cluster, is_here: bool, dataset: str | None = None) -> list[str]:
-    """What a measured cluster says of the recipe's reader; [] of a cluster from data sheets.
+    """Compare a measured cluster with the recipe's reader; [] for a cluster from data sheets.
 
     Args:
-        workload: the recipe's step.
-        cluster: its machines.
-        is_here: ranks would be on this machine.
-        dataset: folder of the recipe's; None: not built.
+        workload: step of the recipe.
+        cluster: machines of the cluster.
+        is_here: whether ranks would be on this machine.
+        dataset: folder of the recipe's dataset; None if not built.
     """
     if cluster.measured is None:
         return []
@@ -52,7 +52,7 @@ def fed_notes(workload: Workload, cluster: Cluster, is_here: bool, dataset: str 
 
 
 def unsure_notes(measured: Measurement) -> list[str]:
-    """What repetitions that differ much say of a measurement."""
+    """Warn of a measurement whose repetitions differ much."""
     if measured.spread < UNSURE:
         return []
     return [
@@ -74,12 +74,12 @@ def fed_text(measured: Measurement, taken: float) -> str:
 
 
 def stall_advice(per_step_s: Mapping[str, float], global_batch: int, threads: int) -> str:
-    """What a run whose ranks waited long for rows should change; empty for others.
+    """Suggest a change for a run whose ranks waited long for rows; "" otherwise.
 
     Args:
         per_step_s: rank 0's seconds per step by cause.
         global_batch: rows per step.
-        threads: of the reader, per rank.
+        threads: reader threads per rank.
     """
     step_s, stall_s = per_step_s.get("step_s", 0.0), per_step_s.get("data_stall_s", 0.0)
     if step_s <= 0 or stall_s < STALLED * (step_s + stall_s):
@@ -93,5 +93,5 @@ def stall_advice(per_step_s: Mapping[str, float], global_batch: int, threads: in
 
 
 def remedy(threads: int) -> str:
-    """What makes a reader faster, the first thing to try first."""
+    """Suggest what makes a reader faster, the first thing to try first."""
     return f"try data.threads={threads + 1}, or data.cache for storage that is far away"

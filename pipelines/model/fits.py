@@ -73,7 +73,7 @@ def show_plan(config: RunConfig, cluster: Cluster | None = None) -> str:
 
 
 def rank_room(config: RunConfig, cluster: Cluster | None) -> Room | None:
-    """Memory of a rank: of the cluster's device, else of this machine's if all ranks are here; None: not known."""
+    """Return a rank's memory: the cluster device's, else this machine's if all ranks are here, or None."""
     if cluster is not None:
         host = cluster.node.memory_bytes / min(cluster.node.devices, config.launch.world) or None
         return Room(cluster.device.memory_bytes, f"one {cluster.device.name}", cluster.device.type == "cpu", host)
@@ -91,9 +91,9 @@ def rank_room(config: RunConfig, cluster: Cluster | None) -> Room | None:
 
 
 def held_bytes(plan: CostPlan, is_host: bool = False) -> int | None:
-    """The most that a rank holds: at the start, in a step, or in evaluation. None: not traced.
+    """Return the most bytes a rank holds: at the start, in a step, or in evaluation. None: not traced.
 
-    `is_host`: what its reader and its sparse tables hold is in the same memory.
+    `is_host`: whether its reader and its sparse tables are in the same memory.
     """
     peak = fullest(plan).peak
     host = host_bytes(plan) if is_host else 0
@@ -102,7 +102,7 @@ def held_bytes(plan: CostPlan, is_host: bool = False) -> int | None:
 
 
 def host_bytes(plan: CostPlan) -> int:
-    """What a rank's reader, its share of sparse tables and its offloaded shards hold, as far as they are known."""
+    """Return the known bytes of a rank's reader, its share of sparse tables and its offloaded shards."""
     return (plan.reader or 0) + plan.tables + max(stage.offloaded for stage in plan.stages)
 
 
@@ -128,7 +128,7 @@ def fits_text(config: RunConfig, manifest: DatasetManifest | None, plan: CostPla
 
 
 def host_text(plan: CostPlan, room: Room) -> str:
-    """What rows and sparse tables take of the room, or of the host beside it."""
+    """Describe what rows and sparse tables take of the device's memory, or of the host's."""
     offloaded = max(stage.offloaded for stage in plan.stages)
     held = [("the reader", plan.reader or 0), ("sparse tables", plan.tables), ("offloaded shards", offloaded)]
     parts = " and ".join(f"{size_text(size)} of {what}" for what, size in held if size)
@@ -139,12 +139,12 @@ def host_text(plan: CostPlan, room: Room) -> str:
 
 
 def has_host_room(plan: CostPlan, room: Room) -> bool:
-    """Whether the host beside a device has what a rank holds there, as far as that is known."""
+    """Return whether the host next to a device has room for what a rank holds there, if known."""
     return room.is_host or room.host is None or host_bytes(plan) <= room.host
 
 
 def smaller(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    """Recipes of the same training that hold less, those that change the least first, and the keys that differ."""
+    """Yield recipes of the same training that need less memory, smallest change first, with changed keys."""
     as_trained: dict[str, Any] = {"train.eval_batch": None}  # not more rows than a pass of training has
     sharded: dict[str, Any] = {"parallel.zero": 1 if config.parallel.engine == "horovod" else 3}
     recomputed: dict[str, Any] = {"parallel.activation_checkpointing": True}
@@ -168,14 +168,14 @@ def smaller(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
 
 
 def more_passes(config: RunConfig, times: int) -> dict[str, Any]:
-    """Accumulation over so many times the passes, as far as a pass has a row."""
+    """Accumulate over `times` as many passes, as far as a pass has a row."""
     mesh = resolve_mesh(config.parallel, config.launch.world)
     rows = config.train.global_batch // mesh.dp // config.parallel.micro_batches
     return {"parallel.accumulate": max(1, min(config.parallel.accumulate * times, rows // LEAST_ROWS))}
 
 
 def with_keys(config: RunConfig, keys: dict[str, Any]) -> RunConfig:
-    """The configuration with other keys of its blocks."""
+    """Return the configuration with changed keys of its blocks."""
     for key, value in keys.items():
         block, _, name = key.partition(".")
         changed = getattr(config, block).model_copy(update={name: value})
@@ -184,6 +184,6 @@ def with_keys(config: RunConfig, keys: dict[str, Any]) -> RunConfig:
 
 
 def key_of(config: RunConfig, key: str) -> Any:
-    """The value of a block's key."""
+    """Return the value of a block's key."""
     block, _, name = key.partition(".")
     return getattr(getattr(config, block), name)

@@ -70,13 +70,13 @@ class LaunchPlan:
     def __init__(
         self, config: RunConfig, manifest: DatasetManifest | None, refuses: Refuses, cluster: RankCluster | None = None
     ) -> None:
-        """Nothing is planned yet.
+        """Start without plans.
 
         Args:
-            config: the recipe.
-            manifest: of its dataset.
-            refuses: why a recipe cannot run, as far as its `parallel` block decides that.
-            cluster: that its ranks run on; None: the recipe's, or the machine, looked at when something is planned.
+            config: resolved configuration of the run.
+            manifest: manifest of its dataset.
+            refuses: returns why the `parallel` block makes a recipe impossible.
+            cluster: cluster of its ranks; None for the recipe's, or this machine, inspected when planning.
         """
         self.config, self.manifest, self.refuses = config, manifest, refuses
         self._cluster = cluster
@@ -94,14 +94,14 @@ class LaunchPlan:
         return self._cluster or cluster_of_recipe(self.config)
 
     def at(self, world: int) -> WorldPlan | None:
-        """The plan for so many ranks; None where nothing can be planned, which is logged once."""
+        """Return the plan for this number of ranks; None if impossible, which is logged once."""
         with self._lock:
             if world not in self._found:
                 self._found[world] = self._try_plan(world)
             return self._found[world]
 
     def resolved_at(self, resolved: Resolved, world: int) -> Resolved:
-        """The configuration as so many ranks train it: as it is, unless its layout is to be chosen."""
+        """Return the configuration for this number of ranks, changed only if its layout is automatic."""
         if not self.is_auto:
             return resolved
         found = self.at(world)
@@ -139,7 +139,7 @@ class LaunchPlan:
         return [line, found.cluster.basis, *([advice] if advice is not None else [])]
 
     def record_at(self, world: int) -> PlanRecord | None:
-        """What is predicted of so many ranks, for summary.json; None where nothing can be planned."""
+        """Return the prediction for this number of ranks, for summary.json; None if impossible."""
         found = self.at(world)
         if found is None:
             return None
@@ -181,20 +181,20 @@ class LaunchPlan:
         return WorldPlan(costs.cluster, used, best, alone)
 
     def _ranked(self, world: int) -> tuple[LayoutCosts, list[PlannedLayout]]:
-        """(costs on the devices of so many ranks, the layouts by time)."""
+        """Return (costs on the devices of this number of ranks, layouts by time)."""
         costs = self._costs(world)
         ranked = sorted(possible_layouts(costs, self.base, world), key=order("time"))
         return costs, [*self._going_on(ranked)]
 
     def _costs(self, world: int) -> LayoutCosts:
-        """Costs on the devices of so many ranks."""
+        """Return costs on the devices of this number of ranks."""
         assert self._traced is not None
         return LayoutCosts(self._traced, self.cluster.of_ranks(world))
 
     def _going_on(self, layouts: Iterable[PlannedLayout]) -> Iterator[PlannedLayout]:
-        """Those that the recipe's rules allow, and that any checkpoint of this training goes on in.
+        """Yield layouts the recipe's rules allow and in which any checkpoint of this training can continue.
 
-        Batch normalization's statistics are of the rows of a pass, so its passes stay as they are.
+        Batch normalization averages over the rows of a pass, so its passes stay as they are.
         """
         assert self._traced is not None
         normalizes, verdicts = bool(batch_norms(self._traced.workload.model)), dict[str, bool]()
@@ -214,9 +214,9 @@ def planning(config: RunConfig, manifest: DatasetManifest, refuses: Refuses) -> 
     """Plan a job in a thread while the block runs; None for trees, and for servers unless their cluster is named.
 
     Args:
-        config: the recipe.
-        manifest: of its dataset.
-        refuses: as of LaunchPlan.
+        config: resolved configuration of the run.
+        manifest: manifest of its dataset.
+        refuses: returns why a recipe cannot run, see LaunchPlan.
     """
     plan, stopping = LaunchPlan(config, manifest, refuses), threading.Event()
     if config.model.is_trees or (config.parallel.servers.per_host and not plan.is_asked_for):
@@ -232,5 +232,5 @@ def planning(config: RunConfig, manifest: DatasetManifest, refuses: Refuses) -> 
 
 
 def as_given(block: ParallelConfig) -> ParallelConfig:
-    """The block as a person would have written it."""
+    """Return the block as a person would have written it."""
     return block.model_copy(update={"layout": "given"})

@@ -84,7 +84,7 @@ def traced_recipe(config: RunConfig, manifest: DatasetManifest | None) -> Traced
 
 
 def total_steps(config: RunConfig, manifest: DatasetManifest | None) -> int | None:
-    """Steps of the recipe, as far as they are known."""
+    """Return the steps of the recipe, if known."""
     if config.train.steps is not None:
         return config.train.steps
     if manifest is None or config.train.epochs is None:
@@ -94,7 +94,7 @@ def total_steps(config: RunConfig, manifest: DatasetManifest | None) -> int | No
 
 
 def layout_text(layout: PlannedLayout) -> str:
-    """A layout in the words of a recipe."""
+    """Describe a layout in the words of a recipe."""
     config, words = layout.config, [cut_words(layout.config, layout.mesh)]
     words += [config.schedule] if layout.mesh.pp > 1 else []
     words += ["recompute"] if config.activation_checkpointing else []
@@ -105,7 +105,7 @@ def layout_text(layout: PlannedLayout) -> str:
 
 
 def cut_words(config: ParallelConfig, mesh: Mesh) -> str:
-    """How ranks cut the model and its optimizer's state, in the words of a recipe."""
+    """Describe how ranks split the model and its optimizer's state, in the words of a recipe."""
     words = [used_axes(mesh)]
     words += [f"zero {config.zero}"] if config.zero else []
     words += ["offload"] if config.offload else []
@@ -115,7 +115,7 @@ def cut_words(config: ParallelConfig, mesh: Mesh) -> str:
 
 
 def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
-    """What is known of a layout, as `--json` shows it."""
+    """Return what is known of a layout, for `--json`."""
     time, mesh, cluster = layout.time, layout.mesh, plan.cluster
     batch = plan.config.train.global_batch
     exchanged = time.exchange + time.hidden
@@ -141,7 +141,7 @@ def layout_facts(plan: Planned, layout: PlannedLayout) -> dict[str, Any]:
 
 
 def tokens_of(plan: Planned) -> int | None:
-    """Tokens of a row; None where the model is of no language."""
+    """Return the tokens of a row; None unless it is a language model."""
     workload = plan.costs.traced.workload
     is_language = isinstance(workload.task, LanguageModelTask) and not isinstance(workload.inputs, Untraceable)
     return int(workload.inputs[0].shape[-1]) if is_language else None  # type: ignore[index]
@@ -150,14 +150,14 @@ def tokens_of(plan: Planned) -> int | None:
 def search_facts(
     plan: Planned, cluster: str, result: SearchResult, devices: int, asked: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """A search as one object, for `--json`.
+    """Return a search as one object, for `--json`.
 
     Args:
-        plan: the recipe on its cluster.
-        cluster: its name.
-        result: of the search.
-        devices: that were asked for.
-        asked: what `why_lines` says of the mesh that was asked about; (): none was.
+        plan: recipe on its cluster.
+        cluster: name of the cluster.
+        result: result of the search.
+        devices: number of requested devices.
+        asked: lines from `why_lines` on the requested mesh; () without one.
     """
     best = distinct(result.best, SHOWN)
     behind = [why_behind(layout, best[0]) for layout in best]
@@ -171,7 +171,7 @@ def search_facts(
 
 
 def cluster_facts(name: str, cluster: Cluster, devices: int) -> dict[str, Any]:
-    """The cluster of a search as `--json` shows it."""
+    """Describe the cluster of a search for `--json`."""
     return {
         "name": name,
         "device": cluster.device.name,
@@ -184,19 +184,19 @@ def cluster_facts(name: str, cluster: Cluster, devices: int) -> dict[str, Any]:
 
 
 def model_facts(config: RunConfig, workload: Workload) -> dict[str, Any]:
-    """The model of a search as `--json` shows it."""
+    """Describe the model of a search for `--json`."""
     parameters = sum(parameter.numel() for parameter in workload.model.parameters())
     return {"recipe": config.name, "parameters": parameters, "global_batch": config.train.global_batch}
 
 
 def plan_record(name: str, cluster: Cluster, used: PlannedLayout, layouts: tuple[PlannedLayout, ...]) -> PlanRecord:
-    """What is kept of a plan, for summary.json and its figures.
+    """Return the plan record for summary.json and its figures.
 
     Args:
-        name: of the cluster.
-        cluster: the machines.
-        used: the layout that is trained in.
-        layouts: that fit, best first.
+        name: name of the cluster.
+        cluster: machines of the cluster.
+        used: layout that is used.
+        layouts: layouts that fit, best first.
     """
     return PlanRecord(
         cluster=name,
@@ -211,19 +211,19 @@ def plan_record(name: str, cluster: Cluster, used: PlannedLayout, layouts: tuple
 
 
 def cost_of(layout: PlannedLayout) -> LayoutCost:
-    """A layout's cost, for summary.json and its figures."""
+    """Return a layout's cost, for summary.json and its figures."""
     return LayoutCost(layout=layout_text(layout), causes=layout.time.causes, memory=layout.memory)
 
 
 def points_of(layouts: Sequence[PlannedLayout]) -> list[tuple[float, int]]:
-    """(seconds, bytes) of layouts: of many, those that no other beats in both, and some of the rest."""
+    """Return (seconds, bytes) of layouts; of many, the Pareto front and a sample of the others."""
     points = [(layout.time.total, layout.memory) for layout in layouts]
     rest = points[:: -(-len(points) // MOST_POINTS) or 1]
     return sorted({*pareto(points), *rest})
 
 
 def recipe_text(recipe: str, config: RunConfig, layout: PlannedLayout) -> str:
-    """A recipe that extends another and trains it in a layout."""
+    """Return a recipe that extends another and trains it in a layout."""
     world, least = layout.mesh.world, config.launch.min_world
     launch = {"world": world} if least is None or least <= world else {"world": world, "min_world": None}
     parallel = layout.config.model_dump(mode="json", include={*AXES, *SEARCHED})
@@ -250,7 +250,7 @@ def searched(plan: Planned, devices: int, objective: Objective, precisions: Sequ
 
 
 def ending_within(plan: Planned, result: SearchResult, limit_s: float) -> SearchResult:
-    """Those of the layouts that end the recipe in time. ConfigError if none does, or its steps are not known."""
+    """Keep layouts that finish the recipe in time. ConfigError if none does, or its steps are unknown."""
     where = f"--within {duration_text(limit_s)}"
     if plan.steps is None:
         remedy = "build the dataset with `sparkring etl`, or set train.steps"
@@ -271,7 +271,7 @@ def ending_within(plan: Planned, result: SearchResult, limit_s: float) -> Search
 
 
 def duration_text(seconds: float) -> str:
-    """A long time in the largest unit of which there are two."""
+    """Format a long time in the largest unit of which there are two."""
     units = {"years": 31_557_600.0, "days": 86_400.0, "hours": 3600.0, "minutes": 60.0}
     name, size = next(((name, size) for name, size in units.items() if seconds >= 2 * size), ("seconds", 1.0))
     return f"{seconds / size:,.3g} {name}"
@@ -284,7 +284,7 @@ def price_text(dollars: float) -> str:
 
 
 def search_report(plan: Planned, result: SearchResult, devices: int, order_words: str) -> str:
-    """The best layouts as text, why each loses, and advice. `order_words`: by what they are ranked."""
+    """Report the best layouts, why each loses, and advice. `order_words`: names the objective."""
     best = distinct(result.best, SHOWN)
     tried = f"{len(result.best):,} of {result.tried:,}"
     head = (
@@ -305,7 +305,7 @@ def _numbered(plan: Planned, number: int, layout: PlannedLayout, best: PlannedLa
 
 
 def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -> list[str]:
-    """Seconds, memory, rates and price of a layout."""
+    """List seconds, memory, rates and price of a layout."""
     facts = layout_facts(plan, layout)
     causes = ", ".join(f"{name} {seconds_text(value)}" for name, value in layout.time.causes.items() if value > 0)
     bubble = f", bubble {facts['bubble_share']:.1%}" if layout.mesh.pp > 1 else ""
@@ -325,24 +325,24 @@ def fact_lines(plan: Planned, layout: PlannedLayout, with_memory: bool = True) -
 
 
 def rate_text(per_s: float) -> str:
-    """Rows per second: whole ones, or of few three digits."""
+    """Format rows per second: whole ones, or three digits for few."""
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
 def seconds_text(value: float) -> str:
-    """Seconds, or milliseconds below a tenth."""
+    """Format seconds, or milliseconds below a tenth."""
     if value >= 1000:
         return f"{value:,.0f} s"
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
 
 
 def time_text(value: float) -> str:
-    """Seconds in the unit that a person reads."""
+    """Format seconds in the unit that a person reads."""
     return seconds_text(value) if value < 120 else duration_text(value)
 
 
 def why_behind(layout: PlannedLayout, best: PlannedLayout) -> str:
-    """Why a layout is not the best one, if it is not."""
+    """Explain why a layout is not the best one."""
     if layout == best:
         return "the best"
     behind, other = layout.time.causes, best.time.causes
@@ -355,13 +355,13 @@ def why_behind(layout: PlannedLayout, best: PlannedLayout) -> str:
 
 
 def one_device(plan: Planned) -> PlannedLayout | None:
-    """The fastest layout of one device that fits."""
+    """Return the fastest layout of one device that fits."""
     found = search(plan.costs, plan.config.parallel, 1)
     return found.best[0] if found.best else None
 
 
 def advice(plan: Planned, layout: PlannedLayout, alone: PlannedLayout | None) -> list[str]:
-    """Paragraphs a person can act on."""
+    """List paragraphs a person can act on."""
     devices = layout.mesh.world
     found = [apart_advice(alone, layout, plan.steps)]
     found.append(
@@ -379,7 +379,7 @@ def advice(plan: Planned, layout: PlannedLayout, alone: PlannedLayout | None) ->
 
 
 def apart_advice(alone: PlannedLayout | None, layout: PlannedLayout, steps: int | None) -> str | None:
-    """Why not to distribute. `alone`: the fastest layout of one device that fits; None: none does."""
+    """Explain why not to distribute. `alone`: fastest layout of one device that fits, or None."""
     if alone is None:
         return None
     found = Distribution(alone.time.total, layout.time.total, layout.mesh.world, steps)
@@ -387,7 +387,7 @@ def apart_advice(alone: PlannedLayout | None, layout: PlannedLayout, steps: int 
 
 
 def _with_codec(plan: Planned, layout: PlannedLayout) -> float | None:
-    """Seconds of the step with gradients in bf16; None where the rules allow no codec, or it would gain nothing."""
+    """Return the step's seconds with gradients in bf16; None if forbidden or no gain."""
     compress = layout.config.compress.model_copy(update={"codec": "bf16"})
     config = layout.config.model_copy(update={"compress": compress})
     if layout.config.compress.codec != "none" or plan.costs.problems(config, layout.mesh):
@@ -397,9 +397,9 @@ def _with_codec(plan: Planned, layout: PlannedLayout) -> float | None:
 
 
 def precision_line(plan: Planned, layout: PlannedLayout) -> str:
-    """What bfloat16 would give a layout that computes in fp32; empty where it would give nothing.
+    """Suggest bfloat16 for a layout that computes in fp32; "" without a gain.
 
-    It changes what is learned, so that a search leaves precision as the recipe has it, unless it is asked for any.
+    It changes what is learned, so a search keeps the recipe's precision unless told otherwise.
     """
     if layout.config.precision != "fp32":
         return ""
@@ -424,7 +424,7 @@ def _on(plan: Planned, layout: PlannedLayout, cluster: Cluster) -> float:
 
 
 def _larger(plan: Planned, layout: PlannedLayout, times: int) -> float:
-    """Rows per second over those now, with so many times the batch."""
+    """Return rows per second with a larger batch, relative to now."""
     return times * layout.time.total / _with_batch(plan, layout, plan.config.train.global_batch * times)
 
 
@@ -436,7 +436,7 @@ def _with_batch(plan: Planned, layout: PlannedLayout, rows: int) -> float:
 
 
 def networks_table(plan: Planned, layout: PlannedLayout) -> str:
-    """The layout's step over each network of a named cluster with these devices."""
+    """Format the layout's step over each network of a named cluster with these devices."""
     if plan.cluster.node.devices >= layout.mesh.world:
         return ""
     named = {name: load_cluster(name) for name in cluster_names()}
@@ -452,7 +452,7 @@ def networks_table(plan: Planned, layout: PlannedLayout) -> str:
 
 
 def _batch_line(plan: Planned, layout: PlannedLayout) -> str:
-    """The batch beyond which scaling stops paying on these devices."""
+    """Describe the batch beyond which scaling stops paying on these devices."""
     now = plan.config.train.global_batch
     rows = paying_batch(now, lambda rows: rows / _with_batch(plan, layout, rows))
     if rows == now:
@@ -481,14 +481,14 @@ def checkpoint_line(plan: Planned, layout: PlannedLayout) -> str:
 def why_lines(
     plan: Planned, result: SearchResult, asked: AskedLayout, objective: Objective, precisions: Sequence[Precision] = ()
 ) -> list[str]:
-    """Where the asked layouts stand, or why they cannot be.
+    """Explain where the requested layouts rank, or why they are impossible.
 
     Args:
-        plan: the recipe on its cluster.
-        result: of the search.
-        asked: those.
-        objective: what is best.
-        precisions: that were searched; none: the recipe's.
+        plan: recipe on its cluster.
+        result: result of the search.
+        asked: the requested layouts.
+        objective: quantity to optimize.
+        precisions: precisions of the search; empty for the recipe's.
     """
     rank, best = order(objective), result.best[0]
     precisions = (asked.precision,) if asked.precision is not None else precisions
@@ -508,9 +508,9 @@ def why_lines(
 
 
 def _refusals(plan: Planned, asked: AskedLayout, precisions: Sequence[Precision]) -> list[str]:
-    """Why no layout of those that are asked about can run: problems of the mesh, else the most frequent of its layouts.
+    """Return why no requested layout can run: problems of the mesh, else its layouts' most frequent one.
 
-    [] where one can, and does not fit.
+    [] if one can run, and does not fit.
     """
     base, mesh, costs = plan.config.parallel, asked.mesh, plan.costs
     if found := costs.mesh_problems(base, mesh):
@@ -529,7 +529,7 @@ def _refusals(plan: Planned, asked: AskedLayout, precisions: Sequence[Precision]
 def _asked_variants(
     config: ParallelConfig, asked: AskedLayout, precisions: Sequence[Precision]
 ) -> Iterator[ParallelConfig]:
-    """A configuration in each of the precisions, offloaded where that is asked for."""
+    """Yield a configuration in each precision, offloaded if requested."""
     for precision in precisions or (config.precision,):
         variant = config.model_copy(update={"offload": bool(asked.offload and config.zero), "precision": precision})
         if asked.includes(variant):
@@ -537,7 +537,7 @@ def _asked_variants(
 
 
 def missing_room(costs: LayoutCosts, layout: PlannedLayout | StateLayout) -> Iterator[str]:
-    """What a layout needs more than a device, or its machine, has."""
+    """Describe how far a layout exceeds the memory of a device, or of its machine."""
     if layout.memory > costs.limit:
         yield too_large_text(layout.memory, costs.limit)
     if not costs.has_host_for(layout):
@@ -553,7 +553,7 @@ def asked_text(asked: AskedLayout) -> str:
 
 
 def _possible(plan: Planned, asked: AskedLayout, precisions: Sequence[Precision]) -> Iterator[PlannedLayout]:
-    """The asked layouts that can run."""
+    """Yield the requested layouts that can run."""
     if plan.costs.mesh_problems(plan.config.parallel, asked.mesh):
         return
     for config in _configs(plan, asked.mesh):
@@ -567,7 +567,7 @@ def _configs(plan: Planned, mesh: Mesh) -> Iterator[ParallelConfig]:
 
 
 def _forced(plan: Planned, asked: AskedLayout, precisions: Sequence[Precision]) -> Iterator[PlannedLayout]:
-    """The asked layouts whose passes and schedule can be predicted, whether the rules allow them or not."""
+    """Yield the requested layouts with predictable passes and schedule, even if the rules forbid them."""
     batch, mesh = plan.config.train.global_batch, asked.mesh
     for config in _configs(plan, mesh):
         is_refused = schedule_problem(config.schedule, mesh.pp, config.passes, config.stages_per_rank)
@@ -579,7 +579,7 @@ def _forced(plan: Planned, asked: AskedLayout, precisions: Sequence[Precision]) 
 
 
 def show_on_cluster(config: RunConfig, cluster: Cluster) -> str:
-    """Seconds, price and advice of the recipe's own layout."""
+    """Format seconds, price and advice of the recipe's own layout."""
     mesh = resolve_mesh(config.parallel, config.launch.world)
     plan = planned(config, cluster, known_manifest(config))
     layout = plan.costs.layout(config.parallel, mesh)
@@ -589,7 +589,7 @@ def show_on_cluster(config: RunConfig, cluster: Cluster) -> str:
 
 
 def found_line(plan: Planned, layout: PlannedLayout) -> str:
-    """What a search finds on as many devices, beside a layout."""
+    """Compare a layout with the best one of a search on as many devices."""
     world = layout.mesh.world
     every = possible_layouts(plan.costs, plan.config.parallel, world)
     best = min(filter(plan.costs.fits, every), key=order("time"), default=None)

@@ -33,12 +33,12 @@ class RankCluster:
 
     @classmethod
     def fixed(cls, name: str, cluster: Cluster) -> RankCluster:
-        """One whose devices are the same for any number of ranks."""
+        """Return a cluster with the same devices for any number of ranks."""
         return cls(name, lambda world: cluster)
 
 
 def cluster_of_recipe(config: RunConfig) -> RankCluster:
-    """The cluster that the recipe names, or else the machine that its ranks run on."""
+    """Return the cluster that the recipe names, or the machine its ranks run on."""
     if config.launch.cluster is not None:
         return RankCluster.fixed(config.launch.cluster, load_cluster(config.launch.cluster))
     if device_of(config) == "cuda":
@@ -59,25 +59,25 @@ def cluster_of_recipe(config: RunConfig) -> RankCluster:
 
 
 def assumed(name: str, cluster: Cluster, device: str) -> RankCluster:
-    """A built-in cluster that stands for other devices, so that no job on these is taken for one on it."""
+    """Rename a built-in cluster that stands for other devices, so that their jobs do not count as its own."""
     named = cluster.device.model_copy(update={"name": device})
     other = cluster.model_copy(update={"device": named, "fitted_on": "", "error": None})
     return RankCluster.fixed(f"{name}, assumed", other)
 
 
 def ranks_per_host(launch: LaunchConfig) -> int:
-    """Ranks on each host that has started this command; all hosts are taken to be like this one."""
+    """Return the ranks per host that started this command, assuming equal hosts."""
     return launch.ranks_per_host or math.ceil(launch.world / find_placement(os.environ).count)
 
 
 def with_host_memory(cluster: Cluster, memory_bytes: float) -> Cluster:
-    """The cluster with so much memory of each machine, to offload to; 0: not known. Others than it have others."""
+    """Return the cluster with this memory per machine, for offloading; 0 if unknown."""
     node = cluster.node.model_copy(update={"memory_gib": memory_bytes / GIB})
     return cluster.model_copy(update={"node": node})
 
 
 def gpu_cluster(name: str, memory_bytes: float) -> str:
-    """Name of the built-in cluster of a GPU such as `NVIDIA H100 80GB HBM3`, by family and size of memory."""
+    """Return the built-in cluster of a GPU such as `NVIDIA H100 80GB HBM3`, by family and memory size."""
     words = name.upper().replace("-", " ").split()
     known = {each: load_cluster(each) for each in cluster_names()}
     same = {each: cluster for each, cluster in known.items() if cluster.device.name.split("-")[0] in words}
@@ -85,7 +85,7 @@ def gpu_cluster(name: str, memory_bytes: float) -> str:
 
 
 def cpu_machine(usual: Cluster, ranks: int) -> Cluster:
-    """A machine with the cores and the memory of this one, shared by its ranks, each core as fast as `usual`'s."""
+    """Describe this machine's cores and memory shared by its ranks, at `usual`'s speed per core."""
     cores = usable_cores()
     share = max(1, cores // ranks) / usual.device.processors  # of the usual device, that a rank has
     device = Device(

@@ -57,7 +57,7 @@ class ModelStart:
     format: Annotated[int, up_to(1)] = 1
 
     def describe(self, train: WorkerResult) -> str:
-        """In a line, with what of the file was of the model."""
+        """Describe in a line the file, and which of its tensors the model took."""
         return self.text if train.started is None else f"{self.text}; {train.started.text}"
 
     @property
@@ -68,10 +68,10 @@ class ModelStart:
 
 
 def start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -> Problems:
-    """Why a run cannot begin with model.start.
+    """List why a run cannot start with model.start.
 
-    Of a file or folder the header is read, and compared with the model where that is known by now. Of a registered
-    model the registry says which engine trained it.
+    For a file or folder the header is read, and compared with the model if that is known by now. For a registered model
+    the registry tells which engine trained it.
     """
     start = config.model.start
     if start is None:
@@ -111,7 +111,7 @@ def match_file(config: RunConfig, start: StartConfig, manifest: DatasetManifest 
 
 
 def _model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module | None:
-    """The recipe's model without memory; None where only its dataset says how large it is, or it cannot be made."""
+    """Return the recipe's model without memory; None if only its dataset sizes it, or it is invalid."""
     try:
         if manifest is None and hasattr(model_class(config.model.factory), "from_manifest"):
             return None
@@ -189,7 +189,7 @@ def copy_weights(config: RunConfig, start: StartConfig, manifest: DatasetManifes
 
 @contextmanager
 def _source(config: RunConfig, start: StartConfig) -> Iterator[tuple[Storage, str, str]]:
-    """Folder and name of the file for the block, and what it is of: a version, or its URI."""
+    """Locate the weights file: (folder, name, registered version or URI)."""
     if not start.registered:
         folder, file = weights_at(start.weights)
         yield folder, file, f"{folder.uri}/{file}"
@@ -211,7 +211,7 @@ def _find(config: RunConfig, start: StartConfig) -> RegisteredModel:
 
 
 def feature_differences(folder: Storage, manifest: DatasetManifest) -> str:
-    """How the features that a model folder was trained on differ from a dataset's; empty without a manifest there."""
+    """Describe how a model folder's training features differ from a dataset's; "" without a manifest."""
     if not folder.exists(MANIFEST):
         return ""
     try:

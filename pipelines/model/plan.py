@@ -51,9 +51,9 @@ UNPLANNED = "activations, and what is sent for them, are not planned"
 
 
 def layout_problems_of(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
-    """Problems of the parallel block, key first. `manifest` adds those of the model.
+    """List problems of the parallel block, key first. `manifest` adds those of the model.
 
-    None of trees: what they have no use for is refused when the recipe is read (conf/rules/trees.py).
+    Trees have none: settings they cannot use are refused when the recipe is read (conf/rules/trees.py).
     """
     if config.model.is_trees:
         return []
@@ -66,14 +66,16 @@ def layout_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
 
 
 def knows_its_size(config: RunConfig) -> bool:
-    """Whether the recipe has the vocabulary, so that the model needs no dataset."""
+    """Return whether the recipe has the vocabulary, so that the model needs no dataset."""
     return "vocab" in config.model.args
 
 
 def meta_model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module:
-    """The recipe's model without memory for its parameters, if its constructor does not read values of tensors
-    (`linspace(0, rate, depth).tolist()`). Else, or if the constructor fails, it is made with memory. ValueError where
-    it cannot be made, or has nothing to train."""
+    """Return the recipe's model without memory for its parameters, if its constructor allows that.
+
+    A constructor that reads values of tensors (`linspace(0, rate, depth).tolist()`), or fails, runs again with memory.
+    ValueError if the model cannot be made, or has nothing to train.
+    """
 
     def build() -> nn.Module:
         if manifest is not None:
@@ -91,12 +93,12 @@ def meta_model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module
 
 
 def device_of(config: RunConfig) -> str:
-    """The device type that the recipe's ranks will have, as far as is known before they start."""
+    """Return the device type that the recipe's ranks will have, as far as known before they start."""
     return expected_device_type(config.train.device, config.launch.world, runs_here(config))
 
 
 def runs_here(config: RunConfig) -> bool:
-    """Whether all ranks will be on this machine."""
+    """Return whether all ranks will be on this machine."""
     if config.launch.is_without_spark or not has_spark():
         return False
     from sparkring.pipelines.run.spark_settings import expected_master
@@ -110,13 +112,13 @@ def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:
 
 
 def own_workload(config: RunConfig, manifest: DatasetManifest | None) -> Workload:
-    """The recipe's step in its own layout. ManifestError as for `cost_plan`."""
+    """Return the recipe's step in its own layout. ManifestError as for `cost_plan`."""
     mesh = resolve_mesh(config.parallel, config.launch.world)
     return plan_workload(config, manifest, mesh, decide_engine(config.parallel, mesh, device_of(config))[0])
 
 
 def plan_workload(config: RunConfig, manifest: DatasetManifest | None, mesh: Mesh, engine: str) -> Workload:
-    """The recipe's step on a mesh. ManifestError if the model needs a missing dataset."""
+    """Return the recipe's step on a mesh. ManifestError if the model needs a missing dataset."""
     if manifest is None and not knows_its_size(config):
         raise ManifestError("the model's size comes from the dataset, which is not built; run `sparkring etl` first")
     model = meta_model(config, manifest)
@@ -142,7 +144,7 @@ def plan_workload(config: RunConfig, manifest: DatasetManifest | None, mesh: Mes
 
 
 def evaluated_split(config: RunConfig, manifest: DatasetManifest | None) -> int:
-    """Rows of the largest split that ranks evaluate; without a dataset more than any batch has."""
+    """Return the rows of the largest evaluated split; without a dataset more than any batch has."""
     if manifest is None:
         return UNKNOWN_ROWS
     names = {config.train.valid_split, config.train.test_split}
@@ -150,7 +152,7 @@ def evaluated_split(config: RunConfig, manifest: DatasetManifest | None) -> int:
 
 
 def optimizer_states(optim: OptimConfig) -> int:
-    """Tensors as large as a parameter that the optimizer keeps, and the weights' average."""
+    """Count the optimizer's tensors of parameter size, including the weights' average."""
     own = states_per_parameter(optim) if optim.has_own_optimizer else OPTIMIZER_STATES[optim.name]
     return own + (optim.ema is not None)
 
@@ -166,13 +168,13 @@ class Row(NamedTuple):
 def one_row(
     config: RunConfig, manifest: DatasetManifest | None, lengths: Mapping[str, float], samples: bool = False
 ) -> Row | Untraceable:
-    """One row of the batch, or why it cannot be made.
+    """Return one row of the batch, or why it cannot be made.
 
     Args:
-        config: the run.
-        manifest: None: a language model's length comes from `etl.text`.
-        lengths: values in a row of columns that are lists, the mean.
-        samples: the model needs the rows' numbers too.
+        config: resolved configuration of the run.
+        manifest: manifest of the dataset; without one, `etl.text` gives a language model's length.
+        lengths: mean number of values per row, by list column.
+        samples: whether the model needs the rows' numbers too.
     """
     if manifest is None:
         tokens, task = (
@@ -204,7 +206,7 @@ def one_row(
 
 
 def list_lengths(dataset: Dataset | None) -> dict[str, float]:
-    """Values in a row's list of numbers, the mean over the dataset; {} where it is not built."""
+    """Return the mean length of lists of numbers over the dataset; {} if not built."""
     tensors = [] if dataset is None else dataset.manifest.tensors
     lists = {c.name for c in tensors if c.layout == "ragged" and not c.shape and hasattr(torch, c.dtype)}
     found = mean_lengths(dataset.folder, dataset.manifest) if dataset is not None and lists else {}
@@ -218,13 +220,13 @@ def sequence_length(config: RunConfig) -> int:
 
 
 def on_world(config: RunConfig, world: int, block: ParallelConfig | None = None) -> RunConfig:
-    """The configuration with another launch.world, and another parallel block if one is given."""
+    """Return the configuration with another launch.world, and optionally another parallel block."""
     launch = config.launch.model_copy(update={"world": world})
     return config.model_copy(update={"launch": launch} | ({"parallel": block} if block is not None else {}))
 
 
 def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: dict[str, float]) -> list[dict[str, Any]]:
-    """The rows of the table after training: what was predicted, and what the ranks measured.
+    """Return the table's rows after training, with predicted and measured values.
 
     Never raises: the model is trained by now, and no table is worth losing it for.
     """
@@ -240,13 +242,13 @@ def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: di
 
 
 def known_manifest(config: RunConfig) -> DatasetManifest | None:
-    """The dataset's manifest if it exists without building anything."""
+    """Return the dataset's manifest if it exists without building anything."""
     found = known_dataset(config)
     return None if found is None else found[1]
 
 
 def known_dataset(config: RunConfig) -> tuple[str, DatasetManifest] | None:
-    """The dataset's folder and manifest if it exists without building anything."""
+    """Return the dataset's folder and manifest if it exists without building anything."""
     if config.dataset is not None:
         folder = open_storage(config.dataset)
         return (config.dataset, read_manifest(folder)) if folder.exists(MANIFEST_NAME) else None
@@ -263,7 +265,7 @@ def known_dataset(config: RunConfig) -> tuple[str, DatasetManifest] | None:
 
 
 def pinned_without_spark(config: RunConfig) -> PinnedDataset | None:
-    """The pinned sources of a recipe whose sources need no Spark; None where they are not there."""
+    """Pin the sources of a recipe whose sources need no Spark; None if they are missing."""
     try:
         return etl_step.pin(config, _no_session)
     except ValueError:

@@ -10,9 +10,9 @@ from sparkring.training.model.recipe_model import pick_columns
 
 
 def reader_bytes(config: RunConfig, dataset: Dataset | None, data_ranks: int) -> int | None:
-    """The most bytes of rank 0's reader of the training split, before any filter.
+    """Return the most bytes of rank 0's reader of the training split, before any filter.
 
-    None: not known, without a dataset, for a mix, for petastorm's reader, or settings that it refuses.
+    None: unknown, without a dataset, for a mix, for petastorm's reader, or settings that it refuses.
     """
     if dataset is None or config.data.mix is not None or config.data.reader != "native":
         return None

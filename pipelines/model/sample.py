@@ -34,7 +34,7 @@ def write_sample(folder: Path, rows: pa.Table, predictions: pa.Table) -> None:
 def sample_of(
     config: RunConfig, manifest: DatasetManifest, dataset: Storage, predictor: TablePredictor | Writer
 ) -> tuple[pa.Table, pa.Table]:
-    """Raw rows and their predictions: `tracking.sample_rows` rows, or one prompt of a language model."""
+    """Return raw rows and their predictions: `tracking.sample_rows` rows, or one language model prompt."""
     if isinstance(predictor, Writer):
         row = {"prompt": config.report.sample_prompt, "tokens": SAMPLE_TOKENS, "temperature": 0.0}
         return pa.Table.from_pylist([row]), pa.Table.from_pandas(predictor.predict([row]), preserve_index=False)
@@ -49,11 +49,11 @@ def first_rows(
     """Read the first rows of the test split, or of the validation split where that has none.
 
     Args:
-        train: names the splits.
-        manifest: of the dataset.
-        dataset: its folder.
-        columns: stored ones.
-        count: of rows, at most.
+        train: names of the splits.
+        manifest: manifest of the dataset.
+        dataset: folder of the dataset.
+        columns: stored columns to read.
+        count: most rows to read.
     """
     folder, splits = manifest.files_folder(dataset), [train.test_split, train.valid_split]
     found: list[pa.RecordBatch] = []
@@ -68,7 +68,7 @@ def first_rows(
 
 
 def raw_rows(stored: pa.Table, states: list[State], raw_columns: list[str]) -> pa.Table:
-    """The raw columns behind stored ones: a column that is passed through is stored under its feature's name."""
+    """Return the raw columns behind stored ones; passthrough columns are stored by feature name."""
     passed = {state["column"]: state["name"] for state in states if state["kind"] == "passthrough"}
     names = [name if name in stored.column_names else passed[name] for name in raw_columns]
     return stored.select(names).rename_columns(raw_columns)

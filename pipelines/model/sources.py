@@ -67,9 +67,9 @@ def requirements(packages: set[str]) -> list[str]:
 
 
 def provides(distribution: Distribution, packages: set[str]) -> bool:
-    """Whether a distribution has one of these import names.
+    """Return whether a distribution has one of these import names.
 
-    As `packages_distributions` of the standard library, which is ten times slower: it makes a path of each file.
+    `packages_distributions` of the standard library does the same ten times slower: it makes a path of each file.
     """
     if declared := (distribution.read_text("top_level.txt") or "").split():
         return not packages.isdisjoint(declared)
@@ -110,7 +110,7 @@ def collect(modules: list[str]) -> Sources:
 
 
 def parents(name: str) -> list[str]:
-    """The packages that are imported before a module: a.b.c -> a, a.b."""
+    """List the packages that are imported before a module: a.b.c -> a, a.b."""
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts))]
 
@@ -125,7 +125,7 @@ def find(name: str) -> ModuleSpec | None:
 
 @cache
 def is_installed(top: str) -> bool:
-    """Whether an import name is of a package that pip installed, in any folder (`pip install --target`); never ours."""
+    """Return whether pip installed an import name in any folder (`pip install --target`); never ours."""
     spec = None if top == OURS else find(top)
     if spec is None:
         return False
@@ -138,34 +138,34 @@ def is_installed(top: str) -> bool:
 
 
 def is_recorded(top: str, folder: Path) -> bool:
-    """Whether pip has put the import name into the folder, as its record there says; an editable install is none."""
+    """Return whether pip's record in the folder has the import name; an editable install does not count."""
     return any(each.read_text("RECORD") and provides(each, {top}) for each in distributions(path=[str(folder)]))
 
 
 def source_text(spec: ModuleSpec) -> str | None:
-    """The text of a module, from a folder or an archive; None where it has none."""
+    """Return the text of a module, from a folder or an archive, or None."""
     loader: Any = spec.loader
     text: str | None = loader.get_source(spec.name) if hasattr(loader, "get_source") else None
     return text
 
 
 def file_name(spec: ModuleSpec) -> str:
-    """Where a module's file is below a folder of Python's path: a.b -> a/b.py, or a/b/__init__.py of a package."""
+    """Return a module's file relative to Python's path: a.b -> a/b.py, or a/b/__init__.py for a package."""
     path = spec.name.replace(".", "/")
     return f"{path}.py" if spec.submodule_search_locations is None else f"{path}/__init__.py"
 
 
 @lru_cache(maxsize=1024)  # a process that trains a model a date packs the same texts each time
 def imported(text: str, name: str, is_package: bool, nested: bool) -> tuple[str, ...] | None:
-    """Name the modules that a file imports; None where the text is not Python.
+    """List the modules that a file imports; None if the text is not Python.
 
     `from a import b` names a and a.b: whether b is a module is not known here.
 
     Args:
-        text: the file's.
-        name: of its module, or of its package if `is_package`.
-        is_package: it is an `__init__.py`.
-        nested: inside of functions and classes too.
+        text: text of the file.
+        name: name of its module, or of its package if `is_package`.
+        is_package: whether it is an `__init__.py`.
+        nested: include imports inside functions and classes.
     """
     try:
         tree = ast.parse(text)

@@ -25,7 +25,7 @@ MOST_ROWS = 1 << 18  # that are read; of more, the distinct ids of these are sca
 
 
 def planned_tables(config: RunConfig, dataset: Dataset | None, model: nn.Module) -> tuple[SparseTable, ...]:
-    """The model's sparse tables. Without a dataset each row is taken to have an id of its own."""
+    """Return the model's sparse tables. Without a dataset each row is assumed to have its own id."""
 
     def distinct(module: SparseEmbedding) -> Callable[[int], int]:
         def of_rows(rows: int) -> int:
@@ -60,7 +60,7 @@ def _element(config: RunConfig) -> int:
 
 
 def table_notes(config: RunConfig, workload: Workload) -> list[str]:
-    """One line per sparse table: what a row takes, and what a step sends where it is sharded and replicated."""
+    """List, per sparse table, the bytes of a row, and what a step sends if sharded and if replicated."""
     ranks, lines = workload.mesh.dp, []
     for table in workload.tables:
         ids = table.distinct(workload.rows_per_rank)
@@ -75,7 +75,7 @@ def table_notes(config: RunConfig, workload: Workload) -> list[str]:
 
 
 def _lag_note(config: RunConfig) -> str:
-    """What is sent while ranks compute."""
+    """Describe what is sent while ranks compute."""
     if not config.tables.lag:
         return ""
     hidden = "rows" if config.optim.clip_norm is not None else "rows and gradients"
@@ -86,10 +86,10 @@ def distinct_ids(dataset: Storage, manifest: DatasetManifest, split: str, column
     """Count the distinct values of columns, which share a table, in the first rows of a split.
 
     Args:
-        dataset: its folder.
-        manifest: its manifest.
-        split: whose rows.
-        columns: of the dataset's files; a list counts by its values.
+        dataset: folder of the dataset.
+        manifest: manifest of the dataset.
+        split: name of the split.
+        columns: columns of the dataset's files; a list counts by its values.
         rows: to look at; of more than MOST_ROWS the distinct values of these are scaled.
 
     Raises:
@@ -116,7 +116,7 @@ def _row_groups(dataset: Storage, manifest: DatasetManifest, split: str, columns
 
 
 def _flat(column: pa.ChunkedArray) -> pa.Array:
-    """All values, those of lists one after another."""
+    """Flatten all values, including those of lists."""
     whole = column.combine_chunks()
     flat = whole.flatten() if pa.types.is_nested(whole.type) else whole
     return flat.cast(pa.int64())

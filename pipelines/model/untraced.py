@@ -24,14 +24,14 @@ class StateSearch:
     def __init__(
         self, config: RunConfig, name: str, cluster: Cluster, manifest: DatasetManifest | None, devices: int
     ) -> None:
-        """ManifestError if the model needs a missing dataset.
+        """Search layouts without a trace. ManifestError if the model needs a missing dataset.
 
         Args:
-            config: the recipe.
-            name: of the cluster.
-            cluster: the machines.
-            manifest: of the recipe's dataset.
-            devices: that were asked for.
+            config: resolved configuration of the run.
+            name: name of the cluster.
+            cluster: machines of the cluster.
+            manifest: manifest of the recipe's dataset.
+            devices: number of requested devices.
         """
         self.config, self.name, self.cluster, self.devices = config, name, cluster, devices
         self.workload = plan_workload(config, manifest, Mesh(dp=config.launch.world), "torch")
@@ -40,7 +40,7 @@ class StateSearch:
         self.fitting = [layout for layout in self.layouts if self.costs.fits(layout)]
 
     def as_json(self, why: str, asked: AskedLayout | None) -> str:
-        """What `--json` shows of the layouts that fit. `why`: the model cannot be traced."""
+        """Return the layouts that fit, for `--json`. `why`: why the model cannot be traced."""
         found = {
             "cluster": cluster_facts(self.name, self.cluster, self.devices),
             "model": model_facts(self.config, self.workload),
@@ -58,7 +58,7 @@ class StateSearch:
         return json.dumps(found, indent=1)
 
     def report(self, why: str) -> str:
-        """The layouts that fit, and what is missing. `why`: the model cannot be traced."""
+        """Report the layouts that fit, and what is missing. `why`: why the model cannot be traced."""
         head = (
             f"{self.config.name} on {self.devices} x {self.cluster.device.name}: activations, the loss and seconds "
             f"are not planned: {why}\n\n{len(self.fitting):,} of {count_of(len(self.layouts), 'layout', ',')} that can "
@@ -69,7 +69,7 @@ class StateSearch:
         return "\n".join([head, *(lines or [self._missing()])])
 
     def about(self, asked: AskedLayout) -> str:
-        """Where the asked layouts stand, or why they cannot be."""
+        """Describe where the requested layouts rank, or why they are impossible."""
         lines = []
         for layout in self.layouts:
             if layout.mesh == asked.mesh and asked.includes(layout.config):
@@ -84,14 +84,14 @@ class StateSearch:
 
 
 def state_line(layout: StateLayout) -> str:
-    """A layout with its memory and what it sends."""
+    """Describe a layout with its memory and what it sends."""
     offloaded = f" and {size_text(layout.host)} of the host" if layout.host else ""
     held = f"{size_text(layout.memory)}{offloaded}"
     return f"{cut_words(layout.config, layout.mesh)}: {held}, sends {size_text(layout.sent)} a step"
 
 
 def state_facts(layout: StateLayout) -> dict[str, Any]:
-    """A layout as `--json` shows it."""
+    """Return a layout for `--json`."""
     config = layout.config
     axes = {axis: getattr(layout.mesh, axis) for axis in AXES}
     return {

@@ -137,7 +137,7 @@ def check_contributions(config: RunConfig, model: ScoringModel) -> None:
 
 
 def predictions_folder(block: PredictConfig, ds: str | None) -> Storage:
-    """The folder that one scoring replaces."""
+    """Return the folder that one scoring replaces."""
     folder = open_storage(block.to)
     return folder if ds is None else folder.at(f"day={ds}")
 
@@ -219,7 +219,7 @@ def path_of(file: PredictionFile) -> str:
 
 
 def describe_predictions(job: PredictJob, scored: Scored, mlflow_run_id: str | None) -> PublishedPredictions:
-    """What `_predictions.json` says."""
+    """Return the content of `_predictions.json`."""
     model = job.model
     return PublishedPredictions(
         interval=job.ds,

@@ -42,7 +42,7 @@ class ScoringModel:
 
 
 def model_uri(config: RunConfig, block: PredictConfig) -> str:
-    """The model that a recipe predicts with."""
+    """Return the URI of the model that a recipe predicts with."""
     tracking = config.tracking.named(config.name)
     return block.model or f"models:/{tracking.registered_model}@{tracking.alias}"
 
@@ -76,7 +76,7 @@ def get_model(config: RunConfig, block: PredictConfig, scratch: Path) -> Scoring
 
 
 def load(folder: Path) -> TablePredictor:
-    """The predictor of a model folder that was checked before. StoredError where its parts make none."""
+    """Return the predictor of a checked model folder. StoredError if its files make none."""
     found = make_predictor(open_storage(str(folder)))
     assert isinstance(found, TablePredictor), "language models are refused when the model is found"
     return found

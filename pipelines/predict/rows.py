@@ -81,16 +81,16 @@ def pin_rows(config: RunConfig, session: Callable[[], SparkSession]) -> PinnedRo
 
 
 def last_interval(etl: EtlConfig) -> EtlConfig:
-    """The block of the last interval alone. Its split is none that needs several."""
+    """Return the etl block for the last interval alone, without a split."""
     assert etl.interval is not None
     interval = etl.interval.model_copy(update={"window": 1, "missing": "fail"})
     return etl.model_copy(update={"interval": interval, "split": SplitConfig()})
 
 
 def make_rows(spark: SparkSession, config: RunConfig, block: PredictConfig, pinned: PinnedRows) -> DataFrame:
-    """The rows of `predict.rows`, before anything is computed.
+    """Make the rows of `predict.rows`, before anything is computed.
 
-    `spark`: a session of the build's kind. EtlError for views that cannot be, as in a build.
+    `spark`: a session of the build's kind. EtlError for impossible views, as in a build.
     """
     assert config.etl is not None
     spark.conf.set(BATCH_ROWS, str(ARROW_ROWS))
@@ -152,7 +152,7 @@ class BoundedRows:
 
 
 def bounded(rows: DataFrame) -> BoundedRows | None:
-    """The rows with their texts bounded; None where a column holds arrays, binary values or the like."""
+    """Bound the rows' texts; None if a column holds arrays, binary values or the like."""
     texts = {field.name for field in rows.schema if isinstance(field.dataType, T.StringType)}
     if any(field.name not in texts and not isinstance(field.dataType, FIXED_TYPES) for field in rows.schema):
         return None

@@ -123,7 +123,7 @@ def _write(task: ScoreTask, path: str, first: pa.RecordBatch, rest: Iterator[pa.
 
 
 def parts_of(batch: pa.RecordBatch, task: ScoreTask) -> list[pa.RecordBatch]:
-    """The batch, or fewer rows at a time where each has contributions, of which there may be thousands."""
+    """Split the batch if rows have contributions, of which there may be thousands."""
     if not task.contributions:
         return [batch]
     return [batch.slice(first, EXPLAINED) for first in range(0, max(batch.num_rows, 1), EXPLAINED)]
@@ -148,7 +148,7 @@ def _flush(writer: pq.ParquetWriter | None, sink: Any, waiting: list[pa.Table]) 
 
 
 def text_paths(name: str, kind: pa.DataType) -> list[str]:
-    """The texts of a column as Parquet names them: itself, or the keys of maps."""
+    """List the texts of a column by Parquet's names: itself, or the keys of maps."""
     if pa.types.is_map(kind):
         inner = f"{name}.key_value"
         return [*text_paths(f"{inner}.key", kind.key_type), *text_paths(f"{inner}.value", kind.item_type)]
@@ -157,7 +157,7 @@ def text_paths(name: str, kind: pa.DataType) -> list[str]:
 
 @functools.lru_cache(maxsize=1)
 def loaded(folder: str) -> TablePredictor:
-    """The model, read once by each worker process, whose tasks are Spark's slots: one thread each."""
+    """Load the model once per worker process, with one thread: tasks are Spark's slots."""
     torch.set_num_threads(1)
     return load(Path(folder))
 
@@ -198,12 +198,12 @@ def filled(raw: Mapping[str, Any], rows: int) -> tuple[Mapping[str, Any], int]:
 
 
 def contribution_columns(found: Contributions, features: Sequence[str], outputs: Sequence[str]) -> dict[str, pa.Array]:
-    """The columns CONTRIBUTIONS: a map by feature and a number; of several outputs maps of them by output.
+    """Return the columns CONTRIBUTIONS: a map by feature and a number; maps of them by output if several.
 
     Args:
-        found: of the rows.
+        found: contributions of the rows.
         features: names, in the order of `found.values`.
-        outputs: names of the classes or labels; [] where there is one output.
+        outputs: names of the classes or labels; [] for one output.
     """
     rows, names = len(found.values), np.array(features, object)
     by_feature = map_column(names, np.ascontiguousarray(found.values.transpose(0, 2, 1)).ravel())
@@ -215,14 +215,14 @@ def contribution_columns(found: Contributions, features: Sequence[str], outputs:
 
 
 def map_column(keys: np.ndarray, values: Any) -> pa.MapArray:
-    """Maps with the same keys in every row. `values`: of all rows, one after the other."""
+    """Make maps with the same keys in every row. `values`: of all rows, one after the other."""
     rows = len(values) // len(keys)
     offsets = np.arange(rows + 1, dtype=np.int32) * len(keys)
     return pa.MapArray.from_arrays(offsets, pa.array(np.tile(keys, rows), pa.string()), pa.array(values))
 
 
 def without_long(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows whose texts were sent."""
+    """Return the rows whose texts were sent."""
     if LONG not in batch.schema.names:
         return batch
     long = batch.column(LONG)
@@ -230,7 +230,7 @@ def without_long(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def without_refused(batch: pa.RecordBatch, columns: Sequence[str]) -> tuple[pa.RecordBatch, dict[str, int]]:
-    """The rows without a null in `columns`, and how many others there are by the first column that is null."""
+    """Return rows without null in `columns`, and count the others by their first null column."""
     refused, bad = dict[str, int](), np.zeros(batch.num_rows, bool)
     for name in columns:
         null = batch.column(name).is_null().to_numpy(zero_copy_only=False)

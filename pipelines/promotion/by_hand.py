@@ -83,7 +83,7 @@ def rollback(config: RunConfig, reason: str) -> Moved:
 
 
 def _tracking(config: RunConfig) -> TrackingConfig:
-    """The tracking block with its names. ConfigError where there is no store: opening one would make it."""
+    """Return the tracking block with its names. ConfigError without a store, since opening makes one."""
     tracking = config.tracking.named(config.name)
     problem = None
     if not tracking.enabled:

@@ -59,13 +59,15 @@ def read_champion(version: Version, folder: Storage, config: RunConfig) -> Champ
 
 
 def predict_test_rows(champion: Champion, config: RunConfig, dataset: Dataset, rows: SplitRows) -> Array:
-    """What the champion predicts for the test rows, (N,) or (N, classes), in the dataset's order.
+    """Predict the test rows by the champion, (N,) or (N, classes), in the dataset's order.
+
+    Raises NotComparable if its features cannot be made from this dataset's columns, or its task differs.
 
     Args:
-        champion: whose model and features are applied.
-        config: of this run: how rows are read, and which are the test rows.
-        dataset: of this run.
-        rows: that the ranks have scored.
+        champion: champion with its model and features.
+        config: configuration of this run: how to read rows, and which are the test rows.
+        dataset: dataset of this run.
+        rows: rows that the ranks have scored.
 
     Raises NotComparable where its features cannot be made of this dataset's columns, or its task is another.
     """
@@ -92,13 +94,13 @@ def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: Spli
 
 
 def _predict_part(folder: Storage, trained: TrainedModel, config: RunConfig, dataset: Dataset, wanted: Array) -> Array:
-    """What a champion of one family predicts, or one of those that a blend mixes.
+    """Predict by a champion of one family, or by one model of a blend.
 
     Args:
-        folder: with its weights.
-        trained: what it was configured as.
-        config: of this run.
-        dataset: of this run.
+        folder: folder with its weights.
+        trained: configuration of the trained model.
+        config: configuration of this run.
+        dataset: dataset of this run.
         wanted: numbers of the test rows, in the dataset's order.
     """
     split = config.train.test_split

@@ -23,7 +23,7 @@ Counts = tuple[Array, Array]  # of the reference, and of what is compared with i
 
 
 def distance(measure: str, reference: Array, current: Array) -> float:
-    """The measure between counts (cells,); ValueError where one distribution has no rows."""
+    """Compute the measure between counts (cells,); ValueError if one distribution has no rows."""
     if not reference.sum() or not current.sum():
         raise ValueError("no rows to compare")
     p, q = reference / reference.sum(), current / current.sum()
@@ -38,7 +38,7 @@ def distance(measure: str, reference: Array, current: Array) -> float:
 
 
 def _relative_entropy(p: Array, q: Array) -> float:
-    """Kullback-Leibler divergence in bits."""
+    """Compute the Kullback-Leibler divergence in bits."""
     there = p > 0
     return float((p[there] * np.log2(p[there] / q[there])).sum())
 
@@ -55,7 +55,7 @@ def column_counts(column: str, reference: Statistics, current: Statistics) -> Co
 
 
 def _numbers_of(statistics: Statistics, column: str) -> Numbers | None:
-    """The column's numbers; None where there are none, or they were counted before there were histograms."""
+    """Return the column's numbers; None if missing, or counted before histograms existed."""
     found = next((numbers for numbers in statistics.numbers if numbers.column == column), None)
     return None if found is not None and found.count and not found.histogram else found
 
@@ -65,12 +65,12 @@ def _table(numbers: Numbers) -> Array:
 
 
 def _others(statistics: Statistics, numbers: Numbers) -> tuple[int, int]:
-    """Rows with an infinity, and rows with none at all: nulls and NaN."""
+    """Count rows with an infinity, and rows without a number: nulls and NaN."""
     return numbers.infinite, statistics.rows - numbers.count - numbers.infinite
 
 
 def _of_values(statistics: Statistics, column: str) -> dict[str, int]:
-    """Rows by value of a category, nulls among them."""
+    """Count rows by value of a category, nulls included."""
     table: pa.Table = statistics.values[column]
     found = dict(zip(table["value"].to_pylist(), table["count"].to_pylist(), strict=True))
     return found | {NULLS: statistics.rows - sum(found.values())}
@@ -83,8 +83,11 @@ def category_counts(reference: Mapping[Any, int], current: Mapping[Any, int]) ->
 
 
 def range_counts(reference: Array, current: Array) -> Counts:
-    """Add up histograms, (buckets, 2) of (bucket, count) by rising bucket, to about equally full ranges of the
-    reference. What is beyond them counts as their first or last."""
+    """Sum histograms into ranges that are about equally full in the reference.
+
+    Histograms are (buckets, 2) of (bucket, count) by rising bucket. Values beyond the ranges count as the first or
+    last.
+    """
     if not len(reference):
         return np.zeros(1), np.array([current[:, 1].sum()])
     cuts = _cuts(reference)
@@ -92,7 +95,7 @@ def range_counts(reference: Array, current: Array) -> Counts:
 
 
 def _cuts(reference: Array) -> Array:
-    """The first buckets (ranges - 1,) of all ranges but the first."""
+    """Return the first buckets (ranges - 1,) of all ranges but the first."""
     below = np.cumsum(reference[:, 1])
     wanted = below[-1] * np.arange(1, RANGES) / RANGES
     return np.unique(reference[np.searchsorted(below, wanted), 0]) + 1
@@ -121,6 +124,6 @@ def prediction_counts(reference: Array, current: Array, several: bool = False) -
 
 
 def _predicted_labels(predictions: Array) -> Array:
-    """Rows that each label is predicted for, and those that none is, (labels + 1,)."""
+    """Count rows by predicted label, and those without any, (labels + 1,)."""
     chosen = predictions > 0.5
     return np.append(chosen.sum(axis=0), (~chosen.any(axis=1)).sum())

@@ -51,7 +51,7 @@ class NoReference(ValueError):
 
 
 def dataset_reference(block: DriftDataset) -> Reference:
-    """The dataset of `drift.against`. NoReference where it is none, or not one over parts."""
+    """Return the dataset of `drift.against`. NoReference if it is none, or not partitioned."""
     folder = open_storage(block.dataset)
     try:
         return _over_parts(f"dataset {block.dataset}", read_manifest(folder), folder.parent)
@@ -60,7 +60,7 @@ def dataset_reference(block: DriftDataset) -> Reference:
 
 
 def trained_reference(name: str, config: RunConfig, manifest: DatasetManifest) -> Reference:
-    """The dataset that a model was trained on, where its recipe had it. NoReference as above."""
+    """Return a model's training dataset, if its recipe had one. NoReference as above."""
     root = open_storage(config.dataset).parent if config.dataset else open_storage(config.storage.datasets)
     return _over_parts(f"the dataset of {name}", manifest, root)
 
@@ -84,7 +84,7 @@ def input_drift(config: DriftConfig, dataset: Dataset, reference: Reference | No
 
 
 def columns_of(rule: DriftRule, manifest: DatasetManifest) -> list[str]:
-    """The dataset's columns that a rule is about."""
+    """Return the dataset's columns that a rule covers."""
     return measured_columns(manifest) if rule.inputs == "all" else [*rule.inputs]
 
 
@@ -105,7 +105,7 @@ def _statistics_of(
 
 
 def compared_parts(own: Sequence[WindowPart], reference: Sequence[WindowPart], which: str) -> list[WindowPart]:
-    """The parts of a dataset that are compared, as `drift.parts` says. Both in the order of intervals."""
+    """Return the day partitions to compare, by `drift.parts`. Both in the order of intervals."""
     there = {part.fingerprint for part in reference} if which != "all" else set()
     return [part for part in (own[-1:] if which == "last" else own) if part.fingerprint not in there]
 
@@ -148,8 +148,10 @@ def finding(rule: DriftRule, column: str, counts: Counts | None) -> DriftFinding
 
 
 def not_compared(rule: DriftRule, column: str, why: NoReference) -> DriftFinding:
-    """A finding without a value. What cannot be compared though it should be counts as exceeded, and holds at most:
-    the first model has no reference, but a damaged one lets nothing pass unseen."""
+    """Return a finding without a value. An unexpectedly missing comparison counts as exceeded.
+
+    It holds at most: the first model has no reference, but a damaged one lets nothing pass unseen.
+    """
     return DriftFinding(
         column=column,
         measure=rule.measure,
@@ -162,19 +164,19 @@ def not_compared(rule: DriftRule, column: str, why: NoReference) -> DriftFinding
 
 
 def lines_of(findings: Sequence[DriftFinding], action: str) -> list[str]:
-    """A line for each exceeded finding of that action."""
+    """List a line for each exceeded finding with that action."""
     return [line_of(found) for found in findings if found.exceeded and found.action == action]
 
 
 def line_of(found: DriftFinding) -> str:
-    """A finding in words: `drift of dep_delay: psi 0.31, at most 0.2`."""
+    """Describe a finding: `drift of dep_delay: psi 0.31, at most 0.2`."""
     if found.value is None:
         return f"drift of {found.column}: not compared: {found.note}"
     return f"drift of {found.column}: {found.measure} {found.value:.4g}, at most {found.max:g}"
 
 
 def drift_metrics(findings: Sequence[DriftFinding]) -> dict[str, float]:
-    """`drift/<column>/<measure>`, in characters that MLflow takes."""
+    """Return `drift/<column>/<measure>` metrics, in characters that MLflow takes."""
     return {
         f"drift/{re.sub(r'[^A-Za-z0-9_.-]', '_', found.column)}/{found.measure}": found.value
         for found in findings

@@ -123,7 +123,7 @@ class Gate:
         return judge(promote, kind, ours, compared.champion_scores, rows)
 
     def _compare(self) -> Compared:
-        """Score the champion on the rows that the model was scored on, where a rule asks for it."""
+        """Score the champion on the rows that the model was scored on, if a rule needs it."""
         config, rows = self.job.config, self._rows()
         needed = needs_champion(config)
         with champion_reader(self.job) as champion:
@@ -153,7 +153,7 @@ class Gate:
         return Compared(replace(rows, champion=theirs), scores, number, number)
 
     def _is_this_model(self, champion: Champion) -> bool:
-        """Whether an earlier attempt of this run, killed after its promotion, has registered it."""
+        """Return whether an earlier, killed attempt of this run has registered the champion."""
         version, weights = champion.version, self.candidate.trained.train.weights
         assert weights is not None, "training is finished"
         if version.date != self.job.ds or WEIGHTS not in version.tags:
@@ -161,7 +161,7 @@ class Gate:
         return version.tags[WEIGHTS] == weights_sha256(self.job.folder.at(weights))
 
     def _rows(self) -> ScoredRows | None:
-        """The model's predictions, and the columns of `promote.slices`."""
+        """Return the model's predictions, and the columns of `promote.slices`."""
         held_out, config = self.candidate.held_out, self.job.config
         if held_out is None:
             return None
@@ -235,7 +235,7 @@ class Gate:
 
 
 def pending(promotion: Promotion, promote: PromoteConfig | None, judged_against: str | None) -> Promotion:
-    """The decision where the tracking store does not answer: nothing has moved yet."""
+    """Return the decision while the tracking store does not answer: nothing has moved yet."""
     if promotion.decision != "promoted":
         return promotion
     rule = "where it is still on that of an earlier date, or none"
@@ -248,12 +248,12 @@ def pending(promotion: Promotion, promote: PromoteConfig | None, judged_against:
 
 
 def held(promotion: Promotion, why: str) -> Promotion:
-    """The decision as one that is not made."""
+    """Return the decision as held."""
     return replace(promotion, decision="held", reasons=[why, *promotion.reasons])
 
 
 def needs_champion(config: RunConfig) -> bool:
-    """Whether a rule compares the model with the champion on the test rows."""
+    """Return whether a rule compares the model with the champion on the test rows."""
     promote, drift = config.promote, config.drift
     by_rule = promote is not None and any(rule.compares for rule in promote.rules)
     by_drift = drift is not None and drift.against == "champion" and any(rule.predicts for rule in drift.rules)
@@ -270,7 +270,7 @@ class Seen:
 
 
 def conclude(seen: Seen, mode: str) -> tuple[Decision, list[str]]:
-    """The decision and its reasons, the gravest first: worse, of an older date, not comparable, drifted."""
+    """Return decision and reasons, the worst first: worse, of an older date, not comparable, drifted."""
     decision: Decision = "promoted"
     reasons: list[str] = []
     if seen.lost:

@@ -72,15 +72,15 @@ def prepare(job: JobContext) -> tuple[JobContext, Prepared]:
 
 
 def _begun(folder: str) -> str:
-    """The day in a run folder's name, as ISO text: of a job without a date, and the same when it is resumed."""
+    """Return the day in a run folder's name, as ISO text: for a job without a date, stable when resumed."""
     return f"{folder[:4]}-{folder[4:6]}-{folder[6:8]}"
 
 
 @contextmanager
 def champion_reader(job: JobContext) -> Iterator[ReadChampion]:
-    """A function that reads the version with the alias, once; a copy of its files is kept until the block ends.
+    """Yield a function that reads the version with the alias, once; its files are kept in the block.
 
-    It gives None where no version has the alias, and raises NotComparable where that cannot be found out, or read.
+    It returns None if no version has the alias, and raises NotComparable if that is unknown, or unreadable.
     """
     with scratch_folder("champion") as scratch:
 
@@ -114,7 +114,7 @@ def _input_drift(job: JobContext, champion: ReadChampion) -> list[DriftFinding]:
 
 
 def _reference(job: JobContext, champion: ReadChampion) -> Reference | NoReference:
-    """The dataset that inputs are compared with."""
+    """Return the dataset to compare inputs with."""
     assert job.config.drift is not None
     against = job.config.drift.against
     try:
@@ -140,7 +140,7 @@ def _existing(champion: ReadChampion, alias: str) -> Champion:
 
 
 def previous_result(job: JobContext) -> TrainResult:
-    """The newest finished run before this one: by its date where both have one. NoReference if no such run exists."""
+    """Return the latest finished run before this one, by date if both have one. NoReference if none."""
     for record in reversed(job.runs.records()):
         if record.status != "finished" or record.folder == job.record.folder:
             continue

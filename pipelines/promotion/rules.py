@@ -38,7 +38,7 @@ class ScoredRows:
     weights: Array | None = None  # (N,) how much each row counts; None: all alike
 
     def at(self, rows: Array) -> ScoredRows:
-        """Some of the rows; rows: (N,) bool."""
+        """Select some of the rows; rows: (N,) bool."""
         champion = None if self.champion is None else self.champion[rows]
         weights = None if self.weights is None else self.weights[rows]
         return ScoredRows(self.kind, self.labels[rows], self.ours[rows], champion, weights=weights)
@@ -79,11 +79,11 @@ def judge_rule(
     """Judge the model by one rule. A metric that the model lacks passes nothing.
 
     Args:
-        rule: of `promote.rules`.
-        kind: the task of the recipe.
-        ours: as of `judge`.
-        champion: likewise.
-        rows: likewise.
+        rule: rule of `promote.rules`.
+        kind: task of the recipe.
+        ours: metrics of the model, see `judge`.
+        champion: metrics of the champion, see `judge`.
+        rows: scored rows, see `judge`.
     """
     better, value = is_greater_better(rule, kind), ours.get(rule.metric, math.nan)
     passed = reaches_threshold(rule, better, value)
@@ -107,14 +107,14 @@ def judge_rule(
 
 
 def reaches_threshold(rule: MetricRule, better: bool, value: float) -> bool:
-    """Whether the value is a number, and as good as the threshold where there is one."""
+    """Return whether the value is a number, and reaches the threshold if there is one."""
     if rule.threshold is None:
         return math.isfinite(value)
     return value >= rule.threshold if better else value <= rule.threshold
 
 
 def changed_enough(rule: MetricRule, better: bool, ours: Array, champion: Array) -> Array:
-    """Whether each value is better than the champion's by what the rule asks; not where one is no number."""
+    """Return where values beat the champion's by the rule's margin; False if one is no number."""
     enough = np.isfinite(ours) & np.isfinite(champion)
     if rule.min_absolute_change is not None:
         enough &= _as_good(ours, champion, rule.min_absolute_change, better)
@@ -142,7 +142,7 @@ def judge_slices(promote: PromoteConfig, rows: ScoredRows) -> list[RuleFinding]:
 
 
 def slices_of(promote: PromoteConfig, rows: ScoredRows) -> list[tuple[str, Array]]:
-    """(`column = value`, (N,) bool) of the values with enough rows of a weight above 0."""
+    """List (`column = value`, (N,) bool) of values with enough rows of positive weight."""
     found = []
     for column, values in rows.slices.items():
         distinct, places = np.unique(values.astype(str), return_inverse=True)
@@ -156,11 +156,11 @@ def judge_slice(rule: MetricRule, kind: TaskKind, name: str, rows: ScoredRows, l
     """Judge the rows of one slice.
 
     Args:
-        rule: whose metric is compared.
-        kind: the task of the model.
-        name: of the slice.
-        rows: of the slice.
-        looks: how many comparisons of slices are made in all.
+        rule: rule with the metric to compare.
+        kind: task of the model.
+        name: name of the slice.
+        rows: rows of the slice.
+        looks: number of slice comparisons in all.
     """
     better = is_greater_better(rule, kind)
     ours, champion = (
@@ -179,7 +179,7 @@ def judge_slice(rule: MetricRule, kind: TaskKind, name: str, rows: ScoredRows, l
 
 
 def is_greater_better(rule: MetricRule, kind: TaskKind) -> bool:
-    """Whether more of the rule's metric is better: as it says, else as its name does."""
+    """Return whether more of the rule's metric is better: by the rule, else by the metric."""
     known = kind.directions.get(rule.metric)
     better = rule.greater_is_better if rule.greater_is_better is not None else known
     assert better is not None, "a recipe that names no direction of an unknown metric is refused"
@@ -187,7 +187,7 @@ def is_greater_better(rule: MetricRule, kind: TaskKind) -> bool:
 
 
 def rule_text(rule: MetricRule, better: bool) -> str:
-    """The rule in words: `auc >= 0.68 and better than the champion by 0.01`."""
+    """Describe the rule: `auc >= 0.68 and better than the champion by 0.01`."""
     words = [] if rule.threshold is None else [f"{rule.metric} {'>=' if better else '<='} {rule.threshold:g}"]
     if rule.min_absolute_change is not None:
         words.append(f"{rule.metric} better than the champion's by {rule.min_absolute_change:g}")
@@ -199,7 +199,7 @@ def rule_text(rule: MetricRule, better: bool) -> str:
 
 
 def reasons_of(findings: Sequence[RuleFinding]) -> list[str]:
-    """A line for each finding that did not pass."""
+    """List a line for each finding that did not pass."""
     lines = []
     for found in findings:
         if not found.passed:
@@ -212,5 +212,5 @@ def reasons_of(findings: Sequence[RuleFinding]) -> list[str]:
 
 
 def finite(value: float) -> float | None:
-    """The value, None where it is no number: files of JSON have none."""
+    """Return the value, or None if not finite, because JSON has no such numbers."""
     return value if math.isfinite(value) else None

@@ -22,18 +22,18 @@ def resampled(
     resamples: int = RESAMPLES,
     weights: Array | None = None,
 ) -> Array:
-    """The metric of each model on paired resamples of the rows, (resamples, models).
+    """Compute the metric of each model on paired resamples of the rows, (resamples, models).
 
     Every resample draws N of the N rows with replacement (Efron 1979), the same for all models; always the same ones
     for N rows. NaN where a resample has no such metric.
 
     Args:
-        kind: the task.
-        metric: its name.
+        kind: kind of the task.
+        metric: name of the metric.
         labels: (rows,), or (rows, labels).
         models: scores of each model, as `task_scores` takes them.
-        resamples: how many.
-        weights: how much each row counts, (rows,); None: all alike.
+        resamples: number of resamples.
+        weights: weight of each row, (rows,); None for equal weights.
     """
     of_weights = [weighing(kind.metric(metric), Rows(kind.form, labels, scores)) for scores in models]
     random, rows = np.random.default_rng(SEED), len(labels)

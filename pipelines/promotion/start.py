@@ -57,13 +57,13 @@ def resolve_start(
     day: str,
     champion: Callable[[], Champion | None],
 ) -> tuple[Resolved, StartDecision | None]:
-    """Replace `warm_start.from` by the folder that this run starts from, or by nothing; and say which.
+    """Replace `warm_start.from` by the folder that this run starts from, or remove it; also return which.
 
     Args:
-        resolved: the job's configuration; one without `warm_start.from` stays as it is.
-        manifest: of its dataset.
-        run: the run folder.
-        day: the job's date as ISO text; for a job without one, the day it was begun.
+        resolved: configuration of the job; unchanged without `warm_start.from`.
+        manifest: manifest of its dataset.
+        run: folder of the run.
+        day: date of the job as ISO text; for a job without one, the day it started.
         champion: reads the champion, or returns None. NotComparable if it cannot be read.
     """
     block = resolved.config.warm_start
@@ -87,14 +87,14 @@ def decide_start(
     day: str,
     champion: Callable[[], Champion | None],
 ) -> StartDecision:
-    """Decide where a new run begins, and copy the model it begins from.
+    """Decide where a new run starts, and copy the model it starts from.
 
     Args:
-        config: of the run.
-        block: its `warm_start`.
-        manifest: of the run's dataset.
-        run: its folder, which gets the copy.
-        day: the date it is for, or today.
+        config: configuration of the run.
+        block: block `warm_start` of the recipe.
+        manifest: manifest of the run's dataset.
+        run: folder of the run, which gets the copy.
+        day: date of the run, or today.
         champion: finds the version that has the alias.
     """
     if is_due(block.retrain_every, number_of(day, config)):
@@ -118,12 +118,12 @@ def decide_start(
 
 
 def is_due(retrain_every: int | None, number: int) -> bool:
-    """Whether the interval of that number is one that is trained from scratch."""
+    """Return whether the interval with that number is trained from scratch."""
     return retrain_every is not None and number % retrain_every == 0
 
 
 def number_of(day: str, config: RunConfig) -> int:
-    """Number the intervals: consecutive ones have consecutive numbers, whichever dates have been run."""
+    """Return the interval's number, consecutive for consecutive intervals, run or not."""
     first, every = date.fromisoformat(day[:10]), "day"
     if config.etl is not None and config.etl.interval is not None:
         every = config.etl.interval.every
@@ -137,18 +137,18 @@ def number_of(day: str, config: RunConfig) -> int:
 
 
 def corrected_intervals(trained: DatasetManifest, now: DatasetManifest) -> list[str]:
-    """The intervals of both datasets whose part is another now: the model was trained on what they held before."""
+    """List the intervals whose partition changed after the model was trained on it."""
     before = {part.interval: part.fingerprint for part in trained.parts}
     return [p.interval for p in now.parts if before.get(p.interval, p.fingerprint) != p.fingerprint]
 
 
 def with_start(resolved: Resolved, model: str | None) -> Resolved:
-    """The configuration with a folder for `from`; None: without a warm start."""
+    """Return the configuration with a folder for `from`; None removes the warm start."""
     return replace(resolved, config=replace_block(resolved.config, model))
 
 
 def replace_block(config: RunConfig, model: str | None) -> RunConfig:
-    """As `with_start`, of a configuration."""
+    """Replace the warm start of a configuration as `with_start` does."""
     assert config.warm_start is not None
     block = None if model is None else WarmStartConfig(model=model, new_values=config.warm_start.new_values)
     return config.model_copy(update={"warm_start": block})

@@ -65,7 +65,7 @@ class PageTable:
 
 
 def tables(inputs: ReportInputs) -> list[PageTable]:
-    """Every table of the page that is made of the held-out rows."""
+    """Make every table of the page from the held-out rows."""
     held = inputs.held_out
     if held is None or inputs.config.model.kind.form is not LabelForm.FLAG:
         return []
@@ -78,7 +78,7 @@ def tables(inputs: ReportInputs) -> list[PageTable]:
 
 
 def _flagged(held: HeldOut) -> list[tuple[str, float, float, float, float, float]]:
-    """What is flagged from each of some probabilities on, and of the k highest rows."""
+    """Return what is flagged from some probabilities on, and among the k highest rows."""
     rows = len(held.scores)
     named = {f"from {threshold:g}": threshold for threshold in THRESHOLDS}
     counts = {f"top {k:,}": k for k in TOP_ROWS} | {f"top {share:.0%}": round(share * rows) for share in TOP_SHARES}
@@ -91,7 +91,7 @@ def _flagged(held: HeldOut) -> list[tuple[str, float, float, float, float, float
 
 
 def wrong_groups(inputs: ReportInputs) -> FigureNumbers | None:
-    """The values of `report.share_by` whose predicted and observed shares are farthest apart; None without any."""
+    """Return the `report.share_by` values with the largest gap of predicted and observed share, or None."""
     held = inputs.held_out
     if held is None or inputs.config.model.kind.form is not LabelForm.FLAG:
         return None
@@ -107,7 +107,7 @@ def wrong_groups(inputs: ReportInputs) -> FigureNumbers | None:
 
 
 def draw(inputs: ReportInputs) -> list[Drawn]:
-    """Every figure of the page, in its order."""
+    """Draw every figure of the page, in order."""
     drawn = []
     if inputs.losses:
         drawn.append(_losses(inputs))
@@ -137,7 +137,7 @@ def _importance(inputs: ReportInputs) -> Drawn:
 
 
 def _staleness(servers: ServerTotals) -> list[Drawn]:
-    """How far ranks were ahead of the slowest, and how old their gradients were."""
+    """Draw how far ranks were ahead of the slowest, and how old their gradients were."""
     ahead, age = "steps ahead of the slowest rank", "updates between pull and push"
     parts = (
         ("clock_gap", servers.gaps, ahead, "Clock gap: how far a rank was ahead when it began a step"),
@@ -150,7 +150,7 @@ def _staleness(servers: ServerTotals) -> list[Drawn]:
 
 
 def _most(counts: dict[int, int]) -> list[tuple[int, int]]:
-    """The values that were counted most often, in their order."""
+    """Return the most frequent values, in order of values."""
     return sorted(sorted(counts.items(), key=lambda item: -item[1])[:MOST_ROWS])
 
 
@@ -173,7 +173,7 @@ def _losses(inputs: ReportInputs) -> Drawn:
 
 
 def _label(inputs: ReportInputs) -> list[Drawn]:
-    """What the label is in the rows of each split: a bar for each class, or a histogram."""
+    """Draw the label in the rows of each split: a bar for each class, or a histogram."""
     balances = inputs.result.labels
     caption = f"{inputs.label} in each split"
     if all(each.edges for each in balances.values()) and balances:
@@ -253,7 +253,7 @@ def _multiclass(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
 
 
 def _multilabel(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
-    """Calibration of all labels' probabilities together, and precision and recall of the labels with most rows."""
+    """Draw calibration of all labels together, and precision and recall of the most frequent labels."""
     labels, predicted = held.labels > 0.5, held.scores > 0.5
     counts = ClassCounts(*(each.sum(axis=0) for each in (labels & predicted, labels, predicted)))
     names, some = inputs.class_names(labels.shape[1]), most_frequent(counts.rows, MOST_CLASSES)
@@ -269,10 +269,10 @@ def _by_class(what: str, name: str, names: Sequence[str], counts: ClassCounts, s
 
     Args:
         what: a class or a label.
-        name: of the file.
-        names: of all classes.
-        counts: of all classes.
-        some: the numbers of those that are drawn.
+        name: name of the file.
+        names: names of all classes.
+        counts: counts of all classes.
+        some: numbers of the classes to draw.
     """
     of_each = [(names[one], int(counts.rows[one]), int(counts.predicted[one]), counts.precision[one],
                 counts.recall[one], counts.f1[one]) for one in some]  # fmt: skip
@@ -286,17 +286,17 @@ def _by_class(what: str, name: str, names: Sequence[str], counts: ClassCounts, s
 
 
 def _of_more(shown: int, number: int) -> str:
-    """What a caption adds where not all classes are shown."""
+    """Return the caption's addition if not all classes are shown."""
     return f", the {shown} with most rows" if shown < number else ""
 
 
 def most_frequent(rows: np.ndarray, most: int) -> np.ndarray:
-    """The classes with most rows, by number. rows (classes,)."""
+    """Return the most frequent classes, by number. rows (classes,)."""
     return np.sort(np.argsort(-rows, kind="stable")[:most])
 
 
 def confusion_of(labels: np.ndarray, predicted: np.ndarray, some: np.ndarray, classes: int) -> np.ndarray:
-    """Rows by class and predicted class, of `some` classes; the others, if there are any, together as the last.
+    """Count rows by class and predicted class, for `some` classes and the others as the last.
 
     labels, predicted (N,) int64; some (chosen,) -> (chosen, chosen) or (chosen + 1, chosen + 1) int64.
     """
@@ -341,7 +341,7 @@ DRAW = {
 
 
 def by_prediction(labels: np.ndarray, predictions: np.ndarray) -> list[tuple[int, float, float, float]]:
-    """(rows, mean prediction, mean label, mean absolute error) of slices of equal counts by rising prediction."""
+    """Summarize slices of equal counts by prediction: (rows, mean prediction, mean label, mean error)."""
     order = np.argsort(predictions, kind="stable")
     return [
         (len(part), float(predictions[part].mean()), float(labels[part].mean()),
@@ -351,7 +351,7 @@ def by_prediction(labels: np.ndarray, predictions: np.ndarray) -> list[tuple[int
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:
-    """The items; of too many `most` of them, evenly taken, with the first and the last."""
+    """Thin items to `most`, evenly, keeping the first and the last."""
     kept = np.unique(np.linspace(0, len(items) - 1, min(most, len(items))).astype(int))
     return [items[at] for at in kept]
 

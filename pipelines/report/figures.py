@@ -48,7 +48,7 @@ History = Mapping[str, Sequence[tuple[int, float]]]
 
 
 def to_svg(figure: Figure, title: str = "") -> str:
-    """The `<svg>` element alone, for use in a page. `title`: what it shows, for those who hear it."""
+    """Return the `<svg>` element for use in a page. `title`: content for screen readers."""
     text = _saved(figure, format="svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
     text = text[text.index("<svg") :]
     label = escape(_printable(title), {'"': "&quot;"})
@@ -56,7 +56,7 @@ def to_svg(figure: Figure, title: str = "") -> str:
 
 
 def to_png(figure: Figure, title: str = "") -> bytes:
-    """The figure as a PNG file. `title` is drawn above it, and stays with the figure."""
+    """Return the figure as a PNG file. `title` is drawn above it, and stays with the figure."""
     if title:
         figure.suptitle(title)
     return _saved(figure, format="png", dpi=160, facecolor="white")
@@ -84,7 +84,7 @@ def curves(history: History, ylabel: str) -> Figure:
 
 
 def roc(curves: ThresholdCurves) -> Figure:
-    """ROC curve, with the diagonal of chance."""
+    """Draw the ROC curve, with the diagonal of chance."""
     figure, axes = _new("false positive rate", "true positive rate")
     axes.plot([0, 1], [0, 1], color=GRID, linestyle="--", linewidth=1.2)
     axes.plot(*_thin(curves.false_positive_rate, curves.true_positive_rate), color=COLORS[0], linewidth=1.8)
@@ -93,7 +93,7 @@ def roc(curves: ThresholdCurves) -> Figure:
 
 
 def precision_recall(curves: ThresholdCurves) -> Figure:
-    """Precision over recall, with the precision of chance: the share of positive rows."""
+    """Draw precision over recall, with the precision of chance: the share of positive rows."""
     chance = curves.positive_share
     figure, axes = _new("recall", "precision")
     axes.axhline(chance, color=GRID, linestyle="--", linewidth=1.2)
@@ -146,7 +146,7 @@ def predicted_and_actual(labels: np.ndarray, predictions: np.ndarray, label: str
 
 
 def every_nth(rows: int) -> slice:
-    """MOST_POINTS rows at most, evenly taken."""
+    """Return a slice of at most MOST_POINTS rows, evenly spaced."""
     return slice(None, None, max(1, -(-rows // MOST_POINTS)))
 
 
@@ -250,8 +250,8 @@ def stacked_bars(parts: Mapping[str, Sequence[float]], names: Sequence[str], mar
 
     Args:
         parts: part -> (names,).
-        names: of the bars.
-        mark: what the first bar was measured to be; None: it was not.
+        names: names of the bars.
+        mark: measured value of the first bar, or None.
     """
     figure, axes = _new("seconds of a step", "", width=9.4, height=1.3 + 0.34 * len(names))
     places, left = np.arange(len(names))[::-1], np.zeros(len(names))
@@ -316,7 +316,7 @@ def _new(xlabel: str, ylabel: str, width: float = 4.6, height: float = 3.3) -> t
 
 
 def _printable(text: str) -> str:
-    """The text with what no font or XML can hold replaced."""
+    """Replace characters that no font or XML can hold."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 

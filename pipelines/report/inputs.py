@@ -63,7 +63,7 @@ class ReportInputs:
         return self.manifest.weight["column"] if self.manifest.weight is not None else ""
 
     def class_names(self, classes: int) -> list[str]:
-        """Name the label's classes, in the order of the model's outputs; by number where they have no names."""
+        """List the label's classes in output order; numbers for classes without names."""
         return self.manifest.classes or self.several or [str(number) for number in range(classes)]
 
     @property

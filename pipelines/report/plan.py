@@ -16,7 +16,7 @@ MOST_ROWS = 25  # of the table under the scatter
 
 
 def plan_facts(record: PlanRecord) -> dict[str, str]:
-    """Label -> text: the cluster, the layout, and what was predicted of it beside what was measured."""
+    """Return the cluster, the layout, and predictions next to measurements, by label."""
     facts = {
         "cluster": f"{record.cluster} ({record.machines}), {count_of(record.world, 'rank')}",
         "layout": record.used.layout,
@@ -32,14 +32,14 @@ def plan_facts(record: PlanRecord) -> dict[str, str]:
 
 
 def beside(shown: Callable[[float], str], predicted: float, measured: float | None) -> str:
-    """A prediction beside its measurement, if there is one; `shown` formats both."""
+    """Format a prediction next to its measurement, if any, by `shown`."""
     if measured is None:
         return f"{shown(predicted)} predicted"
     return f"{shown(predicted)} predicted, {shown(measured)} measured ({predicted / measured - 1:+.1%})"
 
 
 def draw_plan(record: PlanRecord | None) -> list[Drawn]:
-    """The figures of a plan; [] of none."""
+    """Draw the figures of a plan; [] without one."""
     return [] if record is None else [_times(record), _memory(record), *_search(record)]
 
 

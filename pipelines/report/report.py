@@ -43,10 +43,10 @@ def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage, ds: st
     One that cannot be drawn fails no job: the model is registered by now.
 
     Args:
-        tracker: of the job.
-        inputs: what is shown.
-        folder: of the run.
-        ds: the date that the job is for: the recipe's history gets the figures in DATED too.
+        tracker: tracker of the job.
+        inputs: content of the report.
+        folder: folder of the run.
+        ds: date of the job, for which the recipe's history gets the figures in DATED too.
     """
     config = inputs.config
     try:
@@ -89,7 +89,7 @@ def redraw(resolved: Resolved) -> str:
 
 
 def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> str:
-    """The page as text. `drawn`: of `draw_page(inputs)`, if it has been called already."""
+    """Build the page as text. `drawn`: result of `draw_page(inputs)`, if already called."""
     scores, record = inputs.scores, inputs.result.planned
     svgs = as_svgs(draw_page(inputs) if drawn is None else drawn)
     errors = next((name for name in svgs if name in DATED), "")
@@ -117,18 +117,18 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
 
 
 def plan_page(title: str, record: PlanRecord, text: str) -> str:
-    """The page of a search as text. `text`: the layouts, as `sparkring plan search` prints them."""
+    """Build the page of a search. `text`: the layouts, as `sparkring plan search` prints them."""
     svgs = as_svgs(draw_plan(record))
     return render("plan.html", title=title, facts=plan_facts(record), figures=list(svgs.values()), text=text)
 
 
 def draw_page(inputs: ReportInputs) -> list[Drawn]:
-    """Every figure of the page."""
+    """Draw every figure of the page."""
     return [*draw(inputs), *draw_plan(inputs.result.planned)]
 
 
 def as_svgs(drawn: Iterable[Drawn]) -> dict[str, tuple[Drawn, Markup]]:
-    """Name -> a figure and its drawing for a page."""
+    """Convert figures to drawings for a page, by name."""
     return {each.name: (each, Markup(figures.to_svg(each.figure, each.caption))) for each in drawn}
 
 
@@ -142,7 +142,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
-    """One sentence on whether the first model beats every other on the metrics all have."""
+    """Write one sentence on whether the first model beats every other on the shared metrics."""
     if len(scores) < 2:
         return ""
     (name, ours), *others = scores.items()
@@ -168,7 +168,7 @@ def _but_trees(scores: Mapping[str, Scores]) -> dict[str, Scores]:
 
 
 def _compared(ours: Iterable[str]) -> list[str]:
-    """The metrics that a verdict is about: of whole splits, and of the first rows of lists."""
+    """Return the metrics of a verdict: of whole splits, and of the first rows of lists."""
     return [m for m in ours if m in IN_VERDICT or m.startswith("ndcg_at_")]
 
 
@@ -177,7 +177,7 @@ def _sentence(text: str) -> str:
 
 
 def number(value: Any) -> str:
-    """Four significant digits, a dash for what is no number; integers and texts as they are.
+    """Format four significant digits, a dash for NaN; integers and texts as they are.
 
     Without an exponent, except where its place would be filled by zeros: scores are in the label's unit, or its square.
     """
@@ -195,7 +195,7 @@ def megabytes(size: int) -> str:
 
 
 def _title(metric: str, kind: TaskKind | None = None) -> str:
-    """The metric as shown. What `loss` is depends on the task."""
+    """Return the metric's title. That of `loss` depends on the task."""
     titles = {m.name: m.title for m in kind.metrics} if kind is not None else TITLES
     return titles.get(metric, metric.replace("_", " ").replace("ndcg", "NDCG"))
 
@@ -205,7 +205,7 @@ def _score_columns(scores: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def _best(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-    """Metric -> the name that is best in it, where at least two can be compared."""
+    """Return the best name per metric, if at least two can be compared."""
     found = {}
     for metric in _score_columns(scores):
         named = {name: values[metric] for name, values in scores.items() if metric in values}

@@ -39,12 +39,12 @@ REFUSED = (  # says Java of options, and where it crashes, as it does over an ar
 
 
 def options_of(settings: Mapping[str, str], data_bytes: int | None, archive: Path | None) -> str:
-    """Decide the options of the driver's JVM; empty where they are the user's, or the executors are elsewhere.
+    """Choose options of the driver's JVM; "" if the user set some, or executors are elsewhere.
 
     Args:
-        settings: of the session.
-        data_bytes: of all sources; None where that is not known.
-        archive: of Spark's classes, or None.
+        settings: settings of the session.
+        data_bytes: bytes of all sources; None if unknown.
+        archive: archive of Spark's classes, or None.
     """
     if not is_one_jvm(settings["spark.master"]) or any(key in settings for key in USERS_OWN):
         return ""
@@ -54,14 +54,14 @@ def options_of(settings: Mapping[str, str], data_bytes: int | None, archive: Pat
 
 
 def is_refused(message: str) -> bool:
-    """Whether a JVM that did not start says that it does not take its options, or crashed."""
+    """Return whether a JVM that did not start reports unknown options, or crashed."""
     return any(words in message for words in REFUSED)
 
 
 def data_bytes(config: RunConfig) -> int | None:
-    """Bytes of the files of all sources; None where one is not on this machine, or there are too many to look at.
+    """Sum the bytes of all sources' files; None if one is remote, or there are too many.
 
-    Of a table with versions or partitions every file counts, so it is no less than what is read.
+    For a table with versions or partitions every file counts, so it is no less than what is read.
     """
     if config.etl is None:
         return None
@@ -75,7 +75,7 @@ def data_bytes(config: RunConfig) -> int | None:
 
 
 def bytes_below(paths: Iterable[str]) -> int | None:
-    """Bytes of files and folders, of a glob those of the folder it begins in; None above SHORT_BYTES or MOST_FILES."""
+    """Sum bytes of files and folders (a glob: its folder); None above SHORT_BYTES or MOST_FILES."""
     total = files = 0
     for path in paths:
         root = Path(path)
@@ -90,10 +90,10 @@ def bytes_below(paths: Iterable[str]) -> int | None:
 
 
 def class_archive(environment: Mapping[str, str]) -> Path | None:
-    """Where the archive of this Java and Spark is, or would be; None without Java. `<environment>-<jars>.jsa`.
+    """Return the path of this Java's and Spark's archive, existing or not; None without Java.
 
-    Java compares an archive with its own build and the size and time of each of Spark's jars, and does without one that
-    is of others, without a word: an environment that was made again at its place needs another.
+    Its name is `<environment>-<jars>.jsa`. Java compares an archive with its own build and the size and time of each of
+    Spark's jars, and silently ignores one that differs: a rebuilt environment needs another.
     """
     home = environment.get("JAVA_HOME")
     java = Path(home, "bin/java") if home else Path(shutil.which("java") or "")
@@ -110,13 +110,13 @@ def class_archive(environment: Mapping[str, str]) -> Path | None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file or folder is this user's, and nobody else can write it."""
+    """Return whether a file or folder is this user's, and nobody else can write it."""
     status = path.stat()
     return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def found_archive(environment: Mapping[str, str]) -> Path | None:
-    """The archive that was made for this Java and Spark, or None. It is marked as used now (spark_classes.py).
+    """Return the archive made for this Java and Spark, or None, and mark it as used (spark_classes.py).
 
     It holds code: one that is another's, or that others can write, is not used.
     """

@@ -29,7 +29,7 @@ class _File:
 
 
 def as_history(points: Points) -> History:
-    """The points of each name, by step."""
+    """Return the points of each name, by step."""
     return {name: sorted(values.items()) for name, values in points.items()}
 
 
@@ -44,7 +44,7 @@ def save_history(run: Storage, points: Points) -> None:
 
 
 def history_up_to(run: Storage, step: int) -> Points:
-    """What earlier commands have seen up to `step`, that of the checkpoint; {} where there is no file to read."""
+    """Read what earlier commands recorded up to the checkpoint's `step`; {} without a readable file."""
     if not run.exists(HISTORY):
         return {}
     try:

@@ -25,7 +25,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # so that equal code makes equal bytes
 
 
 def code_files(root: Path | None = None) -> list[tuple[str, Path]]:
-    """(name in the archive, file) of all our code, sorted."""
+    """List (name in the archive, file) of all our code, sorted."""
     root = root or Path(sparkring.__file__).absolute().parent  # not resolved: in a checkout our folders are links
     found = [
         (f"{PACKAGE}/{path.relative_to(root).as_posix()}", path)
@@ -41,7 +41,7 @@ def code_files(root: Path | None = None) -> list[tuple[str, Path]]:
 
 
 def code_archive(root: Path | None = None) -> bytes:
-    """The archive, byte for byte the same for the same code."""
+    """Build the archive, byte for byte the same for the same code."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, path in code_files(root):

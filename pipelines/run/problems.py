@@ -37,5 +37,5 @@ class Problems:
 
 
 def refusals(*checks: Iterable[str]) -> list[str]:
-    """The lines of several checks, each once."""
+    """List the lines of several checks, each once."""
     return list(dict.fromkeys(line for check in checks for line in check))

@@ -30,7 +30,7 @@ def this_process() -> ProcessId:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Clock ticks from boot to the start of the process; None where no process of this pid runs.
+    """Return clock ticks from boot to the start of the process; None if no process has this pid.
 
     A zombie has ended.
     """
@@ -43,7 +43,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_running(process: ProcessId, here: ProcessId) -> bool | None:
-    """Whether the process runs; None on another host, boot or container than `here`, this process's."""
+    """Return whether the process runs; None on another host, boot or container than `here`, this process's."""
     if process.host != here.host:
         return None
     return start_ticks(process.pid) == process.start_ticks

@@ -109,7 +109,7 @@ def inexact_settings(parallel: ParallelConfig) -> dict[str, Any]:
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Name each value of nested settings by its dotted key, as JSON."""
+    """Flatten nested settings to JSON values by dotted key."""
     found: dict[str, str] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -133,7 +133,7 @@ class Runs:
         self.storage: Storage = open_storage(uri).at(name)
 
     def records(self) -> list[RunRecord]:
-        """The runs, oldest first. One that cannot be read is skipped with a warning."""
+        """List the runs, oldest first. An unreadable one is skipped with a warning."""
         found = []
         for folder in self.storage.list_folders():
             if self.storage.exists(f"{folder}/{RUN_FILE}"):
@@ -153,9 +153,9 @@ class Runs:
         that run is left to it.
 
         Args:
-            config: of the training.
-            fingerprint: of its dataset.
-            skip_taken: pass over runs that other commands have.
+            config: configuration of the training.
+            fingerprint: fingerprint of its dataset.
+            skip_taken: skip runs that other commands have.
             others: which runs of another training checkpoint.allow_other_order may continue.
         """
         with ExitStack() as held:
@@ -164,7 +164,7 @@ class Runs:
             yield chosen
 
     def check_free(self, config: RunConfig, fingerprint: str) -> None:
-        """RunTaken where `begin` would find its run held by another command. Nothing is written."""
+        """Raise RunTaken if `begin` would find its run held by another command. Writes nothing."""
         if not config.checkpoint.resume:
             return
         same, _ = self._unfinished(training_digest(config), fingerprint)
@@ -181,7 +181,7 @@ class Runs:
         )
 
     def _alone(self) -> AbstractContextManager[None]:
-        """A lock, so that one command at a time looks for its run; on local disks only, see above."""
+        """Lock, so that one command at a time looks for its run; on local disks only, see above."""
         return exclusive(Path(self.storage.path(".lock"))) if self.storage.is_local else nullcontext()
 
     def _choose(
@@ -190,11 +190,11 @@ class Runs:
         """Choose as `begin` does, while no other command looks for a run.
 
         Args:
-            config: the recipe.
-            fingerprint: of the dataset.
-            held: takes the lock of the run that is chosen.
-            skip_taken: pass over runs that another command is training; else they are an error.
-            others: which unfinished runs of another training may be continued, where the recipe allows any.
+            config: resolved configuration of the run.
+            fingerprint: fingerprint of the dataset.
+            held: takes the lock of the chosen run.
+            skip_taken: skip runs that another command is training; else they are an error.
+            others: which unfinished runs of another training may be continued, if the recipe allows any.
         """
         wanted, here = training_digest(config), this_process()
         settings = flattened(training_settings(config))
@@ -221,7 +221,7 @@ class Runs:
         return record, False
 
     def _unfinished(self, wanted: str, fingerprint: str) -> tuple[list[RunRecord], list[RunRecord]]:
-        """Runs begun since the same training last finished, newest first: of the same training, and of others."""
+        """List runs since the same training last finished, newest first: of that training, and of others."""
         same: list[RunRecord] = []
         rest: list[RunRecord] = []
         for record in reversed(self.records()):
@@ -251,15 +251,15 @@ class Runs:
         fingerprint: str,
         is_allowed: bool,
     ) -> RunRecord | None:
-        """Take, or where that is not allowed only name, the first of these that no other command is training.
+        """Take, or only name if that is not allowed, the first of these runs that no command is training.
 
         Args:
-            runs: unfinished ones of another training, newest first.
-            here: this process.
-            held: takes the lock of the run that is taken.
-            settings: of this training, as a run keeps them.
-            fingerprint: of its dataset.
-            is_allowed: checkpoint.allow_other_order.
+            runs: unfinished runs of another training, newest first.
+            here: identity of this process.
+            held: takes the lock of the taken run.
+            settings: settings of this training, as a run keeps them.
+            fingerprint: fingerprint of its dataset.
+            is_allowed: value of checkpoint.allow_other_order.
         """
         with ExitStack() as looking:
             other = next((r for r in runs if self._hold(r, here, held if is_allowed else looking)), None)

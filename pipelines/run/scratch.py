@@ -42,7 +42,7 @@ def open_scratch(purpose: str) -> ScratchFolder:
 
 @contextmanager
 def scratch_folder(purpose: str) -> Iterator[Path]:
-    """As `open_scratch`, for the block."""
+    """Open a scratch folder as `open_scratch` does, for the block."""
     scratch = open_scratch(purpose)
     try:
         yield scratch.path

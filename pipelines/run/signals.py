@@ -62,7 +62,7 @@ def _stop(number: int) -> KeyboardInterrupt:
 
 
 def _ends() -> set[signal.Signals]:
-    """The signals that end a job; not SIGHUP under nohup."""
+    """Return the signals that end a job; not SIGHUP under nohup."""
     ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     return ends if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else ends - {signal.SIGHUP}
 

@@ -105,10 +105,10 @@ def open_session(
     """Open the job's session, in any thread.
 
     Args:
-        name: of the recipe.
-        config: of the session.
-        launch: the number of ranks.
-        data_bytes: of all sources; None where that is not known.
+        name: name of the recipe.
+        config: configuration of the session.
+        launch: launch block with the number of ranks.
+        data_bytes: bytes of all sources; None if unknown.
         unwanted: set by another thread once nobody waits for the session; NotWanted then, and no JVM is left.
     """
     # PySpark 4.3 warns of pandas 3 at every session; what we use of it is tested with this pandas.
@@ -211,7 +211,7 @@ def end_of_jvm_named(jvm_log: Path | None) -> Iterator[None]:
 
 
 def ended_jvm(pid: int, code: int, jvm_log: Path | None) -> str:
-    """The message for a JVM that ended in the middle of a job. `code`: of its exit, negative for a signal."""
+    """Return the message for a JVM that ended during a job. `code`: exit code, negative for a signal."""
     how = f"exit code {code}"
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         how = "SIGKILL, as by the kernel where memory runs short (`dmesg` says so)"
@@ -236,7 +236,7 @@ def interrupts_kept() -> Iterator[None]:
 
 
 def user_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which a JVM knows its user where the user id has no name, as in a container of OpenShift."""
+    """Return variables that tell a JVM its user if the user id has no name, as in OpenShift."""
     try:
         pwd.getpwuid(os.getuid())
         return {}
@@ -296,7 +296,7 @@ def start_jvm(settings: Mapping[str, str], unwanted: threading.Event) -> Path:
 
 
 def start_quick_jvm(settings: Mapping[str, str], options: str, unwanted: threading.Event) -> Path:
-    """As `start_jvm`, with Java's `options`, or without where it does not start with them, which the log then says."""
+    """Start a JVM with Java's `options`, or log that it starts only without them."""
     if not options:
         return start_jvm(settings, unwanted)
     try:
@@ -329,7 +329,7 @@ def silent_too_long(path: Path, now: float) -> str:
 
 
 def jvm_problem(path: Path, why: str) -> str:
-    """The message for a JVM that did not start: the first exception in its log, and what to do."""
+    """Return the message for a JVM that did not start: its log's first exception, and what to do."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if not line.startswith("WARNING: ")]
     named = r"Exception|Error\b|error:|fatal error|Unrecognized VM option"
     found = next((line for line in lines if re.search(named, line)), lines[-1] if lines else "")
@@ -368,7 +368,7 @@ class JobSession:
         first: Callable[[], AbstractContextManager[SparkSession]],
         another: Callable[[Mapping[str, str]], AbstractContextManager[SparkSession]],
     ) -> None:
-        """`held`: closes what is open; `first`: opens the session; `another`: opens one with these settings too."""
+        """Prepare. `held`: closes what is open; `first`: opens the session; `another`: opens one with more settings."""
         self._held, self._first, self._another = held, first, another
         self._is_own = active_context() is None
         self._spark: SparkSession | None = None
@@ -421,7 +421,7 @@ def with_settings(
 def session_ahead(
     name: str, config: SparkConfig, launch: LaunchConfig, data_bytes: Callable[[], int | None] = lambda: None
 ) -> Iterator[JobSession]:
-    """As `session_on_demand`, but the session is opened at once by a thread, and closed where nobody has called for it.
+    """Open the session at once in a thread, unlike `session_on_demand`, and close it if unused.
 
     A session that is not this process's own, or whose JVM writes to the console, waits until it is called for.
     """

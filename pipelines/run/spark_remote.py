@@ -26,8 +26,8 @@ def open_remote(name: str, settings: Mapping[str, str], remote: str) -> SparkSes
     """Open a session. ConfigError where packages lack; LaunchError where no server answers.
 
     Args:
-        name: of the recipe.
-        settings: of the session; those of the server itself reach one in this process alone.
+        name: name of the recipe.
+        settings: settings of the session; server settings count only if the server is in this process.
         remote: `sc://host:port/...`, or `local[n]`.
     """
     is_own = remote.startswith("local")
@@ -89,10 +89,10 @@ def check_versions(name: str, client: str, server: str, home: str | None = None)
     """Raise ConfigError for versions of Spark that are too old, too new, or not those of each other.
 
     Args:
-        name: of the recipe.
+        name: name of the recipe.
         client: version of the PySpark here.
         server: version of the session's Spark.
-        home: the SPARK_HOME from which that one is, where it is set.
+        home: SPARK_HOME that provides the session's Spark, if set.
     """
     place = f" (of SPARK_HOME = {home!r})" if home else ""
     unset = "unset SPARK_HOME, so that the Spark of the PySpark here runs, or " if home else ""

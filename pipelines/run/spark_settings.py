@@ -31,12 +31,12 @@ DEAD_HOSTS = {"spark.network.timeout": "60s", "spark.executor.heartbeatInterval"
 
 
 def submitted() -> bool:
-    """Whether spark-submit or a notebook started this Python, and has set the master."""
+    """Return whether spark-submit or a notebook started this Python, and set the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ or active_context() is not None
 
 
 def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bool) -> dict[str, str]:
-    """Spark settings of the session; under spark-submit none that decide where it runs or how large it is."""
+    """Return Spark's session settings; under spark-submit without place and size."""
     settings = {"spark.app.name": spark.app_name or f"sparkring-{name}"}
     if is_submitted:
         return settings | {"spark.sql.session.timeZone": "UTC", "spark.log.level": "ERROR"} | spark.settings()
@@ -57,9 +57,9 @@ def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bo
 
 
 def expected_master(name: str, spark: SparkConfig, world: int) -> str:
-    """The master, or the server of Spark Connect, of the job's session: of the one there is, else of the one to come.
+    """Return the master or Spark Connect server of the job's session, existing or to come.
 
-    Empty where only spark-submit, or a session of Connect that the caller has opened, knows it. ConfigError for two
+    Empty if only spark-submit, or a session of Connect that the caller has opened, knows it. ConfigError for two
     different places.
     """
     is_submitted = submitted()  # before the context is looked for: another thread may be starting one
@@ -102,7 +102,7 @@ def remote_of(name: str, config: SparkConfig, environment: Mapping[str, str]) ->
 
 
 def is_address(remote: str) -> bool:
-    """Whether it is `sc://host`, a port and parameters after it or not, or the master of a server in this process."""
+    """Return whether it is `sc://host` with optional port and parameters, or a master in this process."""
     if LOCAL.fullmatch(remote):
         return True
     try:
@@ -113,5 +113,5 @@ def is_address(remote: str) -> bool:
 
 
 def is_one_jvm(master: str) -> bool:
-    """Whether the driver's JVM is the executor too: `local` or `local[n]`, not `local-cluster[...]`."""
+    """Return whether the driver's JVM is the executor too: `local` or `local[n]`, not `local-cluster[...]`."""
     return re.fullmatch(r"local(\[.*])?", master) is not None

@@ -23,10 +23,10 @@ TRIAL: tuple[Rule[RunConfig], ...] = (  # what a recipe may not have in a trial
 
 
 def trial_overrides(resolved: Resolved, limit_rows: int) -> list[str]:
-    """Overrides of a recipe that make a run of it a trial. ConfigError where it has dates or intervals, or no etl.
+    """Return the overrides that make a trial run. ConfigError for dates or intervals, or without etl.
 
     Name, experiment and registered model get SUFFIX, so no dataset, run or model of the recipe is touched. Nothing
-    judges the model (`report.must_beat`, `promote`, `drift`), and no target of `notify` hears of it.
+    judges the model (`report.must_beat`, `promote`, `drift`), and no target of `notify` is notified.
     """
     config = resolved.config
     if problems := find_problems(TRIAL, config):
@@ -55,7 +55,7 @@ def trial_overrides(resolved: Resolved, limit_rows: int) -> list[str]:
 
 
 def trial_batch(global_batch: int, limit_rows: int) -> int:
-    """The batch, halved until a few are in the rows, as long as it stays even: layouts divide it."""
+    """Halve the batch until a few fit in the rows, as long as it stays even: layouts divide it."""
     while global_batch * 8 > limit_rows and global_batch % 2 == 0 and global_batch > 2:
         global_batch //= 2
     return global_batch

@@ -43,7 +43,7 @@ def installed_first(path: list[str]) -> list[str]:
 
 
 def lies_in_installed(archive: Path, path: list[str]) -> bool:
-    """Whether it is FOLDER/pyspark/python/lib/NAME.zip of a FOLDER that Python imports from."""
+    """Return whether it is FOLDER/pyspark/python/lib/NAME.zip of a FOLDER that Python imports from."""
     return archive.parent.parts[-3:] == ("pyspark", "python", "lib") and str(archive.parents[3]) in path
 
 

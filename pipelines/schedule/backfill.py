@@ -76,7 +76,7 @@ def plan_date(ds: str, record: DateRecord | None, request: BackfillRequest, is_n
 
 
 def dates_of(schedule: ScheduleConfig, request: BackfillRequest, now: datetime) -> list[str]:
-    """The dates of a backfill, oldest first. ConfigError for one that there is not, or whose interval has not ended."""
+    """List the dates of a backfill, oldest first. ConfigError for dates outside the schedule or not over."""
     problems, ends = list[str](), list[str]()
     for option, text in (("--from-date", request.first), ("--to-date", request.last)):
         try:
@@ -103,11 +103,11 @@ def backfill(
     """Run the dates of a backfill; returns the exit code of the first that failed. The last line of output is JSON.
 
     Args:
-        base: the recipe.
-        load: gives the recipe for a date.
-        request: which dates, and how.
-        exit_of: the exit code of an error.
-        say: takes a line for stdout.
+        base: resolved configuration of the recipe.
+        load: returns the recipe for a date.
+        request: dates and options of the backfill.
+        exit_of: returns the exit code of an error.
+        say: called with lines for stdout.
     """
     config, schedule = base.config, base.config.schedule
     assert schedule is not None, "checked by the command line"
@@ -150,11 +150,11 @@ def run_step(
     """Run one date; returns its exit code. An error is logged; Ctrl-C and SIGTERM are raised.
 
     Args:
-        resolved: the recipe for the date.
-        step: what is done.
-        request: of the backfill.
-        shared: by its dates.
-        exit_of: the exit code of an error.
+        resolved: configuration for the date.
+        step: what to do.
+        request: options of the backfill.
+        shared: leases that its dates share.
+        exit_of: returns the exit code of an error.
     """
     options = DateOptions(exit_of, rerun=step.rerun, train=step.does == "train", promote=request.promote, in_time=False)
     try:
@@ -167,7 +167,7 @@ def run_step(
 
 
 def summarize(steps: Sequence[Step], codes: Mapping[str, int]) -> tuple[int, str]:
-    """What became of a backfill: its exit code, and one JSON object."""
+    """Return the exit code of a backfill, and one JSON object that describes it."""
     wrong = {ds: code for ds, code in codes.items() if code != Exit.OK}
     code = next(iter(wrong.values()), Exit.OK)
     not_begun = [step.ds for step in steps if step.does != "skip" and step.ds not in codes]

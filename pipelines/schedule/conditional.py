@@ -55,7 +55,7 @@ class ConditionalFile(ABC):
 
 
 def conditional_file(storage: Storage, relative: str) -> ConditionalFile:
-    """The file `relative` below a folder. ConfigError for storage that has no conditional writes we know."""
+    """Return the file `relative` below a folder. ConfigError for storage without conditional writes."""
     if storage.is_local:
         return LocalFile(Path(storage.path(relative)))
     if urlsplit(storage.uri).scheme in ("s3", "s3a"):
@@ -162,13 +162,13 @@ class S3File(ConditionalFile):
         return None
 
     def _ours(self, data: bytes) -> str | None:
-        """The version of the file where it holds `data`."""
+        """Return the version of the file if it holds `data`."""
         found = self.read()
         return found.version if found is not None and found.data == data else None
 
     @contextmanager
     def _os_errors(self) -> Iterator[None]:
-        """Errors of the store as OSError, as pyarrow raises them."""
+        """Convert the store's errors to OSError, as pyarrow raises them."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -183,7 +183,7 @@ def _code(error: Any) -> str:
 
 
 def s3_client(options: dict[str, str]) -> Any:
-    """A client with the options of a storage URI (`endpoint_override`, `scheme`, `region`)."""
+    """Create a client with the options of a storage URI (`endpoint_override`, `scheme`, `region`)."""
     try:
         import boto3
         from botocore.config import Config

@@ -79,7 +79,7 @@ class LeaseRequest:
 
 
 def read_state(found: Found, uri: str) -> LeaseState | None:
-    """The lease; None where the file is damaged, or of a newer version."""
+    """Parse the lease; None if the file is damaged, or of a newer version."""
     try:
         return parse(LeaseState, found.data, uri)
     except StoredError as error:
@@ -88,13 +88,13 @@ def read_state(found: Found, uri: str) -> LeaseState | None:
 
 
 def to_be_watched_s(state: LeaseState | None, age_s: float, duration_s: float, here: ProcessId) -> float | None:
-    """For how long a lease must stay as it is before it may be taken; None: it is held.
+    """Return seconds a stale lease must stay unchanged before takeover; None while it is held.
 
     Args:
-        state: of the lease; None where its file is damaged.
-        age_s: since it was written, by the storage's clock.
-        duration_s: of the lease that is asked for.
-        here: this process.
+        state: content of the lease; None if its file is damaged.
+        age_s: age since it was written, by the storage's clock.
+        duration_s: duration of the requested lease.
+        here: identity of this process.
     """
     if state is None:
         return duration_s
@@ -106,7 +106,7 @@ def to_be_watched_s(state: LeaseState | None, age_s: float, duration_s: float, h
 
 
 def check_free(file: ConditionalFile, request: LeaseRequest) -> None:
-    """DateTaken where `take` would find the lease held. Nothing is written or waited for."""
+    """Raise DateTaken if `take` would find the lease held. Writes and waits for nothing."""
     found = file.read()
     state = read_state(found, file.uri) if found is not None else None
     if found is None or state is None or request.replace:
@@ -146,14 +146,14 @@ def take(file: ConditionalFile, request: LeaseRequest) -> Lease:
 def _take_over(
     file: ConditionalFile, request: LeaseRequest, found: Found, state: LeaseState | None, new: LeaseState
 ) -> str | None:
-    """Write `new` in place of a lease that ended, or is to be replaced; None where another was first.
+    """Write `new` over a lease that ended, or is to be replaced; None if another was first.
 
     Args:
-        file: of the lease.
-        request: as for `take`.
-        found: the file as it was read.
-        state: what it says; None where it is damaged.
-        new: what is to be written.
+        file: file of the lease.
+        request: request, as for `take`.
+        found: file content as read.
+        state: parsed lease; None if it is damaged.
+        new: lease to write.
     """
     wait_s = to_be_watched_s(state, found.age_s, request.duration_s, this_process())
     if wait_s is None and state is not None and request.replace:
@@ -202,7 +202,7 @@ class Lease:
             raise LeaseLost(f"{error}; {what} is not published") from None
 
     def renew(self) -> None:
-        """LeaseLost where another took the lease; OSError where the storage does not answer."""
+        """Renew the lease. LeaseLost if another took it; OSError if the storage does not answer."""
         with self._lock:
             if not self._lost:
                 self._write(replace(self._state, renewals=self._state.renewals + 1))

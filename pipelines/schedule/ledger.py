@@ -66,11 +66,11 @@ class Ledger:
     """The entries of one recipe's dates."""
 
     def __init__(self, runs_uri: str, name: str) -> None:
-        """`runs_uri`: storage.runs; `name`: of the recipe."""
+        """Open the ledger. `runs_uri`: storage.runs; `name`: name of the recipe."""
         self.storage: Storage = open_storage(runs_uri).at(name).at(DATES)
 
     def read(self, ds: str) -> DateRecord | None:
-        """The entry of a date; None where it has none. StoredError where it is damaged or of another date."""
+        """Read the entry of a date, or None. StoredError if it is damaged or of another date."""
         if not self.storage.exists(f"{ds}/{STATE}"):
             return None
         try:
@@ -93,11 +93,11 @@ class Ledger:
             self.write(before)
 
     def dates(self) -> list[str]:
-        """The dates that have an entry, oldest first."""
+        """List the dates that have an entry, oldest first."""
         return [ds for ds in self.storage.list_folders() if self.storage.exists(f"{ds}/{STATE}")]
 
     def records(self) -> list[DateRecord]:
-        """All entries, oldest date first. One that cannot be read is skipped with a warning."""
+        """List all entries, oldest date first. An unreadable one is skipped with a warning."""
         found = []
         for ds in self.dates():
             try:

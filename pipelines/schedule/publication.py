@@ -55,16 +55,17 @@ def pin_anew(
     schedule: ScheduleConfig,
     ds: str,
 ) -> tuple[PinnedDataset, str]:
-    """Pin a date's sources, but for parts that an earlier date's job looked at: (sources, digest of what parts share).
+    """Pin a date's sources, except day partitions checked by an earlier date's job.
 
-    Where a source that is read whole, the recipe or the code has changed since, every part is looked at.
+    Returns (sources, digest of what partitions share). If a source that is read whole, the recipe or the code changed
+    since, every partition is checked.
 
     Args:
-        config: of the date.
+        config: configuration of the date.
         session: opens Spark, for sources that need it.
-        earlier: the entry whose parts need not be looked at; None: look at all.
-        schedule: says how many of the last intervals are looked at in any case.
-        ds: the date.
+        earlier: entry whose partitions need no check; None checks all.
+        schedule: defines how many of the last intervals are always checked.
+        ds: date of the job.
     """
     known = NONE_KNOWN
     if earlier is not None and config.etl is not None and config.etl.interval is not None:
@@ -78,13 +79,13 @@ def pin_anew(
 
 
 def known_before(records: Sequence[DateRecord], schedule: ScheduleConfig, ds: str) -> DateRecord | None:
-    """The entry of the last date before `ds` whose parts are known; None where all parts are to be looked at."""
+    """Return the last entry before `ds` with known partitions; None if all must be checked."""
     if dates_since_begin(schedule, ds) % schedule.full_check == 0:
         return None
     return next((record for record in reversed(records) if record.ds < ds and record.parts), None)
 
 
 def known_parts(config: RunConfig, earlier: DateRecord, looked_at_from: str) -> KnownParts:
-    """The parts of an earlier date that are of intervals before `looked_at_from`."""
+    """Return an earlier date's partitions of intervals before `looked_at_from`."""
     fingerprints = {label: found for label, found in earlier.parts.items() if label < looked_at_from}
     return KnownParts(config.storage.datasets, config.name, fingerprints)

@@ -144,14 +144,14 @@ def start_job(job: DateJob, shared: Shared) -> int:
 
 
 def store_end(job: DateJob, interval: DataInterval, status: DateStatus, code: int, error: str = "") -> None:
-    """Store how the job of a date ended, and what its run scored.
+    """Store how the job of a date ended, and the scores of its run.
 
     Args:
-        job: of the date.
-        interval: whose end the deadline is counted from.
-        status: of the entry.
-        code: exit code.
-        error: why it failed; empty where it did not.
+        job: job of the date.
+        interval: data interval; the deadline counts from its end.
+        status: status of the entry.
+        code: exit code of the job.
+        error: reason for the failure, or empty.
     """
     now = datetime.now(UTC)
     late = job.options.in_time and is_late(job.schedule, interval, now)
@@ -177,7 +177,7 @@ def put_back(job: DateJob, before: DateRecord | None) -> None:
 
 
 def scored(job: DateJob) -> dict[str, Any]:
-    """The fields of an entry that summary.json of its run gives."""
+    """Return the entry's fields from summary.json of its run."""
     assert job.record.run is not None, "a run that finished was taken"
     config = job.resolved.config
     folder = Runs(config.storage.runs, config.name).storage.at(job.record.run)
@@ -197,19 +197,19 @@ def scored(job: DateJob) -> dict[str, Any]:
 
 
 def is_done(record: DateRecord, options: DateOptions) -> bool:
-    """Whether nothing is left to do for a date."""
+    """Return whether nothing is left to do for a date."""
     return not options.rerun and record.status in DONE[options.train]
 
 
 def ended_by(error: BaseException) -> str:
-    """The status of a date whose job an error ended, for the scheduler."""
+    """Return the status of a date whose job ended by an error, for the scheduler."""
     if isinstance(error, TryLater):
         return "try_later"
     return "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
 
 
 def begun(ds: str, before: DateRecord | None, epoch: int) -> DateRecord:
-    """The entry of a date whose job begins; of the one before only the attempts are kept, and its run."""
+    """Return the entry of a starting job; it keeps only attempts and run of the previous entry."""
     return DateRecord(
         ds=ds,
         status="running",
@@ -221,7 +221,7 @@ def begun(ds: str, before: DateRecord | None, epoch: int) -> DateRecord:
 
 
 def check_ended(interval: DataInterval, now: datetime) -> None:
-    """NotReady where the interval of a date has not ended: its data are not complete."""
+    """Raise NotReady if the interval of a date has not ended: its data are not complete."""
     if interval.end > now:
         raise NotReady(
             f"--date {interval.ds}: its interval ends {interval.end.isoformat()}, and this host's clock shows "
@@ -234,7 +234,7 @@ def is_late(schedule: ScheduleConfig, interval: DataInterval, now: datetime) -> 
 
 
 def lease_paths(schedule: ScheduleConfig, ds: str) -> list[str]:
-    """The leases of a date, below the ledger's folder: the recipe's, unless dates may run side by side, and its own."""
+    """List a date's leases, relative to the ledger: the recipe's unless dates run in parallel, and its own."""
     return [*([] if schedule.concurrency == "allow" else [LEASE]), f"{ds}/{LEASE}"]
 
 
@@ -251,7 +251,7 @@ def ledger_of(resolved: Resolved) -> Ledger:
 
 
 def read_quietly(ledger: Ledger, ds: str) -> DateRecord | None:
-    """The entry of a date; None if it is missing or cannot be read, which was reported already."""
+    """Read the entry of a date; None if missing or unreadable, which was reported already."""
     try:
         return ledger.read(ds)
     except (OSError, ValueError):
@@ -276,12 +276,12 @@ def announced_when_late(job: DateJob, interval: DataInterval) -> Iterator[None]:
 
 
 def own_paths(job: DateJob, ds: str, shared: Shared) -> list[str]:
-    """The leases that the job of a date takes itself."""
+    """List the leases that the job of a date takes itself."""
     return lease_paths(job.schedule, ds)[len(shared.leases) :]
 
 
 def check_leases(job: DateJob, ds: str, shared: Shared) -> None:
-    """DateTaken where another holds a lease of the date. None is taken: that comes after seconds of checks."""
+    """Raise DateTaken if another holds a lease of the date; takes none until after seconds of checks."""
     for path in own_paths(job, ds, shared):
         check_free(conditional_file(job.ledger.storage, path), lease_request(job.schedule, ds))
 
@@ -309,10 +309,10 @@ def hold_lease(
     """Hold one lease for the block. DateTaken where another holds it.
 
     Args:
-        storage: the ledger's folder.
-        path: of the lease, below it.
-        schedule: says how long a lease lasts, and whether it may be taken from another.
-        what: is done under it, for people.
+        storage: folder of the ledger.
+        path: path of the lease, relative to it.
+        schedule: defines a lease's duration, and whether it may be taken from another.
+        what: name of the work, for people.
         on_lost: called with the reason from another thread.
     """
     with held(conditional_file(storage, path), lease_request(schedule, what), on_lost) as lease:

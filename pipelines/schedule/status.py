@@ -31,12 +31,12 @@ class Status:
     age_s: float | None
 
     def is_stale(self, max_age_s: float | None) -> bool:
-        """Whether the newest success is older than that, or missing."""
+        """Return whether the newest success is older than that, or missing."""
         return max_age_s is not None and (self.age_s is None or self.age_s > max_age_s)
 
 
 def status_of(schedule: ScheduleConfig, records: Sequence[DateRecord], last: int, now: datetime) -> Status:
-    """The state of the last dates whose intervals have ended; where none of them has an entry, of the last that do."""
+    """Return the state of the last ended dates; if none has an entry, of the last dates that do."""
     newest_due = last_ended(schedule, now)
     before_it = max(0, dates_since_begin(schedule, newest_due))
     first = max(moved(schedule, newest_due, -min(last - 1, before_it)), schedule.begin)
@@ -54,7 +54,7 @@ def status_of(schedule: ScheduleConfig, records: Sequence[DateRecord], last: int
 
 
 def table(records: Mapping[str, DateRecord | None]) -> list[str]:
-    """One line for each date; one for all of several missing ones in a row."""
+    """List one line per date; one for several missing dates in a row."""
     lines = list[str]()
     for is_missing, group in groupby(records, key=lambda ds: records[ds] is None):
         dates = list(group)
@@ -87,13 +87,13 @@ def as_json(status: Status, is_stale: bool) -> str:
 def status_text(
     schedule: ScheduleConfig, ledger: Ledger, last: int, max_age_s: float | None, as_object: bool
 ) -> tuple[int, str]:
-    """The state of the last dates: an exit code, STALE where the newest success is too old, and a text.
+    """Describe the last dates: exit code, STALE if the newest success is too old, and text.
 
     Args:
-        schedule: of the recipe.
-        ledger: of the recipe.
-        last: how many dates are shown.
-        max_age_s: of the newest success; None: any age.
+        schedule: schedule of the recipe.
+        ledger: ledger of the recipe.
+        last: number of dates to show.
+        max_age_s: largest age of the newest success; None for any age.
         as_object: one JSON object, for programs.
     """
     status = status_of(schedule, ledger.records(), last, datetime.now(UTC))

@@ -40,7 +40,7 @@ def wait_for(
 
 
 def is_there(uri: str) -> bool:
-    """Whether a file or folder is found there, now. UpstreamUnreadable where we may not know."""
+    """Return whether a file or folder exists now. UpstreamUnreadable without the right to know."""
     try:
         storage: Storage = open_storage(uri)
         return storage.exists()
@@ -54,5 +54,5 @@ def is_there(uri: str) -> bool:
 
 
 def is_away(error: Exception) -> bool:
-    """Whether a storage did not answer, or asks to be asked later: another look may find what this one did not."""
+    """Return whether a storage did not answer, or asks to retry: another look may succeed."""
     return isinstance(error, ConnectionError | TimeoutError) or any(f"AWS Error {name} " in str(error) for name in AWAY)

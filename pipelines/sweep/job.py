@@ -73,7 +73,7 @@ class Sweep:
     mode: Literal["min", "max"]
 
     def trial_config(self, values: dict[str, Any]) -> Resolved:
-        """The configuration of a trial. ConfigError where the values do not fit."""
+        """Return the configuration of a trial. ConfigError if the values do not fit."""
         config = self.base.config
         settled: dict[str, Any] = {
             "name": config.name + SUFFIX,
@@ -92,7 +92,7 @@ class Sweep:
 
 
 def describe_sweep(sweep: Sweep, checked: str) -> list[str]:
-    """What the sweep would do, in lines. `checked`: the corners that were."""
+    """Describe what the sweep would do, in lines. `checked`: the checked corners."""
     return describe_space(sweep.spec, sweep.base.config.name, sweep.metric, sweep.mode, checked)
 
 
@@ -152,7 +152,7 @@ def check_sweep(base: Resolved, load: Load, spec: SweepSpec) -> tuple[Sweep, str
 def _problems_at(
     sweep: Sweep, values: dict[str, Any], examined: Examined, known: DatasetManifest | None
 ) -> Sequence[str]:
-    """What is wrong with the recipe at these values. `known`: the dataset that it names."""
+    """List problems with the recipe at these values. `known`: dataset that it names."""
     try:
         config = sweep.trial_config(values).config
     except ConfigError as error:
@@ -162,7 +162,7 @@ def _problems_at(
 
 
 def _placed(line: str, places: list[str], count: int) -> str:
-    """A problem with the first corner that has it, unless all have."""
+    """Prefix a problem with the first corner that has it, unless all have."""
     if len(places) == count:
         return line
     return f"at {places[0]}{f' and {len(places) - 1} more' if places[1:] else ''}: {line}"
@@ -219,7 +219,7 @@ class Parent:
 
 
 def identity(sweep: Sweep, fingerprint: str) -> str:
-    """Digest of what makes trials comparable. The number of trials is left out: more may be asked for later."""
+    """Hash what makes trials comparable, except their number: more may be requested later."""
     spec = sweep.spec.model_dump(mode="json", exclude={"trials"})
     blocks = {"name", "model", "optim", "train", "data", "warm_start"}
     config = sweep.base.config.model_dump(mode="json", include=blocks)
@@ -350,7 +350,7 @@ def conclude(sweep: Sweep, study: Study, folder: Path) -> tuple[int, dict[str, A
 
 
 def best_recipe(sweep: Sweep, best: Ended) -> str:
-    """The recipe with the values of a trial, as YAML: all that is not at its default."""
+    """Return the recipe with the values of a trial, as YAML without defaults."""
     config: RunConfig = sweep.load(as_overrides(best.values)).config
     settled = {"best_metric": sweep.metric, "best_mode": sweep.mode}
     chosen = config.model_copy(update={"train": config.train.model_copy(update=settled)})

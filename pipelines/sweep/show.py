@@ -11,14 +11,14 @@ COMPARE = "Select the trials below this run, then Compare: parallel coordinates 
 
 
 def describe_space(spec: SweepSpec, recipe: str, metric: str, mode: str, checked: str) -> list[str]:
-    """What a sweep would do, in lines.
+    """Describe what a sweep would do, in lines.
 
     Args:
-        spec: the file of the sweep.
-        recipe: name.
-        metric: of the validation split.
-        mode: min or max.
-        checked: the corners that were.
+        spec: content of the sweep's file.
+        recipe: name of the recipe.
+        metric: metric of the validation split.
+        mode: either min or max.
+        checked: description of the checked corners.
     """
     width = max(map(len, spec.space))
     head = f"{recipe}: {count_of(spec.trials, 'trial')} for the {'highest' if mode == 'max' else 'lowest'} "
@@ -30,7 +30,7 @@ def describe_space(spec: SweepSpec, recipe: str, metric: str, mode: str, checked
 
 
 def trial_markdown(ended: list[Ended], metric: str, mode: str) -> list[str]:
-    """The best trials as a Markdown table."""
+    """Format the best trials as a Markdown table."""
     rows = [f"| trial | valid/{metric} | values |", "| --- | --- | --- |"]
     ranked = ranking(ended, mode)
     rows += [
@@ -48,7 +48,7 @@ def ranking(ended: list[Ended], mode: str) -> list[Ended]:
 
 
 def trial_table(ended: list[Ended], metric: str) -> list[str]:
-    """A line per trial, for the terminal."""
+    """Format a line per trial, for the terminal."""
     return [f"trial {t.number:>3}  {metric} {_outcome(t):<10}  {short(t.values)}" for t in ended]
 
 

@@ -125,7 +125,7 @@ def read_spec(path: str) -> SweepSpec:
 
 
 def key_problems(spec: SweepSpec) -> list[str]:
-    """Keys that may not be searched."""
+    """List keys that may not be searched."""
     problems = []
     for key in spec.space:
         if why := SETTLED.get(key):
@@ -139,7 +139,7 @@ def key_problems(spec: SweepSpec) -> list[str]:
 
 
 def objective(spec: SweepSpec, config: RunConfig) -> tuple[str, Literal["min", "max"]]:
-    """The validation metric and its direction. ConfigError where that is not known."""
+    """Return the validation metric and its direction. ConfigError if unknown."""
     train = config.train
     metric = spec.metric or train.best_metric
     known = config.model.kind.directions.get(metric)
@@ -157,9 +157,9 @@ def objective(spec: SweepSpec, config: RunConfig) -> tuple[str, Literal["min", "
 
 
 def corners(space: Mapping[str, Searched]) -> tuple[list[Values], bool]:
-    """Combinations of outermost values, and whether these are all: where there are more than MOST_CORNERS, not.
+    """Combine outermost values; also return whether these are all: not above MOST_CORNERS.
 
-    Then: all first ones, all last ones, and each end of each key beside the first ones of the others.
+    Above it: all first values, all last values, and each end of each key with the first values of the others.
     """
     ends = {key: searched.ends for key, searched in space.items()}
     count = 1
@@ -173,12 +173,12 @@ def corners(space: Mapping[str, Searched]) -> tuple[list[Values], bool]:
 
 
 def as_overrides(values: Mapping[str, Any]) -> list[str]:
-    """Values of keys as they are given on a command line."""
+    """Format values of keys as on a command line."""
     return [f"{key}={json.dumps(value)}" for key, value in values.items()]
 
 
 def short(values: Mapping[str, Any]) -> str:
-    """Values by the last word of their key, or as much of it as tells them apart: `lr=0.01 width=32`."""
+    """Shorten keys to their last word if unique: `lr=0.01 width=32`."""
     words = [key.rpartition(".")[2] for key in values]
     names = [word if words.count(word) == 1 else key for key, word in zip(values, words, strict=True)]
     texts = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values.values()]

@@ -41,10 +41,10 @@ class Study:
     """One sweep's trials, in a folder on a local disk. Used by one process at a time."""
 
     def __init__(self, folder: Path, spec: SweepSpec, mode: Literal["min", "max"]) -> None:
-        """Open the study, or make it; half-done trials of a killed process are put first in line.
+        """Open or create the study; half-done trials of a killed process come first.
 
         Args:
-            folder: that holds it.
+            folder: folder that holds it.
             spec: space, seed, sampler and pruner.
             mode: direction of the metric.
         """
@@ -70,13 +70,13 @@ class Study:
         self._study.tell(left.number, state=TrialState.FAIL)
 
     def ended(self) -> list[Ended]:
-        """All trials but the replaced ones, by number."""
+        """List all trials but the replaced ones, by number."""
         trials = self._study.get_trials(deepcopy=False)
         replaced = {trial.user_attrs.get(CONTINUES) for trial in trials}
         return [_ended(t) for t in trials if t.state in STATES and t.params and t.number not in replaced]
 
     def best(self) -> Ended | None:
-        """The best complete trial; the first of equal ones."""
+        """Return the best complete trial; the first of equal ones."""
         sign = -1 if self.mode == "max" else 1
         complete = [trial for trial in self.ended() if trial.state == "complete" and trial.value is not None]
         return min(complete, key=lambda trial: sign * (trial.value or 0.0), default=None)
@@ -96,10 +96,10 @@ class Trial:
         self._steps: list[int] = list(trial.user_attrs.get(STEPS, []))
 
     def falls_behind(self, step: int, value: float) -> bool:
-        """Note an evaluation; whether the pruner ends the trial.
+        """Record an evaluation; return whether the pruner ends the trial.
 
         Trials are compared at the same number of evaluations, since a step of another batch is another amount of work.
-        An evaluation that comes again behind a checkpoint keeps its number.
+        An evaluation repeated after a checkpoint keeps its number.
         """
         if step not in self._steps:
             self._steps.append(step)

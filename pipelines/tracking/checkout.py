@@ -17,7 +17,7 @@ GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit of the checkout around `folder`, CHANGED behind it if some are uncommitted; None outside one."""
+    """Return the commit around `folder`, with CHANGED if some changes are uncommitted; None outside git."""
     try:
         changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
         return _git(folder, "rev-parse", "HEAD") + (CHANGED if changes else "")
@@ -26,11 +26,11 @@ def git_commit(folder: Path) -> str | None:
 
 
 def source_tags(command: Sequence[str], commit: str) -> dict[str, str]:
-    """MLflow's own tags of who ran what: its columns User, Source and Version.
+    """Return MLflow's own tags of who ran what: its columns User, Source and Version.
 
     Args:
         command: words of the command line.
-        commit: as `git_commit` says it; empty: not known.
+        commit: result of `git_commit`; empty if unknown.
     """
     tags = {"mlflow.source.name": source_name(command), "mlflow.source.type": "LOCAL"}
     try:
@@ -47,17 +47,17 @@ def source_tags(command: Sequence[str], commit: str) -> dict[str, str]:
 
 
 def shown_command(command: Sequence[str]) -> str:
-    """The command as it may be given again, the program without its folder."""
+    """Return the command as it may be repeated, the program without its folder."""
     return shlex.join([Path(command[0]).name, *command[1:]]) if command else ""
 
 
 def source_name(command: Sequence[str]) -> str:
-    """The command without folders and overrides, since MLflow's list shows what is behind the last slash."""
+    """Return the command without folders and overrides: MLflow's list shows what follows the last slash."""
     return " ".join(Path(word).name for word in command if "=" not in word)[:250]
 
 
 def git_remote(folder: Path) -> str | None:
-    """Where the checkout around `folder` comes from, its own path where it has no remote; None outside a checkout."""
+    """Return the remote of the checkout around `folder`, its path without one; None outside a checkout."""
     try:
         top = _git(folder, "rev-parse", "--show-toplevel")
     except (OSError, subprocess.SubprocessError):

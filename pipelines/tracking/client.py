@@ -11,7 +11,7 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 
 
 def without_password(uri: str) -> str:
-    """The URI without user and password."""
+    """Remove user and password from the URI."""
     parts = urlsplit(uri)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/") if parts.netloc else uri
 

@@ -27,10 +27,10 @@ NOT_COMPARED = ("name", "storage", "tracking", "spark", "notify", "schedule", "r
 
 
 def changes(now: Mapping[str, str], before: Mapping[str, str]) -> str:
-    """What differs between the parameters of two runs, short: `lr=0.05 epochs=2 data=1f0c22aa`; empty: nothing.
+    """Describe briefly how parameters of two runs differ: `lr=0.05 epochs=2 data=1f0c22aa`; "" if equal.
 
-    At most MOST_CHANGES keys, by their last word. One that is only `before` is at its default now. Of runs with dates
-    the data differ anyway, and what the date sets in `etl`.
+    At most MOST_CHANGES keys, by their last word. A key only in `before` is at its default now. Between dates the data
+    and the date's values in `etl` always differ, and are left out.
     """
     dated = "date" in now
     keys = [key for key in dict.fromkeys([*now, *before]) if now.get(key) != before.get(key)]
@@ -52,35 +52,35 @@ def _change(key: str, value: str) -> str:
 
 
 def with_headline(note: str, headline: str, replaces: str) -> str:
-    """The description under another first line; one that begins with `replaces` is exchanged."""
+    """Put another first line on the description; one that starts with `replaces` is exchanged."""
     return "\n\n".join(filter(None, [headline, without_headline(note, replaces)]))
 
 
 def without_headline(note: str, begins: str) -> str:
-    """The description without its first paragraph, where that begins so."""
+    """Remove the first paragraph of the description if it starts with `begins`."""
     first, _, rest = note.partition("\n\n")
     return rest if first.startswith(begins) else note
 
 
 def with_card(note: str, card: str) -> str:
-    """The description with the card behind it, in place of one that it has."""
+    """Append the card to the description, replacing an earlier card."""
     return "\n\n".join(filter(None, [CARD.split(note, 1)[0].strip(), card]))
 
 
 def reason_line(message: str) -> str:
-    """Why something failed, in a line: the message's first, and the first problem where that only counts them."""
+    """Return a failure's reason in a line: the first line, or the first problem if that only counts them."""
     first, *others = message.splitlines() or [""]
     counts_only = first.endswith((" problem", " problems")) and others
     return f"{first}: {others[0].strip(' -')}" if counts_only else first
 
 
 def version_link(model: str, version: str) -> str:
-    """A registered version, linked to its page."""
+    """Link a registered version to its page."""
     return f"[{in_markdown(model)} version {version}](#/models/{model}/versions/{version}?{TRAINING})"
 
 
 def main_scores(scores: Mapping[str, float]) -> str:
-    """The model's first scores for a headline, `: auc 0.7756, loss 0.5723`; empty where there are none."""
+    """Format the model's first scores for a headline, `: auc 0.7756, loss 0.5723`; "" without scores."""
     shown = [
         f"{name} {score_text(scores[f'test/{name}'])}" for name in scores_of(scores) if name != POSITIVE_SHARE.name
     ]
@@ -88,12 +88,12 @@ def main_scores(scores: Mapping[str, float]) -> str:
 
 
 def job_note(description: str, command: str) -> str:
-    """Of a job that begins: the recipe's own words, and the command."""
+    """Describe a starting job: the recipe's own words, and the command."""
     return "\n\n".join(filter(None, [description.strip(), code_in_markdown(command)]))
 
 
 def experiment_note() -> str:
-    """Of an experiment that is new; links of each recipe come behind it."""
+    """Describe a new experiment; links of each recipe follow."""
     return (
         "A line per job, with its scores (`test/..`), model and version; its parts `etl`, `train`, `evaluate` are "
         "below it. Curves (`train/..`, `valid/..`) are in the part `train`, seconds and costs among its system metrics."
@@ -101,7 +101,7 @@ def experiment_note() -> str:
 
 
 def registered_note(config: RunConfig) -> str:
-    """Of the registered model: what its versions are, what the aliases mean, how one is loaded."""
+    """Describe the registered model: its versions, the aliases, how to load one."""
     name, alias = config.tracking.named(config.name).registered_model, config.tracking.alias
     about = config.description.strip()
     return (
@@ -112,7 +112,7 @@ def registered_note(config: RunConfig) -> str:
 
 
 def model_card(run: RunIdentity, evaluated: Evaluated, manifest: DatasetManifest, raw: Sequence[str]) -> str:
-    """The model card of a version: scores beside baselines, data, how to load, limits, where the report is.
+    """Return the model card of a version: scores next to baselines, data, loading, limits, report.
 
     `raw`: names of the raw columns that the model takes.
     """
@@ -141,7 +141,7 @@ def model_card(run: RunIdentity, evaluated: Evaluated, manifest: DatasetManifest
 
 
 def score_table(evaluated: Evaluated) -> str:
-    """Scores of the model beside the baselines' as a Markdown table; empty where there are none."""
+    """Format scores of the model next to the baselines' as a Markdown table; "" without scores."""
     names = [name for name in evaluated.scores.get(MODEL, {}) if name != POSITIVE_SHARE.name]
     if not names:
         return ""
@@ -153,7 +153,7 @@ def score_table(evaluated: Evaluated) -> str:
 
 
 def limits(config: RunConfig, evaluated: Evaluated) -> list[str]:
-    """What to know before the model is used, one clause each."""
+    """List what to know before using the model, one clause each."""
     split = config.train.test_split
     found = [
         f"scored on the rows of {code_in_markdown(split)} only"

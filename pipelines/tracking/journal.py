@@ -106,7 +106,7 @@ class Journal:
         return relative
 
     def file(self, relative: str) -> Path:
-        """Path of what `add_file` copied. StoredError where a link leads out of the journal: it never makes one."""
+        """Return the path of an added file. StoredError if a link leads out of the journal, which makes none."""
         path, files = self.folder / "files" / relative, self.folder.resolve() / "files"
         for found in (path, *path.rglob("*")):
             if not found.resolve().is_relative_to(files):
@@ -114,13 +114,13 @@ class Journal:
         return path
 
     def pending(self, most: int = 500) -> list[tuple[Op, int]]:
-        """The next operations not yet applied, as `read` gives them."""
+        """Return the next operations not yet applied, in the form of `read`."""
         return self.read(self.state["done"], most)
 
     def read(self, position: int, most: int = 500) -> list[tuple[Op, int]]:
-        """The operations from a position on, each with the position after it. May be called from any thread.
+        """Return the operations from a position on, each with the position after it. Thread-safe.
 
-        A line cut by a kill is left out. StoredError where a line is damaged.
+        A line cut by a kill is left out. StoredError for a damaged line.
         """
         found: list[tuple[Op, int]] = []
         with self._append_lock:
@@ -137,9 +137,9 @@ class Journal:
         return found
 
     def done(self, position: int) -> None:
-        """Note that everything before `position` has been applied; saves other changes of `state` too.
+        """Record that everything before `position` has been applied; saves other changes of `state` too.
 
-        A disk that does not take it costs no more than that a replay sends again what is stored already.
+        If the disk refuses, a replay only sends again what is stored already.
         """
         self.state["done"] = position
         try:
@@ -206,7 +206,7 @@ def _modified(path: Path) -> float:
 
 
 def _try_lock(path: Path) -> int | None:
-    """The locked descriptor; None where another process holds the lock, or is just deleting the journal."""
+    """Return the locked descriptor; None if another process has the lock, or deletes the journal."""
     try:
         return lock_file(path)
     except FileNotFoundError:

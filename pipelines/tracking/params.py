@@ -43,8 +43,8 @@ def run_params(resolved: Resolved, fingerprint: str, leave_out: Collection[str] 
     """Pick a run's parameters, key path -> value: MOST_PARAMS at most, the most telling first.
 
     Args:
-        resolved: the configuration.
-        fingerprint: of the dataset.
+        resolved: configuration of the run.
+        fingerprint: fingerprint of the dataset.
         leave_out: blocks that are not the run's.
     """
     config = resolved.config

@@ -9,12 +9,12 @@ PLUMBING = {"perf", "data", "launch", "time", "cost"}  # first words of metrics
 
 
 def shown_name(metric: str) -> str:
-    """The metric's name in MLflow: what is not about the model is a system metric, which has a tab of its own there."""
+    """Return the metric's name in MLflow; what is not about the model is a system metric, on a separate tab."""
     return f"system/{metric}" if metric.partition("/")[0] in PLUMBING else metric
 
 
 def split_finite(values: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
-    """The values MLflow can hold, and the names of those that are NaN or infinite (it stores inf as 1.8e308)."""
+    """Split off the values that are NaN or infinite, by name: MLflow stores inf as 1.8e308."""
     finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
     return finite, sorted(values.keys() - finite.keys())
 
@@ -22,7 +22,7 @@ def split_finite(values: Mapping[str, float]) -> tuple[dict[str, float], list[st
 def new_points(
     points: Iterable[tuple[str, float, int, int]], last: dict[str, int]
 ) -> list[tuple[str, float, int, int]]:
-    """The points (name, value, step, time in ms) beyond the last step of their name; `last` is updated.
+    """Return points (name, value, step, time in ms) beyond the last step of their name; update `last`.
 
     After a resume the steps since the checkpoint come a second time: they are the same numbers, logged already.
     """

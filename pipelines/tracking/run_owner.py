@@ -12,13 +12,13 @@ STALE_S = 600.0
 
 
 def open_runs(runs: Mapping[str, str], ended: Iterable[str]) -> list[str]:
-    """Ids of the runs (key -> id) whose end has not been recorded."""
+    """List the ids of runs (key -> id) without a recorded end."""
     over = set(ended)
     return [run for key, run in runs.items() if key not in over]
 
 
 def end_status(error: BaseException | None) -> str:
-    """MLflow's status for how a job ended: Ctrl-C and SIGTERM (as `SystemExit(143)`) are KILLED, not FAILED."""
+    """Return MLflow's status for a job's end: Ctrl-C and SIGTERM (as `SystemExit(143)`) are KILLED."""
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return "FINISHED"
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
@@ -32,7 +32,7 @@ OLDER = ("host", "pid", "start_ticks")
 
 
 def process_tags(process: ProcessId, now: float) -> dict[str, str]:
-    """Tags of a run that name the process it belongs to."""
+    """Return tags that name the process of a run."""
     return {
         PROCESS: f"{process.host} {process.pid} {process.start_ticks}",
         HEARTBEAT: f"{now:.0f}",
@@ -40,10 +40,10 @@ def process_tags(process: ProcessId, now: float) -> dict[str, str]:
 
 
 def is_abandoned(tags: Mapping[str, str], now: float, here: ProcessId) -> bool:
-    """Whether a RUNNING run's process is gone.
+    """Return whether a RUNNING run's process is gone.
 
-    Where `here` can see the process, by looking; elsewhere by a heartbeat older than STALE_S. A run whose tags are not
-    ours, or were changed, is left alone.
+    It looks for a process of this host; elsewhere a heartbeat older than STALE_S counts. A run without our tags, or
+    with changed ones, is left alone.
     """
     try:
         # runs of an older sparkring have three tags

@@ -61,11 +61,11 @@ class Tracker:
         """Make the journal, and start the thread that sends it.
 
         Args:
-            config: with its names filled in (TrackingConfig.named).
+            config: configuration with its names filled in (TrackingConfig.named).
             job: identifies the work, say the digest of its configuration.
-            name: of the parent run, before the label.
-            tags: of the parent run.
-            resume: continue an unfinished run of the same `job`, and its parts.
+            name: name of the parent run, without the label.
+            tags: tags of the parent run.
+            resume: continue an unfinished run of the same `job`, and its child runs.
             label: ends the name of every run: a date, or the time of the start (`run_label`).
         """
         self.config, self.job, self.label, self.resume = config, job, label, resume
@@ -105,7 +105,7 @@ class Tracker:
 
     @contextmanager
     def part(self, key: str, tags: Mapping[str, str] | None = None) -> Iterator[None]:
-        """A child run that ends as the block does."""
+        """Start a child run that ends as the block does."""
         self._start(key, f"{key} {self.label}".rstrip(), JOB, dict(tags or {}))
         try:
             yield
@@ -160,10 +160,10 @@ class Tracker:
         """Record a date's values in the recipe's history run, which is made once. NaN and infinities are left out.
 
         Args:
-            recipe: its name.
-            number: of the date's interval since 1970: the step of the points.
-            begins: of the interval, seconds since 1970: their time.
-            values: by metric.
+            recipe: name of the recipe.
+            number: number of the date's interval since 1970: the step of the points.
+            begins: start of the interval, seconds since 1970: the time of the points.
+            values: values by metric.
         """
         self._put(ops.History, JOB, recipe=recipe, number=number, begins=begins, values=split_finite(values)[0])
 
@@ -171,10 +171,10 @@ class Tracker:
         """Record a figure of a date in the recipe's history run: one `name` is an image with a slider over the dates.
 
         Args:
-            recipe: its name.
-            step: dates since the schedule's begin.
-            name: of the figure, such as `test/calibration`: MLflow shows it in the section `test`.
-            png: the file's content.
+            recipe: name of the recipe.
+            step: dates since the schedule's start.
+            name: name of the figure, such as `test/calibration`: MLflow shows it in the section `test`.
+            png: content of the file.
         """
         file = f"{name.rpartition('/')[2]}.png"
         self._put_file(ops.HistoryFigure, JOB, png, file, recipe=recipe, step=step, name=name)
@@ -183,7 +183,7 @@ class Tracker:
         self._put(ops.Tags, key, tags=texts_of(tags))
 
     def dataset(self, key: str, info: ops.DatasetInfo, context: str) -> None:
-        """A dataset the run has used; `context` such as "training"."""
+        """Record a dataset the run has used; `context` such as "training"."""
         self._put(ops.DatasetUse, key, **vars(info), context=context)
 
     def artifact(self, key: str, source: Path | bytes | str, name: str, folder: str = "") -> None:
@@ -199,15 +199,15 @@ class Tracker:
         self.artifact(key, json.dumps(redacted(content, path), indent=1).encode(), name)
 
     def checkpoint(self, key: str, step: int, uri: str, bytes: int, world: int, metric: float | None = None) -> None:
-        """A committed checkpoint, as a pointer to its shards.
+        """Record a committed checkpoint, as a pointer to its shards.
 
         Args:
-            key: of the run.
-            step: that it was written at.
-            uri: of its folder.
-            bytes: of all its files.
+            key: key of the run.
+            step: step at which it was written.
+            uri: URI of its folder.
+            bytes: bytes of all its files.
             world: ranks that wrote it.
-            metric: the best-metric's value, where it was written right after an evaluation.
+            metric: value of the best metric, if written right after an evaluation.
         """
         self._put(ops.Checkpoint, key, step=step, uri=uri, bytes=bytes, world=world, metric=str(metric))
 
@@ -216,13 +216,13 @@ class Tracker:
         self._put(ops.KeepCheckpoints, key, uris=uris)
 
     def model(self, key: str, folder: Path, info: ops.ModelInfo, code: Path | None = None) -> None:
-        """The final model: `mlflow.pyfunc.load_model` gives its predictor.
+        """Record the final model: `mlflow.pyfunc.load_model` gives its predictor.
 
         Args:
-            key: of the run.
-            folder: what `info.loader_module._load_pyfunc(folder)` reads. It is copied now, as `code` is.
+            key: key of the run.
+            folder: input of `info.loader_module._load_pyfunc(folder)`. It is copied now, as `code` is.
             info: name, signature, requirements.
-            code: the modules that travel with it; None: it is loaded where they are installed.
+            code: modules that travel with it; None if it is loaded where they are installed.
         """
         texts = {"tags": texts_of(info.tags), "params": flat_params(info.params)}
         scores = split_finite(info.scores)[0]  # an AUC of test rows of one class is NaN
@@ -232,14 +232,14 @@ class Tracker:
     def promote(
         self, key: str, registered_model: str, alias: str, promotion: Promotion, judged_against: str | None
     ) -> None:
-        """What was decided of the version that the run `key` has registered.
+        """Record the decision on the version that the run `key` has registered.
 
         Args:
-            key: of the run.
-            registered_model: name.
-            alias: that the version gets where it is promoted.
+            key: key of the run.
+            registered_model: name of the model.
+            alias: alias for the version if it is promoted.
             promotion: the decision and its reasons.
-            judged_against: as in `refuse_move`.
+            judged_against: champion it was compared with, see `refuse_move`.
         """
         reason = "; ".join(promotion.reasons)[:4000]
         self._put(
@@ -255,12 +255,12 @@ class Tracker:
     # -- what OpenLineage events name; nothing without `openlineage`
 
     def begin_lineage(self, name: str, interval: DataInterval | None, inputs: Iterable[ops.LineageDataset]) -> None:
-        """Name the job, as its first event does.
+        """Record the job for its first lineage event.
 
         Args:
-            name: of the job, for all its runs.
-            interval: of the date; None: it has none.
-            inputs: known before anything is done.
+            name: name of the job, for all its runs.
+            interval: data interval of the date, if any.
+            inputs: inputs known before anything is done.
         """
         if self.config.openlineage is not None:
             nominal = None if interval is None else [interval.start.isoformat(), interval.end.isoformat()]
@@ -276,7 +276,7 @@ class Tracker:
             )
 
     def lineage(self, inputs: Iterable[ops.LineageDataset] = (), outputs: Iterable[ops.LineageDataset] = ()) -> None:
-        """Datasets that the job has read or made."""
+        """Record datasets that the job has read or made."""
         if self.config.openlineage is not None:
             self._put(ops.LineageData, JOB, inputs=list(inputs), outputs=list(outputs))
 
@@ -306,10 +306,10 @@ class Tracker:
         """Copy `source` into the journal as `file_name`, and append an operation with it.
 
         Args:
-            kind: of the operation.
-            key: of the run.
+            kind: type of the operation.
+            key: key of the run.
             source: path of a file or folder, or the content.
-            file_name: of the copy.
+            file_name: name of the copy.
             fields: further fields of the operation.
         """
         if (copy := self._copied(key, source, file_name, kind.op)) is not None:
@@ -380,11 +380,11 @@ class Tracker:
         return journal is None or self._wait(lambda: not journal.pending(1), timeout_s)
 
     def settled(self, timeout_s: float = 600.0, away_s: float = 15.0) -> bool:
-        """Wait until everything recorded so far is in the store, however large; False where the store is away.
+        """Wait until everything recorded so far is in the store, however large; False if the store is away.
 
         Args:
-            timeout_s: until it is False in any case.
-            away_s: that a store is waited for which does not take what is sent.
+            timeout_s: seconds after which it returns False in any case.
+            away_s: seconds to wait for a store that takes nothing.
         """
         began = time.monotonic()
         while not self.flush(min(away_s, timeout_s) / 5):
@@ -394,12 +394,12 @@ class Tracker:
         return True
 
     def run_id(self, key: str = JOB, timeout_s: float = 60.0) -> str | None:
-        """The run's id, None while the store cannot be reached."""
+        """Return the run's id, None while the store cannot be reached."""
         self._wait(lambda: self._sink is not None and key in self._sink.runs, timeout_s)
         return self._sink.runs.get(key) if self._sink else None
 
     def version(self, key: str, timeout_s: float = 10.0) -> str | None:
-        """The version of the model that the run `key` has registered; None until the store answers."""
+        """Return the model version that the run `key` has registered; None until the store answers."""
         if self._journal is None:
             return None
         state = self._journal.state
@@ -417,7 +417,7 @@ class Tracker:
         return True
 
     def url(self, key: str = JOB) -> str | None:
-        """Where a browser finds the run; None for the embedded store, and while a server is away."""
+        """Return the run's URL for a browser; None for the embedded store, and while a server is away."""
         return self._sink.url(key) if self._sink else None
 
     def close(self, error: BaseException | None = None, timeout_s: float = 60.0) -> None:
@@ -461,10 +461,10 @@ def send_left_behind(config: TrackingConfig) -> None:
 
 
 def run_label(ds: str | None) -> str:
-    """What tells a recipe's runs apart in a list: the date a job is for, else the minute it starts, UTC."""
+    """Return the label of a run in a list: the job's date, else the minute it starts, UTC."""
     return ds or time.strftime("%Y-%m-%d %H:%M", time.gmtime())
 
 
 def texts_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Tags as MLflow stores them."""
+    """Convert tags to the form that MLflow stores."""
     return {str(name): str(value)[:4000] for name, value in values.items()}

@@ -20,7 +20,7 @@ WITHOUT_CONSUMERS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # seven pro
 
 
 def pages(config: TrackingConfig, recipe: str) -> dict[str, str]:
-    """Pages of a recipe in the embedded store, by name, as paths behind the server's address; {} before its first run.
+    """Return pages of a recipe in the embedded store, by name, as paths on the server; {} before its first run.
 
     `config`: with its names filled in.
     """

@@ -27,12 +27,12 @@ LONGEST_TAG = 5000  # characters of an experiment's tag: MLflow 2.19 to 3.0 take
 
 
 def view_tags(recipe: str, values: Iterable[str], begun_ms: int) -> dict[str, str]:
-    """Tags of the experiment that are the recipe's two views.
+    """Return the tags of the experiment that hold the recipe's two views.
 
     Args:
-        recipe: its name.
+        recipe: name of the recipe.
         values: names of what a date adds to the history: `test/auc`, `cost/core_hours_etl`.
-        begun_ms: time the views bear, in ms since 1970.
+        begun_ms: creation time of the views, in ms since 1970.
     """
     scores = scores_of(values)
     states = {
@@ -49,17 +49,17 @@ def _saved(name: str, state: Mapping[str, Any], begun_ms: int) -> str:
 
 
 def nights_key(recipe: str) -> str:
-    """Name of the view in a link."""
+    """Return the key of the nights view in a link."""
     return f"{recipe}-nights"
 
 
 def history_key(recipe: str) -> str:
-    """Name of the view in a link."""
+    """Return the key of the history view in a link."""
     return f"{recipe}-history"
 
 
 def scores_of(values: Iterable[str]) -> list[str]:
-    """The model's own scores, without `test/`: the one to look at first, the loss, then the others."""
+    """List the model's own scores, without `test/`: the main one, the loss, then the others."""
     words = [value.split("/") for value in values]
     names = {name for first, name in (each for each in words if len(each) == 2) if first == "test"}
     first = next((name for name in FIRST if name in names), "")
@@ -67,23 +67,23 @@ def scores_of(values: Iterable[str]) -> list[str]:
 
 
 def runs_key(recipe: str) -> str:
-    """Name of the view in a link."""
+    """Return the key of the runs view in a link."""
     return f"{recipe}-runs"
 
 
 def runs_view(recipe: str, scores: Iterable[str], begun_ms: int) -> tuple[str, str]:
-    """The tag of the experiment that is the view of a recipe without dates: its name and value.
+    """Return the experiment's tag for the view of a recipe without dates: its name and value.
 
     Args:
-        recipe: its name.
+        recipe: name of the recipe.
         scores: names of a job's metrics: `test/auc`.
-        begun_ms: time the view bears, in ms since 1970.
+        begun_ms: creation time of the view, in ms since 1970.
     """
     return VIEW + runs_key(recipe), _saved(f"{recipe} runs", runs_state(recipe, scores_of(scores)), begun_ms)
 
 
 def runs_state(recipe: str, scores: list[str]) -> dict[str, Any]:
-    """The list: newest job first, its name whole, scores, and why one failed."""
+    """Return the list of runs: newest job first, with its whole name, scores, and failure reason."""
     run_name, error = "attributes.`Run Name`", f"tags.`{ERROR}`"
     columns = [*(f"metrics.`test/{name}`" for name in scores[:3]), error]
     widths = {column: PX * len(column.partition(".")[2]) for column in columns}
@@ -98,7 +98,7 @@ def runs_state(recipe: str, scores: list[str]) -> dict[str, Any]:
 
 
 def nights_state(recipe: str, scores: list[str]) -> dict[str, Any]:
-    """The list: newest date first, with columns that say how a night went."""
+    """Return the list of dates: newest first, with columns that tell how a date went."""
     compared = [name for score in scores[:2] for name in (f"test/{score}", f"test/champion/{score}")]
     run_name, reason = "attributes.`Run Name`", f"tags.`{REASON}`"
     metrics = [f"metrics.`{name}`" for name in compared]
@@ -115,7 +115,7 @@ def nights_state(recipe: str, scores: list[str]) -> dict[str, Any]:
 
 
 def history_state(recipe: str, scores: list[str]) -> dict[str, Any]:
-    """The charts: over time, which of a point is its date; a score and the champion's together."""
+    """Return the charts over time, by a point's date; a score and the champion's together."""
     return {
         "searchFilter": f"tags.`{HISTORY}` = '{recipe}'",
         "globalLineChartConfig": {"xAxisKey": "time", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
@@ -127,13 +127,13 @@ def history_state(recipe: str, scores: list[str]) -> dict[str, Any]:
 
 
 def fitting_history(recipe: str, scores: list[str], begun_ms: int) -> dict[str, Any]:
-    """The charts of as many scores, from the first on, as a tag takes."""
+    """Return the charts of as many scores, from the first on, as fit in a tag."""
     states = (history_state(recipe, scores[:count]) for count in range(len(scores), -1, -1))
     return next(state for state in states if len(_saved(f"{recipe} history", state, begun_ms)) <= LONGEST_TAG)
 
 
 def chart(score: str) -> dict[str, Any]:
-    """One chart of MLflow's page: the score, and the champion's on the same rows."""
+    """Return one chart of MLflow's page: the score, and the champion's on the same rows."""
     return {
         "type": "LINE",
         "uuid": score,
@@ -159,17 +159,17 @@ def chart(score: str) -> dict[str, Any]:
 
 
 def runs_page(experiment: str) -> str:
-    """Page with all runs of an experiment."""
+    """Return the page with all runs of an experiment."""
     return f"#/experiments/{experiment}/runs?{TRAINING}"
 
 
 def links(recipe: str, experiment: str, model: str) -> dict[str, str]:
-    """Pages of a recipe with dates, by name: paths behind the server's address.
+    """Return pages of a recipe with dates, by name: paths behind the server's address.
 
     Args:
-        recipe: its name.
-        experiment: id.
-        model: registered name.
+        recipe: name of the recipe.
+        experiment: id of the experiment.
+        model: name of the registered model.
     """
     runs = runs_page(experiment)
     return {
@@ -180,25 +180,25 @@ def links(recipe: str, experiment: str, model: str) -> dict[str, str]:
 
 
 def undated_links(recipe: str, experiment: str, model: str) -> dict[str, str]:
-    """Pages of a recipe without dates, as `links`."""
+    """Return pages of a recipe without dates, as `links`."""
     runs = f"{runs_page(experiment)}&viewStateShareKey={runs_key(recipe)}"
     return {"runs": runs, "model versions": f"#/models/{model}?{TRAINING}"}
 
 
 def history_note(recipe: str, experiment: str) -> str:
-    """The description of the history run: its own page draws steps, the view dates."""
+    """Describe the history run: its own page draws steps, the view dates."""
     return f"A point per date of {recipe}. [Over dates]({links(recipe, experiment, recipe)['history']})"
 
 
 def noted(note: str, recipe: str, found: Mapping[str, str]) -> str:
-    """The experiment's description with the line of a recipe's links; other lines stay as they are.
+    """Put the line of a recipe's links into the experiment's description; keep other lines.
 
     A description that would become longer than MLflow takes stays without them.
 
     Args:
-        note: the description so far.
-        recipe: its name.
-        found: of `links`.
+        note: present description of the experiment.
+        recipe: name of the recipe.
+        found: pages from `links`.
     """
     start = _links_begin(recipe)
     line = start + " · ".join(f"[{name}]({path})" for name, path in found.items())
@@ -211,7 +211,7 @@ def noted(note: str, recipe: str, found: Mapping[str, str]) -> str:
 
 
 def has_links(note: str, recipe: str) -> bool:
-    """Whether the experiment's description has the line of the recipe's links."""
+    """Return whether the experiment's description has the line of the recipe's links."""
     return any(line.startswith(_links_begin(recipe)) for line in note.splitlines())
 
 
@@ -220,7 +220,7 @@ def _links_begin(recipe: str) -> str:
 
 
 def decision_text(tags: Mapping[str, str]) -> str:
-    """A version's decision in a line, its date first; empty where nothing was decided."""
+    """Describe a version's decision in a line, its date first; "" without a decision."""
     if DECISION not in tags:
         return ""
     text = " ".join(filter(None, [tags.get(DATE), tags[DECISION]]))
@@ -228,6 +228,6 @@ def decision_text(tags: Mapping[str, str]) -> str:
 
 
 def decision_note(tags: Mapping[str, str], model: str, version: str) -> str:
-    """The description of a run: what was decided of the version that it has registered, with a link."""
+    """Describe a run's decision on the version that it has registered, with a link."""
     reason = f": {in_markdown(tags[REASON])}" if tags.get(REASON) else ""
     return f"[{model} version {version}](#/models/{model}/versions/{version}?{TRAINING}) {tags[DECISION]}{reason}"

@@ -41,7 +41,7 @@ def encode_marker(
     files: dict[str, dict[str, Any]],
     needs: dict[str, dict[str, Any]] | None = None,
 ) -> bytes:
-    """Content of COMMIT.json.
+    """Return the content of COMMIT.json.
 
     Args:
         step: the training step.
@@ -108,7 +108,7 @@ def leftovers(paths: list[str], kept: dict[str, str], needed: Collection[str] = 
     A folder whose marker cannot be read is left alone: a newer sparkring may have written it.
 
     Args:
-        paths: of all files.
+        paths: paths of all files.
         kept: step folder -> its generation.
         needed: files that checkpoints of other steps need.
     """

@@ -300,7 +300,7 @@ class Checkpointer:
     # -- loading
 
     def shapes(self, info: CheckpointInfo) -> dict[str, list[int] | None]:
-        """Global shapes by the full names in a checkpoint; None for values that are not tensors. Collective."""
+        """Return global shapes by full names in a checkpoint; None for non-tensor values. Collective."""
         opened: list[Index] = []
 
         def read_shapes() -> None:

@@ -152,7 +152,7 @@ def fill_state(
 
 
 def state_shapes(state: dict[str, Any]) -> dict[str, list[int] | None]:
-    """Flat names, as in the index -> global shape; None for values that are not tensors."""
+    """Return global shapes by flat names of the index; None for values that are not tensors."""
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
     flat, _ = flatten_state_dict(state)
@@ -160,7 +160,7 @@ def state_shapes(state: dict[str, Any]) -> dict[str, list[int] | None]:
 
 
 def stored_shapes(index: Index) -> dict[str, list[int] | None]:
-    """As `state_shapes`, of what is stored."""
+    """Return the shapes of what is stored, in the form of `state_shapes`."""
     shapes: dict[str, list[int] | None] = {fqn: entry["shape"] for fqn, entry in index["tensors"].items()}
     return shapes | dict.fromkeys(index["values"])
 

@@ -90,7 +90,7 @@ def place_chunks(
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, without a copy."""
+    """Return the memory of a contiguous CPU tensor, without a copy."""
     return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy().data) if tensor.numel() else memoryview(b"")
 
 
@@ -113,7 +113,7 @@ def read_rows(storage: Storage, chunk: Chunk, start: Sequence[int], lengths: Seq
 
 
 def encode_value(value: Any, where: str) -> Any:
-    """A JSON form that `decode_value` turns back into an equal value of the same type.
+    """Return a JSON form that `decode_value` turns back into an equal value of the same type.
 
     Raises CheckpointError naming `where` for a value that is neither plain data nor a numpy array.
     """

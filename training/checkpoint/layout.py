@@ -139,7 +139,7 @@ def covered(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _overlap(chunks: list[StoredChunk], dims: int) -> bool:
-    """Whether two chunks share an element. Sweeps along the dim that is cut most, so few are compared."""
+    """Return whether two chunks share an element; sweeps along the most divided dim."""
     if dims == 0:
         return len(chunks) > 1
     along = max(range(dims), key=lambda dim: len({chunk["offsets"][dim] for chunk in chunks}))

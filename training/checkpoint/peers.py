@@ -40,13 +40,14 @@ class Peers:
 
 
 def solo() -> Peers:
-    """Peers of a single process, without a process group."""
+    """Return the peers of a single process, without a process group."""
     return Peers(0, 1, lambda mine: [mine])
 
 
 def torch_peers(timeout: timedelta) -> Peers:
-    """All ranks of torch.distributed, on a Gloo group of their own so that writing behind never meets training's
-    collectives. Collective: every rank calls it at the same point. Messages are JSON in byte tensors, not pickles.
+    """Connect all ranks in a separate Gloo group, so that writing behind never meets training's collectives.
+
+    Collective: every rank calls it at the same point. Messages are JSON in byte tensors, not pickles.
     """
     group = dist.new_group(backend="gloo", timeout=timeout)
     rank, world = dist.get_rank(), dist.get_world_size()

@@ -22,7 +22,7 @@ class Retention:
 
 
 def expendable(committed: Iterable[tuple[int, float | None]], keep: Retention) -> list[int]:
-    """Steps of the committed checkpoints (step, metric) that no rule keeps, oldest first; never the newest."""
+    """List the steps of checkpoints (step, metric) that no rule keeps, oldest first; never the newest."""
     by_step = sorted(dict(committed).items())
     kept = {step for step, _ in by_step[-max(keep.last, 1) :]}
     if keep.best:
@@ -33,7 +33,7 @@ def expendable(committed: Iterable[tuple[int, float | None]], keep: Retention) -
 
 
 def most_increment_bytes(written: Sequence[int]) -> int:
-    """Bytes at most that the next checkpoint of a table may add to `written`, those of its base and increments.
+    """Return the most bytes the next checkpoint of a table may add to `written` (base and increments).
 
     -1: write a base. Loading then reads at most one and a half times what it must, from at most nine files a rank.
     """
@@ -43,7 +43,7 @@ def most_increment_bytes(written: Sequence[int]) -> int:
 
 
 def ranked_steps(committed: Iterable[tuple[int, float | None]], mode: Literal["min", "max"]) -> list[int]:
-    """Steps with a finite metric, best first, the earlier of equals first."""
+    """List the steps with a finite metric, best first; equals in order of steps."""
     sign = 1.0 if mode == "min" else -1.0
     finite = [(sign * metric, step) for step, metric in committed if metric is not None and math.isfinite(metric)]
     return [step for _, step in sorted(finite)]

@@ -10,7 +10,7 @@ import torch
 
 
 def capture_rng() -> dict[str, Any]:
-    """States of torch (CPU and, once in use, this process's CUDA device), numpy and `random`."""
+    """Return the states of torch (CPU, and this process's CUDA device once in use), numpy and `random`."""
     state: dict[str, Any] = {
         "torch": torch.get_rng_state().numpy().copy(),
         "numpy": np.random.get_state(),

@@ -77,7 +77,7 @@ class HostBuffers:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions that trainer.json records beside the trainer's values."""
+    """Return the versions that trainer.json records next to the trainer's values."""
     versions = {"torch": str(torch.__version__), "python": platform.python_version()}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run from a source tree
         versions["sparkring"] = importlib.metadata.version("sparkring")

@@ -18,7 +18,7 @@ from sparkring.training.checkpoint.weights import WeightsTensor, open_weights
 
 
 def whole_tensors(tensors: Mapping[str, torch.Tensor], file: str) -> tuple[bytes, list[memoryview]]:
-    """Header and content of a safetensors file of whole tensors."""
+    """Return header and content of a safetensors file of whole tensors."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     chunks = [Chunk(name, t.dtype, shapes[name], (0,) * t.dim(), shapes[name]) for name, t in tensors.items()]
     header, _ = place_chunks(chunks, file)
@@ -26,14 +26,14 @@ def whole_tensors(tensors: Mapping[str, torch.Tensor], file: str) -> tuple[bytes
 
 
 def has_changes_only(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether a table's tensors are changes since the file before."""
+    """Return whether a table's tensors are changes since the previous file."""
     return "since" in tensors and len(tensors["since"]) > 0
 
 
 def open_tables(storage: Storage, info: CheckpointInfo) -> dict[str, list[dict[str, WeightsTensor]]]:
-    """The tensors of every table's files, those of earlier steps that it needs included.
+    """Open the tensors of every table's files, including the earlier files they depend on.
 
-    `storage`: of all steps. CheckpointError names a file that is gone.
+    `storage`: folder of all steps. CheckpointError names a missing file.
     """
     found: dict[str, list[dict[str, WeightsTensor]]] = {}
     for path in sorted([*(f"{step_folder(info.step)}/{own}" for own in info.files), *info.needs]):

@@ -60,17 +60,17 @@ class WeightsTensor:
     end: int
 
     def read(self) -> torch.Tensor:
-        """The values, in memory of their own."""
+        """Read the values into new memory."""
         return self._read(self.begin, self.end, self.shape)
 
     def read_rows(self, start: int, stop: int) -> torch.Tensor:
-        """The values [start, stop) of dim 0, in memory of their own."""
+        """Read the values [start, stop) of dim 0 into new memory."""
         shape = (stop - start, *self.shape[1:])
         row_bytes = (self.end - self.begin) // max(self.shape[0], 1)
         return self._read(self.begin + start * row_bytes, self.begin + stop * row_bytes, shape)
 
     def mapped(self) -> np.ndarray:
-        """The values as read-only memory that is mapped from the file; of a storage that is not local, read."""
+        """Return the values as memory mapped read-only from the file; remote files are read."""
         if not self.folder.is_local or self.begin == self.end:
             return self.read().numpy()
         dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
@@ -113,7 +113,7 @@ def read_weights(folder: Storage) -> dict[str, torch.Tensor]:
 
 
 def _placed(start: int, size: int, entry: dict[str, Any]) -> tuple[torch.dtype, tuple[int, ...], int, int]:
-    """dtype, shape, and the bytes of the file from and to. `start`: of the values, `size`: of the file."""
+    """Return dtype, shape, and byte range in the file. `start`: offset of values, `size`: of the file."""
     dtype, shape, (begin, end) = DTYPES[entry["dtype"]], torch.Size(entry["shape"]), entry["data_offsets"]
     if not 0 <= begin <= end <= size - start or end - begin != shape.numel() * dtype.itemsize:
         raise ValueError(f"bytes {begin} to {end} do not hold {dtype} {tuple(shape)}")

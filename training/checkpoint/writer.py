@@ -54,7 +54,7 @@ class CheckpointWriter:
         self._tables: dict[str, Files] = {}  # this rank's files of the last checkpoint: base, then increments
 
     def most_increment_bytes(self, table: str) -> int:
-        """How many bytes of changes may follow this rank's files of a table; -1: write it whole."""
+        """Return how many bytes of changes may follow this rank's files of a table; -1: write it whole."""
         return most_increment_bytes([file["bytes"] for file in self._tables.get(table, {}).values()])
 
     def write(self, step: int, snapshot: Snapshot | Exception) -> None:

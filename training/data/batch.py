@@ -29,7 +29,7 @@ class Ragged:
     offsets: tuple[torch.Tensor, ...]
 
     def rows(self, start: int, stop: int) -> Ragged:
-        """Rows [start, stop), as views of the values."""
+        """Return rows [start, stop), as views of the values."""
         levels: list[torch.Tensor] = []
         for offsets in reversed(self.offsets):
             cut = offsets[start : stop + 1]
@@ -80,7 +80,7 @@ class Batch:
         return torch.ones(self.rows, device=device)
 
     def real_rows(self) -> torch.Tensor:
-        """Which rows are no padding, (B,) bool, on the host; their weight may be 0."""
+        """Return which rows are not padding, (B,) bool, on the host; their weight may be 0."""
         return torch.ones(self.rows, dtype=torch.bool) if self.real is None else self.real
 
 
@@ -110,17 +110,17 @@ class Meter:
         other.take()
 
     def take_seconds(self) -> dict[str, float]:
-        """`{<name>_s: seconds}` since the last call."""
+        """Return `{<name>_s: seconds}` since the last call."""
         taken, self.seconds = self.seconds, {}
         return {f"{name}_s": spent_s for name, spent_s in taken.items()}
 
     def take_counts(self) -> dict[str, int]:
-        """`{<name>: count}` since the last call."""
+        """Return `{<name>: count}` since the last call."""
         taken, self.counts = self.counts, {}
         return taken
 
     def take(self) -> dict[str, float]:
-        """`{<name>_s: seconds, <name>: count}` since the last call."""
+        """Return `{<name>_s: seconds, <name>: count}` since the last call."""
         return self.take_seconds() | self.take_counts()
 
 

@@ -201,7 +201,7 @@ class CachedFiles(FileOpener):
         return path
 
     def _intact(self, path: str, file: DataFile) -> bool:
-        """Whether a copy is whole: by its hash once per process, by its size every time."""
+        """Return whether a copy is intact: by its hash once per process, by its size every time."""
         try:
             if os.path.getsize(path) != file.bytes:
                 return False

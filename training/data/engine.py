@@ -62,12 +62,14 @@ class Engine:
     """
 
     def __init__(self, order: RankOrder, span: EpochSpan, pool: PagePool, decode: Decode, ahead: int) -> None:
-        """Args:
-        order: this rank's lanes.
-        span: the epoch and the samples of it that are read.
-        pool: where row groups are decoded to.
-        decode: starts decoding one row group.
-        ahead: windows decoded before they are needed; more only into memory that was in use before.
+        """Create the engine of one epoch span.
+
+        Args:
+            order: canonical shards of this rank.
+            span: epoch and range of its samples to read.
+            pool: pool that row groups are decoded into.
+            decode: starts decoding one row group.
+            ahead: windows decoded before they are needed; more only into memory that was in use before.
         """
         self._order, self._plan, self._epoch, self._pool, self._decode = order, order.plan, span.epoch, pool, decode
         self._ahead = ahead
@@ -120,7 +122,7 @@ class Engine:
         return Places(self._order.cut(rows, begin, end), width)
 
     def _in_pool(self, states: Sequence[_LaneState], blocks: Ints, width: int) -> Ints:
-        """Where blocks (lanes, n) of `width` rows of lanes are in the pool."""
+        """Locate blocks (shards, n) of `width` rows of canonical shards in the pool."""
         of_page = self._pool.page_rows // width
         page, block = np.divmod(blocks, of_page)
         first, last = int(page.min()), int(page.max())
@@ -175,22 +177,22 @@ class Engine:
             self.next_engine._submit_ahead()
 
     def _new_groups(self) -> list[int]:
-        """Row groups of the next window to submit that are not held."""
+        """List row groups of the next window to submit that are not held."""
         lane, window = self._needs[self._submitted]
         return [group for group, _, _ in self._lanes[lane].order.pieces(window) if group not in self._held]
 
     def _new_pages(self) -> int:
-        """Pages that submitting the next window takes."""
+        """Count the pages that submitting the next window takes."""
         windows = {target for group in self._new_groups() for target in self._targets(group)}
         return sum(page not in self._lanes[lane].pages for lane, w in windows for page in self._pages(lane, w))
 
     def _targets(self, group: int) -> list[tuple[int, int]]:
-        """(lane, window) of each piece of a row group that is still to be served."""
+        """List (lane, window) of each segment of a row group that is still to be served."""
         windows = ((lane, self._lanes[lane].order.window_of(group)) for lane in self._order.lanes_of(group))
         return [(lane, window) for lane, window in windows if window >= self._lanes[lane].window]
 
     def _pages(self, lane: int, window: int) -> range:
-        """Pages of the lane that hold rows of a window."""
+        """Return the pages of a canonical shard that hold rows of a window."""
         first, end = self._lanes[lane].order.first[window : window + 2].tolist()
         return range(first // self._pool.page_rows, (end - 1) // self._pool.page_rows + 1)
 
@@ -220,7 +222,7 @@ class Engine:
         raise AssertionError(f"lane {state.order.lane} has no piece of row group {group} in window {window}")
 
     def _window_in_pool(self, state: _LaneState, window: int) -> Ints:
-        """Positions (rows,) of the rows of a window's pieces, laid end to end."""
+        """Return the pool positions (rows,) of a window's segments, laid end to end."""
         first, end = state.order.first[window : window + 2].tolist()
         pages, size = self._pages(state.order.lane, window), self._pool.page_rows
         edges: Ints = np.clip(np.arange(pages.start, pages.stop + 1, dtype=np.int64) * size, first, end)

@@ -40,11 +40,11 @@ class EpochSteps:
         return -(-self.samples // self.global_batch)
 
     def consumed_after(self, epoch: int, step: int) -> int:
-        """Samples consumed since the run began when `step` of `epoch` is done."""
+        """Count the samples consumed since the start of the run after `step` of `epoch`."""
         return epoch * self.samples + min((step + 1) * self.global_batch, self.samples)
 
     def consumed_at(self, steps: int) -> int:
-        """Samples consumed when so many steps of the run are done."""
+        """Count the samples consumed after `steps` steps of the run."""
         epoch, step = divmod(steps, self.steps)
         return self.consumed_after(epoch, step - 1)
 

@@ -29,11 +29,11 @@ class FileOpener:
             self._check_hash(file)
 
     def take_counts(self) -> dict[str, int]:
-        """What happened since the last call, for the meter."""
+        """Return counts since the last call, for the meter."""
         return {}
 
     def _check_size(self, file: DataFile) -> None:
-        """One request: cheap, so that it comes before the hash."""
+        """Check existence and size by one cheap request, before the hash is computed."""
         try:
             size = self.storage.size_bytes(file.path)
         except OSError as error:
@@ -56,7 +56,7 @@ class FileOpener:
             raise other_content(file, found, "" if group is None else f", row group {group} does not decode")
 
     def _first_damaged_group(self, file: DataFile) -> int | None:
-        """Index of the first row group that fails to decode; None if all still do."""
+        """Find the first row group that fails to decode, by index; None if all decode."""
         for group in range(len(file.row_groups)):
             try:
                 with FileOpener.open(self, file) as handle:

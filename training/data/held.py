@@ -22,22 +22,22 @@ class HeldRows(NamedTuple):
 
 
 def chunk_bytes(epoch_steps: int, most_steps: int, step_bytes: float) -> int:
-    """Predict the bytes of chunks, each of which keeps the memory of the largest.
+    """Predict the bytes of chunks; each chunk keeps the memory of the largest one.
 
     Args:
-        epoch_steps: steps of an epoch.
-        most_steps: of a chunk.
-        step_bytes: of a rank's rows of a step.
+        epoch_steps: number of steps per epoch.
+        most_steps: number of steps per chunk, at most.
+        step_bytes: bytes of a rank's rows per step.
     """
     return CHUNKS * with_spare(int(min(epoch_steps, most_steps) * step_bytes))
 
 
 def page_count(lane_rows: Sequence[int], page_rows: int, ahead_rows: int) -> int:
-    """Predict the most pages: those of an epoch, and what is decoded ahead of the next one.
+    """Predict the largest page count: pages of an epoch plus those decoded ahead for the next.
 
     Args:
-        lane_rows: rows of each lane.
-        page_rows: of a page, all of one lane.
-        ahead_rows: of the next epoch, decoded before this one is served.
+        lane_rows: rows of each canonical shard.
+        page_rows: rows per page, all of one canonical shard.
+        ahead_rows: rows of the next epoch, decoded before this one is served.
     """
     return sum(-(-rows // page_rows) for rows in (*lane_rows, ahead_rows))

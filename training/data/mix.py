@@ -39,7 +39,7 @@ class MixPlan:
     epochs: EpochSteps
 
     def given_after(self, samples: Ints) -> Ints:
-        """(n, D): how many of the first `samples` (n,) samples come from each dataset."""
+        """Return (n, D): how many of the first `samples` (n,) samples come from each dataset."""
         periods, rest = np.divmod(samples, PERIOD)
         counts: Ints = periods[:, None] * self.shares + self.given[rest]
         return counts
@@ -69,7 +69,7 @@ def make_mix(rows: Sequence[int], mix: MixConfig, global_batch: int) -> MixPlan:
 
 
 def _shares(weights: Sequence[float]) -> Ints:
-    """(D,) whole shares of PERIOD that add up to it (largest remainder)."""
+    """Convert weights to (D,) whole shares that add up to PERIOD (largest remainder)."""
     given = np.asarray(weights, dtype=np.float64)
     exact = given / given.sum() * PERIOD
     shares = np.floor(exact).astype(np.int64)
@@ -88,7 +88,7 @@ def _pattern(shares: Ints) -> Ints:
 
 
 def _samples_until(given: Ints, rows: int, share: int) -> int:
-    """The most samples of the mix that take no more than `rows` from a dataset."""
+    """Return the most samples of the mix that take at most `rows` from a dataset."""
     periods, rest = divmod(rows, share)
     return periods * PERIOD + int(np.searchsorted(given, rest, side="right")) - 1
 
@@ -169,12 +169,12 @@ class MixedReader:
             yield EpochSpan(base + turn, edges)
 
     def _passes(self, number: int) -> int:
-        """Passes an epoch of the mix begins of a dataset: each gets an order of its own."""
+        """Count the passes over a dataset per epoch of the mix; each pass has its own order."""
         total = int(self.plan.given_after(np.array([self.epochs.samples]))[0, number])
         return -(-total // self.plan.rows[number])
 
     def _renumbered(self, batch: Batch, number: int) -> Batch:
-        """The batch with sample numbers that no other dataset's samples have."""
+        """Return the batch with sample numbers that are unique over all datasets."""
         if SAMPLE in batch.columns:
             batch.columns[SAMPLE] = batch.columns[SAMPLE] * len(self._parts) + number
         return batch
@@ -195,6 +195,6 @@ def _concatenate(values: Sequence[Any]) -> Any:
 
 
 def _stacked_offsets(offsets: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Offsets of rows laid end to end."""
+    """Concatenate the offsets of rows laid end to end."""
     lengths = torch.cat([o.diff() for o in offsets])
     return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])

@@ -1,17 +1,17 @@
 """Which row is in which global batch: pure functions of (row groups, settings, epoch), never of the world.
 
-The N rows of a split, in stored order, are cut into K *lanes* of equal length (they differ by at most B rows); a lane
-may begin or end inside a row group. Within its lane every row has one place, decided by the seed and the epoch: the
-lane's pieces (whole row groups, or what the cut left of them) come in a seeded order, and rows are permuted inside
-*windows* of W consecutive pieces. The lanes then take turns, round-robin, each giving its next *block* of B rows:
-sample t of an epoch is in block t // B, of the lane whose turn is (t // B) mod K. So global batch s, samples [s * GB,
-(s + 1) * GB), is the next GB/K rows of every lane, for any GB, K and N, and one integer, the consumed samples, says
-where a run stands. Rows of one block are moved together, which costs half of moving them one by one: B is 16 where a
-global batch is whole rounds of turns, else the largest smaller power of two for which it is, or 1; or what the recipe
-says, for a run that goes on with another global batch.
+The N rows of a split, in stored order, are cut into K canonical shards (`lane`) of equal length (they differ by at
+most B rows); a shard may begin or end inside a row group. Seed and epoch give every row its position in its shard: the
+shard's segments (`piece`: whole row groups, or what the cut left of them) come in a seeded order, and rows are permuted
+inside *windows* of W consecutive segments. The shards are interleaved round-robin: each has a slot (`turn`) per round,
+in which it gives its next *block* of B rows. Sample t of an epoch is in block t // B, of the shard with slot (t // B)
+mod K. So global batch s, samples [s * GB, (s + 1) * GB), is the next GB/K rows of every shard, for any GB, K and N, and
+one integer, the consumed samples, is the position of a run. Rows of one block are moved together, which costs half of
+moving them one by one: B is 16 where a global batch is whole rounds, else the largest smaller power of two for which it
+is, or 1; or the recipe's value, for a run that continues with another global batch.
 
-A rank owns whole lanes, next to each other. Two lanes that share a cut row group both read it first, or both read it
-last, so one rank decodes it once. No array here is larger than the list of row groups.
+A rank owns whole canonical shards, next to each other. Two shards that share a cut row group both read it first, or
+both read it last, so one rank decodes it once. No array here is larger than the list of row groups.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class OrderPlan:
-    """One split cut into lanes: G non-empty row groups, K lanes, which give B rows in a turn.
+    """One split cut into K canonical shards (lanes), which give B rows per slot (turn), over G non-empty row groups.
 
     groups (G,): index of each non-empty row group; group_start (G + 1,): its first row; lane_start (K + 1,): first row
-    of each lane; lane_of_turn, turn_of_lane (K,): the order in which lanes take turns. config: seed, shuffle, tail.
+    of each shard; lane_of_turn, turn_of_lane (K,): the shards' slots in a round. config: seed, shuffle, tail.
     """
 
     config: DataConfig
@@ -59,7 +59,7 @@ class OrderPlan:
 
     @property
     def round_rows(self) -> int:
-        """Rows of one turn of every lane."""
+        """Rows of one round, a slot of every shard."""
         return self.lanes * self.block
 
     @property
@@ -69,7 +69,7 @@ class OrderPlan:
 
 
 def make_plan(group_rows: ArrayLike, global_batch: int, config: DataConfig) -> OrderPlan:
-    """Cut row groups into lanes. ValueError where no step is possible.
+    """Cut row groups into canonical shards. ValueError if no step is possible.
 
     group_rows: (G,) rows of each, in stored order. K is `config.lanes`, lowered to the global batch and to the rows
     where it is larger.
@@ -91,7 +91,7 @@ def make_plan(group_rows: ArrayLike, global_batch: int, config: DataConfig) -> O
 
 
 def _block(rows: int, global_batch: int, lanes: int) -> int:
-    """B: the largest power of two for which a global batch is whole rounds, so that ranks share it as lanes do."""
+    """Return B, the largest power of two for which a global batch is whole rounds of slots."""
     block = MOST_BLOCK
     while block > 1 and (global_batch % (lanes * block) or lanes * block > rows):
         block //= 2
@@ -118,15 +118,16 @@ def _check(rows: int, global_batch: int, config: DataConfig) -> None:
 
 
 def _stride(lanes: int) -> int:
-    """The step coprime to K = `lanes` that spreads any run of turns most evenly over the lanes, and so over the ranks:
-    what a rank reads of a global batch that is no multiple of K.
+    """Return the stride coprime to K = `lanes` that spreads any run of slots most evenly over the shards.
 
-    With c(r) the lanes of an interval of n that r consecutive turns visit, |c(r) - r n / K| < 2 (a1 + ... + am), where
+    It thus spreads over the ranks what they read of a global batch that is no multiple of K.
+
+    With c(r) the shards of an interval of n that r consecutive slots visit, |c(r) - r n / K| < 2 (a1 + ... + am), where
     [0; a1, ..., am] is the continued fraction of stride / K. Proof (Ostrowski; Kuipers and Niederreiter 1974, ch. 2.3):
     r < K is a sum of at most a1 + ... + am denominators q of its convergents p / q. As stride / K is within 1 / (q q')
-    of p / q, q' the next denominator, the q turns of such a part lie one in each cell of a grid of q equal cells, all
-    moved the same way by less than a cell; each end of the interval gains or loses less than one turn. Whole rounds
-    visit every lane once. Hence the smallest sum; near the golden section where several have it.
+    of p / q, q' the next denominator, the q slots of such a term lie one in each cell of a grid of q equal cells, all
+    moved the same way by less than a cell; each end of the interval gains or loses less than one slot. Whole rounds
+    visit every shard once. Hence the smallest sum; near the golden section where several have it.
     """
     coprime = [step for step in range(1, lanes + 1) if gcd(step, lanes) == 1]
     return min(coprime, key=lambda step: (sum(partial_quotients(step, lanes)), abs(step - lanes * 0.6180339887498949)))
@@ -142,7 +143,7 @@ def partial_quotients(numerator: int, denominator: int) -> list[int]:
 
 
 class RankOrder:
-    """The samples of one rank: those of its lanes.
+    """The samples of one rank, from its canonical shards.
 
     lanes: counts of ranks differ by at most one; none where there are fewer lanes than ranks. turns (own lanes,): when
     they take turns, ascending: the order in which the rank serves them.
@@ -156,7 +157,7 @@ class RankOrder:
         self.turns: Ints = np.sort(plan.turn_of_lane[self.lanes.start : self.lanes.stop])
 
     def count(self, begin: int, end: int) -> int:
-        """How many of an epoch's samples [begin, end) are this rank's."""
+        """Count this rank's samples among an epoch's samples [begin, end)."""
         return self._before(end) - self._before(begin)
 
     def _before(self, sample: int) -> int:
@@ -167,31 +168,33 @@ class RankOrder:
         return (rounds * len(self.turns) + before) * self.plan.block + (row if own_turn else 0)
 
     def rounds(self, begin: int, end: int) -> range:
-        """The rounds of turns of samples [begin, end); round r serves rows [r * B, (r + 1) * B) of each lane."""
+        """Return the rounds for samples [begin, end); round r serves rows [r * B, (r + 1) * B) of each shard."""
         return range(begin // self.plan.round_rows, -(-end // self.plan.round_rows))
 
     def cut(self, table: Ints, begin: int, end: int) -> Ints:
-        """Pick the entries of samples [begin, end) from a table (rounds, own lanes, B), or (rounds, own lanes, 1) of
-        whole blocks where both are multiples of B."""
+        """Pick the entries of samples [begin, end) from a table (rounds, own shards, B).
+
+        A table of whole blocks, (rounds, own shards, 1), will do where both are multiples of B.
+        """
         unit = self.plan.block // table.shape[2]
         first = begin // self.plan.round_rows * self.plan.round_rows
         skip = self.count(first, begin) // unit
         return table.reshape(-1)[skip : skip + self.count(begin, end) // unit]
 
     def samples(self, begin: int, end: int) -> Ints:
-        """Numbers in the epoch of this rank's samples of [begin, end), as served."""
+        """Return the numbers in the epoch of this rank's samples of [begin, end), as served."""
         rounds = np.array(self.rounds(begin, end), np.int64) * self.plan.round_rows
         blocks = rounds[:, None] + self.turns * self.plan.block
         return self.cut(blocks[:, :, None] + np.arange(self.plan.block), begin, end)
 
     def lanes_of(self, group: int) -> range:
-        """Lanes of this rank that hold rows of a row group, an index into `plan.groups`."""
+        """Return this rank's canonical shards with rows of a row group, an index into `plan.groups`."""
         begin, end = self.plan.group_start[[group, group + 1]]
         first, last = _touched(self.plan.lane_start, begin, end)
         return range(max(first, self.lanes.start), min(last, self.lanes.stop))
 
     def row_groups(self) -> Ints:
-        """Row groups of the split that the rank's lanes are cut from."""
+        """Return the row groups of the split that overlap the rank's canonical shards."""
         if not self.lanes:
             return np.zeros(0, np.int64)
         begin, end = self.plan.lane_start[[self.lanes.start, self.lanes.stop]]
@@ -200,13 +203,13 @@ class RankOrder:
 
 
 def _touched(starts: Ints, begin: int, end: int) -> tuple[int, int]:
-    """First and last + 1 of the intervals with these starts that overlap [begin, end)."""
+    """Return first and last + 1 of the intervals with these starts that overlap [begin, end)."""
     return int(np.searchsorted(starts, begin, side="right")) - 1, int(np.searchsorted(starts, end, side="left"))
 
 
 @dataclass(frozen=True)
 class LaneOrder:
-    """One lane in one epoch: its pieces (P,), in the order they are read.
+    """One canonical shard in one epoch: its segments (P,), in the order they are read.
 
     A piece is rows [start, stop) of row group `group`, an index into `plan.groups`. Window w has pieces [w * W, (w + 1)
     * W), and the lane's rows [first[w], first[w + 1]).
@@ -225,19 +228,19 @@ class LaneOrder:
         return len(self.first) - 1
 
     def pieces(self, window: int) -> list[tuple[int, int, int]]:
-        """(group, start, stop) of each piece of a window."""
+        """List (group, start, stop) of each segment of a window."""
         part = slice(window * self.plan.window, (window + 1) * self.plan.window)
         return list(zip(*(column[part].tolist() for column in (self.group, self.start, self.stop)), strict=True))
 
     def window_of(self, group: int) -> int:
-        """The window that holds a row group of this lane."""
+        """Return the window that holds a row group of this canonical shard."""
         return int(np.flatnonzero(self.group == group)[0]) // self.plan.window
 
     def places(self, window: int) -> Ints:
-        """The lane's rows (rows,) that the window's pieces become, laid end to end, each in its own order.
+        """Return where the window's segments, laid end to end, go in the canonical shard, (rows,).
 
-        Rows of one piece keep that order (`piece_rows`): a seeded interleaving of pieces, times a seeded order inside
-        each, is a uniform permutation of the window, but only the second moves rows far.
+        Rows of one segment keep that order (`piece_rows`): a seeded interleaving of segments, times a seeded order
+        inside each, is a uniform permutation of the window, but only the second moves rows far.
         """
         sizes = [stop - start for _, start, stop in self.pieces(window)]
         rows, first = sum(sizes), int(self.first[window])
@@ -248,14 +251,14 @@ class LaneOrder:
         return np.argsort(interleaved, kind="stable") + first
 
     def piece_rows(self, group: int, start: int, stop: int) -> Ints:
-        """The rows (n,) of a row group that are a piece of this lane, in the piece's order."""
+        """Return the rows (n,) of a segment of a row group, in the segment's shuffled order."""
         if not self.plan.config.shuffle:
             return np.arange(start, stop, dtype=np.int64)
         random = _random(self.plan.config.seed, self.epoch, self.lane, group, 0)
         return random.permutation(stop - start).astype(np.int64, copy=False) + start
 
     def row_ids(self) -> Ints:
-        """(length,) row indices of the split, in the order the lane serves them."""
+        """Return (length,) row indices of the split, in the order in which the canonical shard serves them."""
         ids = np.empty(int(self.first[-1]), np.int64)
         for window in range(self.windows):
             pieces = self.pieces(window)
@@ -265,14 +268,14 @@ class LaneOrder:
 
 
 def lane_order(plan: OrderPlan, epoch: int, lane: int) -> LaneOrder:
-    """Order the lane's pieces for this epoch."""
+    """Order the canonical shard's segments for this epoch."""
     begin, end = int(plan.lane_start[lane]), int(plan.lane_start[lane + 1])
     first, last = _touched(plan.group_start, begin, end)
     group = np.arange(first, last, dtype=np.int64)
     start = np.maximum(plan.group_start[first:last], begin) - plan.group_start[first:last]
     stop = np.minimum(plan.group_start[first + 1 : last + 1], end) - plan.group_start[first:last]
     if plan.config.shuffle:
-        # Boundary j lies between lanes j - 1 and j. In even epochs lanes meet first at odd boundaries and last at even
+        # Boundary j is between shards j - 1 and j. In even epochs shards meet first at odd boundaries and last at even
         # ones; odd epochs turn that round, so that no row stays at an end for good.
         left_first = (lane + epoch) % 2 == 1
         left = [0] if begin > plan.group_start[first] else []
@@ -286,7 +289,7 @@ def lane_order(plan: OrderPlan, epoch: int, lane: int) -> LaneOrder:
 
 
 def _with_ends(order: Ints, head: Sequence[int], tail: Sequence[int]) -> Ints:
-    """Move pieces that a lane shares with its neighbors to the ends of its order."""
+    """Move segments that a canonical shard shares with its neighbors to the ends of its order."""
     if len(order) == 1:
         return order
     inner = order[~np.isin(order, [*head, *tail])]

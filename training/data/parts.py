@@ -22,11 +22,13 @@ class PartsReader:
     def __init__(
         self, own: Reader, stream: int, open_stream: Callable[[int], Reader], take: Callable[[int], BatchShare | None]
     ):
-        """Args:
-        own: reads `stream`.
-        stream: this rank's own; of a rank that has none, the one it was opened with.
-        open_stream: opens another one.
-        take: step -> the part that this rank computes in it; None: none.
+        """Create a reader of batch shares.
+
+        Args:
+            own: reader of the stream `stream`.
+            stream: stream of this rank; without an own stream, the one it was opened with.
+            open_stream: opens the reader of another stream.
+            take: step -> batch share that this rank computes, or None.
         """
         self.steps_per_epoch, self.epochs, self.meter = own.steps_per_epoch, own.epochs, own.meter
         self._own, self._stream, self._open_stream, self._take = own, stream, open_stream, take
@@ -76,7 +78,7 @@ class _Stream:
         self._kept: dict[int, Batch] = {}
 
     def at(self, clock: int, end: int) -> Batch:
-        """The batch of a clock. `end`: clock that will not be asked for."""
+        """Return the batch of step `clock`; `end`: first step that will not be requested."""
         if clock not in self._kept:
             if not self._next <= clock < min(self._next + FAR, self._end):
                 self._stop()

@@ -56,12 +56,14 @@ class ParquetReader:
         opener: FileOpener | None = None,
         selection: Selection | None = None,
     ) -> None:
-        """Args:
-        request: what is read.
-        rank: this rank's share; None: it is the only one.
-        config: order, memory, threads and decoders; None: the defaults.
-        opener: reads files; None: where they are stored.
-        selection: sound files and filtered rows; None: all of the split.
+        """Create a reader of one rank.
+
+        Args:
+            request: split, columns and global batch to read.
+            rank: this rank's share; None for a single rank.
+            config: order, memory, threads and decoders; None for defaults.
+            opener: opens files; None reads them where they are stored.
+            selection: intact files and filtered rows; None selects the whole split.
         """
         rank, config = rank or DataRank(), config or DataConfig()
         self.meter = Meter()
@@ -89,7 +91,7 @@ class ParquetReader:
         self._verified = config.verify == "off"
 
     def order_state(self) -> dict[str, Any]:
-        """What decides the order of global batches; see `sparkring.training.data.resume`."""
+        """Return what decides the order of global batches; see `sparkring.training.data.resume`."""
         plan, config = self.plan, self.plan.config
         return OrderState(
             order_version=ORDER_VERSION,
@@ -260,7 +262,7 @@ class ParquetReader:
                 engine.close()
 
     def _most_steps(self, span: EpochSpan) -> int:
-        """How many steps of this span make a chunk of `chunk_bytes`."""
+        """Return how many steps of this span make a chunk of `chunk_bytes`."""
         step_rows = (span.edges[-1] - span.edges[0]) / (len(span.edges) - 1) * len(self._order.lanes) / self.plan.lanes
         return max(1, int(self._config.chunk_bytes / max(1, self._chunk_row_bytes * step_rows)))
 
@@ -295,7 +297,7 @@ class ParquetReader:
         return Meter({"read": read_s, "decode": decode_s, "shuffle": time.perf_counter() - began})
 
     def _chunk(self, engine: Engine, span: EpochSpan) -> _Chunk:
-        """The batches of this span: one gather, then views of it."""
+        """Make the batches of this span: one gather, then views of it."""
         assert self._pool is not None
         plan, order, edges = self.plan, self._order, span.edges.tolist()
         places = engine.positions(edges[0], edges[-1])
@@ -332,17 +334,17 @@ class _Chunk:
 
 
 def decode_threads(config: DataConfig, decodes_cells: bool) -> int:
-    """Threads that decode row groups, and images where there are any: these take most of their rows' time."""
+    """Return the number of decoding threads; images get two by default, because they take most of the time."""
     return config.threads or (2 if decodes_cells else 1)
 
 
 def tensor_source(manifest: DatasetManifest, names: Sequence[str] | None, audit: bool) -> TensorSource:
-    """The tensors of `names` (None: all), and in audit mode the row numbers; the reader itself numbers samples."""
+    """Return the wanted tensors (None: all), plus row numbers in audit mode; the reader numbers samples."""
     return TensorSource(manifest, None if names is None else [name for name in names if name != SAMPLE], audit)
 
 
 def _row_bytes(columns: Sequence[Column], files: Sequence[DataFile]) -> int:
-    """Bytes of one decoded row; for ragged columns at most twice the stored bytes."""
+    """Estimate the bytes of one decoded row; ragged columns count twice their stored bytes."""
     fixed = sum(row_bytes(c) for c in columns if is_fixed(c))
     if all(is_fixed(c) for c in columns):
         return max(1, fixed)

@@ -130,7 +130,7 @@ def _shown(conditions: Sequence[Condition]) -> str:
 
 
 def literal(column: Column, value: Any) -> Any:
-    """The value that a condition compares with: dates and timestamps are written as ISO 8601, in UTC without a zone."""
+    """Parse the value of a condition: dates and timestamps are ISO 8601, in UTC without a zone."""
     if not isinstance(value, str) or column.logical not in ("date", "timestamp", "timestamp_ntz"):
         return value
     if column.logical == "date":

@@ -32,11 +32,13 @@ class FileSource:
         columns: Sequence[Column],
         check_pages: bool = True,
     ) -> None:
-        """Args:
-        opener: reads files, from their storage or from a cache.
-        selection: the files, and the filter that their rows must pass.
-        columns: the stored columns to decode.
-        check_pages: verify the checksum of every page, a quarter of the time; needless where hashes were checked.
+        """Open the row groups of the selected files.
+
+        Args:
+            opener: opens files, from their storage or from a cache.
+            selection: files, and the filter that their rows must pass.
+            columns: the stored columns to decode.
+            check_pages: verify the checksum of every page, a quarter of the time; needless where hashes were checked.
         """
         self.opener = opener
         self._files, self._filter = selection.files, selection.row_filter
@@ -50,7 +52,7 @@ class FileSource:
         self._lock = threading.Lock()
 
     def locate(self, group: int) -> tuple[DataFile, int]:
-        """The file of a row group of the split, and its number inside."""
+        """Return the file of a row group of the split, and its number inside."""
         number = int(np.searchsorted(self._first_group, group, side="right")) - 1
         return self._files[number], int(group - self._first_group[number])
 
@@ -73,7 +75,7 @@ class FileSource:
         return f"{file.path}, row group {inside}"
 
     def _decode(self, file: DataFile, inside: int) -> tuple[pa.Table, float]:
-        """The wanted columns and those of the filter, and when the file was open."""
+        """Decode the wanted columns and those of the filter; also return when the file was open."""
         names = self._names
         if self._filter is not None:
             names = [*names, *sorted(self._filter.columns - set(names))]
@@ -145,9 +147,9 @@ class FileSource:
 
 
 def with_offset(table: pa.Table, file: DataFile) -> pa.Table:
-    """Rows of the file, numbered in their split, where the file numbers them in its part of it.
+    """Convert a file's row numbers within its day partition to numbers within the split.
 
-    A file holds its own numbers, for it belongs to several datasets.
+    Files keep their own numbers because several datasets share them.
     """
     index = table.schema.get_field_index(ROW_NUMBER)
     if not file.row_offset or index < 0:

@@ -40,7 +40,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 
 
 def moved(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-    """The batch with `change` applied to its tensors; what the host reads stays on the host."""
+    """Apply `change` to the batch's tensors; what the host reads stays on the host."""
     columns, weight = map_tensors(batch.columns, change), map_tensors(batch.weight, change)
     host = batch.columns if batch.host_columns is None else batch.host_columns
     return replace(batch, columns=columns, weight=weight, host_columns=host)  # ids stay: the audit runs on the host

@@ -28,9 +28,9 @@ def evaluate_split(
     They are sums over rows and ranks, divided by the rows' weights; or by the task's `counted_share` of each.
 
     Args:
-        ranks: hold the model.
-        batches: of the split; the last one is padded.
-        task: the loss and the metrics.
+        ranks: ranks that hold the model.
+        batches: batches of the split; the last one is padded.
+        task: loss and metrics to compute.
         on_batch: gets every non-empty batch and its outputs, on the ranks that see outputs.
         on_progress: gets the number of each batch, so that a long split is not taken for a hang.
         whole: makes the task's `split_metrics` too; on every rank or on none.
@@ -51,9 +51,7 @@ def evaluate_split(
 def _batch_sums(
     ranks: Ranks, batch: Batch, task: Task, seen_by: Iterable[Callable[[Batch, Any], None]]
 ) -> torch.Tensor:
-    """Sums (metrics + 1,) of a batch's weighted values, and of its weights. Its outputs end with this function: those
-    of two batches are never in memory together.
-    """
+    """Sum a batch's weighted values and its weights (metrics + 1,); its outputs are freed on return."""
     names = ("loss", *task.metric_names())
     outputs = ranks.evaluate(batch)
     if outputs is None or batch.rows == 0:
@@ -74,13 +72,13 @@ class WholeSplit:
     def __init__(
         self, task: Task, gather: Callable[[bytes], list[bytes]], reports: bool, weighted: bool = False
     ) -> None:
-        """Begin with no rows.
+        """Start with no rows.
 
         Args:
-            task: whose metrics they are.
+            task: task with the metrics.
             gather: all-gather of bytes between all ranks.
-            reports: of the ranks that hold the same rows, exactly one does.
-            weighted: the dataset's rows have weights, which the metrics are to be made with.
+            reports: whether this rank reports; exactly one of the ranks with the same rows does.
+            weighted: whether rows have weights for the metrics.
         """
         self.task, self.gather, self.reports, self.weighted = task, gather, reports, weighted
         self._ids: list[np.ndarray] = []
@@ -99,7 +97,7 @@ class WholeSplit:
         self._values.append(values[real].numpy())
 
     def metrics(self) -> dict[str, float]:
-        """The task's `split_metrics` of every row in the dataset's order, the same on every rank. Collective.
+        """Compute the task's `split_metrics` over all rows in dataset order, the same on every rank. Collective.
 
         NaN where there are no rows, or a value is not finite, as of a model that diverged.
         """
@@ -118,16 +116,16 @@ class WholeSplit:
 
 
 def wants_whole_split(config: TrainConfig, names: Iterable[str]) -> bool:
-    """Whether checkpoints are chosen, or training is stopped, by one of these metrics.
+    """Return whether one of these metrics chooses checkpoints or stops training.
 
-    Else rows are not gathered at each evaluation: 8 bytes a row and 8 for each of its values, to every rank.
+    Otherwise evaluations gather no rows: 8 bytes a row and 8 for each of its values, to every rank.
     """
     stop = config.early_stopping
     return bool({config.best_metric, *([stop.metric] if stop else [])} & set(names))
 
 
 def _packed(ids: list[np.ndarray], values: list[np.ndarray]) -> bytes:
-    """Rows and values per row as int64, then the ids, then the values."""
+    """Pack rows and values per row as int64, then the ids, then the values."""
     if not ids:
         return np.zeros(2, np.int64).tobytes()
     all_ids, all_values = np.concatenate(ids).astype(np.int64), np.concatenate(values)

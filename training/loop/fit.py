@@ -116,7 +116,7 @@ class TrainingDiverged(RuntimeError):
 
 
 def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
-    """Optimizer steps of the whole run; ValueError where an epoch has none."""
+    """Return the optimizer steps of the whole run; ValueError if an epoch has none."""
     if steps_per_epoch < 1:
         raise ValueError(
             "train.global_batch: larger than the training split, so an epoch has no full batch; "
@@ -131,14 +131,14 @@ def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
 def next_meeting(
     step: int, steps_per_epoch: int, config: TrainConfig, checkpoint: CheckpointConfig, cut: int | None = None
 ) -> int:
-    """The first step after `step` at which an epoch ends, or ranks evaluate, write a checkpoint or stop.
+    """Return the next synchronization point: end of epoch, evaluation, checkpoint or stop.
 
     Args:
-        step: that have been made.
-        steps_per_epoch: of the global batch.
-        config: when training ends, and when ranks evaluate.
-        checkpoint: when one is written on schedule.
-        cut: a step that the driver has asked for (WorkerContext.next_cut).
+        step: number of steps done.
+        steps_per_epoch: steps per epoch with the global batch.
+        config: end of training and interval of evaluation.
+        checkpoint: interval of scheduled checkpoints.
+        cut: coordinated stop that the driver announced (WorkerContext.next_cut).
     """
     last = total_steps(config, steps_per_epoch)
     every = [steps_per_epoch, config.eval_every_steps, checkpoint.every_steps]
@@ -146,13 +146,13 @@ def next_meeting(
 
 
 def meets_after(step: int, steps_per_epoch: int, config: TrainConfig, checkpoint: CheckpointConfig) -> bool:
-    """Whether ranks evaluate or write a checkpoint on schedule after `step` steps."""
+    """Return whether ranks evaluate or write a checkpoint on schedule after `step` steps."""
     every = [config.eval_every_steps or steps_per_epoch, checkpoint.every_steps]
     return step == total_steps(config, steps_per_epoch) or any(step % each == 0 for each in every if each)
 
 
 def improved(value: float, best: float | None, mode: str, min_delta: float = 0.0) -> bool:
-    """Whether `value` beats `best` by more than min_delta; a value that is not finite never does."""
+    """Return whether `value` beats `best` by more than min_delta; never if it is not finite."""
     if not math.isfinite(value):
         return False
     if best is None:
@@ -161,14 +161,14 @@ def improved(value: float, best: float | None, mode: str, min_delta: float = 0.0
 
 
 def pick(metrics: dict[str, float], name: str, key: str) -> float:
-    """The named validation metric; ValueError names the configuration key and the known metrics."""
+    """Return the named validation metric; ValueError names the configuration key and the known metrics."""
     if name not in metrics:
         raise ValueError(f"{key} = {name!r}: no such validation metric; there are {sorted(metrics)}")
     return metrics[name]
 
 
 def after_evaluation(state: TrainerState, metrics: dict[str, float], config: TrainConfig) -> TrainerState:
-    """The state with the best value so far, and whether patience has run out."""
+    """Return the state with the best value so far, and whether patience has run out."""
     state = replace(state, last_valid=dict(metrics))
     best = pick(metrics, config.best_metric, "train.best_metric")
     if improved(best, state.best_value, config.best_mode):
@@ -276,7 +276,7 @@ def ends_and_saves(
 
 
 def after_step(state: TrainerState, batch: Batch, info: StepInfo) -> TrainerState:
-    """The state after a step on `batch`."""
+    """Return the state after a step on `batch`."""
     counted = int(info.skipped) if info.counted_skips is None else info.counted_skips
     return replace(
         state,
@@ -337,9 +337,9 @@ class LossWindow:
         return self.carried_sum + sum_over_ranks(strategy, [self._own()])[0], self.rows
 
     def close(self, strategy: Strategy, is_first: bool) -> tuple[float, float]:
-        """This rank's part (total, count) of the mean loss per row of the window; the next window begins.
+        """Return this rank's summand (total, count) of the window's mean loss per row; start the next window.
 
-        `is_first`: the rank that counts the rows, which are the same on all, and what a checkpoint had carried over.
+        `is_first`: whether this rank counts the rows, which are the same on all, and the carried-over loss.
         """
         own = float(strategy.meeting.share_of_sum(torch.tensor(self._own(), dtype=torch.float64)))
         part = (self.carried_sum + own, float(max(self.rows, 1))) if is_first else (own, 0.0)

@@ -25,7 +25,7 @@ class RoundCallbacks:
 
 
 def round_settings(train: TrainConfig, trees: TreesConfig) -> TrainConfig:
-    """The `train` block as rounds take it: `trees` says when they end, and every round is evaluated."""
+    """Return the `train` block for boosting rounds: `trees` decides the end, every round is evaluated."""
     stop = None
     if trees.early_stopping_rounds is not None:
         stop = EarlyStopping(metric=train.best_metric, mode=train.best_mode, patience=trees.early_stopping_rounds)
@@ -44,13 +44,13 @@ def fit_rounds(
     """Add rounds from `state` on to the end and return the final state.
 
     Args:
-        ranks: with the trees of `state`.
-        reader: of the training split.
+        ranks: ranks with the trees of `state`.
+        reader: reader of the training split.
         callbacks: evaluation and checkpoints, from the worker.
-        reporter: the driver, as this rank sees it.
-        config: of `round_settings`.
-        checkpoint: when one is due; `on_improvement` has no meaning here, as the best rounds are among all later ones.
-        state: new, or from a checkpoint.
+        reporter: reports to the driver for this rank.
+        config: result of `round_settings`.
+        checkpoint: interval of checkpoints; `on_improvement` is ignored, as later rounds include the best ones.
+        state: new state, or one from a checkpoint.
     """
     assert config.steps is not None, "round_settings has set it"
     last, rows = config.steps, reader.epochs.samples
@@ -93,12 +93,12 @@ def report(
     """Report the numbers of a logging window, and its last evaluation.
 
     Args:
-        state: after the window's last round.
-        ranks: of the job.
-        reader: of the training split.
+        state: state after the window's last round.
+        ranks: ranks of the job.
+        reader: reader of the training split.
         callbacks: give the training loss.
-        reporter: the driver.
-        timing: of the window, which ends.
+        reporter: reports to the driver for this rank.
+        timing: times of the window, which ends.
     """
     seconds, shown = timing.take(reader, ranks, reader.epochs.samples)
     reporter.metrics(state.step, shown, timing=seconds, means={"train/loss": callbacks.train_loss()})

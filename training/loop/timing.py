@@ -45,14 +45,14 @@ class LoopTiming:
             yield batch
 
     def step_done(self, waited_s: float) -> None:
-        """Note the last step's own seconds; `waited_s`: of it, for other ranks."""
+        """Record the last step's seconds; `waited_s`: seconds of it spent waiting for other ranks."""
         self.busy_s.append(max(0.0, self.last_s["step"] - waited_s) + self.last_s.get("data_stall", 0.0))
 
     def checkpoint_written(self) -> None:
         self.last_checkpoint, self.asked = time.monotonic(), False
 
     def is_overdue(self, every_s: float | None) -> bool:
-        """Whether the last checkpoint is `every_s` seconds old; True once before each checkpoint."""
+        """Return whether the last checkpoint is `every_s` seconds old; True once before each checkpoint."""
         if every_s is None or self.asked or time.monotonic() - self.last_checkpoint < every_s:
             return False
         self.asked = True
@@ -85,7 +85,7 @@ class LoopTiming:
 
 
 def shown_names(timing: WindowTiming) -> dict[str, float]:
-    """Name a window's seconds as MLflow shows them."""
+    """Return a window's seconds by MLflow's names."""
     loop_s = timing.loop_s | {"busy_sd_s": timing.busy_sd_s}
     reader_s = timing.reader_s | timing.once_s
     return {f"perf/{name}": s for name, s in loop_s.items()} | {f"data/{name}": s for name, s in reader_s.items()}

@@ -48,12 +48,12 @@ def read_blend(folder: Storage) -> Blend | None:
 
 
 def mixed(kind: TaskKind, share: float | Array, net: Array, trees: Array) -> Array:
-    """Predictions of what is mixed before the link function. `share`: of the network, or of each row (N,) or (N, 1)."""
+    """Mix predictions before the link function. `share`: the network's, one value, (N,) or (N, 1)."""
     return after_link(kind, share * net + (1 - share) * trees)
 
 
 def before_link(kind: TaskKind, predictions: Array) -> Array:
-    """What the task's link function makes these predictions of; finite for probabilities of 0 and 1, too."""
+    """Invert the task's link function; finite for probabilities of 0 and 1, too."""
     if kind.form in (LabelForm.FLAG, LabelForm.FLAGS):
         p = np.clip(predictions, LEAST, MOST)
         return np.asarray(np.log(p) - np.log1p(-p))
@@ -63,7 +63,7 @@ def before_link(kind: TaskKind, predictions: Array) -> Array:
 
 
 def after_link(kind: TaskKind, raw: Array) -> Array:
-    """The link function: the inverse of `before_link`, where class probabilities sum to 1."""
+    """Apply the link function: the inverse of `before_link`, with class probabilities summing to 1."""
     if kind.form in (LabelForm.FLAG, LabelForm.FLAGS):
         return np.asarray(1 / (1 + np.exp(-raw)))
     if kind.form is LabelForm.CLASS:

@@ -79,7 +79,7 @@ class Calibration:
 
 
 def log_odds(probabilities: torch.Tensor) -> torch.Tensor:
-    """The logarithm of p / (1 - p), finite for 0 and 1 too."""
+    """Compute log(p / (1 - p)), finite for 0 and 1 too."""
     import torch
 
     p = probabilities.clamp(LEAST, MOST)
@@ -87,7 +87,7 @@ def log_odds(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def is_calibrated(config: RunConfig) -> bool:
-    """Whether a calibration is fitted: to validation rows that do not train the model."""
+    """Return whether a calibration is fitted: only on validation rows that do not train the model."""
     return config.model.may_calibrate and config.train.valid_split != "train"
 
 

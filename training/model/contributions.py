@@ -49,19 +49,19 @@ class Contributions:
         return Contributions(self.values * slope[:, None], base, raw)
 
     def mixed(self, share: float, other: Contributions) -> Contributions:
-        """The contributions to share * own + (1 - share) * other raw predictions, of the same rows and features."""
+        """Mix raw predictions: share * own + (1 - share) * other, of the same rows and features."""
         values, base, raw = (
             share * getattr(self, name) + (1 - share) * getattr(other, name) for name in ("values", "base", "raw")
         )
         return Contributions(values, base, raw)
 
     def of_features(self, own: Sequence[str], wanted: Sequence[str]) -> Contributions:
-        """The same with the features in another order. `own`: as they are now."""
+        """Reorder the features. `own`: their present order."""
         places = [own.index(name) for name in wanted]
         return Contributions(self.values[:, places], self.base, self.raw)
 
     def misses(self) -> NDArray[np.bool_]:
-        """Which rows (B,) have contributions that miss the raw prediction by more than TOLERANCE, in any output."""
+        """Mark rows (B,) whose contributions miss a raw prediction by more than TOLERANCE."""
         missed = np.abs(self.base + self.values.sum(axis=1) - self.raw)
         scale = np.abs(self.base) + np.abs(self.values).sum(axis=1)
         odd: NDArray[np.bool_] = ~(missed <= TOLERANCE * scale).all(axis=1)  # of a NaN, too
@@ -69,7 +69,7 @@ class Contributions:
 
 
 def joined(parts: Sequence[Contributions]) -> Contributions:
-    """The rows of all parts; the base is the same in each."""
+    """Concatenate the rows of all parts, which share one base."""
     values, raw = (np.concatenate([getattr(part, name) for part in parts]) for name in ("values", "raw"))
     return Contributions(values, parts[0].base, raw)
 
@@ -92,7 +92,7 @@ def contribution_problem(config: RunConfig, manifest: DatasetManifest) -> str | 
 
 
 def tensors_by_feature(manifest: DatasetManifest, features: Sequence[str]) -> dict[str, list[str]]:
-    """Raw column -> the tensors and masks among `features` that are made of it."""
+    """Map each raw column to the tensors and masks among `features` that are made of it."""
     states: list[State] = manifest.features.get("features", [])
     raw = {output: state["column"] for state in states for output in output_names(state)}
     raw |= {c.mask: raw.get(c.name, c.name) for c in manifest.tensors if c.mask is not None}
@@ -138,10 +138,12 @@ class NetExplainer:
         base: Mapping[str, torch.Tensor],
         features: Sequence[Sequence[str]],
     ) -> None:
-        """Args:
-        model: from tensors by name to outputs, (B,) or (B, O).
-        base: the base row's tensors (1, *shape) by name.
-        features: names of the tensors that are set together.
+        """Prepare to permute features against a base row.
+
+        Args:
+            model: function from tensors by name to outputs, (B,) or (B, O).
+            base: tensors (1, *shape) of the base row, by name.
+            features: names of tensors that are set together.
         """
         self._model, self._base, self._features = model, base, features
         self._orders = orders_of(len(features))
@@ -166,14 +168,14 @@ class NetExplainer:
 
 
 def orders_of(features: int) -> list[list[int]]:
-    """PAIRS orders and their reverses; of two features, or one, there is but one pair."""
+    """Draw PAIRS feature orders and their reverses; one pair for two features or fewer."""
     random = np.random.default_rng(SEED)
     orders = [random.permutation(features).tolist() for _ in range(PAIRS if features > 2 else 1)]
     return [each for order in orders for each in (order, order[::-1])]
 
 
 def _outputs(model: Callable[[Columns], torch.Tensor], columns: Mapping[str, torch.Tensor]) -> Array:
-    """The outputs (B, O) as doubles."""
+    """Compute the outputs (B, O) as doubles."""
     with torch.inference_mode():
         found = model(dict(columns)).double().numpy()
     values: Array = found if found.ndim > 1 else found[:, None]

@@ -90,7 +90,7 @@ def part_file(table: str, rank: int) -> str:
 
 
 def model_files(folder: Storage) -> list[str]:
-    """The files of a model, which are copied together."""
+    """List the files of a model, which are copied together."""
     weights = [TREES_FILE if folder.exists(TREES_FILE) else FILE]
     always = [CONFIG, MANIFEST, *([FILE, TREES_FILE, BLEND] if folder.exists(BLEND) else weights)]
     always += [CALIBRATION] if folder.exists(CALIBRATION) else []
@@ -101,7 +101,7 @@ def model_files(folder: Storage) -> list[str]:
 
 
 def weight_files(folder: Storage) -> list[str]:
-    """The files of a model that hold what was learned, but for its calibration."""
+    """List the files of a model with learned values, except its calibration."""
     return [name for name in model_files(folder) if name not in (CONFIG, MANIFEST, CALIBRATION)]
 
 
@@ -118,9 +118,9 @@ def write_digests(folder: Storage, also: Iterable[str] = ()) -> dict[str, str]:
 
 
 def changed_files(folder: Storage, leave_out: Collection[str] = SAMPLE) -> list[str]:
-    """Name a model's files that are not what was recorded of them, or not there; [] without a record.
+    """List a model's files that are missing or differ from the record; [] without a record.
 
-    StoredError where the record is damaged.
+    StoredError for a damaged record.
     """
     if not folder.exists(DIGESTS):
         return []
@@ -155,11 +155,11 @@ def weights_sha256(folder: Storage, known: Mapping[str, str] | None = None) -> s
 
 
 def write_tables(folder: Storage, tables: Mapping[str, ShardedTable], on_progress: Callable[[int], None]) -> None:
-    """Write this rank's part of each table, some rows at a time, and by rank 0 what they are.
+    """Write this rank's shard of each table in blocks; rank 0 writes the index.
 
     Args:
-        folder: the model's.
-        tables: by name; no file is written without any.
+        folder: folder of the model.
+        tables: tables by name; without tables no file is written.
         on_progress: called with the number of each block of rows.
     """
     blocks = itertools.count(1)
@@ -257,11 +257,11 @@ def read_description(folder: Storage) -> TrainedModel:
 
 
 def described_model(folder: Storage, config: RunConfig, manifest: DatasetManifest) -> TrainedModel:
-    """What a folder says of its weights, beside what is known of them. StoredError names a file that is damaged."""
+    """Describe the model in a folder, with its known configuration. StoredError for a damaged file."""
     return TrainedModel(config, manifest, read_calibration(folder), read_blend(folder))
 
 
 def weights_at(uri: str) -> tuple[Storage, str]:
-    """Folder and name of the file of weights that a URI names: the file itself, or a model folder with one."""
+    """Return folder and file name of the weights a URI names: a file, or a model folder with one."""
     place = open_storage(uri)
     return (place.parent, place.root.rpartition("/")[2]) if place.root.endswith(WEIGHTS_FILE) else (place, FILE)

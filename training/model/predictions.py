@@ -47,5 +47,5 @@ class Predictions:
 
 
 def stored_values(values: np.ndarray) -> pa.Array:
-    """Values (N,), or (N, values) as lists."""
+    """Convert values (N,), or (N, values) as lists."""
     return pa.array(values) if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(values.ravel(), values.shape[1])

@@ -37,15 +37,15 @@ def prepare_model(
 ) -> TrainableModel:
     """Give a model its starting weights, its columns and its task. Collective.
 
-    ValueError or StoredError where the recipe, the dataset and the starting weights do not go together.
+    ValueError or StoredError if the recipe, the dataset and the starting weights do not match.
 
     Args:
-        initial: as the model's constructor made it.
-        config: the recipe.
-        manifest: of the dataset.
-        continued: the run goes on from a checkpoint, which has the weights.
+        initial: model as its constructor made it.
+        config: resolved configuration of the run.
+        manifest: manifest of the dataset.
+        continued: whether the run continues from a checkpoint, which has the weights.
         gather: all-gather of bytes between the ranks.
-        rank: of this process; rank 0 reads weights, the others receive them.
+        rank: number of this rank; rank 0 reads weights and sends them.
     """
     started = None
     if config.model.start is not None:

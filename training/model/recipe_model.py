@@ -104,7 +104,7 @@ def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
 
 
 def _of_label(manifest: DatasetManifest, label: str | None) -> DatasetManifest:
-    """The manifest as a model sees it that predicts `label`, one of several; None: it predicts all there are."""
+    """Return the manifest for a model that predicts `label`, one of several; None: all labels."""
     if label is None or "flags" not in manifest.features:
         return manifest
     features = {key: state for key, state in manifest.features.items() if key != "flags"}

@@ -86,9 +86,9 @@ class FileValue:
 
 
 def start_model_with(initial: InitialModel, match: StartMatch, given: Mapping[str, FileTensor] | None) -> InitialModel:
-    """The initial model with values of a file, which rank 0 reads one by one and sends to the others.
+    """Replace initial values by a file's; rank 0 reads them one by one and sends them to the others.
 
-    `given`: the file's tensors by name; None on the ranks that receive them.
+    `given`: tensors of the file by name; None on the ranks that receive them.
     """
     values: dict[str, InitialValue] = dict(initial.values)
     for name, in_file in match.matched.items():

@@ -33,5 +33,5 @@ class StartMatch:
 
 
 def some_names(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """List the first names, and the number of others."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -44,9 +44,9 @@ def check_starts_without_tables(model: nn.Module) -> None:
 
 
 def starting_model(config: RunConfig, start: WarmStartConfig) -> TrainedModel:
-    """The model to start from, as its folder describes it. StoredError for a damaged folder.
+    """Return the model to start from, as its folder describes it. StoredError for a damaged folder.
 
-    WarmStartError where the recipe's model is another.
+    WarmStartError if the recipe's model differs.
     """
     assert start.model is not None, "`from` is made a folder before anything is launched"
     trained, config = read_description(open_storage(start.model)).parts[0], of_family(config, "net")
@@ -60,7 +60,7 @@ def starting_model(config: RunConfig, start: WarmStartConfig) -> TrainedModel:
 
 
 def change_since(trained: TrainedModel, config: RunConfig, manifest: DatasetManifest) -> FeatureChange:
-    """How the features have changed since. WarmStartError where the recipe's model cannot follow."""
+    """Compare the features with those of the trained model. WarmStartError if the model cannot adapt."""
     change = compare_features(trained.manifest, manifest)
     if not hasattr(model_class(config.model.factory), METHOD):
         refuse_changes(config.model.factory, change)
@@ -70,14 +70,14 @@ def change_since(trained: TrainedModel, config: RunConfig, manifest: DatasetMani
 def start_from(
     model: InitialModel, config: RunConfig, start: WarmStartConfig, manifest: DatasetManifest, rank: int
 ) -> InitialModel:
-    """The model with trained weights, by value, for its initial ones; rank 0 reads them, the others receive theirs.
+    """Return the model with trained values for its initial ones; rank 0 reads and sends them.
 
     Args:
-        model: as its constructor made it.
-        config: of this run.
-        start: its `warm_start`.
-        manifest: of this run's dataset.
-        rank: of this process.
+        model: model as its constructor made it.
+        config: resolved configuration of this run.
+        start: block `warm_start` of the recipe.
+        manifest: manifest of this run's dataset.
+        rank: number of this rank.
     """
     assert start.model is not None, "`from` is made a folder before anything is launched"
     if rank == 0:
@@ -93,16 +93,16 @@ def start_from(
 def begin_with(
     model: InitialModel, start: StartConfig, resumed: bool, gather: Callable[[bytes], list[bytes]], rank: int
 ) -> tuple[InitialModel, StartMatch]:
-    """The model with tensors of `model.start` for its initial ones, and which these are. Collective.
+    """Return the model with tensors of `model.start` for its initial ones, and the match. Collective.
 
-    ValueError where no tensor matches, StoredError where the file is damaged.
+    ValueError if no tensor matches, StoredError for a damaged file.
 
     Args:
-        model: as its constructor made it.
-        start: whose weights are a file's or a folder's by now.
-        resumed: the run goes on from a checkpoint of its own, which has the values.
+        model: model as its constructor made it.
+        start: block `model.start`, resolved to a file or folder.
+        resumed: whether the run continues from its own checkpoint, which has the values.
         gather: all-gather of bytes between the ranks.
-        rank: rank 0 reads the file.
+        rank: number of this rank; rank 0 reads the file.
     """
     given, match = None, None
     if rank == 0:

@@ -43,10 +43,10 @@ def argument_problems(
     """Yield a line for each of `model.args` that no dataset could be trained with.
 
     Args:
-        model: a built-in one.
-        args: the recipe's.
-        element_bytes: of a weight.
-        memory: bytes of the machine that trains; None: not known here.
+        model: class of a built-in model.
+        args: value of `model.args`.
+        element_bytes: bytes per weight.
+        memory: memory of the training machine in bytes; None if unknown.
     """
     wrong = list(_set_by_dataset(model, args)) or list(_annotation_problems(model, args))
     yield from wrong or _smallest_problems(model, args, element_bytes, memory)

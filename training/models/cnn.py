@@ -31,14 +31,14 @@ class SmallCnn(nn.Module):
         layers: Annotated[int, Field(ge=0, le=16)] = 3,
         norm: Literal["group", "batch"] = "group",
     ) -> None:
-        """The recipe's `model.args` are the last three; the others are from the manifest.
+        """Build the network. `model.args` are the last three; the others come from the manifest.
 
         Args:
-            classes: how many there are.
-            channels: C.
+            classes: number of classes.
+            channels: C, channels of the image.
             width: channels of the first layer, a multiple of 4; each further layer has twice as many.
-            layers: each halves height and width.
-            norm: what is normalized: groups of a row's channels, or a channel of all rows.
+            layers: number of layers; each halves height and width.
+            norm: `group` normalizes groups of a row's channels, `batch` a channel of all rows.
         """
         super().__init__()
         if width % GROUPS:
@@ -55,7 +55,7 @@ class SmallCnn(nn.Module):
 
     @classmethod
     def from_manifest(cls, manifest: DatasetManifest, **args: Any) -> SmallCnn:
-        """Channels of the one image, classes of the label. ValueError where there is not one image."""
+        """Take channels from the one image, classes from the label. ValueError without exactly one image."""
         if len(manifest.images) != 1:
             raise ValueError(
                 f"sparkring.training.models.cnn takes one feature of kind image; there are {manifest.images}"

@@ -34,7 +34,7 @@ class Dropout(nn.Module):
         self.seed = int(torch.randint(2**62, (), device="cpu"))
 
     def forward(self, x: torch.Tensor, sample_B: torch.Tensor | None) -> torch.Tensor:
-        """`sample_B` (B,) int64: the column `SAMPLE`. ValueError where it is missing while training."""
+        """Drop elements. `sample_B` (B,) int64: column `SAMPLE`. ValueError if missing while training."""
         if not self.training or self.p == 0:
             return x
         if sample_B is None:
@@ -45,12 +45,12 @@ class Dropout(nn.Module):
 
 
 def draws_masks(model: nn.Module) -> bool:
-    """Whether the model needs the column `SAMPLE`."""
+    """Return whether the model needs the column `SAMPLE`."""
     return any(isinstance(module, Dropout) and module.p > 0 for module in model.modules())
 
 
 def keep_mask(sample_B: torch.Tensor, shape: torch.Size, p: float, seed: int) -> torch.Tensor:
-    """(B, *shape) bool, true with probability 1 - p: a hash of the row's number, the element's and the seed."""
+    """Return (B, *shape) bool, true with probability 1 - p: a hash of row number, element and seed."""
     rows_B = _mixed(sample_B * _signed(GOLDEN) + seed).to(torch.int32)
     element_E = torch.arange(1, math.prod(shape) + 1, device=sample_B.device)
     columns_E = _mixed(element_E * _signed(GOLDEN) - seed).to(torch.int32)
@@ -60,7 +60,7 @@ def keep_mask(sample_B: torch.Tensor, shape: torch.Size, p: float, seed: int) ->
 
 
 def _mixed(x: torch.Tensor) -> torch.Tensor:
-    """splitmix64's finalizer of int64; shifts are arithmetic, which mixes as well."""
+    """Apply splitmix64's finalizer to int64; shifts are arithmetic, which mixes as well."""
     x = (x ^ (x >> 30)) * _signed(MIX[0])
     x = (x ^ (x >> 27)) * _signed(MIX[1])
     return (x ^ (x >> 31)) >> 16

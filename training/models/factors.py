@@ -33,7 +33,7 @@ class FactorizationMachine(nn.Module):
         factors: Size = 16,
         scale: Positive = 0.1,
     ) -> None:
-        """The recipe's `model.args` are the last two; the others are from the manifest.
+        """Build the machine. `model.args` are the last two; the others come from the manifest.
 
         Args:
             hashed: columns of 64-bit ids, each with a sparse table.
@@ -63,7 +63,7 @@ class FactorizationMachine(nn.Module):
 
     @classmethod
     def from_manifest(cls, manifest: DatasetManifest, **args: Any) -> FactorizationMachine:
-        """Features by their kind. ValueError for one that is a vector, or a ragged column that does not hold ids."""
+        """Sort features by kind. ValueError for a vector, or a ragged column without ids."""
         features = [column for column in manifest.tensors if column.role == "feature"]
         bags = [c.name for c in features if c.layout == "ragged" and not c.shape and c.dtype.startswith("int")]
         if odd := [c.name for c in features if c.layout != "scalar" and c.name not in bags]:

@@ -130,12 +130,12 @@ class GPT(nn.Module):
         tied: bool = True,
         theta: Positive = 10_000.0,
     ) -> None:
-        """The recipe's `model.args`.
+        """Build the model from the recipe's `model.args`.
 
         Args:
             vocab: V, tokens of the vocabulary.
             width: M, numbers per token between blocks.
-            layers: blocks.
+            layers: number of blocks.
             heads: H, attention heads; M / H must be even.
             kv_heads: K, heads of keys and values, a divisor of H; None: H.
             hidden: F, width of the MLP; None: 8/3 of M, rounded up to a multiple of 64.
@@ -176,7 +176,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Normal(0, 0.02); layers that write to the residual scaled by 1/sqrt(2 layers) (GPT-2, section 2.3)."""
+        """Initialize by Normal(0, 0.02); layers writing to the residual times 1/sqrt(2 layers) (GPT-2, section 2.3)."""
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
                 parameter.fill_(1.0)
@@ -222,7 +222,7 @@ class LanguageModelTask(Task):
         return {"token_accuracy": right.double().mean(dim=1), "bits_per_token": bits}
 
     def slice_sequence(self, columns: Columns, part: int, parts: int) -> Columns:
-        """One of `parts` equal stretches of every row, and the next token as a target."""
+        """Return one of `parts` equal stretches of every row, and the next token as a target."""
         tokens = columns["tokens"]
         length = tokens.shape[1] - 1
         if length % parts:

@@ -11,7 +11,7 @@ from sparkring.conf.blocks.optim import ParameterGroup
 
 
 def group_of(name: str, groups: Sequence[ParameterGroup]) -> ParameterGroup | None:
-    """The first group whose pattern is the whole name; None where no group's is."""
+    """Return the first group whose pattern matches the whole name; None if no pattern does."""
     return next((group for group in groups if re.fullmatch(group.match, name)), None)
 
 

@@ -143,7 +143,7 @@ class RecordedCall:
         return self.writes | {out.storage for out in self.outs if isinstance(out, StorageView)}
 
     def can_run_by_rows(self, size: tuple[int, ...]) -> bool:
-        """Whether it can run on a few rows of a tensor of this size at a time."""
+        """Return whether it can run on a few rows of a tensor of this size at a time."""
         tensors = [
             x
             for x in tree_flatten((self.args, self.kwargs, self.outs))[0]
@@ -157,19 +157,19 @@ class RecordedCall:
 
 
 def covers(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is all of its storage, in order."""
+    """Return whether the tensor is all of its storage, in order."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def on_meta_device(x: Any) -> Any:
-    """An argument of a call, moved to the meta device."""
+    """Move an argument of a call to the meta device."""
     if isinstance(x, DeferredTensor):
         return x.meta
     return torch.empty_like(x, device=META) if isinstance(x, torch.Tensor) else x
 
 
 def contiguous(size: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     return tuple(math.prod(size[dim + 1 :]) for dim in range(len(size)))
 
 
@@ -279,13 +279,13 @@ class InitRecorder(DispatchMode):
         return tree_map(wrapped, out)
 
     def record(self, func: Any, args: Any, kwargs: Any, out: Any, written: Any, name: str = "") -> None:
-        """Append a call.
+        """Append a recorded call.
 
         Args:
             func, args, kwargs: the call.
-            out: what it returned, on the meta device.
-            written: the arguments it writes to.
-            name: of a `func` that is no operator.
+            out: returned value, on the meta device.
+            written: arguments that the call writes to.
+            name: name of a `func` that is no operator.
         """
         name = name or call_name(func)
 
@@ -314,8 +314,10 @@ class InitRecorder(DispatchMode):
         self.calls.append(call)
 
     def trunc_normal(self, original: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        """A `trunc_normal_` that is recorded as one call: torch's draws again until all values are within bounds, which
-        reads them."""
+        """Return a `trunc_normal_` that is recorded as one call.
+
+        torch's own draws again until all values are within bounds, which reads them.
+        """
 
         def trunc_normal_(tensor: torch.Tensor, *args: Any, generator: Any = None, **kwargs: Any) -> torch.Tensor:
             if generator is not None:
@@ -326,7 +328,7 @@ class InitRecorder(DispatchMode):
         return trunc_normal_
 
     def program(self, view: StorageView) -> list[RecordedCall]:
-        """The calls that make the tensor's value, in order, without writes that a later call overwrites."""
+        """List the calls that make the tensor's value, in order, without overwritten writes."""
         if view.storage not in self.touching:
             raise Unrecordable("a parameter or buffer was made in a way that cannot be recorded")
         wanted = {view.storage: True}  # storage -> whether its elements matter, or only that it exists
@@ -367,7 +369,7 @@ class RecordedValue:
         return self.view.dtype
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Blocks of rows where every call can run by rows, at the same rows for every `start`; else the whole value."""
+        """Yield blocks of rows if every call can run by rows, at rows independent of `start`; else the value."""
         size = self.view.size
         if not size or not all(call.can_run_by_rows(size) for call in self.program):
             yield 0, self._run(0, None)
@@ -420,13 +422,13 @@ class RecordedValue:
 
 
 def draw_seed(seed: int, key: str, block: int) -> int:
-    """The seed of one random call for one block of rows."""
+    """Return the seed of one random call for one block of rows."""
     return int.from_bytes(hashlib.sha256(f"{seed} {key} {block}".encode()).digest()[:8], "big") >> 1
 
 
 @contextmanager
 def preserved_random_state() -> Iterator[None]:
-    """Without gradients; torch's CPU random state is restored at the end."""
+    """Disable gradients; torch's CPU random state is restored at the end."""
     state = torch.get_rng_state()
     try:
         with torch.no_grad():
@@ -459,7 +461,7 @@ def record_model(build: Callable[[], nn.Module], seed: int) -> InitialModel:
 
 
 def value_of(name: str, tensor: torch.Tensor, recorder: InitRecorder, seed: int) -> InitialValue:
-    """The initial value of a parameter, recorded or as it is; Unrecordable where its calls do not lead to it."""
+    """Return the initial value of a parameter, recorded or as it is; Unrecordable if its calls are unknown."""
     if not isinstance(tensor, DeferredTensor):
         return EagerValue(tensor.detach(), tuple(tensor.shape), tensor.dtype, tensor_digest(tensor))
     view = recorder.view(tensor.meta)
@@ -483,14 +485,14 @@ def eager_model(module: nn.Module, why: str, keep: bool = True) -> InitialModel:
 
 
 def further_names(module: nn.Module) -> dict[str, str]:
-    """Further names of shared parameters and buffers -> their first names."""
+    """Map further names of shared parameters and buffers to their first names."""
     first = {id(tensor): name for name, tensor in named_tensors(module).items()}
     every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     return {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}
 
 
 def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers under the first of their names."""
+    """Return parameters and buffers by the first of their names."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 

@@ -27,7 +27,7 @@ _planned_for: ContextVar[str] = ContextVar("planned_for", default="")
 
 
 def token_cross_entropy(logits: Tensor, target: Tensor, ignored: int) -> Tensor:
-    """-log softmax(logits)[target] per target, 0 where the target is `ignored`.
+    """Compute -log softmax(logits)[target] per target, 0 where the target is `ignored`.
 
     logits (..., V), target (...) int64 -> (...), float32 (float64 for float64 logits). Logits cut over the vocabulary
     (a DTensor under torch's `loss_parallel`) go through torch's own cross entropy.
@@ -42,13 +42,13 @@ def token_cross_entropy(logits: Tensor, target: Tensor, ignored: int) -> Tensor:
 
 
 def chunk_elements(device: torch.device) -> int:
-    """Elements of the logits that the loss works on at a time."""
+    """Return how many elements of the logits the loss works on at a time."""
     return CHUNK_ELEMENTS.get(_planned_for.get() or device.type, CHUNK_ELEMENTS["cpu"])
 
 
 @contextmanager
 def chunks_as_on(device_type: str) -> Iterator[None]:
-    """Within, chunks are those of a device, whatever the logits are on: the planner's have no memory."""
+    """Use the chunk size of a device, wherever the logits are: the planner's have no memory."""
     token = _planned_for.set(device_type)
     try:
         yield

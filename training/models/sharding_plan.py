@@ -42,7 +42,7 @@ class ShardingPlan:
         return [name for pattern in self.layers for name in expand(pattern, model)]
 
     def kinds(self, model: nn.Module) -> dict[str, str]:
-        """Module name -> how its weight is cut over tp."""
+        """Map each module's name to the way its weight is split over tp."""
         return {name: kind for pattern, kind in self.tensor.items() for name in expand(pattern, model)}
 
     def attention_names(self, model: nn.Module) -> list[str]:
@@ -77,13 +77,13 @@ def plan_of(model: nn.Module, axis: str | None = None) -> ShardingPlan | None:
 
 
 def _plan_beside(model: nn.Module) -> ShardingPlan | None:
-    """`PLAN` of the Python module the model's class is defined in."""
+    """Return `PLAN` of the Python module that defines the model's class, or None."""
     found = getattr(sys.modules.get(type(model).__module__), "PLAN", None)
     return found if isinstance(found, ShardingPlan) else None
 
 
 def required_plan(model: nn.Module, axis: str) -> ShardingPlan:
-    """The model's plan; ValueError says how to write one, or which of its names the model does not have."""
+    """Return the model's plan; the ValueError says how to write one, or which names are unknown."""
     plan = _plan_beside(model)
     if plan is None:
         raise ValueError(
@@ -95,7 +95,7 @@ def required_plan(model: nn.Module, axis: str) -> ShardingPlan:
 
 
 def expand(pattern: str, model: nn.Module) -> dict[str, nn.Module]:
-    """`blocks.*.attn.q` -> `blocks.0.attn.q`, ..., with the modules; ValueError when the model has none."""
+    """Expand `blocks.*.attn.q` to `blocks.0.attn.q`, ..., with modules; ValueError without a match."""
     found: list[tuple[str, nn.Module]] = [("", model)]
     for part in pattern.split("."):
         grown = []

@@ -20,7 +20,7 @@ from sparkring.training.models.torch_private import disable_dynamo, has_memory
 
 class RowSource(Protocol):
     def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows (n, dim) of ids (n,) int64."""
+        """Return the rows (n, dim) of ids (n,) int64."""
         ...
 
 
@@ -50,11 +50,11 @@ class SparseEmbedding(nn.Module):
         scale: float | Sequence[float] | None = None,
         bag: Literal["sum", "mean"] = "sum",
     ) -> None:
-        """The table's name is the module's place in the model.
+        """Describe a table; its name is the module's path in the model.
 
         Args:
-            columns: of the batch, whose ids this module is given; several share the table.
-            dim: values of a row.
+            columns: columns of the batch with ids of this table; several share it.
+            dim: number of values per row.
             scale: initial values are uniform in [-scale, scale), one for all or one per value; None: dim ** -0.5.
             bag: how the rows of a bag are combined; an empty bag gives zeros.
         """
@@ -112,5 +112,5 @@ def _check_one_each(columns: Sequence[str], ids: Ragged, weights: Ragged) -> Non
 
 
 def sparse_embeddings(model: nn.Module) -> dict[str, SparseEmbedding]:
-    """Table name -> module: the place of each in the model."""
+    """Map each table's name, its path in the model, to its module."""
     return {name: module for name, module in model.named_modules() if isinstance(module, SparseEmbedding)}

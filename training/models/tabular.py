@@ -43,12 +43,12 @@ FREQUENCIES, FREQUENCY_SCALE = 16, 0.1  # per number; their deviation at first
 
 
 def embedding_width(cardinality: int, most: int = 32) -> int:
-    """fast.ai's rule of thumb, 1.6 * n^0.56, capped."""
+    """Return the width by fast.ai's rule of thumb, 1.6 * n^0.56, capped."""
     return max(1, min(most, round(1.6 * cardinality**0.56)))
 
 
 def module_name(column: str) -> str:
-    """Key of a column's table: torch refuses dots and ModuleDict's own names."""
+    """Return the key of a column's table: torch refuses dots and ModuleDict's own names."""
     return "column_" + column.replace("%", "%25").replace(".", "%2E")
 
 
@@ -158,24 +158,24 @@ class Tabular(nn.Module):
         members: Size = 1,
         cosine_width: Count = 0,
     ) -> None:
-        """The recipe's `model.args`, except for the first two and `hashed`.
+        """Build the network from `model.args`; `coded`, `numeric` and `hashed` come from the manifest.
 
         Args:
             coded: column -> number of codes, from the manifest.
             numeric: columns that are numbers, from the manifest.
-            width: H of the MLP.
-            blocks: residual blocks of the MLP.
+            width: H, width of the MLP.
+            blocks: number of residual blocks in the MLP.
             dropout: probability in the MLP's blocks.
-            outputs: numbers per row.
+            outputs: number of outputs per row.
             bumps: K, tanh steps per numeric column.
             additive_only: numeric columns that the MLP does not see; by readings that identify an hour, for example, it
                 could memorize rows.
             output_center: added to every output; for a regression, about the label's mean.
-            output_scale: of what both parts give; for a regression, about the label's standard deviation.
+            output_scale: factor of the sum of both parts; for a regression, about the label's standard deviation.
             hashed: columns of 64-bit ids, from the manifest.
-            hashed_width: of a hashed column's embedding.
+            hashed_width: width of a hashed column's embedding.
             members: M, networks that share the MLP; their mean is the prediction.
-            cosine_width: of what the MLP reads of each number beside the number itself; 0: nothing.
+            cosine_width: width of the cosine features of each number, next to the number itself; 0 for none.
         """
         super().__init__()
         check_columns(coded, numeric, hashed, additive_only)
@@ -210,9 +210,9 @@ class Tabular(nn.Module):
 
     @classmethod
     def from_manifest(cls, manifest: DatasetManifest, **args: Any) -> Tabular:
-        """Columns with a cardinality are coded, hashed ones have sparse tables, other scalar features are numbers.
+        """Code columns with a cardinality, give hashed ones sparse tables, take other scalars as numbers.
 
-        So is the mask of a column that may be null: without it, nulls would look like zeros.
+        The mask of a nullable column is a number too: without it, nulls would look like zeros.
         """
         features = [c for c in manifest.tensors if c.role == "feature"]
         if odd := [c.name for c in features if c.layout != "scalar"]:
@@ -247,8 +247,8 @@ class Tabular(nn.Module):
             fresh: name -> initial value: rows and columns that the old model lacks are taken from here.
             old: the module of `weights`, on the meta device.
             weights: name -> trained tensor.
-            change: of the features since.
-            new_values: what the row of a value that was not there becomes.
+            change: change of the features since then.
+            new_values: initial row of a new value.
         """
         if (old.output_center, old.output_scale) != (self.output_center, self.output_scale):
             raise WarmStartError(
@@ -298,9 +298,9 @@ class Tabular(nn.Module):
         Args:
             made: name -> weight of the new model.
             weights: name -> trained weight.
-            old: the module of `weights`.
+            old: module that `weights` belong to.
             scale_N: old number = scale * new number + shift.
-            shift_N: see scale_N.
+            shift_N: offset (N,) of the equation at scale_N.
         """
         place = {old.numeric_names[position]: i for i, position in enumerate(old.deep_positions)}
         order = [place[self.numeric_names[position]] for position in self.deep_positions]
@@ -315,7 +315,7 @@ class Tabular(nn.Module):
         made["input.weight"][:, -len(order) * self.cosine_width :] = read[:, order].flatten(1)
 
     def input_columns(self) -> dict[str, slice]:
-        """Which columns of `input.weight` read a column of the dataset; behind them are those of cosines."""
+        """Return which columns of `input.weight` read a dataset column; those of cosines follow."""
         widths = {name: embedding_width(table.num_embeddings) for name, table in self._tables()}
         widths |= dict.fromkeys(self.hashed_names, self.hashed_width)
         widths |= {self.numeric_names[i]: 1 for i in self.deep_positions}
@@ -367,9 +367,9 @@ def _rescale_curves(
     Args:
         made: name -> weight of the new model.
         weights: name -> trained weight.
-        order: (N,) where each number was among the old model's.
+        order: (N,) position of each number among the old model's.
         scale_N: old number = scale * new number + shift.
-        shift_N: see scale_N.
+        shift_N: offset (N,) of the equation at scale_N.
     """
     line, slope = weights["wide_numeric.line.weight"].double()[:, order], weights["wide_numeric.slope"].double()[order]
     shift = weights["wide_numeric.shift"].double()[order]

@@ -15,33 +15,33 @@ class Task(ABC):
 
     @abstractmethod
     def inputs(self, columns: Columns) -> tuple[Any, ...]:
-        """Positional arguments of the model's forward."""
+        """Return the positional arguments of the model's forward."""
 
     @abstractmethod
     def loss(self, outputs: Any, columns: Columns) -> torch.Tensor:
-        """Per-row loss (B,), not reduced. For a language model its tokens' sum, divided by the row's length."""
+        """Return the per-row loss (B,), not reduced; a language model's mean over the row's tokens."""
 
     def metric_names(self) -> tuple[str, ...]:
         return ()
 
     def metric_sums(self, outputs: Any, columns: Columns) -> dict[str, torch.Tensor]:
-        """Per-row contributions (B,) to each metric; the loop weights, sums over ranks and divides by rows."""
+        """Return each metric's per-row values (B,); the loop weights, sums over ranks and divides by rows."""
         return {}
 
     def row_values(self, outputs: Any, columns: Columns) -> dict[str, torch.Tensor]:
-        """Per-row loss and contributions to each metric (B,), which evaluation adds up."""
+        """Return the per-row loss and metric values (B,), which evaluation adds up."""
         return {"loss": self.loss(outputs, columns)} | self.metric_sums(outputs, columns)
 
     def split_metric_names(self) -> tuple[str, ...]:
-        """Metrics of all rows of a split together: AUC, F1 and the like."""
+        """List the metrics of all rows of a split together: AUC, F1 and the like."""
         return ()
 
     def split_values(self, outputs: Any, columns: Columns) -> torch.Tensor:
-        """What `split_metrics` needs of each row, (B, any number of values); say its score, label and group."""
+        """Return the values `split_metrics` needs per row, (B, values): for example score, label and group."""
         raise NotImplementedError(f"{type(self).__name__} has split_metric_names, so it needs split_values")
 
     def split_metrics(self, values: torch.Tensor, weights: torch.Tensor | None = None) -> dict[str, float]:
-        """Every metric of `split_metric_names`, of the `split_values` of all rows of all ranks.
+        """Compute each metric of `split_metric_names` from the `split_values` of all rows of all ranks.
 
         values (N, as many as split_values gave) float64, in the dataset's order, all finite, N > 0. The test split has
         them, and the validation split where train.best_metric or train.early_stopping names one. weights (N,) float64,
@@ -50,22 +50,22 @@ class Task(ABC):
         raise NotImplementedError(f"{type(self).__name__} has split_metric_names, so it needs split_metrics")
 
     def counted_share(self, columns: Columns) -> torch.Tensor | None:
-        """Share (B,) of each row that loss and metrics are about, by which evaluation divides; None: whole rows.
+        """Return the share (B,) of each row that loss and metrics cover; None for whole rows.
 
-        A language model's last row is partly padding.
+        Evaluation divides by it: a language model's last row is partly padding.
         """
         return None
 
     def probabilities(self, outputs: Any) -> torch.Tensor | None:
-        """Scores (B,), (B, classes) or (B, labels) that the held-out report is drawn from; None: it shows none."""
+        """Return scores (B,), (B, classes) or (B, labels) for the held-out report; None shows none."""
         return None
 
     def labels(self, columns: Columns) -> torch.Tensor | None:
-        """True values (B,), or (B, labels), that `probabilities` are compared with."""
+        """Return true values (B,), or (B, labels), to compare `probabilities` with."""
         return None
 
     def slice_sequence(self, columns: Columns, part: int, parts: int) -> Columns:
-        """One of `parts` equal stretches of every sequence; ValueError if not divisible."""
+        """Return one of `parts` equal stretches of every sequence; ValueError if not divisible."""
         raise ValueError(
             f"parallel.cp > 1: the task {type(self).__name__} has no slice_sequence(columns, part, parts), so its "
             f"sequences cannot be cut; LanguageModelTask has one"

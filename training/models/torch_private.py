@@ -46,35 +46,35 @@ __all__ = [
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """A number per storage, of tensors on the meta device too, which have no address."""
+    """Return a number per storage, also for meta tensors, which have no address."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def waited_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that a collective still running will fill, without waiting for it."""
+    """Return the tensor that a running collective will fill, without waiting for it."""
     return tensor.elem if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
 def is_dtensor(value: object) -> TypeIs[DTensor]:
-    """Whether a tensor is a DTensor."""
+    """Return whether a tensor is a DTensor."""
     return isinstance(value, dtensor_types())
 
 
 def dtensor_types() -> tuple[type[DTensor], ...]:
-    """The class DTensor, or () before torch.distributed.tensor has been imported: no tensor is one then."""
+    """Return the class DTensor, or () while torch.distributed.tensor is not imported: no tensor is one."""
     module = sys.modules.get("torch.distributed.tensor")
     return (module.DTensor,) if module is not None else ()
 
 
 def local_shape_and_offset(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes and offsets of this rank's piece in the whole tensor."""
+    """Return sizes and offsets of this rank's shard of the whole tensor."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
 
 
 def foreach_norm(tensors: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """The 2-norm of each tensor, summed in `dtype`."""
+    """Compute the 2-norm of each tensor, summed in `dtype`."""
     return list(torch._foreach_norm(tensors, 2, dtype))
 
 
@@ -87,14 +87,14 @@ def foreach_copy_(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:
 
 
 def make_wrapper_tensor(cls: type[torch.Tensor], like: torch.Tensor, device: torch.device) -> Any:
-    """A tensor subclass's instance with the shape of `like`, no memory, and `device` as the device it reports."""
+    """Make a tensor subclass's instance, shaped as `like`, without memory, that reports `device`."""
     return torch.Tensor._make_wrapper_subclass(
         cls, like.shape, strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype, device=device
     )
 
 
 def plain_tensor_functions() -> AbstractContextManager[object]:
-    """Within, `__torch_function__` of tensor subclasses is not called."""
+    """Disable `__torch_function__` of tensor subclasses within the block."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
@@ -121,31 +121,31 @@ def call_without_memory(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _is_deviation(std: float = 1.0) -> bool:
-    """Whether `normal_` takes it; where not, torch says so."""
+    """Return whether `normal_` accepts the deviation; if not, torch raises the error."""
     return std >= 0
 
 
 @contextmanager
 def meta_device() -> Iterator[None]:
-    """Within, modules are made without memory, and without what only their values need."""
+    """Make modules without memory within the block, skipping what only their values need."""
     with torch.device("meta"), _WithoutMemory():
         yield
 
 
 def fake_tensors() -> AbstractContextManager[object]:
-    """Within, tensors have shapes and a device, and no memory; autocast sees the device, which it does not on meta."""
+    """Give tensors a shape and device without memory; autocast sees the device, unlike on meta."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode()
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has values: it is neither on the meta device nor one of `fake_tensors`."""
+    """Return whether a tensor has values: it is neither on the meta device nor one of `fake_tensors`."""
     return not tensor.is_meta and type(tensor).__name__ != "FakeTensor"
 
 
 def swap_tensor(tensor: torch.Tensor, new: torch.Tensor) -> None:
-    """`tensor`, which stays the same object, becomes what `new` is.
+    """Turn `tensor`, which stays the same object, into `new`.
 
     torch.utils.swap_tensors does the same, but refuses tensors with weak references, which an LSTM has.
     """
@@ -158,7 +158,7 @@ def swap_tensor(tensor: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def flash_attention_on_meta(q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: float) -> torch.Tensor:
-    """Attention that keeps for backward what the fused kernels keep, also on the meta device.
+    """Compute attention that keeps for backward what the fused kernels keep, also on the meta device.
 
     Args: q, k, v (B, heads, T, D); attn_mask, broadcast to (B, heads, T, T), or None; dropout_p, a probability.
     """
@@ -172,18 +172,18 @@ def flash_attention_on_meta(q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: f
 
 
 def direct_children(module: nn.Module, key: str = "*") -> dict[str, nn.Module]:
-    """Children by key, all (`*`) or one; a module at two keys has both, unlike in `named_children()`."""
+    """Return children by key, all (`*`) or one; a module at two keys has both, unlike `named_children()`."""
     found = module._modules if key == "*" else {key: module._modules.get(key)}
     return {name: child for name, child in found.items() if child is not None}
 
 
 def replace_child(container: nn.Module, key: str, module: nn.Module) -> None:
-    """Also where `add_module` refuses, since the key exists."""
+    """Replace a child also where `add_module` refuses, since the key exists."""
     container._modules[key] = module
 
 
 def checkpoint_wrapper(module: nn.Module, **options: Any) -> nn.Module:
-    """torch's activation checkpointing wrapper around a module."""
+    """Wrap a module in torch's activation checkpointing."""
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 
     wrapped: nn.Module = checkpoint_wrapper.checkpoint_wrapper(module, **options)
@@ -191,7 +191,7 @@ def checkpoint_wrapper(module: nn.Module, **options: Any) -> nn.Module:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside torch's activation checkpointing wrapper, or the module itself."""
+    """Return the module inside torch's activation checkpointing wrapper, or the module itself."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
     return module._checkpoint_wrapped_module if isinstance(module, CheckpointWrapper) else module
@@ -199,7 +199,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def replaced_trunc_normal(make: Callable[[Callable[..., Any]], Callable[..., torch.Tensor]]) -> Iterator[None]:
-    """Within, `nn.init.trunc_normal_` runs make(torch's own function)."""
+    """Replace `nn.init.trunc_normal_` by make(torch's own function) within the block."""
     original = nn.init._no_grad_trunc_normal_
     nn.init._no_grad_trunc_normal_ = make(original)
     try:
@@ -229,12 +229,12 @@ def stage_backward_weight(*args: Any, **kwargs: Any) -> Any:
 
 
 def call_name(func: Any) -> str:
-    """`all_reduce` of `_c10d_functional.all_reduce.default`."""
+    """Return an operator's name: `all_reduce` for `_c10d_functional.all_reduce.default`."""
     return str(func._overloadpacket.__name__)
 
 
 def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments that the call writes to."""
+    """Return the arguments that the call writes to."""
     return [
         args[i] if i < len(args) else kwargs.get(argument.name)
         for i, argument in enumerate(func._schema.arguments)
@@ -243,7 +243,7 @@ def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 
 def process_group_of(arguments: Sequence[Any]) -> dist.ProcessGroup:
-    """The process group of a collective's call: an object among the arguments or, last, its name."""
+    """Return the process group of a collective's call: an object among the arguments or, last, its name."""
     for value in arguments:
         if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
             return dist.distributed_c10d._resolve_process_group(dist.ProcessGroup.unbox(value).group_name)
@@ -255,7 +255,7 @@ def process_group_of(arguments: Sequence[Any]) -> dist.ProcessGroup:
 
 
 def flattened(mesh: DeviceMesh) -> DeviceMesh:
-    """The axes of a 2-D mesh as one, named `batch`."""
+    """Flatten the axes of a 2-D mesh to one, named `batch`."""
     return mesh._flatten("batch")
 
 
@@ -269,7 +269,7 @@ def set_group_timeout(timeout: timedelta) -> None:
 
 
 def nccl_backends() -> list[Any]:
-    """NCCL's backend of every process group that has one."""
+    """List NCCL's backend of every process group that has one."""
     found: list[Any] = []
     for group in list(dist.distributed_c10d._world.pg_map):
         with suppress(RuntimeError):  # no backend for CUDA tensors
@@ -293,14 +293,14 @@ def abort_together(backends: Sequence[Any]) -> None:
 
 
 def fsdp_groups(module: nn.Module | FSDPModule) -> list[Any]:
-    """fully_shard's parameter groups of one module it was called on."""
+    """Return fully_shard's parameter groups of one module it was called on."""
     from torch.distributed.fsdp import fully_shard
 
     return _groups_of(fully_shard.state(module))  # type: ignore[attr-defined]
 
 
 def _groups_of(state: Any) -> list[Any]:
-    """A module's parameter groups; before torch 2.12, which GPU machines have, there was one at most."""
+    """Return a module's parameter groups; at most one before torch 2.12, which GPU machines have."""
     if hasattr(state, "_fsdp_param_groups"):
         groups: list[Any] = state._fsdp_param_groups
         return groups
@@ -308,7 +308,7 @@ def _groups_of(state: Any) -> list[Any]:
 
 
 def fsdp_parameters(root: FSDPModule) -> Iterator[Any]:
-    """fully_shard's records of the parameters of `root` and everything below."""
+    """Yield fully_shard's records of the parameters of `root` and everything below."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in root.modules():  # type: ignore[attr-defined]
@@ -318,18 +318,18 @@ def fsdp_parameters(root: FSDPModule) -> Iterator[Any]:
 
 
 def was_gathered(record: Any) -> bool:
-    """Whether the parameter has been gathered once; before, its record has no whole tensor."""
+    """Return whether the parameter was gathered before; until then its record has no whole tensor."""
     return hasattr(record, "_unsharded_param")
 
 
 def gathered_parameter(record: Any) -> nn.Parameter:
-    """The whole parameter; its storage comes and goes."""
+    """Return the whole parameter; its storage comes and goes."""
     parameter: nn.Parameter = record._unsharded_param
     return parameter
 
 
 def has_gradient(record: Any) -> bool:
-    """Whether a backward has reached the parameter, in this pass or in one that was not reduced."""
+    """Return whether a backward reached the parameter, in this pass or one not yet reduced."""
     return record.unsharded_accumulated_grad is not None or (
         was_gathered(record) and gathered_parameter(record).grad is not None
     )
@@ -360,7 +360,7 @@ def complete_gradients(records: Iterable[Any]) -> None:
 
 
 def _complete_own_gradients(records: Iterable[Any]) -> None:
-    """As `complete_gradients`, where autograd itself adds up what several passes reach, in `.grad_dtype`."""
+    """Complete gradients where autograd itself adds up several passes, in `.grad_dtype`."""
     for parameter in map(gathered_parameter, records):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)

@@ -121,13 +121,13 @@ def _check_same_kind(old: State, new: State) -> None:
 
 
 def _old_codes(old: list[str], new: list[str]) -> NDArray[np.int64]:
-    """The codes of a null and of an unseen value stay; a value's follows from its place."""
+    """Map new codes to old ones (-1: new value); the codes of null and unseen stay."""
     place = {value: FIRST_CODE + i for i, value in enumerate(old)}
     return np.array([*range(FIRST_CODE), *(place.get(value, -1) for value in new)], np.int64)
 
 
 def _rescaling(old: State, new: State) -> Rescaling:
-    """(x - m0) / s0 from (x - m1) / s1."""
+    """Compute (x - m0) / s0 from (x - m1) / s1."""
     return Rescaling(new["std"] / old["std"], (new["mean"] - old["mean"]) / old["std"])
 
 
@@ -138,13 +138,15 @@ def warm_start(
     change: FeatureChange,
     new_values: NewValues,
 ) -> InitialModel:
-    """The initial model with the values of `weights`, which rank 0 has.
+    """Replace the initial model's values by those of `weights`, which rank 0 has.
+
+    Raises WarmStartError if the model cannot take the weights.
 
     Args:
         initial: the model as its constructor made it.
         old: builds the module that `weights` belong to; called on the meta device.
         weights: name -> trained tensor; None on the ranks that receive their values from rank 0.
-        change: of the features since.
+        change: change of the features since then.
         new_values: rows of values that were not there: the mean of the old values' rows, or as initialized.
 
     Raises WarmStartError where the model cannot take the weights over.
@@ -182,7 +184,7 @@ def _value(name: str, made: Mapping[str, torch.Tensor], value: InitialValue) -> 
 
 
 def whole(value: InitialValue) -> torch.Tensor:
-    """The initial value in one piece, on the CPU."""
+    """Return the initial value as one tensor on the CPU."""
     pieces = [piece for _, piece in value.pieces(0, value.size[0] if value.size else 1)]
     return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 

@@ -25,7 +25,7 @@ class WeightAverage:
         self.steps = torch.zeros((), dtype=torch.int64)  # in the mean
 
     def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(mean, weight), this rank's shards."""
+        """Pair each mean with its weight, as this rank's shards."""
         weights = [parameter.detach() for _, parameter in self.named]
         return [(local_tensor(m), local_tensor(w)) for m, w in zip(self.means, weights, strict=True)]
 
@@ -44,7 +44,7 @@ class WeightAverage:
             mean.copy_(kept)
 
     def tensors(self, aliases: Mapping[str, str]) -> dict[str, torch.Tensor]:
-        """Canonical name of the parameter -> its mean."""
+        """Return the mean of each parameter, by canonical name."""
         names = [plain_name(name) for name, _ in self.named]
         found: dict[str, torch.Tensor] = {}
         for name, mean in zip(names, self.means, strict=True):

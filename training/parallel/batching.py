@@ -12,24 +12,24 @@ from sparkring.training.models.torch_private import is_dtensor
 
 
 def part_bounds(rows: int, parts: int) -> list[tuple[int, int]]:
-    """`parts` contiguous ranges over `rows`, sizes differing by at most one, the longer first; some may be empty."""
+    """Split `rows` into `parts` contiguous ranges, equal to within one, longer first; some may be empty."""
     base, longer = divmod(rows, parts)
     stops = [base * (i + 1) + min(i + 1, longer) for i in range(parts)]
     return list(zip([0, *stops[:-1]], stops, strict=True))
 
 
 def longest_part(rows: int, parts: int) -> int:
-    """Rows of the longest of `part_bounds`."""
+    """Return the rows of the longest range of `part_bounds`."""
     return -(-rows // parts)
 
 
 def slice_column(column: Any, start: int, stop: int) -> Any:
-    """Rows start..stop of a tensor, a Ragged or a list."""
+    """Slice rows start..stop of a tensor, a Ragged or a list."""
     return column.rows(start, stop) if isinstance(column, Ragged) else column[start:stop]
 
 
 def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
-    """Rows start..stop; `global_rows` and `consumed_samples` stay those of the whole global batch."""
+    """Slice rows start..stop; `global_rows` and `consumed_samples` stay those of the global batch."""
     return Batch(
         columns={name: slice_column(column, start, stop) for name, column in batch.columns.items()},
         rows=stop - start,
@@ -42,7 +42,7 @@ def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:
-    """Exactly `parts` batches, so that every rank makes the same number of passes; some may hold 0 rows."""
+    """Split into exactly `parts` batches, so that all ranks make equally many passes; some may be empty."""
     if parts == 1:
         return [batch]
     return [slice_batch(batch, start, stop) for start, stop in part_bounds(batch.rows, parts)]
@@ -77,7 +77,7 @@ def _pad(column: torch.Tensor, missing: int) -> torch.Tensor:
 
 
 def to_device(columns: Columns, device: torch.device) -> Columns:
-    """Tensors and Ragged columns on `device`; lists stay where they are."""
+    """Move tensors and Ragged columns to `device`; lists stay where they are."""
     if device.type == "cpu":
         return columns
 
@@ -90,7 +90,7 @@ def to_device(columns: Columns, device: torch.device) -> Columns:
 
 
 def weighted_sum(row_losses: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """sum(weight_i * loss_i) over the rank's rows, 0-dim, in the losses' dtype."""
+    """Compute sum(weight_i * loss_i) over the rank's rows, 0-dim, in the losses' dtype."""
     if is_dtensor(row_losses):
         row_losses = row_losses.full_tensor()
     if row_losses.shape != (batch.rows,):

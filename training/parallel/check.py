@@ -26,14 +26,14 @@ def layout_problems(
     device_type: str = "cpu",
     model: nn.Module | None = None,
 ) -> list[str]:
-    """Problems, key first; none if `build_strategy` and `prepare` will accept it.
+    """List problems with a layout, key first; [] if `build_strategy` and `prepare` accept it.
 
     Args:
-        config: the recipe's `parallel` block.
-        world: ranks.
-        global_batch: rows per step.
-        device_type: `cpu` or `cuda`.
-        model: on any device, meta too; adds what depends on it: heads, stages, sharding plan.
+        config: block `parallel` of the recipe.
+        world: number of ranks.
+        global_batch: rows per step of all ranks.
+        device_type: either `cpu` or `cuda`.
+        model: model on any device, including meta, to also check heads, stages and sharding plan.
     """
     try:
         mesh = resolve_mesh(config, world)
@@ -49,7 +49,7 @@ def layout_problems(
 
 
 def _refusal(check: Callable[[], object]) -> list[str]:
-    """The message of the ValueError that `check` raises, if any."""
+    """Return the message of the ValueError that `check` raises, if any."""
     try:
         check()
     except ValueError as error:
@@ -72,7 +72,7 @@ def _model_problems(model: nn.Module, config: ParallelConfig, mesh: Mesh) -> lis
 
 
 def check_widths(model: nn.Module, mesh: Mesh) -> None:
-    """ValueError if heads or matrices do not divide by the mesh; it names the counts.
+    """Raise ValueError if heads or matrices do not divide by the mesh, with the counts.
 
     Attention is cut by whole heads, matrices into equal parts (a vocabulary need not be).
     """

@@ -59,14 +59,14 @@ def build_strategy(
     """Build the strategy and form its collectives. Collective; ValueError on misfits.
 
     Args:
-        config: the recipe's `parallel` block.
+        config: block `parallel` of the recipe.
         info: this process among all.
-        device: of the parameters.
-        clip_norm: largest global norm of the gradients; None: not clipped.
-        timeout: of a collective.
-        ema: decay of the average of the weights; None: weights are not averaged.
-        tables: of the model's SparseEmbeddings; None: the defaults.
-        servers: where they are, if parallel.servers has any.
+        device: device of the parameters.
+        clip_norm: largest global norm of the gradients; None disables clipping.
+        timeout: timeout of a collective.
+        ema: decay of the average of the weights; None disables averaging.
+        tables: settings of the model's SparseEmbeddings; None for defaults.
+        servers: addresses and secret of the servers, if parallel.servers has any.
     """
     mesh = resolve_mesh(config, info.world_size)
     engine = choose_engine(config, mesh, device.type)
@@ -104,9 +104,13 @@ def make_served(
     """Make the strategy of a rank whose weights are on servers. ValueError where no server was started.
 
     Args:
-        config, device, clip_norm, timeout, tables: as of build_strategy.
+        config: see build_strategy's `config`.
         info: this process among all.
-        servers: where they are, and their secret.
+        device: device of the parameters.
+        clip_norm: see build_strategy's `clip_norm`.
+        timeout: timeout of a request.
+        tables: settings of the model's SparseEmbeddings.
+        servers: addresses and secret of the servers.
     """
     if servers is None or not servers.addresses:
         raise ValueError(
@@ -120,7 +124,7 @@ def make_served(
 
 
 def make_replicas(context: RankContext, engine: str) -> tuple[DataParallel, Links] | None:
-    """What combines gradients within a replica, and averages replicas; None where there is only one. Collective."""
+    """Make the gradient engine within a replica and the links between replicas; None for one. Collective."""
     config = context.config
     alone = SingleProcess(engine_name(context, engine))
     if config.averaging.groups == "host":
@@ -140,7 +144,7 @@ def engine_name(context: RankContext, engine: str) -> str:
 
 
 def make_data_parallel(context: RankContext, engine: str) -> DataParallel:
-    """What combines gradients over the batch axes."""
+    """Make the engine that combines gradients over the batch axes."""
     config, mesh = context.config, context.mesh
     if mesh.world == 1:
         return SingleProcess()

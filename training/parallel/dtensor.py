@@ -14,19 +14,19 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and offsets of a piece, o
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's piece of a DTensor, or the tensor itself."""
+    """Return this rank's shard of a DTensor, or the tensor itself."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def local_box(tensor: torch.Tensor) -> Box:
-    """Sizes and offsets of this rank's piece in the whole tensor."""
+    """Return sizes and offsets of this rank's shard of the whole tensor."""
     if not is_dtensor(tensor):
         return tuple(tensor.shape), (0,) * tensor.ndim
     return local_shape_and_offset(tensor)
 
 
 def shard_count(tensor: torch.Tensor) -> int:
-    """Over how many ranks the tensor is cut."""
+    """Return over how many ranks the tensor is sharded."""
     if not is_dtensor(tensor):
         return 1
     # not `is_shard()`: that is false for the strided shards of ZeRO over tensor parallelism

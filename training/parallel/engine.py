@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def choose_engine(config: ParallelConfig, mesh: Mesh, device_type: str) -> str:
-    """As `decide_engine`; where `auto` does not take Horovod, the reason is logged."""
+    """Return `decide_engine`'s choice; if `auto` does not take Horovod, log the reason."""
     engine, why = decide_engine(config, mesh, device_type)
     if why:
         log.info("parallel.engine=auto: torch.distributed carries the gradients, since %s", why)
@@ -22,7 +22,7 @@ def choose_engine(config: ParallelConfig, mesh: Mesh, device_type: str) -> str:
 
 
 def decide_engine(config: ParallelConfig, mesh: Mesh, device_type: str) -> tuple[str, str]:
-    """(`none`, `servers`, `horovod` or `torch`, why `auto` does not take Horovod).
+    """Choose (`none`, `servers`, `horovod` or `torch`, reason why `auto` does not take Horovod).
 
     ValueError when Horovod is configured and cannot be used on `device_type` (`cpu` or `cuda`); what it cannot do is in
     conf/rules/strategies.py.

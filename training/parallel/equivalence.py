@@ -32,7 +32,7 @@ MAX_SHORTENING = 1024  # a sequence is cut to at least 1 / this of its length
 
 
 def few_rows(sample: Batch, task: Task, ranks: int) -> Batch:
-    """The first rows, their sequences as short as `ranks` can still cut, if the task can cut any."""
+    """Return the first rows, with sequences as short as `ranks` can still split, if the task can."""
     rows = slice_batch(sample, 0, min(ROWS, sample.rows))
     for parts in range(MAX_SHORTENING, 1, -1):
         try:
@@ -45,7 +45,7 @@ def few_rows(sample: Batch, task: Task, ranks: int) -> Batch:
 
 
 def partition_problem(model: nn.Module, names: list[str], x: torch.Tensor) -> str | None:
-    """Why a pipeline over the layers `names` would train another model than `model`, or None."""
+    """Return why a pipeline over the layers `names` would train a different model, or None."""
     small = sum(t.numel() for t in (*model.parameters(), *model.buffers())) <= MAX_ELEMENTS
     run = outputs_of if small else calls_of
     try:
@@ -68,7 +68,7 @@ def partition_problem(model: nn.Module, names: list[str], x: torch.Tensor) -> st
 
 
 def _copy(model: nn.Module, small: bool) -> nn.Module:
-    """A copy whose tensors forward may write to: with values on the CPU where `small`, else on the meta device."""
+    """Copy the model, with writable values on the CPU if `small`, else on the meta device."""
     memo: dict[int, Any] = {}
     for number, tensor in enumerate((*model.parameters(), *model.buffers())):
         copied = _value(number, tensor.detach()) if small else tensor.detach().to("meta")
@@ -77,7 +77,7 @@ def _copy(model: nn.Module, small: bool) -> nn.Module:
 
 
 def _value(number: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's value, or for one on the meta device random values at which activations keep their scale."""
+    """Copy the tensor's value; a meta tensor gets random values that keep the scale of activations."""
     if not tensor.is_meta:
         return tensor.to("cpu", copy=True)
     if not tensor.is_floating_point():
@@ -95,7 +95,7 @@ def outputs_of(module: nn.Module, x: torch.Tensor) -> Any:
 
 
 def calls_of(module: nn.Module, x: torch.Tensor) -> list[str]:
-    """Every operation of a forward on the meta device."""
+    """List every operation of a forward on the meta device."""
     with torch.no_grad(), OperationLog() as log_of_calls:
         module(x.to("meta"))
     return log_of_calls.calls
@@ -115,14 +115,14 @@ class OperationLog(TorchDispatchMode):
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Bit-equal: the same operations on the same values, if the models are the same."""
+    """Return whether values are bit-equal, as the same operations on the same values are."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
     return isinstance(a, list) and isinstance(b, list) and a == b
 
 
 def close(a: Any, b: Any, dtype: torch.dtype | None = None) -> bool:
-    """Equal in half of the digits of `dtype` (None: their own), since sums may be made in another order."""
+    """Return whether values agree in half the digits of `dtype` (None: their own); sums may be reordered."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
     if a.shape != b.shape or a.dtype != b.dtype or not a.is_floating_point():

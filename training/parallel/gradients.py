@@ -21,11 +21,11 @@ REACH_STEPS = 10  # a gradient must reach every trainable parameter within so ma
 
 
 def square_sum(gradients: Sequence[torch.Tensor], device: torch.device, holders: int) -> torch.Tensor:
-    """This rank's share of the squared norm, float64 0-dim on `device`, computed without waiting for the device.
+    """Sum this rank's share of the squared norm, float64 0-dim on `device`, without waiting for it.
 
     Args:
         gradients: plain tensors or DTensors that this rank holds.
-        device: where the sum is kept.
+        device: device of the sum.
         holders: ranks that together hold the whole set once or several times.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -40,7 +40,7 @@ def square_sum(gradients: Sequence[torch.Tensor], device: torch.device, holders:
 
 
 def clip_factor(norm: float, limit: float | None) -> float:
-    """What gradients are multiplied by; 1.0 below the limit. torch's `clip_grad_norm_` has the same 1e-6."""
+    """Return the factor on gradients, 1.0 below the limit. torch's `clip_grad_norm_` has the same 1e-6."""
     return 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
 
 
@@ -50,7 +50,7 @@ def scale_gradients(gradients: Sequence[torch.Tensor], factor: float) -> None:
 
 
 def check_trainable(model: nn.Module) -> None:
-    """ValueError where there is nothing to train, or a gradient that strategies cannot sum.
+    """Raise ValueError if nothing is trainable, or a gradient cannot be summed by strategies.
 
     Rows of sparse tables are trained too, and are no parameters.
     """
@@ -76,7 +76,7 @@ class UnreachedParameters:
         self.batches = 0
 
     def after_backward(self, reached: Iterable[str]) -> None:
-        """Note the parameters that have a gradient now. Collective in the last of the REACH_STEPS steps."""
+        """Record the parameters that have a gradient now. Collective in the last of the REACH_STEPS steps."""
         self.reached |= set(reached)
         self.batches += 1
         if self.batches != REACH_STEPS:

@@ -32,11 +32,11 @@ def initialize_parameters(
     """Allocate parameters and buffers and fill them. Collective. ValueError if ranks have made different models.
 
     Args:
-        module: cut or whole, on the meta device.
-        initial: the whole model's initial values.
-        device: of the memory.
+        module: model on the meta device, sharded or whole.
+        initial: initial values of the whole model.
+        device: device of the memory.
         offload: put shards (DTensors) in the CPU's memory instead.
-        world: ranks.
+        world: number of ranks.
     """
     with preserved_random_state():
         shards = CPU if offload else device
@@ -59,7 +59,7 @@ def initialize_parameters(
 
 
 def names_from_rank0(initial: InitialModel, world: int) -> set[str]:
-    """Names of values that every rank takes from rank 0.
+    """List the values that every rank takes from rank 0.
 
     All of a model that was not recorded, else those that the ranks would make differently: what a constructor takes
     from the clock, or from its own generator.
@@ -83,7 +83,7 @@ def names_from_rank0(initial: InitialModel, world: int) -> set[str]:
 
 
 def value_of_rank0(value: InitialValue, world: int) -> torch.Tensor:
-    """Rank 0's whole value, on the CPU of every rank."""
+    """Copy rank 0's whole value to the CPU of every rank."""
     if world == 1 or dist.get_rank() == 0:
         pieces = [piece for _, piece in value.pieces(0, value.size[0] if value.size else 1)]
         whole = (torch.cat(pieces) if len(pieces) > 1 else pieces[0]).to(CPU).contiguous()

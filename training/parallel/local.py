@@ -112,15 +112,15 @@ class LocalStep:
         ema: float | None = None,
         tables: TableSettings | None = None,
     ) -> None:
-        """Take the parts that compose.py has made.
+        """Combine the components that compose.py has made.
 
         Args:
             context: this process among the ranks.
             data_parallel: combines gradients over the batch axes.
-            placement: of the model on the other axes.
-            clip_norm: largest global norm of the gradients; None: not clipped.
-            ema: decay of the average of the weights; None: weights are not averaged.
-            tables: of the model's SparseEmbeddings; None: the defaults.
+            placement: placement of the model on the other axes.
+            clip_norm: largest global norm of the gradients; None disables clipping.
+            ema: decay of the average of the weights; None disables averaging.
+            tables: settings of the model's SparseEmbeddings; None for defaults.
         """
         self.context, self.config, self.mesh = context, context.config, context.mesh
         self.rank, self.device, self.clip_norm, self.ema = context.rank, context.device, clip_norm, ema
@@ -226,7 +226,7 @@ class LocalStep:
         return SparseTables(modules, self.table_settings, exchange, self.device)
 
     def _batch_norm_group(self, module: nn.Module) -> dist.ProcessGroup | None:
-        """The ranks over which batch normalization takes its statistics; None: each by itself. Collective."""
+        """Return the ranks over which batch normalization averages; None: each by itself. Collective."""
         count, world = len(batch_norms(module)), self.mesh.world
         if not count or world == 1 or self.device.type == "meta":
             return None
@@ -294,15 +294,17 @@ class LocalStep:
         return total
 
     def _some_rows(self, batch: Batch) -> Batch:
-        """Pad a pass over no rows under tensor parallelism to one row of weight 0: DTensor's views of 0 rows may loop
-        forever (torch 2.13, `view_groups`)."""
+        """Pad a pass over no rows under tensor parallelism to one row of weight 0.
+
+        DTensor's views of 0 rows may loop forever (torch 2.13, `view_groups`).
+        """
         return pad_rows(batch, 1) if self.mesh.tp > 1 and not batch.rows else batch
 
     def _columns(self, batch: Batch) -> Columns:
         return self.placement.columns(to_device(batch.columns, self.device))
 
     def _part(self, part: Batch) -> torch.Tensor:
-        """Forward and backward of one part; returns its sum of weighted losses."""
+        """Run forward and backward of one pass; return its sum of weighted losses."""
         part = self._some_rows(part)
         columns, task = self._columns(part), self.prepared.task
         self.batch_norm.begin(part)
@@ -322,7 +324,7 @@ class LocalStep:
 
     @contextmanager
     def measuring(self, batch: Batch | None = None) -> Iterator[None]:
-        """Count the second step's collectives and memory, `batch` at its beginning: the first step sets up.
+        """Measure the second step's collectives and memory, with `batch` at its start: the first step sets up.
 
         Compiled code can only be measured by running it differently, so under torch.compile nothing is counted.
         """
@@ -336,7 +338,7 @@ class LocalStep:
 
     @contextmanager
     def measuring_evaluation(self, batch: Batch) -> Iterator[None]:
-        """Count the memory of the first batch that is evaluated, but under torch.compile."""
+        """Measure the memory of the first evaluated batch, except under torch.compile."""
         if self.evaluation_meter is not None or self.prepared.compiled:
             yield
             return
@@ -345,14 +347,14 @@ class LocalStep:
             yield
 
     def _memory_meter(self, batch: Batch | None) -> RankMemoryMeter:
-        """A meter that knows what this rank holds now, and the rows of the batch."""
+        """Create a meter that knows what this rank holds now, and the rows of the batch."""
         meter = RankMemoryMeter(self.device, self.data_parallel.gathered_tensors)
         meter.count_rows([] if batch is None else held_tensors(batch.columns))
         meter.count_existing(held_tensors(self.holder))
         return meter
 
     def _measuring_activations(self, module: nn.Module, batch: tuple[Any, ...]) -> AbstractContextManager[object]:
-        """Around a forward pass, whose activations are counted in the second step too.
+        """Measure a forward pass's activations in the second step.
 
         Not under activation checkpointing, which keeps them where autograd's hooks do not see them.
         """
@@ -406,7 +408,7 @@ class LocalStep:
         return StepInfo(norm)
 
     def _norm(self) -> float:
-        """Global norm of the combined (still loss-scaled) gradients, the same float on every rank."""
+        """Return the global norm of the combined, still scaled gradients, the same float on every rank."""
         named = self.prepared.named
         mine = [p.grad for n, p in named if p.grad is not None and self.placement.counts_in_norm(plain_name(n))]
         if self.norm_is_local and not self.tables:
@@ -417,7 +419,7 @@ class LocalStep:
         return float(total.sqrt()) if self.mesh.world == 1 else _root_of_sum(total)
 
     def count_memory(self) -> None:
-        """Count the bytes held at the first optimizer step."""
+        """Measure the bytes held at the first optimizer step."""
         prepared = self.prepared
         if not self.memory:
             means = prepared.average.means if prepared.average is not None else []
@@ -462,7 +464,7 @@ class LocalStep:
         return self.memory | found | sent | (self.pipeline.seconds if self.pipeline is not None else {})
 
     def own_state(self) -> dict[str, Any]:
-        """What this rank trains with, by part of a checkpoint: the tensors themselves."""
+        """Return this rank's training state by checkpoint section (the tensors themselves)."""
         prepared = self.prepared
         state = {
             "model": model_tensors(prepared.module, self.aliases),
@@ -495,7 +497,7 @@ class LocalStep:
 
 @waits_for_ranks
 def _root_of_sum(total: torch.Tensor) -> float:
-    """The root of a sum over all ranks of the world. Collective.
+    """Return the square root of a sum over all ranks. Collective.
 
     On the device: over NCCL on GPUs, with no copy to the host before it. There a rank waits for the others at the first
     value that the host reads of a step, which is this one, and not in the collective.

@@ -24,7 +24,7 @@ from sparkring.training.parallel.process_groups import device_backend
 
 
 def ring_share(ranks: int) -> float:
-    """Share of the data each rank sends in a reduce-scatter, an all-to-all or an all-gather."""
+    """Return the share of the data each rank sends in a reduce-scatter, an all-to-all or an all-gather."""
     return (ranks - 1) / ranks
 
 
@@ -47,9 +47,9 @@ class CommsMeter(TorchDispatchMode):
     """While active, add the bytes this rank sends to `sent`, by axis."""
 
     def __init__(self, groups: Mapping[str, str]) -> None:
-        """`groups`: name of a process group -> its axis.
+        """Count sent bytes by axis. `groups`: name of a process group -> its axis.
 
-        Of the other groups, messages between two ranks are the pipeline's, and all-to-alls that keep the shape of
+        In other groups, messages between two ranks are the pipeline's, and all-to-alls that keep the shape of
         activations are context parallelism's; flat buffers are gradients and weights.
         """
         super().__init__()
@@ -80,7 +80,7 @@ class CommsMeter(TorchDispatchMode):
 
 
 def flat_list(tensors: Any) -> list[torch.Tensor]:
-    """The tensors of an argument: a tensor, or nested lists of them."""
+    """Flatten an argument, a tensor or nested lists of tensors, to a list."""
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     return [each for inner in tensors for each in flat_list(inner)]

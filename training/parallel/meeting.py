@@ -28,7 +28,7 @@ class Meeting(ABC):
         """Sum a small float64 tensor over the data ranks, the same result on every rank of the world."""
 
     def share_of_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """This rank's summand of `sum_over_data`, on the CPU; 0 where another rank reports the same rows."""
+        """Return this rank's summand of `sum_over_data`, on the CPU; 0 if another rank reports the same rows."""
         return values.detach().to("cpu", torch.float64)
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Meeting(ABC):
         return None
 
     def server_counts(self) -> list[dict[str, Any]]:
-        """What each server has seen; empty without servers. Not collective."""
+        """Return the counts of each server; [] without servers. Not collective."""
         return []
 
     @abstractmethod

@@ -52,7 +52,7 @@ class Mesh:
         return Coordinates(pp=pp, dp=dp, cp=cp, tp=tp)
 
     def ranks_along(self, axis: str, rank: int) -> list[int]:
-        """Ranks that differ from `rank` on one axis only, itself among them, ascending."""
+        """List the ranks that differ from `rank` on one axis only, including itself, ascending."""
         stride = 1
         for name, size in zip(reversed(AXES), reversed(self.shape), strict=True):
             if name == axis:
@@ -63,19 +63,19 @@ class Mesh:
 
 
 def describe(mesh: Mesh) -> str:
-    """`dp(2) * pp(2) * tp(1)`; cp only where it is used."""
+    """Describe the mesh as `dp(2) * pp(2) * tp(1)`; cp only where it is used."""
     sizes = [("dp", mesh.dp), ("cp", mesh.cp), ("pp", mesh.pp), ("tp", mesh.tp)]
     return " * ".join(f"{name}({size})" for name, size in sizes if name != "cp" or size > 1)
 
 
 def used_axes(mesh: Mesh) -> str:
-    """`dp(2) * pp(2)`: the axes of more than one rank; `dp(1)` of one rank."""
+    """List the axes of more than one rank as `dp(2) * pp(2)`; `dp(1)` for a single rank."""
     sizes = [("dp", mesh.dp), ("pp", mesh.pp), ("tp", mesh.tp), ("cp", mesh.cp)]
     return " * ".join(f"{name}({size})" for name, size in sizes if size > 1) or "dp(1)"
 
 
 def resolve_mesh(config: ParallelConfig, world: int) -> Mesh:
-    """The mesh of `world` ranks; an axis of -1 takes the rest. ValueError prints every factor."""
+    """Return the mesh of `world` ranks; an axis of -1 takes the rest. ValueError prints every factor."""
     sizes = {"dp": config.dp, "cp": config.cp, "pp": config.pp, "tp": config.tp}
     for name, size in sizes.items():
         if size != REST and size < 1:
@@ -102,7 +102,7 @@ def resolve_mesh(config: ParallelConfig, world: int) -> Mesh:
 
 
 def shard_groups(mesh: Mesh, shard: int) -> tuple[int, int]:
-    """(replicas, shard size) of the batch axes dp x cp for hybrid sharding.
+    """Return (replicas, shard size) of the batch axes dp x cp for hybrid sharding.
 
     Args:
         shard: ranks per shard group; 0 makes one group of all batch ranks.

@@ -12,7 +12,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Autocast for bf16 and fp16, nothing for fp32, which means the model's own dtype.
+    """Return autocast for bf16 and fp16; nothing for fp32, which means the model's own dtype.
 
     Weights and optimizer stay in the model's own dtype under all three.
     """
@@ -40,7 +40,7 @@ class LossScale:
             self.scale = min(self.scale * 2, 2.0**24)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """For checkpoints; a fixed scale is saved as 0, so that a run can go on under another precision."""
+        """Return the state for checkpoints; a fixed scale is 0, so that a run can change precision."""
         scale = torch.tensor(0.0 if self.fixed else self.scale, dtype=torch.float64)
         return {"scale": scale, "good_steps": torch.tensor(self.good_steps)}
 

@@ -41,12 +41,12 @@ class RankContext:
         return self.mesh.coordinates(self.info.rank)
 
     def axis(self, name: str) -> DeviceMesh:
-        """The ranks that differ from this one on one axis only."""
+        """Return the ranks that differ from this one on one axis only."""
         assert self.device_mesh is not None
         return self.device_mesh[name]
 
     def batch_mesh(self) -> DeviceMesh:
-        """The axes that gradients are combined over: (replicate, shard), dp, or dp and cp as one."""
+        """Return the axes that gradients are combined over: (replicate, shard), dp, or dp and cp as one."""
         assert self.device_mesh is not None
         if "shard" in (self.device_mesh.mesh_dim_names or ()):
             return self.device_mesh["replicate", "shard"]
@@ -56,7 +56,7 @@ class RankContext:
 def start_process_group(info: RankInfo, device: torch.device, timeout: timedelta) -> None:
     """Form the torch process group of the world; control values and checkpoints use it under Horovod too.
 
-    `timeout` is that of the groups which are formed later, too.
+    Groups that are formed later have this `timeout`, too.
     """
     if dist.is_initialized():
         return
@@ -73,12 +73,12 @@ def start_process_group(info: RankInfo, device: torch.device, timeout: timedelta
 
 
 def make_device_mesh(mesh: Mesh, shard: int, device: torch.device) -> DeviceMesh:
-    """torch's mesh of the same world, slowest axis first; dp is two axes under hybrid sharding.
+    """Create torch's mesh of the world, slowest axis first; dp is two axes under hybrid sharding.
 
     Args:
         mesh: sizes of the axes.
-        shard: ranks per ZeRO shard group; 0: all batch ranks.
-        device: of the parameters; on the meta device (built to be looked at, never run) the groups are the CPU's.
+        shard: ranks per ZeRO shard group; 0 for all batch ranks.
+        device: device of the parameters; for the meta device (inspected, never run) the groups are the CPU's.
     """
     replicas, shard = shard_groups(mesh, shard)
     sizes: tuple[int, ...] = mesh.shape
@@ -89,9 +89,9 @@ def make_device_mesh(mesh: Mesh, shard: int, device: torch.device) -> DeviceMesh
 
 
 def backend_of(configuration: str, device_type: str) -> str:
-    """The backend for `device_type` in torch's notation: `gloo`, or `cpu:gloo,cuda:nccl`.
+    """Return the backend for `device_type` in torch's notation: `gloo`, or `cpu:gloo,cuda:nccl`.
 
-    Raises ValueError where the group has none for the device.
+    Raises ValueError if the group has none for the device.
     """
     if ":" not in configuration:
         return configuration
@@ -102,7 +102,7 @@ def backend_of(configuration: str, device_type: str) -> str:
 
 
 def device_backend(device: torch.device, group: dist.ProcessGroup | None = None) -> str:
-    """`gloo` or `nccl`: what carries collectives on tensors of `device` in `group` (None: the world)."""
+    """Return the backend, `gloo` or `nccl`, for tensors of `device` in `group` (None: the world)."""
     return backend_of(dist.get_backend_config(group), "cpu" if device.type == "meta" else device.type)
 
 

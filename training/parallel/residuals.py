@@ -24,19 +24,20 @@ class Residuals:
     """A strategy's side of them: what goes into a checkpoint, and what comes out of one."""
 
     def __init__(self, data_parallel: DataParallel, rank: int, world: int, apart: bool = False) -> None:
-        """Begin with none.
+        """Start without residuals.
 
         Args:
-            data_parallel: whose codec carries them, if it has one.
-            rank, world: of this process, or of its replica.
-            apart: replicas step apart, so each has late residuals of its own.
+            data_parallel: engine with a codec that may carry residuals.
+            rank: number of this process, or of its replica.
+            world: number of processes, or of replicas.
+            apart: replicas step apart, so each has its own late residuals.
         """
         self.data_parallel, self.rank, self.world, self.apart = data_parallel, rank, world, apart
         self.late: dict[str, torch.Tensor] = {}  # by parameter, summed over ranks: no codec carries them on
         self.added: list[str] = []  # of these, in the gradients of this step
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Parts of a checkpoint's state; none without residuals."""
+        """Return sections of a checkpoint's state; {} without residuals."""
         codec = self.data_parallel.codec_state()
         own = codec.residuals or self.late
         rank = self.rank if codec.residuals or self.apart else 0
@@ -44,7 +45,7 @@ class Residuals:
         return {part: tensors for part, tensors in parts.items() if tensors}
 
     def room_for(self, stored: Mapping[str, Sequence[int] | None], like: torch.Tensor) -> dict[str, Any]:
-        """Tensors to load what a checkpoint has of them: the residuals that this rank takes over.
+        """Allocate tensors to load residuals from a checkpoint: those that this rank takes over.
 
         Args:
             stored: shapes by full name (`residuals.rank-00001/head.weight`); other names are left out.
@@ -61,11 +62,11 @@ class Residuals:
         return parts
 
     def load(self, state: Mapping[str, Any], names: Container[str]) -> None:
-        """Take what `room_for` was filled with, or `tensors` of the same world.
+        """Take the tensors that `room_for` was filled with, or `tensors` of the same world.
 
         Args:
-            state: parts of a checkpoint's state.
-            names: of parameters that this rank steps. Another rank adds, and saves, what is late of others.
+            state: sections of a checkpoint's state.
+            names: parameters that this rank steps; the late residuals of others belong to another rank.
         """
         residuals: dict[str, torch.Tensor] = {}
         for key, residual in sorted(state.get(RESIDUALS, {}).items()):
@@ -76,12 +77,12 @@ class Residuals:
         self.late = {name: residual for name, residual in late.items() if name in names}
 
     def add_late(self, named: Iterable[tuple[str, nn.Parameter]], aliases: Mapping[str, str], scale: float) -> None:
-        """Add what no codec carries on to the gradients, which are summed over ranks.
+        """Add residuals without a codec to the gradients, which are summed over ranks.
 
         Args:
             named: parameters, whole or sharded; those without a gradient wait.
             aliases: further names of shared parameters.
-            scale: of the loss.
+            scale: scale of the loss.
         """
         plain = ((plain_name(name), p.grad) for name, p in named) if self.late else ()
         scale *= self.world if self.apart else 1
@@ -97,12 +98,12 @@ class Residuals:
         self.added = [name for name, _ in reached]
 
     def commit(self) -> None:
-        """After a step that was made."""
+        """Drop the residuals that were added, after a step was made."""
         for name in self.added:
             del self.late[name]
         self.added = []
 
 
 def rank_of(key: str) -> int:
-    """`rank-00001/head.weight` -> 1."""
+    """Parse the rank of `rank-00001/head.weight`, here 1."""
     return int(key.partition("/")[0].removeprefix("rank-"))

@@ -75,10 +75,10 @@ class SparseTables:
         """Make empty tables.
 
         Args:
-            modules: by table name.
-            settings: of all tables.
+            modules: modules by table name.
+            settings: settings of all tables.
             exchange: with the other ranks, all of which are data ranks.
-            device: of the rows that are pulled.
+            device: device of the pulled rows.
         """
         self.modules, self._device, self._lr_share = modules, device, settings.lr_share
         config = settings.config
@@ -167,7 +167,7 @@ class SparseTables:
         return float(sum(np.square(grads, dtype=np.float64).sum() for grads in grads_of.values()))
 
     def apply(self, lr: float, factor: float) -> None:
-        """Step on the reduced gradients times `factor`; `lr`: of the dense parameters."""
+        """Update rows by the reduced gradients times `factor`; `lr`: rate of the dense parameters."""
         unsent, self._unsent = self._unsent, {}
 
         def push() -> None:
@@ -184,7 +184,7 @@ class SparseTables:
             push()
 
     def _find(self, columns: Columns, training: bool) -> dict[str, _Found]:
-        """The batch's ids and their rows, by table. Collective."""
+        """Find the batch's ids and their rows, by table. Collective."""
         found = {}
         for name, module in self.modules.items():
             ids, uses = distinct_ids(name, module, columns)
@@ -232,7 +232,7 @@ class SparseTables:
             self._thread = None
 
     def copies(self) -> dict[str, Callable[[int], dict[str, torch.Tensor]]]:
-        """By table: a function that copies this rank's buckets for a checkpoint (ShardedTable.save).
+        """Return, by table, a function that copies this rank's buckets for a checkpoint (ShardedTable.save).
 
         Every push is applied by then. Rows that were pulled ahead are copied too: a resumed run pulls them again as
         they were, from any number of ranks.
@@ -292,12 +292,12 @@ class SparseTables:
 
 
 def table_exchange(world: int, settings: TableSettings, timeout: timedelta) -> Exchange:
-    """Make what carries rows between ranks. Collective where there is a lag: ranks form a process group.
+    """Make the exchange of rows between ranks. Collective with a lag: ranks form a process group.
 
     Args:
-        world: ranks.
-        settings: of all tables.
-        timeout: of a collective of that group.
+        world: number of ranks.
+        settings: settings of all tables.
+        timeout: timeout of that group's collectives.
     """
     if world == 1:
         return Alone()
@@ -326,9 +326,9 @@ def _spec(name: str, module: SparseEmbedding, settings: TableSettings) -> TableS
 
 
 def distinct_ids(name: str, module: SparseEmbedding, columns: Columns) -> tuple[Ids, NDArray[np.int64]]:
-    """The ids of the module's columns, each once, sorted, and how often each is there.
+    """Return the distinct sorted ids of the module's columns, and their counts.
 
-    ValueError names a column that is missing or of no ids.
+    The ValueError names a column that is missing or has no ids.
     """
     parts: list[Any] = []
     for column in module.columns:

@@ -20,19 +20,19 @@ from sparkring.training.parallel.dtensor import Box, local_box, local_tensor
 
 
 def plain_name(name: str) -> str:
-    """`module.blocks.0._checkpoint_wrapped_module.w` -> `blocks.0.w`."""
+    """Strip wrappers' prefixes: `module.blocks.0._checkpoint_wrapped_module.w` -> `blocks.0.w`."""
     return name.removeprefix("module.").replace(CHECKPOINT_PREFIX, "").replace(COMPILE_PREFIX, "")
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers that the state dict has; it leaves out the prefixes of wrappers, which names of buffers keep."""
+    """Return buffers in the state dict, which drops wrappers' prefixes that buffer names keep."""
     persistent = {plain_name(name) for name in model.state_dict(keep_vars=True)}
     buffers = model.named_buffers(remove_duplicate=False)
     return {name: buffer for name, buffer in buffers if plain_name(name) in persistent}
 
 
 def model_tensors(model: nn.Module, aliases: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """Canonical name -> parameter or persistent buffer, detached."""
+    """Return parameters and persistent buffers, detached, by canonical name."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in [*model.named_parameters(), *persistent_buffers(model).items()]:
         name = plain_name(name)
@@ -75,7 +75,7 @@ def fill_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]], aliases: Mapping[str, str]
 ) -> dict[str, Any]:
-    """`<parameter>.<key>` -> state tensor: moments sharded as the parameter, the step count whole."""
+    """Return `<parameter>.<key>` -> state tensor: moments sharded as the parameter, the step count whole."""
     fill_optimizer_state(optimizer)
     found: dict[str, Any] = {}
     for name, parameter in named:
@@ -92,10 +92,10 @@ def load_optimizer_state(
     aliases: Mapping[str, str],
     saved: Mapping[str, Any],
 ) -> None:
-    """Copy what `optimizer_tensors` gave into an optimizer. KeyError names what is missing.
+    """Copy the result of `optimizer_tensors` into an optimizer. The KeyError names what is missing.
 
     Args:
-        optimizer: whose state is replaced.
+        optimizer: optimizer with the state to replace.
         named: the parameters that it steps.
         aliases: further names of shared parameters.
         saved: `<parameter>.<key>` -> tensor or number.
@@ -199,7 +199,7 @@ def _gathered_values(
     holders: Mapping[str, Mapping[Box, int]],
     world: int,
 ) -> Iterator[torch.Tensor | None]:
-    """Rank 0's side: assemble each tensor from its pieces."""
+    """Assemble each tensor from its shards, on rank 0."""
     turn = torch.zeros(1)
     largest = max((math.prod(info.shape) * info.dtype.itemsize for info in listed), default=0)
     room, strided = torch.empty(2, largest, dtype=torch.uint8)  # reused: malloc would keep what is freed
@@ -224,10 +224,10 @@ def _gathered_values(
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor as (n,) uint8: Gloo does not send every dtype."""
+    """View the memory of a contiguous tensor as (n,) uint8: Gloo does not send every dtype."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def shaped(memory: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor over the beginning of `memory`, (n,) uint8."""
+    """View the start of `memory`, (n,) uint8, as a tensor."""
     return memory[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)

@@ -33,7 +33,7 @@ class MeshStrategy(Strategy):
         return replace(info, first_bad_rank=self._first_bad_rank()) if info.skipped else info
 
     def _first_bad_rank(self) -> int | None:
-        """The lowest rank whose own loss was not finite; None when all losses were and only gradients overflowed."""
+        """Return the lowest rank whose own loss was not finite; None if only gradients overflowed."""
         rank, world = self.local.rank, self.local.mesh.world
         first = torch.tensor(world if math.isfinite(float(self.local.loss_sum)) else rank)
         if world > 1:

@@ -62,12 +62,12 @@ class Ranks(ABC):
         return open_share(self.data_rank, self.data_size)
 
     def measuring_evaluation(self, batch: Batch) -> AbstractContextManager[object]:
-        """Around the evaluation of a batch, loss and metrics included: its memory may be measured."""
+        """Measure the evaluation of a batch, loss and metrics included, if memory is measured."""
         return nullcontext()
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> Any:
-        """Model outputs without gradients; None on ranks that do not see them. Collective: every rank calls it."""
+        """Compute outputs without gradients; None on ranks that do not see them. Collective: every rank calls it."""
 
 
 class Strategy(Ranks):
@@ -165,7 +165,7 @@ class Strategy(Ranks):
         """
 
     def expect_step(self) -> None:
-        """Note that gradients wait for `step`; RuntimeError where some do already."""
+        """Record that gradients wait for `step`; RuntimeError if some already do."""
         if self.awaits_step:
             raise RuntimeError("forward_backward was called twice without step(): the strategy itself cuts a batch")
         self.awaits_step = True
@@ -178,7 +178,7 @@ class Strategy(Ranks):
         return self.local.measuring_evaluation(batch)
 
     def evaluate(self, batch: Batch) -> Any:
-        """Model outputs without gradients; None where not `is_output_rank`. Collective: every rank calls it."""
+        """Compute outputs without gradients; None unless `is_output_rank`. Collective: every rank calls it."""
         return self.local.evaluate(batch)
 
     def begin(self, step: int, meets_after: Callable[[int], bool] = lambda step: False) -> tuple[int, bytes] | None:
@@ -192,48 +192,46 @@ class Strategy(Ranks):
         return None
 
     def record_again(self, audit: AuditLog | PartsAudit, training: Reader, begun: int, step: int) -> None:
-        """Record rows that the rank whose place this one takes had trained on, and not recorded when it died.
+        """Record rows that a dead rank, which this process replaces, trained on without recording.
 
         Servers have its pushes of these steps, and a replay of their logs would not give the run's bits with other
         rows.
 
         Args:
-            audit: of this rank.
-            training: what `open_training` opened.
-            begun: steps made when the attempt began.
-            step: steps made by the rank that died.
+            audit: audit log of this rank.
+            training: reader from `open_training`.
+            begun: steps done when the attempt began.
+            step: steps done by the rank that died.
         """
         assert isinstance(audit, AuditLog)
         audit.record_steps(training, begun, step)
 
     def measure(self) -> dict[str, float]:
-        """The quantities the planner predicts, measured, under its names; the same on every rank. Collective.
+        """Measure the quantities the planner predicts, under its names; the same on every rank. Collective.
 
-        Bytes held at the first optimizer step (the fullest rank's). In the second step, unless under torch.compile:
-        the most that forward kept for backward (not under activation checkpointing) and the bytes sent (the ranks'
-        mean). A pipeline's bubble since the second step.
+        Bytes held at the first optimizer step (the fullest rank's). In the second step, unless under torch.compile: the
+        most that forward kept for backward (not under activation checkpointing) and the bytes sent (the ranks' mean). A
+        pipeline's bubble since the second step.
         """
         return self.meeting.combine(self.local.measure())
 
     @abstractmethod
     def state_dict(self, stored: Mapping[str, Sequence[int] | None] | None = None) -> dict[str, Any]:
-        """`{"model": ..., "optimizer": ..., "scaler": ...}` for torch.distributed.checkpoint, under names that do not
-        depend on the layout; with averages `ema` and `ema_steps` too, with a gradient codec `residuals` of this rank
-        and `factors`, with parallel.averaging `averaging`.
+        """Return `{"model": ..., "optimizer": ..., "scaler": ...}` for torch.distributed.checkpoint.
 
-        `stored`: shapes by name in a checkpoint that is to be loaded into the result, which then has room for what
-        this rank takes over of the codec of another world or recipe.
+        Names do not depend on the layout; with averages `ema` and `ema_steps` too, with a gradient codec `residuals` of
+        this rank and `factors`, with parallel.averaging `averaging`.
         """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Within, the weights are their averages (optim.ema), if there are any. Collective; nothing trains there."""
+        """Use averaged weights (optim.ema), if any, within the block. Collective; no training inside."""
         return nullcontext()
 
     def stream_model(self) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:
-        """The whole model's parameters and persistent buffers under the first of their plain names, and their values.
+        """Return names and values of the whole model's parameters and persistent buffers, by plain name.
 
         One value at a time: on rank 0's CPU, None on the other ranks. Collective; every rank exhausts the iterator.
         """

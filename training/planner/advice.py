@@ -33,7 +33,7 @@ class CheckpointPlan:
 
 
 def checkpoint_plan(state_bytes: float, cluster: Cluster, devices: int) -> CheckpointPlan:
-    """The best interval for checkpoints of so many bytes, all nodes together, which every node writes a part of."""
+    """Return the best checkpoint interval for this size (all nodes), written in equal shares by the nodes."""
     nodes = cluster.nodes(devices)
     write_s = state_bytes / (cluster.storage.write_bytes_per_s * nodes)
     between_s = 1 / (cluster.node.failures_per_s * nodes)
@@ -68,7 +68,7 @@ class Distribution:
 
 
 def distribute_advice(found: Distribution, seconds: Callable[[float], str]) -> str | None:
-    """Why not to distribute a step that fits on one device; None where it is worth it. `seconds`: as text."""
+    """Explain why not to distribute a step that fits on one device, or None. `seconds`: formats a time."""
     if found.devices == 1 or found.is_worth_it:
         return None
     whole = ""
@@ -88,13 +88,13 @@ def link_advice(
     larger_batch: Callable[[int], float],
     with_codec: Callable[[], float | None] = lambda: None,
 ) -> str | None:
-    """What helps a step that waits for links.
+    """Suggest what helps a step that waits for links, or None.
 
     Args:
-        time: of the step.
-        faster: seconds of the step if the network has so many times its bandwidth.
-        larger_batch: rows per second over those now, with so many times the batch.
-        with_codec: seconds of the step with gradients in bf16; None where no codec can be.
+        time: predicted times of the step.
+        faster: seconds of the step if the network had this multiple of its bandwidth.
+        larger_batch: relative rows per second with this multiple of the batch.
+        with_codec: seconds of the step with gradients in bf16; None if no codec fits.
     """
     waited = time.exchange + time.tensor + time.context + time.pipeline
     if waited < LINK_LIMITED * time.total:
@@ -109,7 +109,7 @@ def link_advice(
 
 
 def paying_batch(rows: int, rate: Callable[[int], float]) -> int:
-    """The batch from which doubling gains less than PAYS. `rate`: rows per second with a batch of so many rows."""
+    """Return the batch from which doubling gains less than PAYS. `rate`: rows per second by batch size."""
     while rate(2 * rows) >= PAYS * rate(rows) and rows < 1 << 30:
         rows *= 2
     return rows

@@ -29,7 +29,7 @@ class Passes(nn.Module):
 
 
 def stand_ins(model: nn.Module, trace: Trace) -> dict[str, str]:
-    """Name of a block that others stand for -> name of the one that does. `trace`: of the model."""
+    """Map each block that another one represents to that block. `trace`: trace of the model."""
     names = {module: name for name, module in model.named_modules()}
     kinds: dict[Any, list[str]] = {}
     for _, _, block in repeated_blocks(model):
@@ -42,7 +42,7 @@ def stand_ins(model: nn.Module, trace: Trace) -> dict[str, str]:
 
 
 def shortened(workload: Workload, trace: Trace) -> Workload:
-    """The step of the model without these blocks. `trace`: of the model."""
+    """Return the step of the model without represented blocks. `trace`: trace of the model."""
 
     def make() -> nn.Module:
         model, absent = copy.deepcopy(workload.model), stand_ins(workload.model, trace)
@@ -56,11 +56,11 @@ def shortened(workload: Workload, trace: Trace) -> Workload:
 
 
 def lengthened(short: Trace, absent: dict[str, str]) -> Trace:
-    """The trace of the whole model.
+    """Extend a trace to the whole model.
 
     Args:
-        short: of the shortened model.
-        absent: its blocks' names, as `stand_ins` returns them.
+        short: trace of the shortened model.
+        absent: names of its absent blocks, from `stand_ins`.
     """
     found = Trace({**short.taken}, {**short.returned}, {n: {**places} for n, places in short.kept.items()})
     found.output = short.output

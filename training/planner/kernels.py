@@ -45,13 +45,13 @@ class DeviceKernels(TorchFunctionMode):
 
 @contextmanager
 def kernels_of(device_type: str) -> Iterator[None]:
-    """Within, operations outside of a model and the chunks of its loss, backward included, are those of a device."""
+    """Use a device's kernels within the block: outside of models, for loss chunks, and in backward."""
     with loss.chunks_as_on(device_type), DeviceKernels(device_type):
         yield
 
 
 def with_kernels(forward: Callable[..., Any], device_type: str) -> Callable[..., Any]:
-    """A module's forward with a device's kernels, also when backward runs it again."""
+    """Wrap a module's forward to use a device's kernels, also when backward runs it again."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with DeviceKernels(device_type):
@@ -61,12 +61,14 @@ def with_kernels(forward: Callable[..., Any], device_type: str) -> Callable[...,
 
 
 def fused_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **_: Any) -> Any:
-    """As `scaled_dot_product_attention`.
+    """Compute attention as `scaled_dot_product_attention` does, with what fused kernels keep.
 
     Args:
-        q, k, v: (B, heads, T, D).
+        q: queries of shape (B, heads, T, D).
+        k: keys of shape (B, heads, T, D).
+        v: values of shape (B, heads, T, D).
         attn_mask: broadcast to (B, heads, T, T), or None.
-        dropout_p: probability.
+        dropout_p: probability of dropout.
         rest: further options, which keep nothing.
     """
     return flash_attention_on_meta(q, k, v, attn_mask, dropout_p)
@@ -75,14 +77,14 @@ def fused_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: fl
 def is_fused(
     x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> bool:
-    """Whether CUDA has one kernel for this RMSNorm: torch takes it apart where dtypes differ."""
+    """Return whether CUDA has one kernel for this RMSNorm: torch decomposes it where dtypes differ."""
     return weight is None or weight.dtype == x.dtype
 
 
 def fused_rms_norm(
     x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> Any:
-    """As `rms_norm` on CUDA, which keeps its input and one number for each normalized row."""
+    """Compute `rms_norm` as on CUDA, which keeps its input and one number per normalized row."""
     return _RMSNorm.apply(x, weight, math.prod(x.shape[: x.dim() - len(shape)]))
 
 
@@ -99,7 +101,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def as_cuda_autocasts(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a function as CUDA's autocast hands them on."""
+    """Return a function's arguments as CUDA's autocast passes them on."""
     if name in FLOAT32_ON_CUDA:
         return tuple(map(_exact, args)), {key: _exact(value) for key, value in kwargs.items()}
     if name in FLOAT32_RESULT_ON_CUDA and kwargs.get("dtype") is None and _exact(args[0]) is not args[0]:
@@ -108,6 +110,6 @@ def as_cuda_autocasts(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any
 
 
 def _exact(value: Any) -> Any:
-    """A tensor of half precision in float32."""
+    """Convert a half-precision tensor to float32."""
     is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if is_half else value

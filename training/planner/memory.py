@@ -57,7 +57,7 @@ def stage_memory(rank: RankParameters, activations: int | None) -> StageMemory:
 
 
 def offloaded_bytes(rank: RankParameters) -> int:
-    """Host memory of a rank's shards, their gradients and their optimizer state.
+    """Return the host memory of a rank's shards, their gradients and optimizer state, in bytes.
 
     torch allocates pinned memory, of weights and of the gradients copied to them, in powers of two
     (ATen/core/CachingHostAllocator.h).
@@ -73,7 +73,7 @@ def offloaded_bytes(rank: RankParameters) -> int:
 
 
 def tables_bytes(workload: Workload) -> int:
-    """The most that a rank holds of sparse tables, on the host; ids are spread evenly over the data ranks."""
+    """Return the most host bytes of sparse tables on a rank; ids are spread evenly over data ranks."""
     ranks = workload.mesh.dp
     return sum(
         table_bytes(each.most_rows, each.row_bytes, 1 if each.replicated else ranks, each.bucket_rows)
@@ -83,12 +83,12 @@ def tables_bytes(workload: Workload) -> int:
 
 
 def gathered_bytes(rank: RankParameters) -> int:
-    """Peak bytes of the weights and gradients ZeRO holds whole.
+    """Return the peak bytes of the weights and gradients ZeRO holds whole.
 
     Horovod's: gradients, the buckets they are copied into, and what its exchange returns. fully_shard's are most in
     backward of the largest unit (all weights, or with ZeRO-3 that unit's and those of no unit; the gradients of that
     unit and of those after the first unit that are in none), or at its end (weights and gradients of no unit).
-    Gradients of several parts that add up before they are reduced are there all the time. Of an offloaded unit the
+    Gradients of several passes that add up before they are reduced are there all the time. Of an offloaded unit the
     shard is copied to the device before it is gathered, and its reduced gradient is there until it is copied back.
     """
     workload, whole, sizes = rank.workload, rank.whole, rank.numels_of(rank.units)
@@ -107,7 +107,7 @@ def gathered_bytes(rank: RankParameters) -> int:
 
 
 def _after_first_unit(rank: RankParameters) -> int:
-    """Elements of no unit that come after the first unit: their gradients are there before a unit's."""
+    """Count elements of no unit after the first unit: their gradients come before a unit's."""
     inside = tuple(f"{name}." for name in rank.units)
 
     def make() -> int:
@@ -128,12 +128,12 @@ class KeptElements(NamedTuple):
     once: float = 0.0
 
     def of_passes(self, alive: float) -> float:
-        """Elements of a row with so many passes alive."""
+        """Return the elements per row kept with `alive` passes alive."""
         return self.alive * alive + self.once
 
 
 def kept_elements(workload: Workload, trace: Trace, names: list[str]) -> KeptElements:
-    """What one row's pass keeps in the named modules on one tensor rank.
+    """Return what one row's pass keeps in the named modules on one tensor rank.
 
     With activation checkpointing: the blocks' inputs while the pass is alive, and all of one block at a time.
     """

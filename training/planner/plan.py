@@ -86,7 +86,7 @@ def make_plan(workload: Workload, peaks: bool = True) -> CostPlan:
 
 
 def _try_peaks(ranks: list[RankParameters], stages: list[StageMemory]) -> tuple[list[StageMemory], str]:
-    """(memory with the step's peak, ""), or (the memory as it was, the reason)."""
+    """Return (memory with the step's peak, ""), or (the memory unchanged, reason)."""
     try:
         return with_peaks(ranks, stages), ""
     except Untraceable as error:
@@ -94,7 +94,7 @@ def _try_peaks(ranks: list[RankParameters], stages: list[StageMemory]) -> tuple[
 
 
 def _activations(workload: Workload, trace: Trace | None, names: list[str], alive: int) -> int | None:
-    """Bytes kept for backward on a pipeline rank with `alive` micro-batches x stages."""
+    """Return bytes kept for backward on a pipeline rank with `alive` micro-batches x stages."""
     if trace is None:
         return None
     per_pass = workload.rows_per_pass * workload.compute_bytes
@@ -103,7 +103,7 @@ def _activations(workload: Workload, trace: Trace | None, names: list[str], aliv
 
 
 def _try_trace(workload: Workload) -> tuple[Trace | None, str]:
-    """(trace, ""), or (None, the reason)."""
+    """Return (trace, ""), or (None, reason)."""
     try:
         if isinstance(workload.inputs, Untraceable):
             raise workload.inputs

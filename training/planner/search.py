@@ -73,7 +73,7 @@ def traced_model(workload: Workload) -> TracedModel:
 
 
 def traceable(trace: Callable[[], Any]) -> Any:
-    """What a trace finds; None where the model, its loss or its metrics need values."""
+    """Return a trace; None if the model, its loss or its metrics need values."""
     try:
         return trace()
     except Untraceable:
@@ -130,7 +130,7 @@ class AskedLayout:
     precision: Precision | None = None
 
     def includes(self, config: ParallelConfig) -> bool:
-        """Whether a configuration of the mesh is asked about."""
+        """Return whether the question covers a configuration of the mesh."""
         return self.offload in (None, config.offload) and self.precision in (None, config.precision)
 
 
@@ -162,7 +162,7 @@ class LayoutCosts:
         return self.cluster.device.memory_bytes * USABLE
 
     def host_limit(self, world: int) -> float:
-        """Bytes of a machine's memory that each of its ranks may offload to; 0 where it is not known, and on CPUs."""
+        """Return host memory each rank may offload to, in bytes; 0 if unknown, and on CPUs."""
         node = self.cluster.node
         is_known = self.cluster.device.type != "cpu"
         return is_known * node.memory_bytes * USABLE_HOST / min(world, node.devices)
@@ -171,16 +171,16 @@ class LayoutCosts:
         return layout.memory <= self.limit and self.has_host_for(layout)
 
     def has_host_for(self, layout: PlannedLayout | StateLayout) -> bool:
-        """Whether a machine's memory has room for what its ranks have offloaded."""
+        """Return whether a machine's memory has room for what its ranks have offloaded."""
         return layout.host <= self.host_limit(layout.mesh.world)
 
     @classmethod
     def without_trace(cls, workload: Workload, cluster: Cluster) -> LayoutCosts:
-        """The costs of a model that cannot be traced, of which `state` and the problems are known."""
+        """Return the costs of an untraceable model, with only `state` and the problems known."""
         return cls(TracedModel(workload, ModelWork({}), Trace()), cluster)
 
     def problems(self, config: ParallelConfig, mesh: Mesh) -> list[str]:
-        """Why a layout cannot run."""
+        """List why a layout cannot run."""
         batch, device = self.traced.workload.global_batch, self.cluster.device.type
         found = self.mesh_problems(config, mesh) or layout_problems(config, mesh.world, batch, device)
         if found or config.stages_per_rank == 1:
@@ -190,7 +190,7 @@ class LayoutCosts:
         return [f"{count_of(stages, 'stage')}, of {count_of(layers, 'layer')}"] if stages > layers else []
 
     def mesh_problems(self, config: ParallelConfig, mesh: Mesh) -> list[str]:
-        """Why no layout of a mesh can run: its ranks, the model's heads and widths, the rows."""
+        """List why no layout of a mesh can run: its ranks, the model's heads and widths, the rows."""
         found: list[str] = self._once(("mesh", mesh, config.engine), lambda: self._plain_problems(config, mesh, None))
         for axes in (Mesh(tp=mesh.tp, cp=mesh.cp), Mesh(pp=mesh.pp)):  # the model knows nothing of data ranks
             found = found or self._once(
@@ -199,27 +199,27 @@ class LayoutCosts:
         return found
 
     def _plain_problems(self, config: ParallelConfig, mesh: Mesh, model: nn.Module | None) -> list[str]:
-        """Problems of a mesh alone, or with a model on it."""
+        """List problems of a mesh alone, or with a model on it."""
         plain = ParallelConfig(dp=mesh.dp, cp=mesh.cp, pp=mesh.pp, tp=mesh.tp, engine=config.engine)
         batch, device = self.traced.workload.global_batch, self.cluster.device.type
         return layout_problems(plain, mesh.world, batch, device, model)
 
     def layout(self, config: ParallelConfig, mesh: Mesh) -> PlannedLayout:
-        """A layout with its memory, and its seconds when they are asked for."""
+        """Return a layout with its memory; its seconds are computed when requested."""
         workload = self._workload(config, mesh)
         alive = zip(self._ranks(workload), schedule_cost(workload).peak_alive, strict=True)
         memory, host = (max(each) for each in zip(*(self._memory(rank, most) for rank, most in alive), strict=True))
         return PlannedLayout(config, mesh, memory, host, -(-mesh.world // self.cluster.node.devices), self)
 
     def state(self, config: ParallelConfig, mesh: Mesh) -> StateLayout:
-        """What is known of a layout without a trace of the model."""
+        """Return what is known of a layout without a trace of the model."""
         ranks = self._ranks(self._workload(config, mesh))
         states = [self._state(rank) for rank in ranks]
         memory, host = max(each.on_device for each in states), max(each.offloaded for each in states)
         return StateLayout(config, mesh, memory, host, max(map(batch_axes_bytes, ranks)))
 
     def counts(self, config: ParallelConfig, mesh: Mesh) -> StepCounts:
-        """What a step in a layout does."""
+        """Count what a step in a layout does."""
         workload = self._workload(config, mesh)
         ranks = self._ranks(workload)
         stages = tuple(stage_counts(rank, self._tables(rank)) for rank in ranks)
@@ -244,7 +244,7 @@ class LayoutCosts:
         return self._kept[key]
 
     def _ranks(self, workload: Workload) -> list[RankParameters]:
-        """The pipeline ranks' parameters, which passes, recomputing and the like do not change."""
+        """Return the pipeline ranks' parameters, cached over passes, recomputing and the like."""
         config, mesh = workload.config, workload.mesh
         key = ("ranks", mesh, config.zero, config.shard, config.stages_per_rank, workload.engine)
         known = self._once(key, lambda: [RankParameters(workload, rank) for rank in range(mesh.pp)])
@@ -260,7 +260,7 @@ class LayoutCosts:
         return self._once(key, lambda: stage_tables(rank, self.traced.work))
 
     def _state(self, rank: RankParameters) -> StageMemory:
-        """What a rank holds without activations, and what ZeRO gathers."""
+        """Return what a rank holds without activations, and what ZeRO gathers."""
         workload, config = rank.workload, rank.workload.config
         cut = (workload.mesh, config.zero, config.shard, config.offload, config.precision, config.stages_per_rank)
         key = ("state", cut, rank.names[0], config.passes > 1)
@@ -268,7 +268,7 @@ class LayoutCosts:
         return found
 
     def _memory(self, rank: RankParameters, alive: int) -> tuple[int, int]:
-        """(bytes of a rank's device at its fullest, bytes of the host)."""
+        """Return (peak bytes of a rank's device, bytes of the host)."""
         workload = rank.workload
         config, mesh = workload.config, workload.mesh
         state = self._state(rank)
@@ -285,9 +285,9 @@ class LayoutCosts:
         return state.on_device + int(max(held, evaluated)), state.offloaded
 
     def _trace(self, workload: Workload, may_fit: bool) -> tuple[Trace, str]:
-        """What the model keeps, and under which autocast: ZeRO gathers weights in the dtype of compute instead.
+        """Return the trace and its autocast precision; ZeRO gathers weights in the dtype of compute instead.
 
-        `may_fit`: else the trace there is will do, since another takes seconds of a large model.
+        `may_fit`: if False the existing trace will do, since another takes seconds of a large model.
         """
         config, base = workload.config, self.traced.workload
         if config.zero or config.precision == "fp32" or not may_fit:
@@ -302,7 +302,7 @@ class LayoutCosts:
         return (self.traced.trace, "") if found is None else (found, config.precision)
 
     def _loss(self, workload: Workload) -> float:
-        """Bytes of the outputs and of what the loss holds beside them, on one tensor and context rank."""
+        """Return bytes of the outputs and of the loss's other tensors, on one tensor and context rank."""
         rows, mesh, precision = workload.rows_per_pass, workload.mesh, workload.config.precision
         outputs = rows * self._once("outputs", lambda: output_elements(self.traced.work)) / mesh.cp
         is_cut = mesh.tp > 1 and self._once("head", lambda: "vocab_head" in workload.kinds.values())
@@ -322,7 +322,7 @@ class LayoutCosts:
         return untraced if found is None else outputs * workload.compute_bytes + found / mesh.cp
 
     def _evaluated(self, rank: RankParameters) -> float:
-        """Bytes that the last rank of a pipeline, which has the outputs, holds in evaluation beside its state."""
+        """Return bytes that a pipeline's last rank, which has the outputs, holds in evaluation beyond its state."""
         workload, config = rank.workload, rank.workload.config
         if not workload.evaluated_rows or rank.stages[-1] != workload.stages[-1]:
             return 0.0
@@ -337,7 +337,7 @@ class LayoutCosts:
         return of_row * rows + cast
 
     def _sent(self, workload: Workload) -> dict[str, int]:
-        """Bytes over tp, cp and pp, which grow with the rows of a rank."""
+        """Return bytes over tp, cp and pp, which grow with the rows of a rank."""
         mesh, config = workload.mesh, workload.config
         rows = workload.rows_per_pass * config.passes
         key = (mesh, config.activation_checkpointing, config.stages_per_rank, config.precision)
@@ -357,13 +357,13 @@ def _divisors(number: int) -> list[int]:
 
 
 def mesh_layouts(base: ParallelConfig, mesh: Mesh, global_batch: int, per_machine: int) -> Iterator[ParallelConfig]:
-    """The configurations of a mesh, whether they can run or not, in the base's precision and without offload.
+    """Yield the configurations of a mesh, possible or not, in the base's precision, without offload.
 
     Args:
-        base: what is not searched.
-        mesh: the axes.
+        base: values that are not searched.
+        mesh: sizes of the axes.
         global_batch: rows of a step.
-        per_machine: devices.
+        per_machine: devices per machine.
     """
     rows = global_batch // mesh.dp
     parts = [1 << power for power in range(MOST_PARTS.bit_length()) if 1 << power <= max(1, rows)]
@@ -382,7 +382,7 @@ def mesh_layouts(base: ParallelConfig, mesh: Mesh, global_batch: int, per_machin
 
 
 def shard_sizes(mesh: Mesh, per_machine: int) -> list[int]:
-    """Values of `parallel.shard` that are worth it: all ranks, or those of 1, 2, 4... machines."""
+    """List values of `parallel.shard` worth trying: all ranks, or the ranks of 1, 2, 4... machines."""
     if mesh.cp > 1 or per_machine % mesh.tp:
         return [0]
     sizes = [per_machine // mesh.tp << power for power in range(mesh.dp.bit_length())]
@@ -400,7 +400,7 @@ def _schedules(pp: int) -> list[dict[str, Any]]:
 
 
 def worlds(cluster: Cluster, devices: int) -> list[int]:
-    """Numbers of devices to try: all, 1 to EVERY_WORLD, machines by powers of two. ValueError if none is possible."""
+    """List numbers of devices to try: all, 1 to EVERY_WORLD, machines by powers of two. ValueError if none."""
     if devices > MOST_DEVICES:
         raise ValueError(f"{count_of(devices, 'device is')} more than the {MOST_DEVICES} that a search takes")
     cluster.nodes(devices)  # whole machines
@@ -426,14 +426,14 @@ def search(
     objective: Objective = "time",
     precisions: Sequence[Precision] = (),
 ) -> SearchResult:
-    """Rank every layout of at most so many devices.
+    """Rank every layout of at most `devices` devices.
 
     Args:
-        costs: of the model on the cluster.
-        base: what is not searched.
-        devices: at most.
-        objective: what is best.
-        precisions: of compute, to choose from; none: the base's.
+        costs: costs of the model on the cluster.
+        base: values that are not searched.
+        devices: most devices to use.
+        objective: quantity to optimize.
+        precisions: precisions of compute to choose from; empty for the base's.
     """
     found: list[PlannedLayout] = []
     smallest: PlannedLayout | None = None
@@ -451,7 +451,7 @@ def search(
 
 
 def any_precision(cluster: Cluster) -> tuple[Precision, ...]:
-    """The precisions to choose from on a cluster, the fastest first.
+    """List the precisions to choose from on a cluster, the fastest first.
 
     fp16 costs what bf16 does, and scales the loss, so it is one only where its peak is higher.
     """
@@ -467,14 +467,14 @@ def possible_layouts(
     precisions: Sequence[Precision] = (),
     is_every: bool = False,
 ) -> Iterator[PlannedLayout]:
-    """The costs of every layout of `world` ranks that can run, but for those that can be neither faster nor cheaper.
+    """Yield the possible layouts of `world` ranks, without those neither faster nor cheaper.
 
     Args:
-        costs: of the model on the cluster.
-        base: what is not searched.
-        world: ranks.
-        precisions: as in `search`.
-        is_every: those too.
+        costs: costs of the model on the cluster.
+        base: values that are not searched.
+        world: number of ranks.
+        precisions: precisions to choose from, see `search`.
+        is_every: yield layouts that are neither faster nor cheaper, too.
     """
     for mesh in meshes(world):
         if costs.mesh_problems(base, mesh):
@@ -489,7 +489,7 @@ def possible_layouts(
 def layout_variants(
     costs: LayoutCosts, config: ParallelConfig, mesh: Mesh, precisions: Sequence[Precision] = ()
 ) -> Iterator[PlannedLayout]:
-    """A layout in each of the precisions, then the same offloaded, as far as it can run and the host has memory."""
+    """Yield a layout in each precision, then offloaded, if possible and within host memory."""
     for variant in config_variants(costs, config, mesh, precisions):
         layout = costs.layout(variant, mesh)
         if costs.has_host_for(layout):
@@ -499,7 +499,7 @@ def layout_variants(
 def config_variants(
     costs: LayoutCosts, config: ParallelConfig, mesh: Mesh, precisions: Sequence[Precision] = ()
 ) -> Iterator[ParallelConfig]:
-    """The configurations of `layout_variants`, whatever they hold."""
+    """Yield the configurations of `layout_variants`, regardless of memory."""
     for offload in (False, True) if config.zero and costs.host_limit(mesh.world) else (False,):
         for precision in precisions or (config.precision,):
             variant = config.model_copy(update={"precision": precision, "offload": offload})
@@ -508,16 +508,16 @@ def config_variants(
 
 
 def is_fastest(layout: PlannedLayout, precisions: Sequence[Precision], cluster: Cluster) -> bool:
-    """Whether no other variant of a layout is faster: its products are the fastest, and its tensors the smallest."""
+    """Return whether no variant of a layout is faster: fastest products and smallest tensors."""
     config, peak = layout.config, cluster.device.peak_flops
     is_smallest = config.precision != "fp32" or set(precisions) <= {"fp32"}
     return not config.offload and is_smallest and all(peak(config.precision) >= peak(each) for each in precisions)
 
 
 def state_layouts(costs: LayoutCosts, devices: int) -> list[StateLayout]:
-    """The layouts of a model that cannot be traced that can run: those of all devices first, which send least first.
+    """List possible layouts of an untraceable model, with all devices first, by bytes sent.
 
-    Passes, schedules and recomputation, which change what is not known, are left as they are.
+    Passes, schedules and recomputation, whose effect is unknown, stay as they are.
     """
     workload, cluster = costs.traced.workload, costs.cluster
     base, found = workload.config, dict[Any, StateLayout]()
@@ -536,13 +536,13 @@ def state_layouts(costs: LayoutCosts, devices: int) -> list[StateLayout]:
 
 
 def least_bytes(workload: Workload, world: int) -> float:
-    """Weights, gradients and optimizer state of one rank, spread over all."""
+    """Return bytes of weights, gradients and optimizer state of one rank, spread over all."""
     parameters = sum(parameter.numel() for parameter in workload.model.parameters())
     return parameters * workload.element_bytes * (2 + workload.states) / world
 
 
 def order(objective: Objective) -> Callable[[PlannedLayout], tuple[float, ...]]:
-    """Smaller is better; among layouts as good, the simpler one."""
+    """Return a sort key, smaller is better; among equally good layouts the simpler one."""
 
     def simple(layout: PlannedLayout) -> tuple[float, ...]:
         config, mesh = layout.config, layout.mesh
@@ -567,7 +567,7 @@ def order(objective: Objective) -> Callable[[PlannedLayout], tuple[float, ...]]:
 
 
 def distinct(layouts: tuple[PlannedLayout, ...], count: int) -> list[PlannedLayout]:
-    """The best of each kind: of axes, what ZeRO shards, offload and precision on as many ranks.
+    """Return the best layout per kind: axes, what ZeRO shards, offload and precision on as many ranks.
 
     ZeRO 1 and 2 are one kind, which keeps whole weights. All else makes variants.
     """

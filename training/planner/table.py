@@ -17,7 +17,7 @@ MEMORY_KINDS = ("start", "weights", "gradients", "optimizer", "gathered", "activ
 
 
 def table_rows(plan: CostPlan, measured: dict[str, float] | None = None) -> list[dict[str, Any]]:
-    """Rows of quantity, unit, predicted (None: not planned), and measured if `measured` has the quantity."""
+    """Make rows of quantity, unit, predicted (None: not planned), and measured if in `measured`."""
     stage_unit = f"count, largest{MEASURED_CUT if plan.measured_cut else ''}"
     rows: list[tuple[str, str, Any]] = [
         ("mesh", f"{used_axes(plan.mesh)} = {count_of(plan.mesh.world, 'rank')}", plan.engine),
@@ -53,12 +53,12 @@ def table_rows(plan: CostPlan, measured: dict[str, float] | None = None) -> list
 
 
 def fullest(plan: CostPlan) -> StageMemory:
-    """The pipeline rank whose step holds the most."""
+    """Return the pipeline rank with the highest peak."""
     return max(plan.stages, key=lambda stage: stage.peak or 0)
 
 
 def peak_unit(plan: CostPlan) -> str:
-    """What the peak of a step is made of, the largest part first."""
+    """Describe the components of a step's peak, the largest first."""
     parts = sorted(fullest(plan).at_peak.items(), key=lambda part: -part[1])
     total = sum(size for _, size in parts)
     shares = ", ".join(f"{kind} {size / total:.0%}" for kind, size in parts if size >= total / 100)
@@ -66,7 +66,7 @@ def peak_unit(plan: CostPlan) -> str:
 
 
 def sent_unit(plan: CostPlan, axis: str) -> str:
-    """What a count of bytes is of; where a codec or averages make it less, the bytes without them are beside it."""
+    """Describe a count of bytes; with a codec or averaging, also the bytes without it."""
     if axis == BETWEEN_HOSTS:
         return f"per host and step, at most, {plan.fewer_bytes_by}"
     unit = "per rank and step"
@@ -75,7 +75,7 @@ def sent_unit(plan: CostPlan, axis: str) -> str:
 
 
 def parse_rows(text: str) -> list[tuple[str, str, str, str]]:
-    """The cells of a table by `format_rows`, its header first; [] of another text."""
+    """Parse the cells of a table by `format_rows`, its header first; [] for other text."""
     lines = text.splitlines()
     if not lines or lines[0].split() != [*HEADER]:
         return []
@@ -90,7 +90,7 @@ def parse_rows(text: str) -> list[tuple[str, str, str, str]]:
 
 
 def format_rows(rows: list[dict[str, Any]]) -> str:
-    """Plain text, one line per quantity."""
+    """Format as plain text, one line per quantity."""
 
     def show(value: Any, quantity: str) -> str:
         if value is None or isinstance(value, str):

@@ -28,7 +28,7 @@ class Untraceable(ValueError):
 
 
 def running_modules(model: nn.Module) -> list[str]:
-    """Names of the modules that a forward pass is in, kept up to date; after an error, those it was in."""
+    """Track the names of modules in a forward pass, in an updated list; an error leaves those it was in."""
     running: list[str] = []
 
     def leave(*_: Any) -> None:
@@ -57,7 +57,7 @@ class Shapes:
         self.device = "cpu" if precision != "fp32" else "meta"
 
     def like(self, tensor: Any, dtype: torch.dtype | None = None) -> Any:
-        """A tensor without memory for each tensor of a tree of them."""
+        """Return a tensor without memory for each tensor of a tree."""
         if not isinstance(tensor, torch.Tensor):
             return tensor
         with self.mode:
@@ -65,7 +65,7 @@ class Shapes:
         return made.requires_grad_(tensor.requires_grad)
 
     def copy(self, module: nn.Module, weights: torch.dtype | None) -> nn.Module:
-        """A module in which shared weights are shared. `weights`: dtype of those of floating point."""
+        """Copy a module, keeping shared weights shared. `weights`: dtype of floating-point weights."""
         memo: dict[int, Any] = {id(b): self.like(b) for b in module.buffers()}
         for p in module.parameters():
             made = self.like(p.detach(), weights if p.is_floating_point() else None)
@@ -74,7 +74,7 @@ class Shapes:
 
 
 def is_cast_weight(saved: torch.Tensor) -> bool:
-    """Whether a tensor is a weight in another dtype, as autocast makes it, or a view of one."""
+    """Return whether a tensor is a weight cast to another dtype by autocast, or a view of one."""
     node, is_cast = saved.grad_fn, False
     while node is not None and node.name() in CASTS:
         is_cast |= node.name() == "ToCopyBackward0"
@@ -115,7 +115,7 @@ class MeanRow(Ragged):
 
 
 def repeated(given: Any, rows: int) -> Any:
-    """An input of one row as one of `rows` rows, on the meta device: a tensor, a ragged column, or a dict of them."""
+    """Repeat a one-row input `rows` times on the meta device: a tensor, a ragged column, or a dict of them."""
     if isinstance(given, Mapping):
         return {name: repeated(value, rows) for name, value in given.items()}
     if isinstance(given, MeanRow):
@@ -131,7 +131,7 @@ def repeated(given: Any, rows: int) -> Any:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of arguments, of a batch's columns, or of a result."""
+    """Yield the tensors of arguments, of a batch's columns, or of a result."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Ragged):
@@ -151,7 +151,7 @@ class RowPerId:
         self.alive: list[torch.Tensor] = []  # so that no other storage has their keys
 
     def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows (n, dim) of ids (n,), which count as weights do: pulled before the pass."""
+        """Return the rows (n, dim) of ids (n,), which count as weights: pulled before the pass."""
         rows = self.shapes.like(torch.empty(len(ids), self.dim, device="meta")).requires_grad_()
         self.seen.add(storage_key(rows))
         self.alive.append(rows)
@@ -173,13 +173,13 @@ def trace_model(
     (`if (x > 0).any()`).
 
     Args:
-        model: on any device.
-        inputs: positional, for one row.
+        model: model on any device.
+        inputs: positional inputs, for one row.
         names: modules to trace.
         kinds: module name -> how it is cut over tensor ranks (models/sharding_plan.py).
-        rows: in the forward, as many as in a pass: what is made of weights alone is kept once, whatever the rows.
-        device_type: whose kernels keep what they keep there.
-        precision: under autocast in it. Weights that autocast converts are left out.
+        rows: rows in the forward, as in a pass: what weights alone make is kept once, for any number of rows.
+        device_type: device with the kernels that decide what is kept.
+        precision: autocast precision; weights that autocast converts are left out.
     """
     shapes = Shapes(precision)
     traced = shapes.copy(model, None)
@@ -194,7 +194,7 @@ def trace_model(
     entered: dict[int, torch.Tensor] = {}  # storages of the inputs of cut layers, alive so that no other has their keys
 
     def unit(tensor: torch.Tensor) -> int:
-        """Bytes that count as one element."""
+        """Return the bytes that count as one element."""
         return (compute or tensor.element_size()) if tensor.is_floating_point() else INDEX_BYTES
 
     def before(name: str) -> Any:

@@ -43,7 +43,7 @@ class BatchBytes(NamedTuple):
 
 
 def batch_axes_bytes(rank: RankParameters, dense: bool = False) -> int:
-    """Bytes one rank sends over dp x cp per step: gradients, gathered weights, and flags of reached parameters.
+    """Return bytes one rank sends over dp x cp per step: gradients, gathered weights, reached-flags.
 
     `dense`: as if there were neither gradient codec nor averaging.
     """
@@ -51,7 +51,7 @@ def batch_axes_bytes(rank: RankParameters, dense: bool = False) -> int:
 
 
 def batch_bytes(rank: RankParameters, dense: bool = False) -> BatchBytes:
-    """The bytes of `batch_axes_bytes` by what they are."""
+    """Return the bytes of `batch_axes_bytes` by kind."""
     workload, element = rank.workload, rank.workload.element_bytes
     mesh = workload.mesh
     batch_ranks, flags = mesh.dp * mesh.cp, len(rank.trained)
@@ -73,7 +73,7 @@ def batch_bytes(rank: RankParameters, dense: bool = False) -> BatchBytes:
 
 
 def gathered_elements(rank: RankParameters) -> tuple[float, float]:
-    """Elements that ZeRO gathers in a step: (for forward, again for backward)."""
+    """Count the elements that ZeRO gathers in a step: (for forward, again for backward)."""
     if rank.zero < 3:
         return float(rank.whole), 0.0
     # gathered again in backward, except for the last layer, whose backward comes next
@@ -83,7 +83,7 @@ def gathered_elements(rank: RankParameters) -> tuple[float, float]:
 
 
 def tables_sent_bytes(workload: Workload) -> int:
-    """Bytes one rank sends per step for the rows of sparse tables; those of servers are not planned."""
+    """Return bytes one rank sends per step for rows of sparse tables; server tables are not planned."""
     if workload.is_served:
         return 0
     rows, ranks = workload.rows_per_rank, workload.mesh.dp
@@ -92,12 +92,12 @@ def tables_sent_bytes(workload: Workload) -> int:
 
 
 def reductions_of(rank: RankParameters) -> int:
-    """Times that ZeRO reduces the gradients in a step."""
+    """Count how often ZeRO reduces the gradients in a step."""
     return 1 if rank.workload.mesh.pp > 1 or rank.zero <= 1 else rank.workload.config.passes
 
 
 def coded_bytes(rank: RankParameters) -> int:
-    """Bytes one rank sends per step through a gradient codec, bucket by bucket."""
+    """Return bytes one rank sends per step through a gradient codec, bucket by bucket."""
     workload, element = rank.workload, rank.workload.element_bytes
     trained = [p for p in rank.parameters.values() if p.requires_grad]
     sizes = [p.numel() * element for p in trained]
@@ -109,7 +109,7 @@ def coded_bytes(rank: RankParameters) -> int:
 
 
 def averaged_bytes(rank: RankParameters, ranks: int) -> int:
-    """Bytes one of `ranks` replicas sends per step for averages of the weights: those of a window over its steps."""
+    """Return bytes a replica of `ranks` sends per step to average weights: a window's over its steps."""
     workload, averaging = rank.workload, rank.workload.config.averaging
     trained = sum(p.numel() for p in rank.parameters.values() if p.requires_grad)
     sent = RULES[averaging.kind].sent(averaging, ranks)
@@ -119,7 +119,7 @@ def averaged_bytes(rank: RankParameters, ranks: int) -> int:
 
 
 def activation_bytes(workload: Workload, trace: Trace) -> dict[str, int]:
-    """Bytes one rank sends per step over pp, tp and cp."""
+    """Return bytes one rank sends per step over pp, tp and cp."""
     mesh, kinds = workload.mesh, workload.kinds
     blocks = tuple(f"{name}." for name in workload.block_names)
     # recomputing a block stops once all that backward needs is there: before its last layer's outputs are summed
@@ -150,12 +150,12 @@ def activation_bytes(workload: Workload, trace: Trace) -> dict[str, int]:
 
 
 def _last_row(kinds: Mapping[str, str], block: str) -> str:
-    """The last layer of a block whose outputs are summed; empty for a block without such a layer."""
+    """Return the last layer of a block with summed outputs; "" for a block without one."""
     return next((name for name in reversed([*kinds]) if name.startswith(block) and kinds[name] == "row"), "")
 
 
 def tied_weight_bytes(workload: Workload) -> int:
-    """Bytes per rank of the all-reduces that keep a weight of two stages one."""
+    """Return bytes per rank to all-reduce weights shared by two pipeline stages."""
     model, mesh, config = workload.model, workload.mesh, workload.config
     if mesh.pp == 1:
         return 0

@@ -89,7 +89,7 @@ class Workload:
     known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` returns for this model; computed once for each key."""
+        """Return the result of `make` for this model, computed once per key."""
         if key not in self.known:
             self.known[key] = make()
         return self.known[key]
@@ -171,17 +171,17 @@ class Workload:
         return [f"{name}.core" for name in self.sharding.attention_names(self.model)]
 
     def on_device(self, device_type: str) -> Workload:
-        """The same step on ranks that compute on that type of device."""
+        """Return the same step on ranks that compute on that type of device."""
         return replace(self, device_type=device_type)
 
     def with_layout(self, config: ParallelConfig, mesh: Mesh, engine: str, global_batch: int | None = None) -> Workload:
-        """The same model in another layout, or batch; what is known of the model is not found again.
+        """Return the same model in another layout, or batch, with known facts of the model kept.
 
         Args:
-            config: the `parallel` block.
-            mesh: its ranks.
+            config: block `parallel` of the recipe.
+            mesh: mesh of the ranks.
             engine: what carries the gradients.
-            global_batch: rows per step; None: as many.
+            global_batch: rows per step; None keeps the number.
         """
         other = replace(self, config=config, mesh=mesh, engine=engine, global_batch=global_batch or self.global_batch)
         other = replace(other, reader_bytes=None)  # of this layout's share
@@ -190,11 +190,11 @@ class Workload:
         return other
 
     def names_on(self, pipeline_rank: int) -> list[str]:
-        """Layers of all stages of a pipeline rank."""
+        """List the layers of all stages of a pipeline rank."""
         return [name for stage in self.stages[pipeline_rank :: self.mesh.pp] for name in stage]
 
     def parameters_of(self, names: Sequence[str]) -> dict[str, nn.Parameter]:
-        """Parameters of the named modules ("" is the whole model); a weight shared within them has its first name."""
+        """Return the parameters of the named modules ("" is the whole model), by the first name in them."""
         every = self.once("parameters", lambda: [*self.model.named_parameters(remove_duplicate=False)])
         prefixes, seen, found = tuple(f"{name}." if name else "" for name in names), set[int](), {}
         for name, parameter in every:
@@ -204,7 +204,7 @@ class Workload:
         return found
 
     def local_numel(self, name: str, parameter: torch.Tensor) -> int:
-        """Elements of a parameter on one tensor rank."""
+        """Count the elements of a parameter on one tensor rank."""
         kind = self.kinds.get(name.rpartition(".")[0], "")
         if self.mesh.tp == 1 or kind not in CUT_DIM or parameter.ndim <= CUT_DIM[kind]:
             return parameter.numel()
@@ -263,7 +263,7 @@ class RankParameters:
         return self._shards("updated", self.trained) if self.zero else self.whole_trained
 
     def _shards(self, key: str, names: Iterable[str]) -> int:
-        """Elements of this rank's shards of parameters, computed once for each key."""
+        """Count the elements of this rank's shards of parameters, computed once per key."""
         found: int = self.workload.once(
             (key, self.key, self.workload.mesh.tp, self.shard),
             lambda: sum(
@@ -280,7 +280,7 @@ class RankParameters:
         return element if self.workload.config.precision == "fp32" or self.on_horovod else 2
 
     def numels_of(self, units: Sequence[str]) -> list[int]:
-        """Elements per unit that ZeRO gathers separately."""
+        """List the elements per unit that ZeRO gathers separately."""
         key = ("numels", self.key, self.workload.mesh.tp, *self.layers[:1])
         known = self.workload.once(key, lambda: self._numels_by_unit())
         return [known[unit] for unit in units]
@@ -295,7 +295,7 @@ class RankParameters:
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """Names of the modules around a parameter, the innermost first."""
+    """Yield the modules around a parameter, the innermost first."""
     while "." in name:
         name = name.rpartition(".")[0]
         yield name

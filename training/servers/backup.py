@@ -50,19 +50,19 @@ class Backup:
     # --- parts ---------------------------------------------------------------------------------------------------
 
     def may_take(self, worker: int, step: int, limit: int) -> bool:
-        """Whether it is known what a worker computes in a step.
+        """Return whether a worker's batch share for a step can be decided now.
 
-        Before a meeting there may be no part left that nobody computes. Then it computes one that another does, but
-        only when so few are missing that all who wait can do one each: else it might be one that comes anyway.
+        Before a synchronization point every share may be taken. Then the worker repeats another worker's share, but
+        only when so few are missing that each waiting worker can take one: else the share might arrive anyway.
         """
         if not self._needs(worker, step):
             return True
         return bool(self._open_parts(worker, step, limit)) or self.streams - len(self._ready) <= self.backup
 
     def take(self, worker: int, step: int, limit: int) -> BatchShare | None:
-        """The part that a worker computes in a step, when it may take one; None where the step needs none of it.
+        """Return the batch share a worker computes in a step; None if the step needs no more.
 
-        `limit`: the clock that parts may not reach. ValueError for a step that is not begun.
+        `limit`: the step that shares may not reach. ValueError for a step that has not started.
         """
         if step > self.step:
             raise ValueError(f"rank {worker} takes a part of step {step}, and step {self.step} is being made")
@@ -78,19 +78,19 @@ class Backup:
         return step == self.step and worker not in self._ready and self.chosen(step) is None
 
     def _open_parts(self, worker: int, step: int, limit: int) -> list[BatchShare]:
-        """The first part of each stream that is not done and that no other worker computes."""
+        """List the first batch share per stream that is not done and not being computed by another."""
         taken = {part for other, part in self._taken.items() if other != worker}
         firsts = (self._first_open(stream, min(step + AHEAD, limit), taken) for stream in range(self.streams))
         return [part for part in firsts if part is not None]
 
     def _pick(self, worker: int, parts: list[BatchShare]) -> BatchShare:
-        """One that is late, else of the own stream, else the first."""
+        """Pick a late batch share, else one of the worker's own stream, else the first."""
         latest = self.step - PATIENCE
         own = {worker, self._last_stream.get(worker, worker)}
         return min(parts, key=lambda part: (part.clock > latest, part.stream not in own, part))
 
     def _missing(self) -> BatchShare:
-        """A part whose gradient has not come, of which the fewest workers compute one."""
+        """Return the missing batch share that the fewest workers compute."""
         ready = set(self._ready.values())
         computed = Counter(part for part in self._taken.values() if part not in ready)
         return min(computed, key=lambda part: (computed[part], part))
@@ -102,22 +102,22 @@ class Backup:
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def ready(self, worker: int, step: int) -> None:
-        """Note that all servers have the gradient of the part that a worker has taken."""
+        """Record that all servers have the gradient of the batch share a worker took."""
         part = self._taken.get(worker)
         if step == self.step and part is not None and self.chosen(step) is None and part not in self._ready.values():
             self._ready[worker] = part
 
     def chosen(self, step: int) -> list[tuple[int, BatchShare]] | None:
-        """(worker, part) of the gradients that make the step, sorted by part; None while there are too few.
+        """Return (worker, batch share) of the step's gradients, sorted by share; None while there are too few.
 
-        None for a step that is made as well.
+        Also None for a completed step.
         """
         if step != self.step or len(self._ready) < self.streams:
             return None
         return sorted(self._ready.items(), key=lambda each: each[1])
 
     def made(self, step: int, norm: float, bad_worker: int | None) -> None:
-        """Note that all servers have made a step; the first call counts."""
+        """Record that all servers have completed a step; only the first call counts."""
         if step != self.step:
             return
         assert len(self._ready) == self.streams
@@ -134,14 +134,14 @@ class Backup:
         self.step += 1
 
     def outcome(self, worker: int, step: int) -> StepOutcome | None:
-        """What became of a step, once for each worker; None while it is being made."""
+        """Return the outcome of a step, once for each worker; None while it is being made."""
         found = self._outcomes.get(step)
         if found is not None:
             self._hear(worker, step + 1)
         return found
 
     def _hear(self, worker: int, step: int) -> None:
-        """Note that a worker knows all outcomes before a step; those that all know are dropped."""
+        """Record that a worker knows all outcomes before a step; drop outcomes that all know."""
         self._heard[worker] = step
         for old in [each for each in self._outcomes if each < min(self._heard)]:
             del self._outcomes[old]
@@ -149,18 +149,18 @@ class Backup:
     # --- between steps -------------------------------------------------------------------------------------------
 
     def restart(self, worker: int) -> int:
-        """The step that a worker which was replaced begins with: the first that it has not heard of.
+        """Return the first step for a replaced worker: the first whose outcome it does not know.
 
-        It goes through those that are made without computing, so it comes to where the others wait for it.
+        It skips completed steps without computing, so it reaches the step at which the others wait.
         """
         return self._heard[worker]
 
     def counted_parts(self, worker: int) -> list[BatchShare]:
-        """The parts of this worker that made steps since the last cut, or will make the one that is being made."""
+        """List this worker's batch shares in steps since the last coordinated stop, and in the current step."""
         return [part for who, part in (*self._counted, *self._ready.items()) if who == worker]
 
     def cut(self, clock: int) -> None:
-        """Note a cut. ValueError unless exactly the parts below it are done."""
+        """Check a coordinated stop: ValueError unless exactly the batch shares before it are done."""
         if set(self._done) != {clock} or self.step != clock:
             raise ValueError(f"cut at clock {clock}, in step {self.step}, where streams have done {self._done}")
         self._counted = []

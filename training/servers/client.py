@@ -57,7 +57,7 @@ class Route:
     ids: list[Ids]  # in those orders
 
     def of_server(self, server: int, values: Sequence[Array]) -> list[Array]:
-        """By table, the part of values (n, ...), in the route's order, that is of one server."""
+        """Return one server's share of the values (n, ...) in route order, by table."""
         edges = [np.cumsum([0, *count]) for count in self.counts]
         return [value[edge[server] : edge[server + 1]] for value, edge in zip(values, edges, strict=True)]
 
@@ -65,7 +65,7 @@ class Route:
         return [np.ascontiguousarray(value[order]) for value, order in zip(values, self.orders, strict=True)]
 
     def restored(self, parts: Sequence[Sequence[Array]]) -> list[Array]:
-        """By table, rows in the order of the ids; `parts`: by server, then table."""
+        """Return rows in the order of the ids, by table; `parts`: by server, then table."""
         found = []
         for table, order in enumerate(self.orders):
             rows = np.concatenate([part[table] for part in parts])
@@ -118,7 +118,7 @@ class StatePart:
 
 
 def state_parts(slices: Sequence[Slice], state: Mapping[str, torch.Tensor]) -> list[StatePart]:
-    """What a server's optimizer keeps, from the names of Shard.dense_state without `weights`."""
+    """Name a server's optimizer state, from the keys of Shard.dense_state without `weights`."""
     split = [(name.partition("."), value) for name, value in state.items()]
     return [StatePart(slices[int(number)], key, value) for (number, _, key), value in split]
 
@@ -142,10 +142,10 @@ def cut_states(
     """Cut whole weights and optimizer states into what Shard.load_dense takes, by server.
 
     Args:
-        definition: of the servers.
-        servers: how many there are.
-        weights: (elements,) of all parameters.
-        states: by parameter and key, what the optimizer keeps: shaped as the parameter, or one value.
+        definition: parameters and tables of all servers.
+        servers: number of servers.
+        weights: weights (elements,) of all parameters.
+        states: optimizer state by parameter and key, of the parameter's shape or one value.
     """
     slices = cut_parameters(definition.shapes, servers)
     pieces = weights.split([sum(each.size for each in own) for own in slices])
@@ -169,10 +169,12 @@ def cut_gradient(
     """Cut a gradient into the pushes to all servers.
 
     Args:
-        gradient: of `worker` at `clock`.
-        definition: of the servers.
-        worker, clock, attempt: whose, of which clock, and which try.
-        versions: of the pull, by server.
+        gradient: gradient of `worker` for step `clock`.
+        definition: parameters and tables of all servers.
+        worker: rank that computed the gradient.
+        clock: step the gradient belongs to.
+        attempt: number of the try for this step.
+        versions: version of each server at the pull.
     """
     slices = cut_parameters(definition.shapes, len(versions))
     route = route_of(gradient.ids, len(versions))
@@ -198,13 +200,13 @@ class ServerConnection:
     """To one server, for one thread."""
 
     def __init__(self, server: int, address: tuple[str, int], secret: bytes, timeout_s: float) -> None:
-        """Connect and prove the secret. RequestFailed where the server is not there.
+        """Connect and prove the secret. RequestFailed if the server does not answer.
 
         Args:
-            server: its number.
-            address: where it listens.
-            secret: of the attempt.
-            timeout_s: of an answer, which may wait for other ranks.
+            server: number of the server.
+            address: host and port of the server.
+            secret: secret of the attempt.
+            timeout_s: seconds to wait for an answer, which may depend on other ranks.
         """
         self.server, self.address, self.timeout_s = server, address, timeout_s
         self.sent_bytes = 0
@@ -256,7 +258,7 @@ class ServerConnection:
 
     @waits_for_ranks
     def hear_of_ranks(self, kind: type[R]) -> tuple[R, Buffer]:
-        """`hear`, where the answer waits for other ranks."""
+        """Receive a reply as by `hear`, for replies that wait for other ranks."""
         return self.hear(kind)
 
     def close(self) -> None:
@@ -272,10 +274,11 @@ class Client:
         """Connect to every server.
 
         Args:
-            addresses: of the servers, in their order.
-            secret: of the attempt.
-            worker, workers: this one, and how many there are.
-            timeout_s: of an answer.
+            addresses: addresses of the servers, in order.
+            secret: secret of the attempt.
+            worker: number of this worker.
+            workers: number of workers.
+            timeout_s: seconds to wait for an answer.
         """
         self.worker, self.workers = worker, workers
         self._open = [(number, address, secret, timeout_s) for number, address in enumerate(addresses)]
@@ -319,9 +322,9 @@ class Client:
         self._all(messages.BeginRequest(clock), messages.Done)
 
     def restart(self) -> tuple[int, int, int]:
-        """The clock that a replaced worker begins with, the number of its try, and the first server's version.
+        """Return a replaced worker's first step, the number of its try, and the first server's version.
 
-        Some servers may have done that clock.
+        Some servers may have done that step.
         """
         found = [reply for reply, _ in self._all(messages.RestartRequest(self.worker), messages.RestartReply)]
         return min(reply.clock for reply in found), max(reply.attempt for reply in found), found[0].version
@@ -329,7 +332,7 @@ class Client:
     # --- a clock -------------------------------------------------------------------------------------------------
 
     def pull(self, clock: int, attempt: int, ids: Sequence[Ids]) -> Pulled:
-        """Weights and rows of distinct ids to compute a gradient of `clock` with, when the bound allows it."""
+        """Pull weights and rows of distinct ids for the gradient of step `clock`, once the bound allows it."""
         route = route_of(ids, self.servers)
         for server, connection in enumerate(self.connections):
             own = route.of_server(server, route.ids)
@@ -346,7 +349,7 @@ class Client:
         return Pulled(versions, torch.cat(weights), route.restored(parts))
 
     def look_up(self, ids: Sequence[Ids]) -> list[Array]:
-        """Rows as they are now, to evaluate with."""
+        """Return the current rows of ids, for evaluation."""
         route = route_of(ids, self.servers)
         for server, connection in enumerate(self.connections):
             own = route.of_server(server, route.ids)
@@ -382,7 +385,7 @@ class Client:
         return [connection.hear_of_ranks(messages.PushReply)[0] for connection in self.connections]
 
     def settle(self, clock: int, factor: float) -> None:
-        """With bound 0: let every server apply the sum of a clock, times `factor`."""
+        """Commit step `clock` on every server: apply its gradient sum times `factor` (bound 0)."""
         self._all(messages.SettleRequest(clock, factor), messages.Done)
 
     # --- backup workers (backup.py) ------------------------------------------------------------------------------
@@ -416,18 +419,18 @@ class Client:
         self.connections[0].call(messages.MadeRequest(step, norm, bad_worker), messages.Done)
 
     def counted(self) -> list[BatchShare]:
-        """The parts of this worker that made steps since the last cut."""
+        """List this worker's batch shares in steps since the last coordinated stop."""
         return list(self.connections[0].call(messages.CountedRequest(self.worker), messages.CountedReply)[0].shares)
 
     # --- between clocks ------------------------------------------------------------------------------------------
 
     def weights(self) -> torch.Tensor:
-        """The dense weights (elements,) as they are now."""
+        """Return the current dense weights (elements,)."""
         replies = self._all(messages.DenseRequest(with_state=False), messages.Done)
         return torch.cat([unpack_tensors(body)["weights"] for _, body in replies])
 
     def dense_state(self) -> tuple[torch.Tensor, list[StatePart]]:
-        """The dense weights (elements,), and what the optimizers keep of each slice."""
+        """Return the dense weights (elements,), and the optimizer state of each slice."""
         weights, states = [], []
         for server, (_, body) in enumerate(self._all(messages.DenseRequest(with_state=True), messages.Done)):
             found = unpack_tensors(body)
@@ -452,10 +455,10 @@ class Client:
         """Copy some buckets of a table from all servers: what changed since the last checkpoint, or all of them.
 
         Args:
-            table: its number.
-            buckets: sorted.
-            most_bytes: of changes; all is copied where they are more.
-            saving: it is for a checkpoint.
+            table: number of the table.
+            buckets: sorted bucket numbers.
+            most_bytes: size limit of changes, above which everything is copied.
+            saving: whether the copy is for a checkpoint.
         """
         dumps = self._dumps(table, buckets, most_bytes // self.servers if most_bytes > 0 else most_bytes, saving)
         if len({len(dump.since) for dump in dumps}) > 1:  # changes of some servers only
@@ -496,25 +499,27 @@ class Client:
         self._all(messages.WriteLogRequest(clock), messages.Done)
 
     def counts(self) -> list[dict[str, Any]]:
-        """What each server has seen."""
+        """Return the counts of each server."""
         return [json.loads(bytes(body)) for _, body in self._all(messages.CountsRequest(), messages.Done)]
 
     # --- rounds --------------------------------------------------------------------------------------------------
 
     def open_channel(self) -> ServerConnection:
-        """One more connection to the first server, for rounds of another thread."""
+        """Open one more connection to the first server, for rounds of another thread."""
         self._others.append(ServerConnection(*self._open[0]))
         return self._others[-1]
 
     def round(
         self, scope: int, channel: str, number: int, value: bytes, connection: ServerConnection | None = None
     ) -> list[bytes]:
-        """Give a value and get those of all workers.
+        """Exchange a value with all workers, and return theirs.
 
         Args:
-            scope, channel, number: of the round (rounds.RoundKey).
-            value: of this worker.
-            connection: of the calling thread; None: the main one.
+            scope: scope of the round (rounds.RoundKey).
+            channel: channel of the round.
+            number: number of the round in its scope.
+            value: value of this worker.
+            connection: connection of the calling thread; None for the main one.
         """
         first = connection or self.connections[0]
         first.ask(messages.RoundRequest(self.worker, scope, number, channel), [value])
@@ -523,12 +528,12 @@ class Client:
         return [bytes(body[start:stop]) for start, stop in itertools.pairwise(edges)]
 
     def last_scope(self, channel: str, worker: int | None = None, connection: ServerConnection | None = None) -> int:
-        """The latest scope of a channel in which a worker has given a value, or any worker.
+        """Return the latest scope of a channel in which a worker, or any worker, has given a value.
 
         Args:
-            channel: of rounds.
-            worker: None: any.
-            connection: of the calling thread; None: the main one.
+            channel: channel of the rounds.
+            worker: number of the worker; None for any.
+            connection: connection of the calling thread; None for the main one.
         """
         first = connection or self.connections[0]
         who = range(self.workers) if worker is None else [worker]
@@ -549,12 +554,12 @@ class Client:
 
 
 def statuses(replies: Sequence[messages.PushReply]) -> list[messages.ShardStatus]:
-    """What became of a push at each server."""
+    """List the status of a push at each server."""
     return [reply.status for reply in replies]
 
 
 def global_squares(replies: Sequence[messages.PushReply | messages.AddUpReply]) -> tuple[float, int | None]:
-    """With bound 0: the sum of squares over all servers, and the lowest rank whose push was not finite."""
+    """Return the sum of squares over all servers, and the lowest rank with a non-finite push (bound 0)."""
     sums = [reply.sum for reply in replies if reply.sum is not None]
     bad = [each.bad_worker for each in sums if each.bad_worker is not None]
     return sum(each.squares for each in sums), min(bad, default=None)

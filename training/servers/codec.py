@@ -117,7 +117,7 @@ def _optional(inner: FieldCodec) -> FieldCodec:
 
 
 def _numbers(form: str) -> FieldCodec:
-    """All numbers of a tuple at once."""
+    """Make the codec of a tuple of numbers, packed at once."""
 
     def pack(values: tuple[Any, ...]) -> bytes:
         return struct.pack(f"<I{len(values)}{form}", len(values), *values)
@@ -142,7 +142,7 @@ def _entries(inner: FieldCodec) -> FieldCodec:
 
 
 def _object(kind: Any) -> FieldCodec:
-    """The numbers at the head of a dataclass at once, then its other fields one after the other."""
+    """Make the codec of a dataclass: leading numbers at once, then the other fields one by one."""
     hints = typing.get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
     numbers = list(takewhile(lambda name: hints[name] in _SCALARS, names))

@@ -80,10 +80,10 @@ class Definition:
         return None if self.bound is None else (2 * self.bound + 1) * (self.workers - 1)
 
     def rate_share(self, lag: int) -> float:
-        """The share of a step's learning rate that one push has.
+        """Return the share of a step's learning rate that one push gets.
 
-        1 / workers, so that one push of each is one step. With `damp` over the staleness in rounds of pushes,
-        lag / (workers - 1), where that is above 1: https://arxiv.org/abs/1511.05950, equation 6.
+        It is 1 / workers, so that one push of each worker is one step. With `damp` it is divided by the staleness in
+        rounds of pushes, lag / (workers - 1), if that is above 1: https://arxiv.org/abs/1511.05950, equation 6.
         """
         staleness = lag / max(self.workers - 1, 1)
         return 1 / (self.workers * (max(1.0, staleness) if self.damp else 1.0))

@@ -47,7 +47,7 @@ class PushEvent:
     lag: int
 
     def packed(self) -> int:
-        """The event in 64 bits. ValueError where a part does not fit."""
+        """Pack the event in 64 bits. ValueError if a field does not fit."""
         limits = ((self.worker, MAX_WORKERS), (self.attempt, MAX_TRIES), (self.clock, MAX_CLOCK), (self.lag, MAX_LAG))
         if any(not 0 <= value < limit for value, limit in limits):
             raise ValueError(
@@ -93,7 +93,7 @@ class LogFile:
 
 
 def file_name(attempt: int, begin: int, end: int, server: int) -> str:
-    """Of a file below the run's folder of event logs."""
+    """Return the path of a file, relative to the run's folder of event logs."""
     return f"attempt-{attempt:05d}/clocks-{begin:08d}-{end:08d}/server-{server:05d}.events"
 
 

@@ -49,11 +49,11 @@ class LocalServers:
             shard.begin(clock)
 
     def round(self, scope: int, channel: str, number: int, value: bytes) -> list[bytes]:
-        """Everyone says the same."""
+        """Return `value` once per worker: all local workers give the same value."""
         return [value] * self.workers
 
     def moved(self, servers: int, definition: Definition) -> LocalServers:
-        """The same content on other servers, of other workers, as a checkpoint brings it there."""
+        """Return the same content on another number of servers and workers, as a checkpoint moves it."""
         found = LocalServers(servers, definition.workers, self._make_optimizer)
         found.define(definition)
         states = [state for shard in self.shards for state in self._parts(shard)]

@@ -118,7 +118,7 @@ def _proof(secret: bytes, side: bytes, first: Buffer, second: Buffer) -> bytes:
 
 
 def admit(sock: socket.socket, secret: bytes) -> None:
-    """The server's side of the proof. ServerProtocolError, EOFError or TimeoutError where the other side has none."""
+    """Prove the secret as the server. ServerProtocolError, EOFError or TimeoutError if the peer cannot."""
     deadline = time.monotonic() + PROOF_S
     sock.settimeout(PROOF_S)
     own = secrets.token_bytes(NONCE)
@@ -132,7 +132,7 @@ def admit(sock: socket.socket, secret: bytes) -> None:
 
 
 def enter(sock: socket.socket, secret: bytes) -> None:
-    """The worker's side of the proof."""
+    """Prove the secret as the worker."""
     deadline = time.monotonic() + PROOF_S
     theirs = _exactly(sock, NONCE, deadline)
     own = secrets.token_bytes(NONCE)
@@ -143,7 +143,7 @@ def enter(sock: socket.socket, secret: bytes) -> None:
 
 
 def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> list[Buffer]:
-    """Named tensors as bytes: the length of a JSON description, that, and their memory one after the other."""
+    """Pack named tensors: length of a JSON description, the description, then each tensor's memory."""
     described = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
     text = json.dumps(described).encode()
     return [_INT.pack(len(text)), text, *(raw(tensor) for tensor in tensors.values())]
@@ -170,7 +170,7 @@ def unpack_tensors(body: Buffer) -> dict[str, torch.Tensor]:
 
 
 def raw(tensor: torch.Tensor) -> Buffer:
-    """The memory of a tensor on the CPU."""
+    """Return the memory of a tensor on the CPU."""
     if not tensor.numel():
         return b""  # torch refuses views of some empty tensors
     array: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -55,12 +55,12 @@ class _Open:
 
 
 def replay(shards: Sequence[ServerShard], logs: Sequence[LogFile], workers: Workers) -> None:
-    """Apply the logs of all servers between two cuts. ValueError where they do not belong together.
+    """Apply the logs of all servers between two coordinated stops. ValueError if they do not match.
 
     Args:
-        shards: as they were at the first cut, by server; they are changed.
-        logs: of one segment, by server.
-        workers: compute the gradients again.
+        shards: server shards at the first stop, changed in place.
+        logs: logs of one segment, by server.
+        workers: recompute the gradients.
     """
     spans = {(log.header.begin, log.header.end, log.header.workers) for log in logs}
     if len(spans) != 1 or len(logs) != len(shards):
@@ -97,16 +97,16 @@ def check_whole(logs: Sequence[LogFile]) -> None:
 
 
 def _replay_sums(shards: Sequence[ServerShard], clocks: range, count: int, log: LogFile, workers: Workers) -> None:
-    """Make the steps of bound 0 again, of the gradients that one server's log names; all servers had the same.
+    """Repeat steps of bound 0 with the gradients that one server's log names; all servers had the same.
 
-    With backup workers these are of several clocks. ValueError if a step does not end as the log has it.
+    With backup workers these belong to several steps. ValueError if a step does not end as logged.
 
     Args:
-        shards: one per server.
-        clocks: the steps to make.
-        count: gradients in a step.
-        log: of one server.
-        workers: compute the gradients again.
+        shards: server shards, one per server.
+        clocks: steps to repeat.
+        count: number of gradients per step.
+        log: event log of one server.
+        workers: recompute the gradients.
     """
     done = done_of(log.events)
     for clock in clocks:
@@ -222,6 +222,6 @@ def _try(event: PushEvent) -> Try:
 
 
 def _not_finite(event: PushEvent, shard: ServerShard) -> Push:
-    """A push that is skipped as the event's was."""
+    """Make a push that the server skips as it skipped the event's."""
     zeros, version = torch.zeros_like(shard.weights), shard.version - event.lag
     return Push(event.worker, event.clock, event.attempt, version, math.nan, 0.0, zeros)

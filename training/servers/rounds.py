@@ -36,12 +36,12 @@ class Rounds:
                 del self._given[each]
 
     def answers(self, key: RoundKey) -> list[bytes] | None:
-        """All workers' values, in their order; None while some are missing."""
+        """Return all workers' values, in order; None while some are missing."""
         given = self._given.get(key, {})
         return [given[worker] for worker in range(self.workers)] if len(given) == self.workers else None
 
     def last_scope(self, channel: str, worker: int) -> int:
-        """The latest scope in which a worker has taken part in a round of a channel; START where in none."""
+        """Return the latest scope in which a worker joined a round of a channel, else START."""
         return max(
             (k.scope for k, given in self._given.items() if k.channel == channel and worker in given), default=START
         )

@@ -20,10 +20,10 @@ class Segment:
 
 
 def read_segments(events: Storage) -> list[Segment]:
-    """The segments that a run's weights come from, in order.
+    """Read the segments that a run's weights come from, in order.
 
-    An attempt goes on from a checkpoint, and what an earlier one did after it counts for nothing. ValueError where
-    there are none, or the log of a server is missing.
+    An attempt continues from a checkpoint; steps that an earlier attempt did after it are ignored. ValueError if there
+    are no logs, or a server's log is missing.
     """
     found: dict[tuple[int, int, int], list[LogFile]] = {}
     for path in sorted(path for path in events.list_files() if path.endswith(".events")):
@@ -45,11 +45,11 @@ def read_segments(events: Storage) -> list[Segment]:
 
 
 def check_all_there(segments: Sequence[Segment], steps: int, where: str) -> None:
-    """Raise ValueError unless the segments follow each other from the run's beginning to its end.
+    """Raise ValueError unless the segments cover the run from start to end without gaps.
 
     Args:
-        segments: in order.
-        steps: of the run.
+        segments: segments in order.
+        steps: number of steps of the run.
         where: URI of the logs.
     """
     begins = [*(segment.begin for segment in segments), steps]

@@ -77,9 +77,9 @@ class Server:
         """Listen on a free port.
 
         Args:
-            place: which server this is.
-            make_optimizer: of the dense slices.
-            address: to listen on.
+            place: number of this server, and of workers.
+            make_optimizer: makes the optimizer of the dense slices.
+            address: address to listen on.
         """
         self.place, self._make_optimizer = place, make_optimizer
         self._listener = listen(address, backlog=128)
@@ -397,7 +397,7 @@ CHANGING = (messages.PushRequest, messages.AddUpRequest, messages.SettleRequest)
 
 
 def _ids(body: Buffer, counts: Sequence[int]) -> list[Ids]:
-    """The ids of each table, (n,)."""
+    """Split the body into the ids of each table, (n,)."""
     edges = np.cumsum([0, *counts])
     if len(body) != 8 * edges[-1]:
         raise RefusedRequest(f"{count_of(len(body), 'byte')} of ids, for {edges[-1]} of them")

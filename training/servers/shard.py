@@ -80,12 +80,12 @@ class ServerShard:
     """One server's part."""
 
     def __init__(self, definition: Definition, server: int, servers: int, make_optimizer: OptimizerFactory) -> None:
-        """Begin with zeros and empty tables.
+        """Start with zero weights and empty tables.
 
         Args:
-            definition: of all servers.
-            server: number of this one.
-            servers: how many there are.
+            definition: parameters and tables of all servers.
+            server: number of this server.
+            servers: number of servers.
             make_optimizer: called with this server's slices.
         """
         self.definition, self.server, self.servers = definition, server, servers
@@ -114,7 +114,7 @@ class ServerShard:
         self._loaded = [np.zeros(0, np.int64) for _ in self.tables]  # buckets, sorted
 
     def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Views of (elements,), shaped as the slices."""
+        """Split (elements,) into views, shaped as the slices."""
         pieces = flat.split([each.size for each in self.slices]) if self.slices else []
         return [piece.view(each.shape) for piece, each in zip(pieces, self.slices, strict=True)]
 
@@ -126,10 +126,10 @@ class ServerShard:
         return min(self.applied)
 
     def may_begin(self, worker: int, clock: int, attempt: int) -> bool:
-        """Whether a worker's pull may be answered.
+        """Return whether a worker's pull may be answered.
 
-        Every worker must have done clock - bound clocks; and while one computes a rejected clock again, no other
-        begins a new one, so its next lag is below the workers' number.
+        Every worker must have done clock - bound steps; and while one recomputes a rejected step, no other starts a new
+        one, so its next lag is below the number of workers.
         """
         bound = self.definition.bound
         if bound is not None and clock - self.slowest > bound:
@@ -137,10 +137,10 @@ class ServerShard:
         return attempt > 0 or not (self._retrying - {worker})
 
     def pull(self, worker: int, clock: int, attempt: int, ids: Sequence[Ids]) -> tuple[int, torch.Tensor, list[Array]]:
-        """The version, the weights (elements,) and by table the rows (n, dim) of `ids`, to compute a push with.
+        """Return (version, weights (elements,), rows (n, dim) of `ids` by table), to compute a push with.
 
-        ValueError for a try that is over: a newer one has pulled. A new try may be of a clock that is done here and
-        not at other servers.
+        ValueError for an outdated try: a newer one has pulled. A new try may repeat a step that is done here and not on
+        other servers.
         """
         if self.definition.backup:
             self._latest[worker] = (clock, attempt)
@@ -163,7 +163,7 @@ class ServerShard:
         return self.version, self.weights.clone(), self.look_up(ids)
 
     def look_up(self, ids: Sequence[Ids]) -> list[Array]:
-        """By table, the rows (n, dim) of ids (n,) as they are now."""
+        """Return the current rows (n, dim) of ids (n,), by table."""
         return [table.pull(each) for table, each in zip(self.tables, ids, strict=True)]
 
     # --- push ----------------------------------------------------------------------------------------------------
@@ -230,12 +230,14 @@ class ServerShard:
             self._log(Kind.UNUSED, worker, attempt, clock, self._pulled.pop(worker))
 
     def _log(self, kind: Kind, worker: int, attempt: int, clock: int, version: int) -> None:
-        """Log what became of a gradient.
+        """Log the outcome of a gradient.
 
         Args:
-            kind: that.
-            worker, attempt, clock: whose, of which try and step.
-            version: of the pull it was computed with.
+            kind: outcome of the gradient.
+            worker: rank that computed the gradient.
+            attempt: number of the try.
+            clock: step of the gradient.
+            version: server version at the pull.
         """
         event = PushEvent(kind, worker, attempt, clock, self.version - version)
         event.packed()  # raises now, not at the cut, where it does not fit
@@ -278,9 +280,9 @@ class ServerShard:
         self._making, self._sum = making, (dense, absent, rows)
 
     def answer(self, clock: int) -> tuple[float, int | None] | None:
-        """The sum of squares of a clock's gradient and who made it not finite; None until all pushes have come.
+        """Return (sum of squares, rank with a non-finite gradient) of step `clock`; None until all pushes came.
 
-        This server's part of it. It is kept until the next clock is complete, and None after that.
+        The sum covers this server's slices. It is kept until the next step is complete, and None after that.
         """
         return self._answer[1:] if self._answer is not None and self._answer[0] == clock else None
 
@@ -344,22 +346,22 @@ class ServerShard:
         self.applied = [clock] * self.definition.workers
 
     def restart(self, worker: int) -> tuple[int, int]:
-        """Where a worker that was replaced begins: its first clock that is not done here, and a new try's number."""
+        """Return a replaced worker's first step that is not done here, and the number of its new try."""
         return self.applied[worker], self._latest[worker][1] + 1
 
     def is_drained(self, clock: int) -> bool:
-        """Whether every worker has done exactly so many clocks."""
+        """Return whether every worker has done exactly `clock` steps."""
         return set(self.applied) == {clock} and not self._held
 
     def take_events(self) -> list[PushEvent]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         for worker in sorted(self._pulled):
             self._log_unused(worker)
         taken, self.events = self.events, []
         return taken
 
     def dense_state(self) -> dict[str, torch.Tensor]:
-        """The weights, and what the optimizer keeps of each slice: `<number>.<key>`."""
+        """Return the weights, and the optimizer state of each slice: `<number>.<key>`."""
         found = {"weights": self.weights}
         for number, parameter in enumerate(self.parameters):
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -390,7 +392,10 @@ class ServerShard:
         return self.tables[table].copy_changes(buckets, most_bytes)
 
     def cut(self) -> None:
-        """Note changes anew: a checkpoint has all that was copied. Called before an update, and before the next one."""
+        """Start recording changes again, because a checkpoint now has everything.
+
+        Called before an update, and before the next one.
+        """
         if self._copied:
             self._mark_saved()
 
@@ -416,7 +421,7 @@ class ServerShard:
         self.tables[table].begin_with(ids[new], rows[new])
 
     def digest(self) -> str:
-        """sha256 of weights, optimizer state and tables."""
+        """Hash (sha256) weights, optimizer state and tables."""
         found = hashlib.sha256()
         for name, tensor in sorted(self.dense_state().items()):
             found.update(name.encode())

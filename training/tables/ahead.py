@@ -54,12 +54,12 @@ def pulled_ahead(table: Table, ids: Ids, kept: RowsAhead | None = None) -> RowsA
 
 
 def ahead_tensors(parts: Sequence[RowsAhead], batches: int, like: Array) -> dict[str, torch.Tensor]:
-    """As tensors of a checkpoint's file.
+    """Return the tensors for a checkpoint's file.
 
     Args:
-        parts: of the pulls whose gradients have not come yet, in their order.
-        batches: trained since the process began, as a checkpoint's older files of a table are by the same one.
-        like: (0, dim), of the rows' dtype.
+        parts: pulled rows whose gradients are outstanding, oldest first.
+        batches: batches trained since the process started; ties the file to older files of the same process.
+        like: array (0, dim) with the dtype of the rows.
     """
     return {
         "ahead_batches": torch.tensor([batches]),

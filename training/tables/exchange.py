@@ -53,7 +53,7 @@ class TorchExchange:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        """`group`: with a backend for CPU tensors; None: the world."""
+        """Use `group`, with a backend for CPU tensors; None: the world."""
         self._group = group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.waited_s = self.sent_bytes = 0.0

@@ -29,7 +29,7 @@ class RowFile(Protocol):
 
 
 def to_tensors(dump: TableDump) -> dict[str, torch.Tensor]:
-    """The dump's arrays by name."""
+    """Return the dump's arrays by name, as tensors."""
     return {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in vars(dump).items()}
 
 
@@ -46,7 +46,7 @@ def stored_dumps(table: str, files: Sequence[Mapping[str, RowFile]], wanted: NDA
 
 
 def newest(buckets: NDArray[np.int64], dumps: Sequence[TableDump]) -> TableDump:
-    """The content of `buckets`, sorted, after all of `dumps` of them, the older first."""
+    """Return the final content of sorted `buckets` after applying `dumps`, oldest first."""
     rows = _latest([dump.ids for dump in dumps], [dump.removed for dump in dumps])
     seen = _latest([np.ascontiguousarray(dump.seen[:, 0]) for dump in dumps], [dump.forgotten for dump in dumps])
     ids = np.concatenate([dump.ids for dump in dumps])[rows]
@@ -67,7 +67,7 @@ def newest(buckets: NDArray[np.int64], dumps: Sequence[TableDump]) -> TableDump:
 
 
 def joined(dumps: Sequence[TableDump]) -> TableDump:
-    """One dump of what several have, none of whose buckets are the same, at one clock."""
+    """Merge dumps of disjoint buckets, all taken at one step."""
     if len(dumps) == 1:
         return dumps[0]
     every = {name: np.concatenate([getattr(dump, name) for dump in dumps]) for name in vars(dumps[0])}
@@ -89,9 +89,9 @@ def joined(dumps: Sequence[TableDump]) -> TableDump:
 
 
 def _latest(ids: Sequence[Ids], gone: Sequence[Ids]) -> NDArray[np.int64]:
-    """Where, among all `ids`, each has its latest place that nothing later in `gone` ends; in order of hashes.
+    """Find each id's latest entry among all `ids` that is not removed later by `gone`, in hash order.
 
-    What is gone of a dump went before its ids came.
+    Within one dump, removals come before additions.
     """
     each = np.concatenate([*ids, *gone])
     ages = [np.full(len(part), 2 * age + 1) for age, part in enumerate(ids)]
@@ -122,7 +122,7 @@ class _Part:
         self._gone = {name: whole(file[name]) for name in ("removed", "forgotten") if name in file}
 
     def dump(self, picked: NDArray[np.int64]) -> TableDump:
-        """The buckets at places `picked` of the file."""
+        """Read the buckets at positions `picked` of the file."""
         runs = np.split(picked, np.flatnonzero(np.diff(picked) > 1) + 1)  # buckets that are neighbors are read at once
         spans = [(int(self._starts[run[0]]), int(self._starts[run[-1] + 1])) for run in runs]
         buckets = self.buckets[picked]
@@ -148,7 +148,7 @@ class _Part:
 
 
 def check_whole(table: str, files: Sequence[Mapping[str, RowFile]]) -> list[_Span]:
-    """What the files are of, the older first. ValueError unless each bucket has its content once, and all changes."""
+    """Describe the files, oldest first. ValueError unless each bucket has its content once and all changes."""
     parts = sorted((_Span(file) for file in files), key=lambda part: (part.clock, part.since is not None, part.since))
     times, clocks, follows = np.zeros(BUCKETS, np.int64), np.full(BUCKETS, -1), np.ones(BUCKETS, np.bool_)
     for part in parts:
@@ -169,6 +169,6 @@ def check_whole(table: str, files: Sequence[Mapping[str, RowFile]]) -> list[_Spa
 
 
 def whole(file: RowFile) -> Array:
-    """All values of a tensor in a file."""
+    """Read all values of a tensor in a file."""
     found: Array = file.read_rows(0, file.shape[0]).numpy()
     return found

@@ -30,31 +30,31 @@ def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def hash_of(ids: Ids) -> NDArray[np.uint64]:
-    """The hash of each id, (n,), by which buckets and places in a map are found."""
+    """Hash each id, (n,), for buckets and for places in a map."""
     return mixed(ids.view(np.uint64))
 
 
 def bucket_of(ids: Ids) -> NDArray[np.int16]:
-    """The bucket of each id, (n,), 0 to 1,023."""
+    """Return the bucket of each id, (n,), 0 to 1,023."""
     return bucket_of_hash(hash_of(ids))
 
 
 def bucket_of_hash(hashes: NDArray[np.uint64]) -> NDArray[np.int16]:
-    """The bucket of each id by its hash, (n,): hashes in order are buckets in order."""
+    """Return the bucket of each hash, (n,); sorted hashes give sorted buckets."""
     return (hashes >> _BUCKET_SHIFT).astype(np.int16)
 
 
 def bucket_owners(world: int) -> NDArray[np.int64]:
-    """The rank that owns each bucket, (1024,), by rendezvous hashing.
+    """Return the rank that owns each bucket, (1024,), by rendezvous hashing.
 
-    From w to w + 1 ranks only the new one's share of the buckets moves, 1 / (w + 1) of them.
+    From w to w + 1 ranks only the new rank's share of the buckets moves, 1 / (w + 1) of them.
     """
     cells = np.arange(BUCKETS, dtype=np.uint64)[:, None] << np.uint64(32) | np.arange(world, dtype=np.uint64)
     return mixed(cells).argmax(axis=1)
 
 
 def table_key(seed: int, table: str) -> int:
-    """A 64-bit number for (seed, table): what the initial rows are drawn from, beside their ids."""
+    """Return a 64-bit key for (seed, table), which with an id seeds its initial row."""
     return int(digest([seed, table])[:16], 16)
 
 
@@ -62,9 +62,9 @@ def initial_rows(key: int, ids: Ids, scale: NDArray[Any]) -> NDArray[Any]:
     """Draw the first rows of ids, (n, dim): uniform in [-scale, scale), a function of (key, id) alone.
 
     Args:
-        key: of `table_key`.
-        ids: (n,).
-        scale: (dim,), of the rows' dtype.
+        key: key from `table_key`.
+        ids: ids to draw rows for, (n,).
+        scale: half-width per value, (dim,), in the dtype of the rows.
     """
     own = mixed(ids.view(np.uint64) ^ np.uint64(key))[:, None]
     steps = np.array([(column + 1) * _GOLDEN & _MASK for column in range(len(scale))], np.uint64)

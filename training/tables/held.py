@@ -25,7 +25,7 @@ class HeldIds:
     """Distinct ids, and with a limit when they were touched."""
 
     def __init__(self, share: int | None) -> None:
-        """`share`: ids of a bucket at most; None: any number, whose use is not kept."""
+        """Start without ids. `share`: most ids per bucket; None: no limit, and use is not recorded."""
         self.share, self.map = share, IdMap()
         self._slots: AnySlots | BucketSlots = AnySlots() if share is None else BucketSlots(share)
         self._use = Slab(3, np.int64)  # last push, pushes, id
@@ -43,15 +43,15 @@ class HeldIds:
         return self._slots.end
 
     def use(self, slots: Slots) -> NDArray[np.int64]:
-        """(n, 2) the last push of each, and how many there were."""
+        """Return (n, 2): the step of each slot's last push, and the number of its pushes."""
         return self._use.gather(slots)[:, :2]
 
     def changed(self) -> tuple[Ids, Slots]:
-        """The ids that were added or touched since `mark_saved`, and their slots."""
+        """Return the ids added or touched since `mark_saved`, and their slots."""
         return self.map.items_of(self._marks & CHANGED != 0)
 
     def gone(self) -> Ids:
-        """The ids that `mark_saved` saw and that were removed since, be they held again or not; each once."""
+        """Return the ids that `mark_saved` saw and that were removed since, even if added again; each once."""
         return np.concatenate([np.zeros(0, np.int64), *self._gone])
 
     def mark_saved(self) -> None:
@@ -59,7 +59,7 @@ class HeldIds:
         self._gone = []
 
     def touch(self, slots: Slots, clock: int) -> None:
-        """Note a push of ids that are held."""
+        """Record a push of ids that are held."""
         self._marks[slots] |= CHANGED
         if self.share is not None and len(slots):
             use = self._use.gather(slots)
@@ -105,16 +105,16 @@ class HeldIds:
         return self.first(ids), evicted
 
     def first(self, ids: Ids) -> NDArray[np.bool_]:
-        """Which of new ids, (n,), there is room for: the first by their hashes."""
+        """Mark the new ids, (n,), that fit: lowest hashes first."""
         return self._first(ids, np.argsort(hash_of(ids)))
 
     def newest(self, ids: Ids, use: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of ids (n,) with uses (n, 2) there is room for: the last touched first."""
+        """Mark the ids (n,) with uses (n, 2) that fit: last touched first."""
         order = np.lexsort((-ids, -use[:, 1], -use[:, 0], bucket_of(ids)))
         return self._first(ids, order)
 
     def _first(self, ids: Ids, order: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """The ids that there is room for, in an `order` of buckets."""
+        """Mark the ids that fit, in an `order` of buckets."""
         fits = np.ones(len(ids), np.bool_)
         if self.share is not None:
             bucket = bucket_of(ids)[order]

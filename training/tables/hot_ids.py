@@ -57,12 +57,12 @@ class HotIds:
         return HotIds(ids[order], counts[order], self.total + other.total, missed)
 
     def top(self, most: int) -> list[tuple[int, int]]:
-        """(id, uses) of the most used, the smaller id first among equals."""
+        """List (id, uses) of the most used ids; equal counts in order of ids."""
         order = np.lexsort((self.ids, -self.counts))[:most]
         return [(int(self.ids[place]), int(self.counts[place])) for place in order]
 
     def to_json(self) -> list[Any]:
-        """As JSON, for another rank's `of_json`."""
+        """Convert to JSON, for another rank's `of_json`."""
         return [self.ids.tolist(), self.counts.tolist(), self.total, self.missed]
 
     @classmethod
@@ -71,17 +71,18 @@ class HotIds:
         return cls(np.array(ids, np.int64), np.array(counts, np.int64), total, missed)
 
     def to_tensors(self) -> dict[str, torch.Tensor]:
-        """As tensors of a checkpoint's file."""
+        """Return the tensors for a checkpoint's file."""
         counters = np.column_stack([self.ids, self.counts])
         return {"hot_ids": torch.from_numpy(counters), "hot_uses": torch.tensor([self.total, self.missed])}
 
 
 def hot_ids_of(files: Sequence[Mapping[str, RowFile]], rank: int, world: int) -> HotIds:
-    """Read a rank's share of the counters in a checkpoint: those of the ranks rank, rank + world, ...
+    """Read a rank's share of the counters in a checkpoint: those of ranks rank, rank + world, ...
 
     Args:
-        files: of a table, those of earlier steps included.
-        rank, world: of this process.
+        files: files of a table, including those of earlier steps.
+        rank: number of this rank.
+        world: number of ranks.
     """
     newest: dict[int, HotIds] = {}  # by the first bucket of who wrote it
     for file in files:

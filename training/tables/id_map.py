@@ -19,7 +19,7 @@ class IdMap:
     """Linear probing, all ids of a call at once. Any id is allowed: slots tell free places, not ids."""
 
     def __init__(self, places: int = PLACES) -> None:
-        """`places`: to begin with, a power of two."""
+        """Start empty. `places`: initial capacity, a power of two."""
         self._keys = np.zeros(places, np.int64)
         self._slots = np.full(places, EMPTY, np.int32)
         self._taken = 0  # places that are not EMPTY
@@ -30,7 +30,7 @@ class IdMap:
         return self._keys.nbytes + self._slots.nbytes
 
     def find(self, ids: Ids) -> Slots:
-        """The slot of each id, (n,); -1 where it is not in the map."""
+        """Return the slot of each id, (n,); -1 for an unknown id."""
         found = np.full(len(ids), -1, np.int32)
         todo, at = np.arange(len(ids)), self._first_places(ids)
         while len(todo):
@@ -57,12 +57,12 @@ class IdMap:
         self.live -= len(ids)
 
     def items(self) -> tuple[Ids, Slots]:
-        """All ids and their slots, in no useful order."""
+        """Return all ids and their slots, unordered."""
         held = np.flatnonzero(self._slots >= 0)
         return self._keys[held], self._slots[held]
 
     def items_of(self, wanted: NDArray[np.bool_]) -> tuple[Ids, Slots]:
-        """The ids whose slots are `wanted`, by slot, and their slots; looks at some places at a time."""
+        """Return the ids whose slots are `wanted` (by slot), and their slots, scanning in blocks."""
         picked = [np.zeros(0, np.int64)]
         for start in range(0, len(self._slots), _AT_ONCE):
             slots = self._slots[start : start + _AT_ONCE]

@@ -32,19 +32,19 @@ class LookupTable:
     """Rows by id. An id that is not stored has its initial row, as in evaluation, and stays out."""
 
     def __init__(self, name: str, seed: int, scale: Array, parts: Sequence[LookupPart]) -> None:
-        """Take the parts of all ranks, in their order.
+        """Combine the lookup data of all ranks, in rank order.
 
         Args:
-            name: of the table.
-            seed: of the run.
-            scale: (dim,) of initial values, in the rows' dtype.
-            parts: one per rank.
+            name: name of the table.
+            seed: seed of the run.
+            scale: half-width of initial values, (dim,), in the dtype of the rows.
+            parts: lookup data, one item per rank.
         """
         self._key, self._scale, self._parts = table_key(seed, name), scale, parts
         self._owners = bucket_owners(len(parts))
 
     def content(self, buckets: Array, at_once: int = 1 << 16) -> Iterator[tuple[Ids, Array]]:
-        """Ids and rows of `buckets`, some at a time."""
+        """Yield ids and rows of `buckets`, a block at a time."""
         for part in self._parts:
             picked = np.flatnonzero(np.isin(bucket_of_hash(np.asarray(part.hashes)), buckets))
             for start in range(0, len(picked), at_once):
@@ -52,7 +52,7 @@ class LookupTable:
                 yield np.asarray(part.ids[some]), np.asarray(part.rows[some])
 
     def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows (n, dim) of ids (n,) int64."""
+        """Return the rows (n, dim) of ids (n,) int64."""
         asked = ids.cpu().numpy()
         out = initial_rows(self._key, asked, self._scale)
         hashes = hash_of(asked)

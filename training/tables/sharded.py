@@ -33,13 +33,13 @@ Array = NDArray[Any]
 
 
 def sent_bytes(replicated: bool, ids: int, row_bytes: int, world: int) -> float:
-    """Bytes that a rank sends in a step, by the formulas above.
+    """Return the bytes that a rank sends per step, by the formulas above.
 
     Args:
         replicated: every rank holds every row.
         ids: distinct ids of the rank's rows.
-        row_bytes: of a row's weights on the wire.
-        world: ranks.
+        row_bytes: bytes of a row's weights on the wire.
+        world: number of ranks.
     """
     if replicated:
         return (world - 1) * (ids * (8 + row_bytes) + 8)
@@ -70,11 +70,11 @@ class ShardedTable:
     def __init__(
         self, spec: TableSpec, exchange: Exchange, wire: str = "fp32", replicated: bool = False, lag: int = 0
     ) -> None:
-        """Begin without rows.
+        """Start without rows.
 
         Args:
-            spec: of the table.
-            exchange: between all ranks.
+            spec: shape and rules of the table.
+            exchange: exchange between all ranks.
             wire: fp32 sends rows and gradients as they are, bf16 rounds those of training.
             replicated: every rank holds every row.
             lag: batches that are pulled before the gradients of the first of them are pushed.
@@ -96,7 +96,7 @@ class ShardedTable:
         return np.arange(BUCKETS) if self.replicated else self.own_buckets
 
     def pull(self, ids: Ids, training: bool) -> Array:
-        """The rows (n, dim) of distinct ids (n,). Collective. `training`: their gradients will be pushed."""
+        """Pull the rows (n, dim) of distinct ids (n,). Collective. `training`: gradients will be pushed."""
         if self.replicated and not training:
             return self.table.pull(ids)
         route, ahead = self._routed(ids), None

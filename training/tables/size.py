@@ -14,12 +14,12 @@ MARKS = 2  # bytes a slot at most: one, in a power of two of them
 
 
 def table_bytes(rows: int, row_bytes: int, ranks: int = 1, share: int | None = None) -> int:
-    """Predict the most bytes of one rank's part of a table, with the map of its ids.
+    """Predict the most bytes of one rank's share of a table, including the map of its ids.
 
     Args:
         rows: distinct ids of all ranks.
-        row_bytes: of a row's weights and its optimizer's state.
-        ranks: that share the rows.
+        row_bytes: bytes of a row's weights and optimizer state.
+        ranks: number of ranks that share the rows.
         share: rows of a bucket at most; None: no limit.
     """
     own, places = -(-rows // ranks), PLACES
@@ -32,7 +32,7 @@ def table_bytes(rows: int, row_bytes: int, ranks: int = 1, share: int | None = N
 
 
 def block_slots(rows: int, buckets: int, share: int) -> int:
-    """Slots of rows that lie in buckets by chance: whole blocks, of the fuller buckets' size in all."""
+    """Estimate the slots for rows hashed to buckets: whole blocks, sized by the fuller buckets."""
     mean, block = rows / buckets, min(BLOCK, share)
     fuller = math.ceil(min(share, mean + 2 * math.sqrt(mean)))
     return min(rows, buckets) * -(-fuller // block) * block

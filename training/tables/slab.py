@@ -11,12 +11,12 @@ CHUNK_BYTES = 16 << 20
 
 
 def chunk_shift(row_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """A chunk has two to the power of this many rows."""
+    """Return the base-2 logarithm of the rows per chunk."""
     return max(1, chunk_bytes // row_bytes).bit_length() - 1
 
 
 def slab_bytes(rows: int, row_bytes: int) -> int:
-    """Bytes of the chunks that so many rows need."""
+    """Return the bytes of the chunks that hold `rows` rows."""
     shift = chunk_shift(row_bytes)
     return (-(-rows >> shift) << shift) * row_bytes
 
@@ -25,12 +25,12 @@ class Slab:
     """A growing array (rows, width), read and written by row numbers. Rows that were never written hold anything."""
 
     def __init__(self, width: int, dtype: DTypeLike, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """Begin without memory.
+        """Start without memory.
 
         Args:
-            width: values of a row.
-            dtype: of a value.
-            chunk_bytes: size of a chunk, about.
+            width: number of values per row.
+            dtype: data type of a value.
+            chunk_bytes: approximate size of a chunk.
         """
         self.width, self.dtype = width, np.dtype(dtype)
         self._shift = chunk_shift(max(width, 1) * self.dtype.itemsize, chunk_bytes)
@@ -46,7 +46,7 @@ class Slab:
             self._chunks.append(np.empty((1 << self._shift, self.width), self.dtype))
 
     def gather(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """The rows, (n, width), in memory of their own."""
+        """Copy the rows of `slots`, (n, width)."""
         if len(self._chunks) == 1:
             return self._chunks[0].take(slots, axis=0)
         out = np.empty((len(slots), self.width), self.dtype)

@@ -16,7 +16,7 @@ BLOCK = 256  # slots that a bucket takes at once
 
 
 def places_in_runs(ordered: NDArray[Any]) -> NDArray[np.int64]:
-    """The place of each value among its equals, (n,), of sorted values."""
+    """Return each value's position among its equals, (n,), of sorted values."""
     return np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
 
 
@@ -30,7 +30,7 @@ class AnySlots:
         self._given: list[Slots] = []
 
     def take(self, buckets: Buckets) -> Slots:
-        """A slot for each of `buckets`, (n,)."""
+        """Return a free slot for each of `buckets`, (n,)."""
         parts, missing = [], len(buckets)
         while missing and self._given:
             part = self._given.pop()
@@ -51,7 +51,7 @@ class BucketSlots:
     """Slots in blocks that belong to one bucket each, so that those of a bucket are found without the others."""
 
     def __init__(self, share: int) -> None:
-        """`share`: slots of a bucket at most."""
+        """Start empty. `share`: most slots per bucket."""
         self._size = min(BLOCK, share)
         self._blocks = np.zeros((BUCKETS, -(-share // self._size)), np.int32)  # the block of each so many places
         self._held = np.zeros(BUCKETS, np.int64)  # blocks of each bucket
@@ -65,7 +65,7 @@ class BucketSlots:
         return self._stack.bytes + self._blocks.nbytes
 
     def take(self, buckets: Buckets) -> Slots:
-        """A slot for each of `buckets`, (n,)."""
+        """Return a free slot for each of `buckets`, (n,)."""
         order = np.argsort(buckets, kind="stable")
         bucket = buckets[order]
         place, count = places_in_runs(bucket), np.bincount(bucket, minlength=BUCKETS)
@@ -88,12 +88,12 @@ class BucketSlots:
         self._free += np.bincount(bucket, minlength=BUCKETS)
 
     def taken(self, buckets: NDArray[np.int64]) -> Slots:
-        """All slots that `buckets` ever took, those given back included."""
+        """Return all slots that `buckets` ever took, including those given back."""
         bucket = np.repeat(buckets, self._top[buckets])
         return self._at(bucket, places_in_runs(bucket))
 
     def _at(self, buckets: NDArray[Any], places: NDArray[np.int64]) -> Slots:
-        """The slots at places of buckets."""
+        """Return the slots at positions `places` of buckets."""
         slots: Slots = self._blocks[buckets, places // self._size] * self._size + (places % self._size).astype(np.int32)
         return slots
 

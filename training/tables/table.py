@@ -93,7 +93,7 @@ class TableDump:
     since: NDArray[np.int64] = field(default_factory=_no_ids)
 
     def only(self, buckets: NDArray[np.int64]) -> TableDump:
-        """The part of some of the buckets, which are sorted."""
+        """Return the dump restricted to some sorted buckets."""
         kept = np.isin(self.buckets, buckets)
         ids, seen, removed, forgotten = (
             np.isin(bucket_of(np.ascontiguousarray(each)), buckets)
@@ -136,7 +136,7 @@ class Table:
         return self._held.bytes + self._waiting.bytes + self._rows.bytes
 
     def pull(self, ids: Ids) -> Array:
-        """The rows' weights, (n, dim); ids may repeat."""
+        """Return the rows' weights, (n, dim); ids may repeat."""
         slots = self._held.map.find(ids)
         known = slots >= 0
         if known.all():
@@ -147,7 +147,7 @@ class Table:
         return out
 
     def stores(self, ids: Ids) -> NDArray[np.bool_]:
-        """Which of the ids have a row, (n,)."""
+        """Mark the ids that have a row, (n,)."""
         stored: NDArray[np.bool_] = self._held.map.find(ids) >= 0
         return stored
 
@@ -199,7 +199,7 @@ class Table:
         return slots
 
     def _admitted(self, ids: Ids) -> NDArray[np.bool_]:
-        """Count a push of ids that are not stored, (n,); which of them are to be stored now."""
+        """Count a push of ids without a row, (n,), and mark those to store now."""
         if self.spec.admit_after == 1:
             return np.ones(len(ids), np.bool_)
         slots = self._waiting.map.find(ids)
@@ -262,7 +262,7 @@ class Table:
         )
 
     def weights(self, buckets: NDArray[np.int64], at_once: int = 1 << 16) -> tuple[Ids, Iterator[Array]]:
-        """The ids of `buckets`, in order of their hashes, and their weights (n, dim), some rows at a time."""
+        """Return the ids of `buckets` in hash order, and an iterator of their weights (n, dim) in blocks."""
         ids, slots, _ = _by_bucket(*self._held.map.items(), buckets)
         starts = range(0, len(ids), at_once)
         return ids, (self._rows.gather(slots[start : start + at_once])[:, : self.spec.dim] for start in starts)
@@ -287,7 +287,7 @@ class Table:
 
 
 def _inside(ids: Ids, slots: NDArray[Any], buckets: NDArray[np.int64]) -> tuple[Ids, NDArray[Any]]:
-    """Those of the ids, and their slots, that are in `buckets`."""
+    """Return the ids that are in `buckets`, and their slots."""
     if len(buckets) == BUCKETS:
         return ids, slots
     inside = np.isin(bucket_of(ids), buckets)
@@ -297,7 +297,7 @@ def _inside(ids: Ids, slots: NDArray[Any], buckets: NDArray[np.int64]) -> tuple[
 def _by_bucket(
     ids: Ids, slots: NDArray[Any], buckets: NDArray[np.int64]
 ) -> tuple[Ids, NDArray[Any], NDArray[np.int64]]:
-    """Ids of `buckets` in order of their hashes, their slots, and (k + 1,) where each bucket begins."""
+    """Return ids of `buckets` by hash, their slots, and the start of each bucket, (k + 1,)."""
     ids, slots = _inside(ids, slots, buckets)
     hashes = hash_of(ids)
     order = np.argsort(hashes)
@@ -306,7 +306,7 @@ def _by_bucket(
 
 
 def summed(ids: Ids, grads: Array) -> tuple[Ids, Array]:
-    """Distinct ids (u,), sorted, and the sums of their gradients (u, dim), added in the order given."""
+    """Return distinct sorted ids (u,) and their summed gradients (u, dim), added in the order given."""
     # numpy would sum rows by an index ten times slower
     distinct, place = np.unique(ids, return_inverse=True)
     index = torch.from_numpy(place)[:, None].expand(-1, grads.shape[1])

@@ -25,11 +25,11 @@ class UpdateRule:
     eps: float = 1e-8
 
     def state_width(self, dim: int) -> int:
-        """Values of state beside a row's `dim` weights; all zero in a new row."""
+        """Return the number of state values per row, next to its `dim` weights; zero in a new row."""
         return {"sgd": 0, "rowwise_adagrad": 1, "adam": 2 * dim + 1}[self.kind]
 
     def updated(self, rows: Array, grads: Array, lr: float) -> Array:
-        """Stored rows (n, dim + state) after a step on gradients (n, dim); `rows` may be changed."""
+        """Update stored rows (n, dim + state) by gradients (n, dim); may change `rows` in place."""
         dim = grads.shape[1]
         weights = rows[:, :dim]
         if self.kind == "sgd":

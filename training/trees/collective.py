@@ -143,7 +143,7 @@ def connected(info: RankInfo, gather: Gather, timeout_s: float) -> Iterator[None
     Args:
         info: this process among all.
         gather: all-gather of bytes between all ranks, from any thread.
-        timeout_s: of the start and of each collective.
+        timeout_s: timeout of the start and of each collective.
     """
     if info.world_size == 1:
         yield

@@ -31,7 +31,7 @@ NUMBER, CATEGORY = "q", "c"  # as XGBoost calls the types of columns
 
 
 def seen_by(model: ModelConfig, manifest: DatasetManifest) -> DatasetManifest:
-    """The dataset as a recipe's model sees it: for trees numbers are neither scaled nor filled, and a null is NaN."""
+    """Return the dataset as the model sees it: for trees numbers stay unscaled, and a null is NaN."""
     if not model.is_trees or "features" not in manifest.features:
         return manifest
     states = [state | AS_STORED.get(state["kind"], {}) for state in manifest.features["features"]]
@@ -46,7 +46,7 @@ class TreeColumns:
 
     @classmethod
     def of(cls, manifest: DatasetManifest, features: Sequence[str]) -> TreeColumns:
-        """The columns of a model's features; masks are not among them, they become NaN.
+        """Return the columns of a model's features, without masks, which become NaN.
 
         `features`: names of tensors and masks (ModelColumns.features).
         """
@@ -73,7 +73,7 @@ def is_category(column: Column) -> bool:
 
 
 def _values(column: Column, columns: Columns) -> Matrix:
-    """The values (rows, elements) of one tensor."""
+    """Return the values (rows, elements) of one tensor."""
     given: torch.Tensor = columns[column.name]
     values: Matrix = given.numpy().reshape(len(given), math.prod(column.shape)).astype(np.float32)
     if column.cardinality is not None:
@@ -84,5 +84,5 @@ def _values(column: Column, columns: Columns) -> Matrix:
 
 
 def infinite_columns(names: Sequence[str], matrix: Matrix) -> list[str]:
-    """Name the columns with infinite values."""
+    """List the columns with infinite values."""
     return [names[column] for column in np.flatnonzero(np.isinf(matrix).any(axis=0)).tolist()]

@@ -27,7 +27,7 @@ class TreesExplainer:
     """
 
     def __init__(self, model: TreesModel, features: Mapping[str, Sequence[str]]) -> None:
-        """`features`: raw column -> the tensors made of it."""
+        """Prepare the columns. `features`: raw column -> the tensors made of it."""
         self.model, self.features = model, len(features)
         place = {name: number for number, names in enumerate(features.values()) for name in names}
         self.places = [place[tensor.name] for tensor in model.columns.tensors for _ in element_names(tensor)]
@@ -60,7 +60,7 @@ class TreesExplainer:
         return make_tables(self.model.booster, self.places, self.features)
 
     def by_library(self, matrix: Matrix) -> NDArray[np.float64]:
-        """What XGBoost computes: (B, O, columns and the base)."""
+        """Compute contributions by XGBoost: (B, O, columns and the base)."""
         columns = self.model.columns
         finite = np.clip(matrix, *FINITE)  # XGBoost refuses infinite numbers here, which go the same way at every split
         data = xgboost.DMatrix(

@@ -62,10 +62,10 @@ class TreesRanks(Ranks):
         self.booster.update(self._training, number)
 
     def _mean_curvature(self) -> float:
-        """The mean second derivative of the training rows' losses, on all ranks. Collective.
+        """Return the mean second derivative of the training rows' losses, over all ranks. Collective.
 
-        XGBoost's bound of a leaf is a sum of second derivatives, which shrink as trees get certain: by a fixed bound
-        those of a label that can be known exactly stop learning long before they know it.
+        XGBoost's bound of a leaf is a sum of second derivatives, which shrink as trees get certain: with a fixed bound,
+        a label that can be known exactly stops learning long before it is known.
         """
         if self.kind is REGRESSION:
             return 1.0
@@ -82,7 +82,7 @@ class TreesRanks(Ranks):
         self.booster = self.booster[:rounds]
 
     def state(self) -> bytes:
-        """All trees so far, the same bytes on every rank."""
+        """Serialize all trees so far, the same bytes on every rank."""
         return bytes(self.booster.save_raw("ubj"))
 
     def evaluate(self, batch: Batch) -> torch.Tensor | None:

@@ -36,10 +36,10 @@ def read_trees(folder: Storage, config: RunConfig, manifest: DatasetManifest, th
     """Read the trees of a model folder. StoredError for a file that is damaged, or of another dataset's columns.
 
     Args:
-        folder: the model's.
-        config: its recipe.
-        manifest: of the dataset it was trained on.
-        threads: that predict.
+        folder: folder of the model.
+        config: recipe of the model.
+        manifest: manifest of the training dataset.
+        threads: number of threads that predict.
     """
     data, booster = folder.read_bytes(TREES_FILE), xgboost.Booster({"nthread": threads})
     try:

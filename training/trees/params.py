@@ -28,14 +28,14 @@ MAX_DELTA_STEP = 0.7  # XGBoost's of count:poisson, which is added to the logari
 
 
 def rows_per_leaf(trees: TreesConfig, kind: TaskKind) -> float:
-    """The least rows in a leaf, of mean curvature."""
+    """Return the least rows in a leaf, at mean curvature."""
     return ROWS_PER_LEAF.get(kind.form, OTHER_ROWS_PER_LEAF) if trees.rows_per_leaf is None else trees.rows_per_leaf
 
 
 def curvatures(kind: TaskKind, margins: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Second derivatives of rows' losses as XGBoost's objectives have them, in the shape of the margins.
+    """Compute second derivatives of rows' losses by XGBoost's objectives, in the shape of the margins.
 
-    margins: what trees predict before the link function, (rows,) or (rows, classes or labels).
+    margins: predictions before the link function, (rows,) or (rows, classes or labels).
     """
     z = margins.astype(np.float64)
     if kind is REGRESSION:
@@ -54,11 +54,11 @@ def booster_params(trees: TreesConfig, kind: TaskKind, classes: int, seed: int, 
     """Make the parameters of a booster. `subsample` and `columns_per_tree` are sample.py's, `rows_per_leaf` grow.py's.
 
     Args:
-        trees: the recipe's block.
-        kind: of the task.
-        classes: how many there are; of other tasks unused.
-        seed: of the samples of rows and columns.
-        threads: of this rank.
+        trees: block `trees` of the recipe.
+        kind: kind of the task.
+        classes: number of classes; unused for other tasks.
+        seed: seed of the samples of rows and columns.
+        threads: number of threads of this rank.
     """
     params = {
         "objective": OBJECTIVES[kind.name],
@@ -84,9 +84,9 @@ def count_classes(
     """Count the classes of a label: those of its texts, or up to the largest number on any rank. Collective.
 
     Args:
-        manifest: of the dataset.
-        model: the recipe's block.
-        labels: of this rank's training rows.
+        manifest: manifest of the dataset.
+        model: block `model` of the recipe.
+        labels: labels of this rank's training rows.
         gather: all-gather of bytes between the ranks.
     """
     if model.kind.form is not LabelForm.CLASS:

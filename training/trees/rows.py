@@ -59,13 +59,13 @@ class TreeRows:
     on_progress: Callable[[str], None] = no_progress  # called while rows are read
 
     def blocks(self, batches: Iterable[Batch]) -> Iterator[RowBlock]:
-        """The rows of each batch."""
+        """Yield the rows of each batch."""
         for number, batch in enumerate(batches):
             self.on_progress(f"read batch {number + 1}")
             yield self.block(batch)
 
     def block(self, batch: Batch) -> RowBlock:
-        """The rows of a batch that are no padding. ValueError for values and labels that are not finite."""
+        """Return a batch's rows without padding. ValueError for values and labels that are not finite."""
         real = batch.real_rows()
         values = self.columns.matrix(batch.columns)[real.numpy()]
         if odd := infinite_columns(self.columns.names, values):
@@ -85,9 +85,9 @@ class TreeRows:
         return RowBlock(values, labels, batch.row_weights()[real], batch.ids[real])
 
     def fit(self, rows: int, share: float, ranks: int) -> bool:
-        """Whether so many rows, with their intervals, fit into a share of this rank's part of its host's free memory.
+        """Return whether rows and their intervals fit into a share of this rank's part of the host's free memory.
 
-        `ranks`: of this host.
+        `ranks`: number of ranks on this host.
         """
         needed = rows * len(self.columns.names) * CELL_BYTES
         return needed <= share * psutil.virtual_memory().available / ranks
@@ -121,7 +121,7 @@ class TreeRows:
         return self._held(matrix, labels, weights, ids)
 
     def _targets(self, labels: Mapping[str, torch.Tensor]) -> np.ndarray:
-        """Labels as XGBoost takes them, (rows,) or (rows, labels)."""
+        """Return labels in XGBoost's form, (rows,) or (rows, labels)."""
         found = self.task.labels(dict(labels))
         assert found is not None, "tasks of tables have labels"
         return found.numpy().astype(np.float32)
@@ -159,7 +159,7 @@ class _Pages(xgboost.DataIter):
 
 
 def without_values(block: RowBlock) -> RowBlock:
-    """The block's labels, weights and row numbers alone, in memory of its own."""
+    """Copy the block's labels, weights and row numbers alone."""
     return replace(block, values=np.zeros((0, 0), np.float32))
 
 

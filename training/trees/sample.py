@@ -37,11 +37,11 @@ class Sampler:
             matrix.set_info(feature_weights=self.column_weights(matrix.num_col(), number))
 
     def taken(self, columns: int) -> int:
-        """How many columns a round has, rounded up: of two or three, all, or no tree would see them together."""
+        """Return the number of columns per round, rounded up; all of two or three, to keep them together."""
         return max(1, math.ceil(self.columns * columns))
 
     def share_drawn(self, columns: int) -> float:
-        """XGBoost's `colsample_bytree`, of which it takes the whole part of columns."""
+        """Return XGBoost's `colsample_bytree`, which it rounds down to whole columns."""
         taken = self.taken(columns)
         return 1.0 if taken == columns else (taken + 0.5) / columns
 
@@ -51,7 +51,7 @@ class Sampler:
         return mask if number else np.ones(rows, np.bool_)
 
     def column_weights(self, columns: int, number: int) -> NDArray[np.float32]:
-        """As many columns are heavy as XGBoost draws."""
+        """Make as many columns heavy as XGBoost draws."""
         order = np.random.default_rng([self.seed % 2**32, number]).permutation(columns)
         weights = np.full(columns, LEFT_OUT, np.float32)
         weights[order[: self.taken(columns)]] = TAKEN

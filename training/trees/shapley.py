@@ -40,7 +40,7 @@ class MatrixColumns:
 
     @classmethod
     def of(cls, matrix: NDArray[np.float32], types: Sequence[str]) -> MatrixColumns:
-        """`matrix`: (B, columns); `types`: of the columns, as XGBoost calls them."""
+        """Convert `matrix` (B, columns); `types`: XGBoost's names of the columns' types."""
         values = np.ascontiguousarray(matrix.T)
         coded = [column for column, kind in enumerate(types) if kind == CATEGORY]
         return cls(values, {column: np.nan_to_num(values[column], nan=-1.0).astype(np.int64) for column in coded})
@@ -60,13 +60,13 @@ class Tree:
     categories: dict[int, list[int]]
 
     def splits_below(self, node: int) -> list[int]:
-        """The splits of the subtree at `node`."""
+        """List the splits of the subtree at `node`."""
         if self.left[node] == LEAF:
             return []
         return [node, *self.splits_below(self.left[node]), *self.splits_below(self.right[node])]
 
     def leaves_below(self, node: int, path: Path) -> list[tuple[int, Path]]:
-        """The leaves of the subtree at `node`, each with its path; `path`: to `node`."""
+        """List the leaves of the subtree at `node`, each with its path; `path`: to `node`."""
         if self.left[node] == LEAF:
             return [(node, path)]
         left = self.leaves_below(self.left[node], [*path, (node, True)])
@@ -118,10 +118,10 @@ def fill(tree: Tree, table: PatternTable, places: Sequence[int], features: int) 
     """Compute the contributions (P, features) of each pattern, of all leaves of a table together.
 
     Args:
-        tree: the table's.
-        table: its splits and leaves.
+        tree: tree of the table.
+        table: splits and leaves of the table.
         places: column of the matrix -> feature.
-        features: how many there are.
+        features: number of features.
     """
     bit = {split: number for number, split in enumerate(table.splits)}
     goes_left = (np.arange(1 << len(bit))[:, None] >> np.arange(len(bit))) & 1 == 1  # (P, splits)
@@ -141,7 +141,7 @@ def fill(tree: Tree, table: PatternTable, places: Sequence[int], features: int) 
 
 
 def shapley(held: Floats, share: Floats) -> Floats:
-    """Shapley values (P, D) of the game that multiplies, over the columns, `held` where known and `share` where not.
+    """Compute Shapley values (P, D) of the product over columns of `held` if known, `share` if not.
 
     The integral over t of (held - share) times the other columns' share + t (held - share), after Owen 1972: a
     polynomial of degree D - 1, which Gauss and Legendre's points integrate exactly.
@@ -176,7 +176,7 @@ class Answers:
         """The splits in the order of the answers."""
 
     def of(self, rows: MatrixColumns) -> NDArray[np.float32]:
-        """Whether each row goes to the left, (N, B), 1 or 0."""
+        """Compute whether each row goes left, (N, B), 1 or 0."""
         values = rows.values
         made = np.empty((len(self.order), values.shape[1]), np.float32)
         below, at_most = len(self._below[0]), len(self._below[0]) + len(self._not_above[0])
@@ -189,7 +189,7 @@ class Answers:
 
 
 def _left_of_code(right: Sequence[int], default: bool) -> NDArray[np.float32]:
-    """Whether each code goes to the left: up to the largest of `right`, then all larger ones, then a missing one."""
+    """Mark codes that go left: up to the largest of `right`, then all larger ones, then a missing one."""
     to_left = np.ones(max(right, default=-1) + 3, np.float32)
     to_left[right] = 0.0
     to_left[-1] = default
@@ -200,11 +200,13 @@ class TreeTables:
     """The tables of one tree, filled."""
 
     def __init__(self, tree: Tree, tables: Sequence[PatternTable], places: Sequence[int], features: int) -> None:
-        """Args:
-        tree: that is read.
-        tables: of it, each with splits.
-        places: column of the matrix -> feature.
-        features: how many there are.
+        """Prepare the lookup tables of one tree.
+
+        Args:
+            tree: tree to read.
+            tables: tables of the tree, each with splits.
+            places: column of the matrix -> feature.
+            features: number of features.
         """
         self.output = tree.output
         splits = sorted({split for table in tables for split in table.splits})
@@ -221,7 +223,7 @@ class TreeTables:
                 self._bits[number, place[split]] = 1 << power
 
     def of(self, rows: MatrixColumns) -> NDArray[np.float32]:
-        """The contributions (B, U) of `features` to the rows."""
+        """Compute the contributions (B, U) of `features` to the rows."""
         patterns = self._bits @ self._answers.of(rows) + self._firsts  # (G, B), whole numbers below 2^24
         looked_up = torch.from_numpy(np.ascontiguousarray(patterns.T.astype(np.int64)))
         found: NDArray[np.float32] = functional.embedding_bag(looked_up, self._table, mode="sum").numpy()
@@ -232,9 +234,9 @@ def make_tables(booster: xgboost.Booster, places: Sequence[int], features: int) 
     """Fill the tables of all trees; None where they would be too large, or a path too long.
 
     Args:
-        booster: the trees.
+        booster: booster with the trees.
         places: column of the matrix -> feature.
-        features: how many there are.
+        features: number of features.
     """
     trees = read_trees(booster)
     divided = [tables_of(tree) for tree in trees]

@@ -81,11 +81,11 @@ def agreed_model(
     values.
 
     Args:
-        model: recorded, or why it could not be.
-        config: the recipe.
-        manifest: of the dataset.
-        ctx: of this rank.
-        strategy: carries what ranks say to each other.
+        model: recorded model, or why it could not be recorded.
+        config: resolved configuration of the run.
+        manifest: manifest of the dataset.
+        ctx: context of this rank.
+        strategy: carries messages between ranks.
     """
     everyone = peers(strategy, ctx, config.checkpoint.timeout_s)
     why = str(model) if isinstance(model, Unrecordable) else ""
@@ -110,13 +110,13 @@ def agreed_model(
 
 
 def peers(ranks: Ranks, ctx: WorkerContext, timeout_s: float, behind: int = 0) -> Peers:
-    """The ranks' all-gather: the strategy's, or over Gloo with a timeout; a single rank's own answer. Collective.
+    """Return the ranks' all-gather: the strategy's, or Gloo with a timeout; alone, its own answer. Collective.
 
     Args:
-        ranks: may have one of their own.
-        ctx: of this rank.
-        timeout_s: of Gloo's.
-        behind: see Meeting.open_gather.
+        ranks: ranks, which may have their own all-gather.
+        ctx: context of this rank.
+        timeout_s: timeout of Gloo's collectives.
+        behind: rounds behind training, see Meeting.open_gather.
     """
     gather = ranks.meeting.open_gather(behind)
     if gather is not None:

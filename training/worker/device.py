@@ -54,16 +54,16 @@ def gpu_address(properties: Any) -> str:
 
 
 def gpu_index(local_rank: int) -> int:
-    """Index of a rank's GPU among the visible ones: all of its host, or its own only, as Spark assigned them."""
+    """Return the index of a rank's GPU among the visible ones: all on the host, or only Spark's assigned one."""
     return local_rank % torch.cuda.device_count()
 
 
 def choose_device_type(wanted: str, seen: Sequence[SeenGpu]) -> tuple[str, str | None]:
-    """Choose (`cpu` or `cuda`, why `auto` does not take the GPUs that there are). Pure.
+    """Choose (`cpu` or `cuda`, reason why `auto` ignores existing GPUs).
 
     Args:
-        wanted: `train.device`.
-        seen: by rank.
+        wanted: value of `train.device`.
+        seen: visible GPUs of each rank.
 
     Raises:
         ValueError: `cuda`, and a rank has no GPU, or none of its own.
@@ -80,7 +80,7 @@ def choose_device_type(wanted: str, seen: Sequence[SeenGpu]) -> tuple[str, str |
 
 
 def gpu_problem(seen: Sequence[SeenGpu]) -> str | None:
-    """Name the first rank without a GPU, or the first two on one; None where each has its own."""
+    """Describe the first rank without a GPU, or the first two on one; None if each has its own."""
     holders: dict[tuple[str, str], int] = {}
     for rank, mine in enumerate(seen):
         if mine.gpu is None:
@@ -102,10 +102,10 @@ def pick_device(wanted: str, info: RankInfo, timeout: timedelta, together: bool 
     """Pick this rank's device. Collective where `together` and `wanted` is not `cpu`.
 
     Args:
-        wanted: `train.device`.
+        wanted: value of `train.device`.
         info: this process among all.
-        timeout: for the other ranks to say what they see.
-        together: False where ranks form no group, as those of parameter servers: each looks for itself alone.
+        timeout: timeout for the answers of the other ranks.
+        together: False if ranks form no group, as with parameter servers: each rank checks only itself.
 
     Raises:
         ValueError: as of `choose_device_type`.
@@ -137,9 +137,9 @@ def expected_device_type(wanted: str, world: int, is_here: bool) -> str:
     """Tell the device type that ranks will have, as far as this machine knows, before any is started.
 
     Args:
-        wanted: `train.device`.
-        world: ranks.
-        is_here: whether all of them will be on this machine; if not, `auto` is taken for the CPU.
+        wanted: value of `train.device`.
+        world: number of ranks.
+        is_here: whether all ranks will be on this machine; if not, `auto` means the CPU.
     """
     if wanted != "auto":
         return wanted

@@ -35,7 +35,7 @@ def exchange_cost(group: dist.ProcessGroup) -> ExchangeCost:
     a, out = torch.randn(WIDTH, WIDTH), torch.empty(WIDTH, WIDTH)
 
     def spent(exchange: Callable[[], object], times: int) -> tuple[float, float]:
-        """Mean wall and CPU seconds of an exchange, the product before it left out."""
+        """Measure mean wall and CPU seconds of an exchange, without the product before it."""
         wall, busy = [], []
         for _ in range(times + 2):
             torch.mm(a, a, out=out)
@@ -56,7 +56,7 @@ def exchange_cost(group: dist.ProcessGroup) -> ExchangeCost:
 
 
 def _large_exchanges(group: dist.ProcessGroup) -> list[tuple[Callable[[], object], float]]:
-    """(collective, bytes that a rank sends in it)."""
+    """List (collective, bytes that a rank sends in it)."""
     ranks = group.size()
     numel = LARGE // 4 // ranks * ranks
     whole, other, part = torch.zeros(numel), torch.zeros(numel), torch.zeros(numel // ranks)
@@ -69,5 +69,5 @@ def _large_exchanges(group: dist.ProcessGroup) -> list[tuple[Callable[[], object
 
 
 def steady_mean(seconds: list[float]) -> float:
-    """Mean without the slowest tenth."""
+    """Average without the slowest tenth."""
     return statistics.fmean(sorted(seconds)[: -max(1, len(seconds) // 10)])

@@ -66,7 +66,7 @@ def finish(device: torch.device) -> None:
 
 
 def product_rates(device: torch.device) -> dict[str, dict[int, Rate]]:
-    """Operations per second by dtype and width of square matrices, which come from memory as in training."""
+    """Measure operations per second by dtype and width of square matrices, read from memory as in training."""
 
     def measured(dtype: torch.dtype, size: int) -> Rate:
         sets = rotating(device, 3 * size * size * 4)
@@ -84,12 +84,12 @@ def product_rates(device: torch.device) -> dict[str, dict[int, Rate]]:
 
 
 def rotating(device: torch.device, size: int) -> int:
-    """Sets of operands of `size` bytes that are more than a CPU's caches hold; 1 on a GPU."""
+    """Return how many operand sets of `size` bytes exceed a CPU's caches; 1 on a GPU."""
     return max(2, min(MOST_SETS, COPIED["cpu"] // size)) if device.type == "cpu" else 1
 
 
 def attention_rate(device: torch.device, backward: float) -> Rate:
-    """Operations per second of fused causal attention. `backward`: its work, in times of forward's."""
+    """Measure operations per second of fused causal attention. `backward`: work as a multiple of forward's."""
     batch, heads, tokens, width = ATTENTION
     q, k, v = (torch.randn(batch, heads, tokens, width, device=device, requires_grad=True) for _ in range(3))
 
@@ -101,9 +101,9 @@ def attention_rate(device: torch.device, backward: float) -> Rate:
 
 
 def memory_rate(device: torch.device, backward: float) -> Rate:
-    """Bytes per second that a copy reads and writes; on a CPU elementwise operations, which compute as well.
+    """Measure bytes per second that a copy reads and writes; on a CPU, of elementwise operations.
 
-    `backward`: bytes of their backward, in times of forward's.
+    `backward`: bytes of their backward as a multiple of forward's.
     """
     if device.type == "cpu":
         return elementwise_rate(backward)
@@ -118,7 +118,7 @@ def memory_rate(device: torch.device, backward: float) -> Rate:
 
 
 def host_memory_rate() -> Rate:
-    """Bytes per second that this rank's threads read and write where they copy host memory.
+    """Measure bytes per second that this rank's threads read and write when copying host memory.
 
     A step on the host may be faster: a copy writes half of its bytes, of which a CPU reads the lines first.
     """
@@ -128,7 +128,7 @@ def host_memory_rate() -> Rate:
 
 
 def host_step_rate() -> Rate:
-    """Bytes per second of an optimizer's step on the host, as offloaded shards take it."""
+    """Measure bytes per second of an optimizer's step on the host, as offloaded shards take it."""
     from sparkring.training.loop.optim.build import (
         build_optimizer,  # imports DTensor, which a driver that plans does not need
     )
@@ -140,7 +140,7 @@ def host_step_rate() -> Rate:
 
 
 def host_copy_rates(device: torch.device) -> dict[str, Rate]:
-    """Bytes per second between pinned host memory and the device, by direction; on a CPU between two places of it."""
+    """Measure bytes per second between pinned host memory and device, by direction; on a CPU within memory."""
     on_host = torch.zeros(HOST_COPIED, dtype=torch.uint8, pin_memory=device.type == "cuda")
     there = torch.zeros(HOST_COPIED, dtype=torch.uint8, device=device)
 
@@ -155,7 +155,7 @@ def host_copy_rates(device: torch.device) -> dict[str, Rate]:
 
 
 def elementwise_rate(backward: float) -> Rate:
-    """Bytes per second of sums, activations and softmaxes, forward and backward.
+    """Measure bytes per second of sums, activations and softmaxes, forward and backward.
 
     A pass keeps their outputs, so that these are new pages of memory, which the system clears first.
     """
@@ -170,7 +170,7 @@ def elementwise_rate(backward: float) -> Rate:
 
 
 def operator_seconds(device: torch.device, model_starts: float) -> float:
-    """Seconds from one small operation to the next; on a CPU of a model's, with what autograd adds.
+    """Measure seconds between small operations; on a CPU those of a model, with autograd's overhead.
 
     `model_starts`: operations of `small_model`, forward and backward.
     """
@@ -188,12 +188,12 @@ def operator_seconds(device: torch.device, model_starts: float) -> float:
 
 
 def small_model() -> tuple[nn.Module, tuple[torch.Tensor]]:
-    """A model that is all overhead, and its input."""
+    """Make a model that is all overhead, and its input."""
     return GPT(vocab=16, width=16, layers=2, heads=2), (torch.zeros(1, SMALL, dtype=torch.int64),)
 
 
 def storage_rates(folder: Storage) -> tuple[float, float]:
-    """Bytes per second (read, written) of a file of random bytes, which is deleted."""
+    """Measure bytes per second (read, written) with a file of random bytes, deleted afterwards."""
     data, name = os.urandom(STORED), f".sparkring-measure-{os.getpid()}"
     try:
         began = time.perf_counter()
@@ -208,15 +208,15 @@ def storage_rates(folder: Storage) -> tuple[float, float]:
 def reader_rows_per_s(
     dataset: str, split: str, columns: list[str], config: DataConfig, batch: int, rank: DataRank
 ) -> float:
-    """Rows per second that a reader gives one rank, with nothing done to them.
+    """Measure the rows per second a reader delivers to one rank, without using them.
 
     Args:
-        dataset: its folder.
-        split: that is trained on.
-        columns: that are read.
-        config: how they are read.
-        batch: rows of all ranks together.
-        rank: this one among them.
+        dataset: folder of the dataset.
+        split: name of the training split.
+        columns: columns to read.
+        config: settings of the reader.
+        batch: rows per step of all ranks together.
+        rank: this rank among all ranks.
     """
     storage = open_storage(dataset)
     own = config.model_copy(update={"verify": "off", "on_corrupt": "fail", "filters": []})
@@ -236,7 +236,7 @@ def reader_rows_per_s(
 
 
 def device_facts(device: torch.device, local_size: int) -> dict[str, str | float]:
-    """Name, memory in bytes, and processors of one rank's device, and the cores and memory of its machine."""
+    """Return name, memory in bytes, processors of a rank's device, and the machine's cores and memory."""
     if device.type == "cuda":
         seen = torch.cuda.get_device_properties(device)
         name, memory, processors = seen.name, float(seen.total_memory), seen.multi_processor_count

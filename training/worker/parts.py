@@ -54,19 +54,19 @@ class RankParts:
     splits: Splits
 
     def whole_split(self) -> WholeSplit:
-        """A collector for one evaluation."""
+        """Make a collector for one evaluation."""
         return WholeSplit(self.task, self.gather, self.strategy.is_data_leader, self.manifest.weight is not None)
 
 
 def open_checkpoints(ctx: WorkerContext, config: RunConfig, run: Storage, hooks: Hooks, ranks: Ranks) -> Checkpointer:
-    """Open the run's checkpoints; driver and hooks hear of each that is committed. Collective.
+    """Open the run's checkpoints; notify the driver and hooks of each commit. Collective.
 
     Args:
-        ctx: of this rank.
-        config: the recipe.
-        run: the run folder.
-        hooks: of the user.
-        ranks: carry what ranks say to each other.
+        ctx: context of this rank.
+        config: resolved configuration of the run.
+        run: folder of the run.
+        hooks: hooks of the user.
+        ranks: carry messages between ranks.
     """
     keep = config.checkpoint
 
@@ -96,13 +96,13 @@ def check_usable(trainer: dict[str, Any], tables: Mapping[str, Sequence[Mapping[
 def check_continues(
     latest: CheckpointInfo, stored: LoopRecord, record: Mapping[str, Any], keep: CheckpointConfig
 ) -> None:
-    """Raise ValueError where a checkpoint is of another dataset, order or pass, by name.
+    """Raise ValueError, with the differences, if a checkpoint used another dataset, order or pass count.
 
     Args:
-        latest: the checkpoint.
-        stored: what it says of them.
-        record: what this attempt would store.
-        keep: may allow another order.
+        latest: checkpoint to continue from.
+        stored: loop record in the checkpoint.
+        record: loop record that this attempt would store.
+        keep: settings, which may allow another order.
     """
     passes = record.get("accumulate")
     before = {"dataset": stored["dataset"], PASSES: stored.get("accumulate", passes)} | stored["order"]
@@ -140,11 +140,11 @@ def score_split(parts: RankParts, reader: Reader, name: str, folder: str, step: 
     """Score a split by the model, and write this rank's predictions where the task has any. Collective.
 
     Args:
-        parts: of this rank.
-        reader: of the split.
-        name: of the split in heartbeats.
-        folder: of the predictions, below the run's.
-        step: of the heartbeats.
+        parts: model, reader settings and links of this rank.
+        reader: reader of the split.
+        name: name of the split in heartbeats.
+        folder: folder of the predictions, relative to the run's.
+        step: step shown in heartbeats.
     """
     ctx, strategy, task = parts.ctx, parts.strategy, parts.task
     predictions = Predictions(task, parts.manifest.weight is not None) if strategy.is_data_leader else None

@@ -21,7 +21,7 @@ class TrainPayload:
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> TrainPayload:
-        """The payload that a process was given. TypeError where the driver is of another version."""
+        """Parse the payload of this process. TypeError if the driver has another version."""
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class PlanRecord:
         return self.predicted_peak or self.used.memory
 
     def metrics(self) -> dict[str, float]:
-        """By the names in MLflow."""
+        """Return the values by MLflow's names."""
         peak = float(self.peak)
         found = {"plan/predicted_step_s": self.used.step_s, "plan/predicted_peak_bytes": peak}
         if self.measured_step_s is not None:
@@ -68,7 +68,7 @@ class PlanRecord:
 
 
 def pareto(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """The points than which no other has both less time and less memory, by time."""
+    """Return the Pareto front: points that no other beats in both time and memory, by time."""
     front: list[tuple[float, int]] = []
     for seconds, size in sorted(points):
         if not front or size < front[-1][1]:

@@ -56,7 +56,7 @@ class ReplayReport:
     different: tuple[str, ...]
 
     def describe(self) -> str:
-        """One line, and one for each server that came out otherwise."""
+        """Describe the result in one line, plus one line per server with a difference."""
         counts = f"{self.clocks} steps, {self.pushes} pushes, {self.segments} segments: "
         if self.different:
             return "\n".join([f"{counts}DIFFERENT", *self.different])
@@ -74,15 +74,15 @@ def replay_run(
     steps: int,
     on_segment: Callable[[Segment], None] = lambda segment: None,
 ) -> ReplayReport:
-    """Do all segments again and compare what servers held at the end of each. ValueError where it cannot be done.
+    """Replay all segments and compare the servers' content after each. ValueError if impossible.
 
     Args:
-        config: of the run.
-        dataset: that it was trained on.
-        manifest: of the dataset.
+        config: configuration of the run.
+        dataset: dataset that it was trained on.
+        manifest: manifest of the dataset.
         events: the run's folder of event logs.
-        steps: that the run made.
-        on_segment: called when one has been done.
+        steps: number of steps of the run.
+        on_segment: called after each segment.
     """
     if config.optim.schedule == "plateau":
         raise ValueError(
@@ -163,7 +163,7 @@ class _Replayer:
     def _prepared(
         self, servers: LocalServers, parallel: ParallelConfig, workers: int, first: bool
     ) -> tuple[ServersStrategy, list[str]]:
-        """A strategy on these servers, with the weights that the run began with; and the columns that it reads."""
+        """Make a strategy on these servers with the run's initial weights; also return its columns."""
         config, manifest = self.config, self.manifest
         seed_everything(config.train.seed)
         made = start_model(config, manifest)

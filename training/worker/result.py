@@ -72,7 +72,7 @@ class ServerTotals:
         return cls(**histograms, **numbers)  # type: ignore[arg-type]
 
     def metrics(self) -> Scores:
-        """By the names in MLflow: `servers/repeated`, `servers/gap/2`, `servers/lag_mean`."""
+        """Return the values by MLflow's names: `servers/repeated`, `servers/gap/2`, `servers/lag_mean`."""
         found = {f"servers/{name}": float(getattr(self, name)) for name in ("applied", "repeated", "rejected")}
         found["servers/not_finite"] = float(sum(self.not_finite.values()))
         found |= {f"servers/late/{rank}": float(count) for rank, count in self.late.items()}
@@ -127,7 +127,7 @@ class WorkerResult:
     exported_valid: SplitScores | None = None  # on the validation rows, where families are compared or it is calibrated
 
     def table_metrics(self) -> Scores:
-        """What sparse tables hold, by the names in MLflow: `tables/hashed.user/evicted`."""
+        """Return the contents of sparse tables by MLflow's names: `tables/hashed.user/evicted`."""
         tables = self.tables.items()  # by the module's name, which MLflow takes as it is
         return {f"tables/{name}/{key}": float(count) for name, counts in tables for key, count in counts.items()}
 
@@ -285,7 +285,7 @@ class RunIdentity:
     commit: str  # of the code that trained; the dataset's own is in its manifest
 
     def run_config(self) -> RunConfig:
-        """The configuration. ManifestError where this version of sparkring does not know it."""
+        """Return the configuration. ManifestError if this version of sparkring cannot read it."""
         with named(f"{self.run}/{SUMMARY}: the run's configuration", ManifestError):
             return RunConfig.model_validate(self.config)
 
@@ -313,7 +313,7 @@ class FamilyChoice:
     exported: dict[Family, int] = field(default_factory=dict)  # the step or round whose weights each family's model has
 
     def describe(self) -> str:
-        """In a line: which, by what values, and whether that is certain."""
+        """Describe in a line which family won, by what values, and whether that is certain."""
         best = self.values[self.winner]
         families = {name: value for name, value in self.values.items() if name not in (self.winner, "both")}
         others = sorted(families, key=lambda name: families[name], reverse=self.metric not in LOWER_IS_BETTER)
@@ -328,7 +328,7 @@ class FamilyChoice:
         return f"{self.title()} by valid {self.metric} {best:.5g} against {of_others} {certainty}{tried}"
 
     def title(self) -> str:
-        """What the model is, in words."""
+        """Describe the model in words."""
         if self.share is None:
             return FAMILY_TITLES[self.winner]
         step = f" of step {self.exported['net']}" if "net" in self.exported else ""
@@ -362,7 +362,7 @@ class Trained:
         return self.choice is not None and self.choice.winner == "both"
 
     def model_valid(self) -> Scores:
-        """The validation metrics of the exported model, which need not be the last that were measured."""
+        """Return the validation metrics of the exported model, which may not be the last one measured."""
         if self.train.exported_valid is not None:
             return dict(self.train.exported_valid.metrics)
         of_valid = {name[6:]: dict(points) for name, points in self.history.items() if name.startswith("valid/")}
@@ -397,9 +397,9 @@ class BaselineGap:
         return self.half_width is not None and self.ours - self.theirs > self.half_width
 
     def describe(self, loss: str, baseline: str) -> str:
-        """What the model is beside the baseline, in words that follow "it is".
+        """Compare the model with the baseline, in words that follow "it is".
 
-        `loss`: its title; `baseline`: what it is called.
+        `loss`: its title; `baseline`: its name.
         """
         gap = self.ours - self.theirs
         numbers = f"{loss} {self.ours:.5g} against {self.theirs:.5g}, {gap:+.2g}"
@@ -471,7 +471,7 @@ class Evaluated:
     sample: str = ""  # language model: text it wrote
 
     def test_metrics(self) -> Scores:
-        """`test/auc` for the model, `test/<baseline>/auc` beside it: the names in MLflow."""
+        """Return test metrics by MLflow's names: `test/auc` for the model, `test/<baseline>/auc` next to it."""
         flat: Scores = {}
         for name, scores in self.scores.items():
             prefix = "test" if name == MODEL else f"test/{name.split(' (')[0].replace(' ', '_')}"
@@ -479,12 +479,12 @@ class Evaluated:
         return flat
 
     def importance_table(self) -> dict[str, list[Any]]:
-        """The importances in the form of MLflow's tables."""
+        """Return the importances in the form of MLflow's tables."""
         rows = [[each.feature, each.mean, each.low, each.high] for each in self.importance]
         return {"columns": ["feature", "mean", "low", "high"], "data": rows}
 
     def group_metrics(self) -> Scores:
-        """The names in MLflow of the few GROUP_METRICS: `test/by_carrier/UA/auc`; of a label `test/label/red/auc`."""
+        """Return GROUP_METRICS by MLflow's names: `test/by_carrier/UA/auc`; for a label `test/label/red/auc`."""
         named = [(f"by_{plain_name(group.column)}", group) for group in self.groups]
         named += [("label", label) for label in self.by_label]
         return {
@@ -527,7 +527,7 @@ class TrainResult(Spent, Published, Evaluated, Trained, RunIdentity):
     suggested: dict[str, str] = field(default_factory=dict)  # what for -> command that may be run next
 
     def test_metrics(self) -> Scores:
-        """With those of the champion, `test/champion/auc`."""
+        """Return the test metrics with the champion's, `test/champion/auc`."""
         champion = self.promotion.champion_scores if self.promotion else {}
         return super().test_metrics() | {f"test/champion/{metric}": value for metric, value in champion.items()}
 
@@ -537,20 +537,20 @@ class TrainResult(Spent, Published, Evaluated, Trained, RunIdentity):
         return cls(**{name: value for step in steps for name, value in vars(step).items()})
 
     def to_json(self) -> bytes:
-        """The text of summary.json, redacted; a resolved configuration holds no secrets any more."""
+        """Return summary.json, redacted; a resolved configuration holds no secrets any more."""
         values = asdict(self)
         shown = redacted(values) | {name: values[name] for name in _RESOLVED}
         return (json.dumps(shown, indent=1) + "\n").encode()
 
 
 def plain_name(text: str) -> str:
-    """A name for files and metrics that is unique to the text: letters, digits, `_` and `-`."""
+    """Return a unique name for files and metrics: letters, digits, `_` and `-`."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", text)[:100]
     return plain if plain == text else f"{plain}-{digest(text)[:8]}"
 
 
 def read_result(folder: Storage) -> TrainResult:
-    """The result in a run folder. Raises ManifestError where summary.json is missing or damaged."""
+    """Read the result in a run folder. ManifestError if summary.json is missing or damaged."""
     if not folder.exists(SUMMARY):
         raise ManifestError(
             f"{folder.uri}: has no {SUMMARY}: the run has not finished (the same command goes on with it), "

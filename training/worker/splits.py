@@ -76,13 +76,13 @@ class Splits:
 
 
 def make_weighted_reader(config: DataConfig, request: ReadRequest, rank: DataRank, evaluation: bool) -> Reader:
-    """Open one rank's share of a split, whose rows weigh what the dataset says.
+    """Open one rank's share of a split, with the row weights of the dataset.
 
     Args:
-        config: how it is read.
-        request: what is read, the dataset's weight included.
-        rank: by whom.
-        evaluation: every row once, in stored order.
+        config: settings of the reader.
+        request: request, including the dataset's weight column.
+        rank: rank that reads.
+        evaluation: whether to read every row once, in stored order.
     """
     reader, weight = make_reader(config, request, rank, evaluation=evaluation), request.manifest.weight
     return reader if weight is None else WeightedReader(reader, weight["column"], weight["mean"])
@@ -101,6 +101,6 @@ def data_gather(strategy: Ranks, ctx: WorkerContext, timeout_s: float) -> AllGat
 
 
 def left_out(reader: Reader) -> list[str]:
-    """Files of the dataset that all ranks leave out as damaged: the driver compares what is made of the others."""
+    """List damaged files that all ranks leave out, so that the driver can compare the others."""
     files: list[str] = reader.order_state().get("quarantined", [])  # a mix and petastorm have other files
     return files

@@ -23,14 +23,14 @@ SMALL_WORK = 40e6  # multiply-adds of a rank's forward pass, below which one thr
 
 
 def useful_threads(offer: int, work: float | None) -> int:
-    """Threads of a rank that is offered so many cores. `work`: of its pass; None: not known."""
+    """Return the threads of a rank that is offered `offer` cores. `work`: multiply-adds of its pass, or None."""
     return 1 if work is not None and work < SMALL_WORK else offer
 
 
 def pass_work(model: nn.Module, rows: int, positions: int | None) -> float | None:
-    """Multiply-adds of a forward pass, at most: each weight once for each position of a row.
+    """Return the most multiply-adds of a forward pass: each weight once per position of a row.
 
-    Embeddings are looked up. `positions`: of a row, such as tokens; None: not known.
+    Embeddings are looked up. `positions`: positions per row, such as tokens; None if unknown.
     """
     dense = (module for module in model.modules() if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)))
     weights = sum(p.numel() for module in dense for p in module.parameters(recurse=False) if p.ndim > 1)
@@ -38,7 +38,7 @@ def pass_work(model: nn.Module, rows: int, positions: int | None) -> float | Non
 
 
 def row_positions(columns: Iterable[Column]) -> int | None:
-    """Positions of a row at most: tokens, pixels, members of a list; None where only values tell.
+    """Return the most positions per row: tokens, pixels, members of a list; None if only values tell.
 
     A vector of numbers is one: it is a layer's input.
     """
@@ -54,7 +54,7 @@ def row_positions(columns: Iterable[Column]) -> int | None:
 def recipe_work(
     made: InitialModel | Unrecordable, config: RunConfig, manifest: DatasetManifest, world: int
 ) -> float | None:
-    """What a rank's forward pass computes in a recipe; None where it is not known."""
+    """Return the multiply-adds of a rank's forward pass in a recipe; None if unknown."""
     if isinstance(made, Unrecordable):
         return None
     rows = math.ceil(config.train.global_batch / (world * config.parallel.passes))

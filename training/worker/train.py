@@ -218,13 +218,14 @@ def _train(parts: Parts, began: float) -> WorkerResult:
 def make_callbacks(
     parts: Parts, training: Reader, valid: Reader, record: dict[str, Any], audit: AuditLog | PartsAudit | None
 ) -> Callbacks:
-    """What the loop calls between two steps.
+    """Make the functions that the loop calls between two steps.
 
     Args:
-        parts: of this rank.
-        training, valid: readers of these splits.
+        parts: model, readers and links of this rank.
+        training: reader of the training split.
+        valid: reader of the validation split.
         record: LoopRecord without its state, for every checkpoint.
-        audit: gets every batch; None: batches are not recorded.
+        audit: records every batch; None disables the audit.
     """
     ctx, strategy, hooks, per_epoch = parts.ctx, parts.strategy, parts.hooks, training.steps_per_epoch
     gathers = wants_whole_split(parts.config.train, parts.task.split_metric_names())
@@ -276,7 +277,7 @@ def make_callbacks(
 
 
 def loss_seen(strategy: Strategy, loss_sum: float) -> float:
-    """The loss over the rows of a step's global batch that hooks see. Collective where ranks meet in each step.
+    """Return the loss hooks see, over a step's global batch. Collective where ranks meet in each step.
 
     Where they do not (parallel.averaging, parallel.servers), nothing makes them: rank 0's rows stand for all. NaN where
     its gradient came too late for the step.
@@ -312,13 +313,13 @@ def resume(parts: Parts, record: dict[str, Any]) -> TrainerState:
 
 
 def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog | PartsAudit | None) -> TrainerState:
-    """Begin to train at `begun`, or where the rank had come whose place this one takes. Collective.
+    """Start at `begun`, or, in a replacement process, at the step the dead rank had reached. Collective.
 
     Args:
-        parts: of this rank.
+        parts: model, readers and links of this rank.
         training: reader of the training split.
-        begun: where all ranks begin.
-        audit: gets every batch; None: batches are not recorded.
+        begun: state from which all ranks start.
+        audit: records every batch; None disables the audit.
     """
     strategy = parts.strategy
     strategy.meeting.keep(to_kept(begun))
@@ -338,24 +339,24 @@ def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog |
 
 
 def to_kept(state: TrainerState) -> bytes:
-    """The loop's state for a rank that takes another's place, whose logging window begins anew."""
+    """Serialize the loop's state for a replacement rank, which starts a new logging window."""
     return json.dumps(replace(state, loss_sum=0.0, loss_rows=0).to_json()).encode()
 
 
 def server_totals(strategy: Strategy) -> ServerTotals | None:
-    """What the servers have seen in this attempt; None without servers."""
+    """Return the servers' totals of this attempt; None without servers."""
     counts = strategy.meeting.server_counts()
     return ServerTotals.of(counts) if counts else None
 
 
 def table_totals(parts: Parts) -> dict[str, dict[str, int]]:
-    """By sparse table: rows stored, admitted and evicted, and the bytes they take on all ranks. Collective."""
+    """Return, by sparse table, rows stored, admitted and evicted, and bytes on all ranks. Collective."""
     every = [json.loads(answer) for answer in parts.gather(json.dumps(parts.strategy.tables.measured()).encode())]
     return {name: {key: sum(rank[name][key] for rank in every) for key in every[0][name]} for name in every[0]}
 
 
 def hot_ids(parts: Parts) -> dict[str, IdUses]:
-    """By sparse table: the ids that the batches of all ranks used most. Collective."""
+    """Return, by sparse table, the ids used most by the batches of all ranks. Collective."""
     own = {name: hot.to_json() for name, hot in parts.strategy.tables.hot.items()}
     every = [json.loads(answer) for answer in parts.gather(json.dumps(own).encode())]
     merged = {name: reduce(HotIds.merged, [HotIds.of_json(rank[name]) for rank in every]) for name in own}
@@ -425,17 +426,17 @@ def optimizer_factory(optim: OptimConfig) -> OptimizerFactory:
 
 
 def table_settings(config: RunConfig) -> TableSettings:
-    """How sparse tables begin and are updated; their rate follows the schedule in proportion."""
+    """Return how sparse tables start and are updated; their rate follows the schedule in proportion."""
     return TableSettings(config.tables, config.train.seed, config.train.dtype, config.tables.lr / config.optim.lr)
 
 
 def learning_rate_schedule(config: RunConfig, steps: int) -> Callable[[int], float]:
-    """Step -> learning rate, with the batch-size rule applied to the peak."""
+    """Return step -> learning rate, with the batch-size rule applied to the peak."""
     return make_schedule(config.optim, steps, scaled_lr(config.optim, config.train.global_batch))
 
 
 def follow_plateau(config: RunConfig) -> Callable[[TrainerState], TrainerState]:
-    """After an evaluation: the state with the share of the rate that the schedule `plateau` leaves."""
+    """Make the function that updates the `plateau` share of the rate after an evaluation."""
     optim, stop = config.optim, config.train.early_stopping
     watched = EarlyStopping(metric=config.train.best_metric, mode=config.train.best_mode) if stop is None else stop
 
@@ -451,7 +452,7 @@ def follow_plateau(config: RunConfig) -> Callable[[TrainerState], TrainerState]:
 
 
 def open_audit(parts: Parts, reader: Reader) -> AuditLog | PartsAudit | None:
-    """The log of the rows this data rank consumes; None unless `data.audit` is set."""
+    """Open the log of the rows this data rank consumes; None unless `data.audit` is set."""
     strategy, ctx = parts.strategy, parts.ctx
     if not parts.config.data.audit or not strategy.is_data_leader:
         return None

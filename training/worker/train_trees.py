@@ -177,7 +177,7 @@ def _train(parts: TreesParts, began: float) -> WorkerResult:
 
 
 def exported_rounds(config: RunConfig, state: TrainerState) -> int:
-    """How many rounds the model has: with early stopping the best, as all later ones were made to find that out."""
+    """Return the model's rounds: with early stopping the best, as later rounds only served to find it."""
     takes_best = config.trees.early_stopping_rounds is not None or config.train.export == "best"
     return state.best_step if takes_best and state.best_step is not None else state.step
 
@@ -250,7 +250,7 @@ def resume(parts: TreesParts, training: HeldBatch, record: dict[str, Any]) -> Tr
 
 
 def make_callbacks(parts: TreesParts, training: HeldBatch, valid: HeldBatch, record: dict[str, Any]) -> RoundCallbacks:
-    """What the loop calls between two rounds. `record`: LoopRecord without its state, for every checkpoint."""
+    """Make the functions called between two rounds. `record`: LoopRecord without its state, for checkpoints."""
     ranks, task, hooks, train = parts.strategy, parts.task, parts.hooks, parts.config.train
     gathers = wants_whole_split(train, task.split_metric_names())
 
@@ -288,7 +288,7 @@ def make_callbacks(parts: TreesParts, training: HeldBatch, valid: HeldBatch, rec
 
 
 def loss_of(parts: TreesParts, batch: Batch) -> tuple[float, float]:
-    """The sum of this rank's losses by their rows' weights, and the sum of the weights."""
+    """Sum this rank's losses by row weight; return (sum, total weight)."""
     outputs = parts.strategy.evaluate(batch)
     if outputs is None:
         return 0.0, 0.0

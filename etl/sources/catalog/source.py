@@ -141,7 +141,7 @@ def look_up(spark: SparkSession, key: str, config: CatalogSource) -> tuple[DataF
 
 
 def _check_condition(where: str, filtered: DataFrame, found: QueryReads) -> None:
-    """Of a table only whole partitions are left out; a view has no partitions of its own."""
+    """Check that the condition of a table selects whole partitions; a view has none of its own."""
     columns = condition_columns(filtered)
     if columns is None:
         raise EtlError(f"{where}: a subquery; write its values, or join in etl.views")
@@ -156,7 +156,7 @@ def _check_condition(where: str, filtered: DataFrame, found: QueryReads) -> None
 
 
 def _problem(spark: SparkSession, asked: str, found: QueryReads) -> str:
-    """Why the table cannot be read exactly by its files; "" if it can."""
+    """Return why the table cannot be read exactly by its files; "" if it can."""
     for view in found.views:
         if not view.text:
             return f"{view.name!r} is a temporary view; declare the tables that it is made of"
@@ -179,7 +179,7 @@ def _not_files(table: OtherTable, asked: str) -> str:
 
 
 def _lake_above(spark: SparkSession, table: ReadTable) -> tuple[str, str] | None:
-    """The table format whose log is in the table's folder or one above it, and that folder."""
+    """Find the table format whose log is in or above the table's folder: (format, folder)."""
     if not table.files:
         return None
     host = found[0] if (found := HOST.match(table.location)) else ""
@@ -196,7 +196,7 @@ def _lake_above(spark: SparkSession, table: ReadTable) -> tuple[str, str] | None
 
 
 def _why_no_table(spark: SparkSession, table: str, error: PySparkException | JavaThrew) -> str:
-    """What is wrong with a table that Spark does not open: its format, or its name."""
+    """Explain why Spark cannot open a table: its format, or its name."""
     database, dot, name = table.rpartition(".")
     within = f"{dot and ' IN '}{database}"
     if provider := re.search(r"DATA_SOURCE_NOT_FOUND\] Failed to find the data source: (\S+?)\. ", str(error)):
@@ -226,7 +226,7 @@ def _difference(before: QueryReads, after: QueryReads) -> str:
 
 
 def _fingerprint(table: DataFrame, found: QueryReads, where: str | None) -> str:
-    """sha256 over types, and every file's name, size, time and partition; of a view also its text and tables' names."""
+    """Hash (sha256) types and all files' name, size, time and partition; for a view its text and table names too."""
     tables = [asdict(table) | {"location": ""} for table in found.tables]
     views: list[Any] = [[view.text, view.settings] for view in found.views]
     if views:

@@ -75,7 +75,7 @@ class DeltaLog:
         return oldest
 
     def times_ms(self) -> dict[int, int]:
-        """When each version was committed, by its file; as in Delta, later than the version before by 1 ms at least."""
+        """Return each version's commit time by its file, at least 1 ms after the one before (as Delta does)."""
         times: dict[int, int] = {}
         latest = -1
         for version in sorted(self.commits):
@@ -83,7 +83,7 @@ class DeltaLog:
         return times
 
     def time_in_commit_ms(self, version: int) -> int:
-        """When a version was committed, by the first line of the commit itself (`delta.enableInCommitTimestamps`)."""
+        """Return a version's commit time from its first log line (`delta.enableInCommitTimestamps`)."""
         line = self.storage.read_bytes(f"{LOG}/{version:020}.json").split(b"\n", 1)[0]
         return int(json.loads(line)["commitInfo"]["inCommitTimestamp"])
 
@@ -112,7 +112,7 @@ def version_at(versions: Sequence[int], at_ms: int, time_ms: Callable[[int], int
 
 
 def _asked_version(key: str, config: DeltaSource, log: DeltaLog, properties: Callable[[], dict[str, str]]) -> int:
-    """The version that the recipe asks for. `properties()` are the table's of its latest version."""
+    """Return the version the recipe asks for. `properties()` returns the latest version's properties."""
     there = log.versions
     listed = f"the versions that can be read are {there[0]} to {there[-1]}"
     if config.versionAsOf is not None:
@@ -236,7 +236,7 @@ class DeltaVersion:
         return sorted(files, key=lambda file: file.path)
 
     def _deleted(self, vectors: pa.Table) -> dict[str, np.ndarray]:
-        """Positions of deleted rows (rows,) by path of the file."""
+        """Return the positions of deleted rows (rows,) by file path."""
         root = self.table.table_uri.rstrip("/") + "/"
         paths = [unquote(uri.removeprefix(root)) for uri in vectors["filepath"].to_pylist()]
         masks = [kept.values.to_numpy(zero_copy_only=False) for kept in vectors["selection_vector"]]
@@ -244,7 +244,7 @@ class DeltaVersion:
 
 
 def _is_outside(uri: str) -> bool:
-    """Whether a file's URI in the log leaves the table's folder."""
+    """Return whether a file's URI in the log leaves the table's folder."""
     try:
         check_below(unquote(uri))
     except ValueError:

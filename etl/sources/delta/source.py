@@ -95,7 +95,7 @@ class DeltaSnapshot(SourceSnapshot):
         }
 
     def _whole_versions(self) -> list[int]:
-        """Of the newest versions those that can be read, and whose data files are all there."""
+        """List which of the newest versions can be read and have all their data files."""
         found, whole = list_log(self.files.storage), []
         for version in found.versions[-TRIED:] if found else []:
             config = DeltaSource(format="delta", path=self.config.path, versionAsOf=version)
@@ -154,7 +154,7 @@ class OpenDelta(OpenSource[DeltaSource]):
 
 
 def uses_connector(extensions: str, loadable: Callable[[str], bool]) -> bool:
-    """Whether Spark reads Delta itself: `spark.sql.extensions` names its connector, and its jar is there."""
+    """Return whether Spark reads Delta itself: `spark.sql.extensions` names the connector, its jar is there."""
     return CONNECTOR in extensions.replace(" ", "").split(",") and loadable(CONNECTOR)
 
 

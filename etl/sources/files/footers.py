@@ -63,11 +63,11 @@ def check_footers(
     """Compare the columns of every file with the declared ones, in the order of the files.
 
     Args:
-        listed: the files.
-        kind: parquet or orc.
-        schema: declared columns.
+        listed: files to check.
+        kind: `parquet` or `orc`, the file format.
+        schema: declared columns of the source.
         partitions: declared partition columns.
-        may_lack: a column that is not in a file is no problem of it.
+        may_lack: whether a column may be missing in a file.
     """
     look = partial(_check, listed.storage, kind=kind, declared=(schema, partitions), may_lack=may_lack)
     with ThreadPoolExecutor(FOOTER_THREADS) as pool:
@@ -80,11 +80,11 @@ def _check(
     """Compare the columns of one file with the declared ones.
 
     Args:
-        storage: that has the file.
-        file: one of the listed.
-        kind: parquet or orc.
-        declared: the columns, and the partition columns.
-        may_lack: a column that is not in the file is no problem of it.
+        storage: storage that holds the file.
+        file: one of the listed files.
+        kind: `parquet` or `orc`, the file format.
+        declared: declared columns, and declared partition columns.
+        may_lack: whether a column may be missing in the file.
     """
     try:
         with storage.fs.open_input_file(file.full) as stream:
@@ -125,7 +125,7 @@ def _orc_schema(file: orc.ORCFile) -> pa.Schema:
 
 
 def parquet_schema(file: pq.ParquetFile) -> pa.Schema:
-    """The columns with Arrow's types of what Spark reads of them: the types of the Parquet schema.
+    """Return the columns with Arrow types as Spark reads them: the types of the Parquet schema.
 
     Spark does not see what pyarrow notes for itself (`ARROW:schema`: durations, dictionaries, views).
     """
@@ -134,7 +134,7 @@ def parquet_schema(file: pq.ParquetFile) -> pa.Schema:
 
 
 def _as_stored(kind: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.DataType:
-    """Arrow's type of a column as Spark reads it. `leaves`: Parquet's columns, from the first that it is stored in."""
+    """Convert a column's type to what Spark reads. `leaves`: Parquet columns, starting at its first."""
     if isinstance(kind, pa.BaseExtensionType) and pa.types.is_nested(kind.storage_type):
         return _as_stored(kind.storage_type, leaves)
     if pa.types.is_dictionary(kind):
@@ -158,7 +158,7 @@ def _as_stored(kind: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.DataT
 
 
 def _typed(field: pa.Field) -> pa.Field:
-    """A column with Spark's type, where an ORC file's is without a zone: instants and wall-clock times."""
+    """Convert ORC timestamps without a zone to Spark's types: instants or wall-clock times."""
     kind: pa.DataType = field.type
     if pa.types.is_struct(kind):
         return field.with_type(pa.struct([_typed(inner) for inner in kind]))
@@ -173,7 +173,7 @@ def _typed(field: pa.Field) -> pa.Field:
 
 
 def spark_type(field: pa.Field) -> str:
-    """Name Spark's type of a column as a file has it; where it has none, what is there, and how to write it instead."""
+    """Return Spark's name of a file column's type; if it has none, Arrow's name and a remedy."""
     arrow = field.type
     for sign, remedy in UNKNOWN.items():
         if sign in str(arrow):

@@ -132,7 +132,7 @@ class Converter:
         return self._fields([record for _, record in records], lines, schema, "")
 
     def _fields(self, objects: list[Any], lines: list[int], schema: StructType, prefix: str) -> list[pa.Array]:
-        """A column for each field of `schema`; `objects` are dicts or None, `lines` where each stands."""
+        """Build a column per field of `schema`; `objects` are dicts or None, `lines` their line numbers."""
         names = set(schema.names)
         for found in objects:
             if found and not found.keys() <= names:
@@ -172,7 +172,7 @@ class Converter:
         return self._scalars(self._only(wanted, values, lines, column), lines, column)
 
     def _only(self, wanted: type, values: list[Any], lines: list[int], column: Column) -> list[Any]:
-        """The values with None for those that are of another JSON type than `wanted`, which are counted."""
+        """Replace values of another JSON type than `wanted` by None, and count them."""
         if set(map(type, values)) <= {wanted, type(None)}:
             return values
         kept = []
@@ -210,7 +210,7 @@ def _is_text(value: str) -> bool:
 
 
 def _offsets(values: list[Any]) -> pa.Array:
-    """Where each list or map begins; None marks a null one. offsets: (values + 1,)"""
+    """Return the start of each list or map, None for a null one. offsets: (values + 1,)"""
     begins = [0, *accumulate(len(value or ()) for value in values)]
     return pa.array(
         [None if v is None else begin for v, begin in zip(values, begins, strict=False)] + begins[-1:], pa.int32()

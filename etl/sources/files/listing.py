@@ -60,7 +60,7 @@ class FileList:
         return sum(file.bytes for file in self.files)
 
     def partition_folders(self, levels: int) -> list[str]:
-        """Paths of the partitions below the root, sorted; each has a folder for each of `levels` partition columns."""
+        """List the partition folders below the root, sorted, `levels` partition columns deep."""
         return sorted({"/".join(file.path.split("/")[:levels]) for file in self.files})
 
     def spark_paths(self) -> list[str]:
@@ -68,7 +68,7 @@ class FileList:
 
 
 def spark_paths(storage: Storage, paths: Iterable[str]) -> list[str]:
-    """Full paths as Spark reads them: `file:///...` locally, else with the scheme and host of the recipe."""
+    """Return full paths for Spark: `file:///...` locally, else with the recipe's scheme and host."""
     if storage.is_local:
         return [f"file://{path}" for path in paths]
     root = without_options(storage.uri).rstrip("/")
@@ -138,11 +138,11 @@ def _refuse_lake_tables(name: str, config: FilesSource, storage: Storage, paths:
     """Raise EtlError if one of `files` is in a folder in which a table format keeps the versions of a table.
 
     Args:
-        name: of the source.
-        config: what it declares.
-        storage: its root.
+        name: name of the source.
+        config: configuration of the source.
+        storage: storage at the source's root.
         paths: all files and folders that were found below the root.
-        files: those that would be read.
+        files: files that would be read.
     """
     root = storage.root.rstrip("/")
     for above in [root, *accumulate(root.split("/"), "{}/{}".format)]:
@@ -162,7 +162,7 @@ def _refuse_lake_tables(name: str, config: FilesSource, storage: Storage, paths:
 
 
 def _remedy(name: str, kind: str, address: str, sign: str) -> str:
-    """What to declare instead of a table of this kind, which is at `address` and of which `sign` is a file."""
+    """Suggest what to declare for a table of this kind at `address`; `sign` is one of its files."""
     if kind == "Hudi":
         return (
             "Export the rows with the engine that keeps it (INSERT OVERWRITE DIRECTORY '...' USING parquet SELECT * "
@@ -177,7 +177,7 @@ def _remedy(name: str, kind: str, address: str, sign: str) -> str:
 
 
 def _address(storage: Storage, folder: str) -> str:
-    """The path or URI of a folder at, below or above the root of `storage`."""
+    """Return the path or URI of a folder at, below or above the root of `storage`."""
     root, (base, mark, query) = storage.root.rstrip("/"), storage.uri.partition("?")
     if storage.is_local:
         return folder
@@ -187,7 +187,7 @@ def _address(storage: Storage, folder: str) -> str:
 
 
 def _split_glob(path: str) -> tuple[str, list[str] | None]:
-    """`data/2013-*/x.csv` -> (`data`, [`2013-*`, `x.csv`]). A URI's `?` begins its options, which are the root's."""
+    """Split `data/2013-*/x.csv` -> (`data`, [`2013-*`, `x.csv`]). Options of a URI (`?`) stay with the root."""
     base, mark, query = path.partition("?") if local_path(path) is None else (path, "", "")
     parts = base.split("/")
     first = next((i for i, part in enumerate(parts) if any(c in part for c in WILDCARDS)), None)
@@ -197,7 +197,7 @@ def _split_glob(path: str) -> tuple[str, list[str] | None]:
 
 
 def _wanted(relative: str, pattern: list[str] | None, kind: str) -> bool:
-    """Whether a file below the root belongs to the table: by the glob, else by the suffix of the format."""
+    """Return whether a file below the root belongs to the table, by the glob or the format's suffix."""
     parts = relative.split("/")
     if any(part.startswith(("_", ".")) for part in parts):
         return False
@@ -207,7 +207,7 @@ def _wanted(relative: str, pattern: list[str] | None, kind: str) -> bool:
 
 
 def _matches(parts: list[str], pattern: list[str]) -> bool:
-    """Folder by folder: only `**` stands for any number of them."""
+    """Match folder by folder; only `**` stands for any number of them."""
     if not pattern:
         return not parts
     if pattern[0] == ANY_FOLDERS:
@@ -225,7 +225,7 @@ def _why_no_files(there: list[Any], pattern: list[str] | None, config: FilesSour
 
 
 def spread(values: Sequence[T], most: int) -> tuple[T, ...]:
-    """At most so many of the values, from the first to the last, at equal distances."""
+    """Select at most `most` values from first to last, evenly spaced."""
     if len(values) <= most:
         return tuple(values)
     return tuple(values[i * (len(values) - 1) // (most - 1)] for i in range(most))

@@ -89,7 +89,7 @@ class PartitionLister:
                 raise self._error(info.path, f"is in no folder {name}=..., and has no value of that partition column")
 
     def _value(self, info: pafs.FileInfo, name: str, kind: str) -> Any:
-        """The value of a folder's name, which must be `name=value`. Percent codes are bytes of UTF-8."""
+        """Parse the value in a folder's name `name=value`. Percent codes are bytes of UTF-8."""
         found, equals, encoded = info.base_name.partition("=")
         if not equals or unquote(found) != name:
             raise self._error(info.path, f"stands where a folder {name}=... is declared; have they another order?")
@@ -108,5 +108,5 @@ class PartitionLister:
 
 
 def _is_hidden(relative: str) -> bool:
-    """As Spark: `_x` is hidden, the partition `_x=1` is not."""
+    """Return whether Spark ignores the path: `_x` is hidden, the partition `_x=1` is not."""
     return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in relative.split("/"))

@@ -64,7 +64,7 @@ def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileL
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark SQL takes it, whatever it holds."""
+    """Quote a column's name for Spark SQL, whatever it contains."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -83,7 +83,7 @@ def declared_schema(key: str, columns: Mapping[str, str], block: str = "columns"
 
 
 def line_format(key: str, config: FilesSource, schema: StructType) -> LineFormat:
-    """The format of a csv or json source. EtlError for a declared type that no value of such a file is read as."""
+    """Return the format of a csv or json source. EtlError for a type that such files cannot hold."""
     for f in schema:
         kind = f.dataType.simpleString()
         why = json_file.check_type(f.dataType) if config.format == "json" else "" if arrow_type(kind) else kind
@@ -101,11 +101,11 @@ def _read_lines(
     """Check and read the files in tasks of whole files.
 
     Args:
-        spark: the session.
-        key: names the source in errors.
-        format: of the files.
-        listed: the files.
-        partitions: the columns whose values are those of the folders.
+        spark: Spark session of the job.
+        key: key of the source, for errors.
+        format: line format of the files.
+        listed: files to read.
+        partitions: columns with values from the folders.
     """
     fields = {f.name: f for f in [*format.schema, *partitions]}
     task = FileTask(worker_uri(listed.storage), listed.files, format, partitions, tuple(fields))
@@ -138,7 +138,7 @@ def _scan(spark: SparkSession, kind: str, listed: FileList, schema: StructType |
 
 
 def _read_text(spark: SparkSession, key: str, listed: FileList, partitions: StructType) -> DataFrame:
-    """One row per file: `path` below the source's root, `text`, and its partition's values."""
+    """Read one row per file: `path` below the source's root, `text`, and its partition's values."""
     found = _with_files(spark, _scan(spark, "text", listed).withColumnRenamed("value", "text"), listed, partitions)
     rows = found.select(F.col(PATH).alias("path"), "text", *map(quoted, partitions.names))
     broken = rows.where(~is_valid_text("text")).select("path").limit(SHOWN).collect()
@@ -147,7 +147,7 @@ def _read_text(spark: SparkSession, key: str, listed: FileList, partitions: Stru
 
 
 def _empty_files(spark: SparkSession, listed: FileList, partitions: StructType) -> DataFrame:
-    """The rows of files without a byte, which Spark leaves out without a word."""
+    """Make the rows of empty files, which Spark silently leaves out."""
     schema = StructType([StructField("path", StringType()), StructField("content", BinaryType()), *partitions])
     rows = [(file.path, b"", *file.partition) for file in listed.files if not file.bytes]
     return local_table(spark, schema, list(zip(*rows, strict=True)) or [[] for _ in schema])
@@ -159,11 +159,11 @@ def _check_columns(
     """Raise EtlError where a file has other columns, or partition columns of its own with other values.
 
     Args:
-        spark: the session.
-        key: names the source in errors.
-        config: a source of parquet or orc.
-        listed: the files.
-        declared: the columns, and the partition columns.
+        spark: Spark session of the job.
+        key: key of the source, for errors.
+        config: source of parquet or orc files.
+        listed: files to check.
+        declared: declared columns, and declared partition columns.
     """
     footers = check_footers(listed, config.format, *declared, may_lack=config.missing_columns == "null")
     _raise(key, [problem for footer in footers for problem in footer.problems])
@@ -224,7 +224,7 @@ def local_table(spark: SparkSession, schema: StructType, columns: Sequence[Any])
 
 
 def _as_java(path: str) -> str:
-    """The path as Java writes it in a URI: beyond ASCII only blanks and control characters are percent-encoded."""
+    """Write the path as Java does in a URI: beyond ASCII only blanks and control characters are encoded."""
     plain = {c for c in set(path) if c in JAVA_PLAIN or (c > "\x7f" and unicodedata.category(c) not in BLANK)}
     return "".join(c if c in plain else quote(c) for c in path)
 

@@ -104,9 +104,9 @@ def list_source(name: str, config: FilesSource) -> FileList:
 
 
 def file_fingerprint(config: FilesSource, listed: FileList) -> str:
-    """sha256 over the declared columns, options and files: their bytes, or with `stat` their sizes and times.
+    """Hash (sha256) the declared columns, options and files: their bytes, or with `stat` sizes and times.
 
-    A file's path names its partition. Of the partitions that `where` leaves out nothing is known here.
+    A file's path names its partition. Partitions that `where` leaves out do not count.
     """
     if config.fingerprint == "stat":
         states: list[list[Any]] = [[f.path, f.bytes, f.mtime_ns] for f in listed.files]
@@ -136,7 +136,7 @@ def examine_files(name: str, config: FilesSource) -> ExaminedTable:
 
 
 def _file_problems(config: FilesSource, listed: FileList) -> list[str]:
-    """How the files differ from the declared columns."""
+    """List how the files differ from the declared columns."""
     if config.format == "csv":
         return [f"{file.path}: {problem}" for file in listed.files for problem in _header(config, listed, file.full)]
     if config.format not in ("parquet", "orc"):

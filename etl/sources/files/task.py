@@ -46,7 +46,7 @@ class LineFormat(ABC):
         """Read a file that `check` accepted."""
 
     def reading(self, fields: list[StructField]) -> LineFormat:
-        """The format as it reads these columns, all of which the file has; by default all that are declared."""
+        """Return the format restricted to these columns, all of which are in the file; here: all declared ones."""
         return self
 
 
@@ -153,5 +153,5 @@ class FileTask:
 
 
 def _differ(values: pa.Array, value: pa.Scalar) -> pa.Array:
-    """Which of the values are not this one; null is equal to null alone."""
+    """Return a mask of the values that differ from `value`; null equals only null."""
     return pc.fill_null(pc.not_equal(values, value), True) if value.is_valid else pc.is_valid(values)

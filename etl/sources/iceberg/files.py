@@ -139,7 +139,7 @@ def field_ids(fields: Iterable[pa.Field]) -> Iterator[int]:
 
 
 def deleted_rows(key: str, version: TableVersion, files: Iterable[IcebergFile]) -> dict[str, np.ndarray]:
-    """By data file with deletes: the positions in it of rows that are deleted, int64 of shape (deleted rows,)."""
+    """Return, by data file with deletes, the deleted rows' positions, int64 (deleted rows,)."""
     deletes = sorted({delete for file in files for delete in file.deletes}, key=lambda file: file.path)
     tables = dict(zip(deletes, _of_each(key, version, deletes, _positions), strict=True))
     found = {}
@@ -188,7 +188,7 @@ def _size_problem(version: TableVersion, file: IcebergFile) -> str:
 
 
 def _positions(opened: Any) -> dict[str, np.ndarray]:
-    """Rows of a file of position deletes: data file -> positions."""
+    """Read a file of position deletes: data file -> positions."""
     table = pq.read_table(opened, columns=["file_path", "pos"])
     grouped = table.group_by("file_path").aggregate([("pos", "list")])
     positions = [np.asarray(found.values, np.int64) for found in grouped["pos_list"].combine_chunks()]

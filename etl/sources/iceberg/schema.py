@@ -64,24 +64,24 @@ def spark_fields(key: str, schema: Schema, names: Iterable[str]) -> StructType:
 
 
 def comparable(schema: Schema) -> Mapping[str, str]:
-    """Spark's types of the columns that a condition may name: those that hold one value."""
+    """Return Spark's types of the columns that a condition may name: those with one value per row."""
     kinds = {f.name: _primitive(f.field_type) for f in schema.fields}
     return {name: kind.simpleString() for name, kind in kinds.items() if kind is not None}
 
 
 def stored(columns: StructType) -> StructType:
-    """The same columns by names that no file has.
+    """Rename the columns to names that no file has.
 
-    Spark skips row groups by a file's names, whatever the ids: after two columns have swapped names it would skip those
-    with the rows that are asked for.
+    Spark skips row groups by a file's names, whatever the ids: after two columns swapped names it would skip the wrong
+    ones.
     """
     return StructType([_field(f"__field_{field_id(f)}", field_id(f), f.dataType) for f in columns])
 
 
 def stored_by_names(columns: StructType, mapping: Sequence[MappedField], there: Iterable[pa.Field]) -> StructType:
-    """The same columns by the names they have in a file without field ids, as the table's name mapping says.
+    """Rename the columns to their names in a file without field ids, by the table's name mapping.
 
-    A column of which no name is there is null. Raises ValueError for one with two names in the file.
+    A column without a name there is null. Raises ValueError for one with two names in the file.
     """
     by_id, in_file, fields = {m.field_id: m for m in mapping}, {field.name: field for field in there}, []
     for column in columns:

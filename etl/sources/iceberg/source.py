@@ -73,7 +73,7 @@ class IcebergSnapshot(SourceSnapshot):
         return spark.read.option("snapshot-id", self.version.metadata.current_snapshot_id).table(name)
 
     def _read_files(self, spark: SparkSession) -> DataFrame:
-        """All rows of the files but the deleted ones: a union of the files that are read in one way."""
+        """Read all rows but the deleted ones, as a union of groups of files that are read in one way."""
         if not self.files:
             return spark.createDataFrame([], self.columns)
         deleted = deleted_rows(self.key, self.version, self.files)
@@ -91,9 +91,9 @@ class IcebergSnapshot(SourceSnapshot):
         return reduce(lambda above, below: above.union(below), [part.read(spark) for part in parts])
 
     def _way(self, file: IcebergFile, footer: pa.Schema) -> tuple[StructType, dict[str, Any]]:
-        """How the columns are found in a file, and those that are not in it, with the value all its rows have.
+        """Return how to find the columns in a file, and the constant values of columns not in it.
 
-        A column by which files are partitioned as it is may be missing in those of a migrated table.
+        Files of a migrated table may lack a column by whose plain value they are partitioned.
         """
         ids = frozenset(field_ids(footer))
         by_id = {field_id(column): column.name for column in self.columns}
@@ -170,7 +170,7 @@ def asked_names(config: IcebergSource, version: TableVersion) -> list[str]:
 
 
 def fingerprint(version: TableVersion, columns: StructType, files: Sequence[IcebergFile]) -> str:
-    """sha256 over columns and files, which never change: not over where the table is, nor the snapshot's id or name."""
+    """Hash (sha256) columns and files, which never change; the table's place and snapshot id do not count."""
     root = split_host(version.metadata.location)[1].rstrip("/") + "/"
 
     def states(found: Sequence[IcebergFile]) -> list[Any]:
@@ -188,8 +188,11 @@ def fingerprint(version: TableVersion, columns: StructType, files: Sequence[Iceb
 
 
 def uses_connector(version: TableVersion, has_catalog: bool, loadable: Callable[[str], bool]) -> bool:
-    """Whether Spark reads the table itself: its connector is there, Spark has a catalog of that name, and a snapshot
-    read by its id has the schema that is wanted, which one of a branch may not."""
+    """Return whether Spark can read the table itself, by its Iceberg connector.
+
+    The connector is there, Spark has a catalog of that name, and a snapshot read by its id has the schema that is
+    wanted, which a snapshot of a branch may not.
+    """
     snapshot = version.snapshot
     return (
         has_catalog
@@ -200,7 +203,7 @@ def uses_connector(version: TableVersion, has_catalog: bool, loadable: Callable[
 
 
 def lake_files(host: str, files: Sequence[LakeFile], schema: LakeSchema) -> LakeFiles:
-    """Files by their paths on one host, as files below the last folder that has all of them."""
+    """Group files of one host below the deepest folder that has all of them."""
     common = os.path.commonprefix([file.path for file in files])  # noqa: RUF071 (cut at a slash below)
     root = common[: common.rindex("/")]
     below = tuple(replace(file, path=file.path[len(root) + 1 :]) for file in files)

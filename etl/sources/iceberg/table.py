@@ -158,16 +158,16 @@ def _open(key: str, config: IcebergSource) -> tuple[str, TableMetadata, Metadata
 
 
 def table_folder(metadata_location: str) -> str:
-    """The folder of the table whose metadata file this is. What the file itself says of it proves nothing."""
+    """Return the table's folder from its metadata file's path; the content could claim any folder."""
     folder = metadata_location.rpartition("/")[0]
     return folder.removesuffix("/metadata") or "/"
 
 
 def metadata_file(where: str, path: str) -> str:
-    """The metadata file that a path means: itself, or the last of a folder whose versions are numbered.
+    """Find the metadata file for a path: the file itself, or the last one of a folder with numbered versions.
 
     In such a folder (of a Hadoop catalog) a version is written by a rename that only one writer can win, so the highest
-    number is the table. Where a catalog names the current file, a folder also holds those of commits that failed.
+    number is the table. Where a catalog names the current file, the folder also holds files of failed commits.
     """
     if path.endswith(METADATA):
         return path
@@ -190,7 +190,7 @@ def metadata_file(where: str, path: str) -> str:
 
 
 def resolve(key: str, config: IcebergSource, metadata: TableMetadata) -> tuple[Snapshot | None, int]:
-    """The snapshot that is asked for and the id of the schema it is read with, as Iceberg defines them.
+    """Return the requested snapshot and its schema id, as Iceberg defines them.
 
     A branch is read with the table's schema of today, everything else with the schema of its snapshot.
     """
@@ -228,7 +228,7 @@ def _of_ref(key: str, kind: str, name: str, metadata: TableMetadata) -> Snapshot
 
 
 def _as_of(key: str, config: IcebergSource, metadata: TableMetadata) -> Snapshot:
-    """The last snapshot in the history of the main branch that was made current by then."""
+    """Return the latest snapshot in the main branch's history at the requested time."""
     where = f"{key}.as-of-timestamp = {config.as_of_timestamp!r}"
     then = [entry for entry in metadata.snapshot_log if entry.timestamp_ms <= (config.as_of_ms or 0)]
     if not then:
@@ -246,6 +246,6 @@ def _snapshots(metadata: TableMetadata) -> str:
 
 
 def instant(timestamp_ms: int) -> str:
-    """2024-01-31T12:00:00.000Z."""
+    """Format an instant as 2024-01-31T12:00:00.000Z."""
     moment = dt.datetime.fromtimestamp(timestamp_ms // 1000, dt.UTC) + dt.timedelta(milliseconds=timestamp_ms % 1000)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

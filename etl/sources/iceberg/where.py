@@ -61,10 +61,10 @@ def _compared(test: Comparison | Same, name: str, value: Any, schema: Schema, ne
 
     Args:
         test: compares a column with a constant, or the constant with the column.
-        name: of the column.
-        value: of the constant.
-        schema: of the table.
-        negated: the filter is of the opposite.
+        name: name of the column.
+        value: constant it is compared with.
+        schema: schema of the table.
+        negated: make the filter of the opposite.
     """
     from pyiceberg import expressions as ice
 
@@ -94,7 +94,7 @@ def _compared(test: Comparison | Same, name: str, value: Any, schema: Schema, ne
 
 
 def _literal(value: Any, kind: IcebergType) -> Any:
-    """The value as pyiceberg takes it for a column of this type; None where the type has no such value."""
+    """Convert a value for pyiceberg and this column type; None if the type has no such value."""
     from pyiceberg.types import DecimalType
 
     if not isinstance(value, Decimal):

@@ -234,7 +234,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _placement(resolved: Resolved) -> Placement | None:
-    """This host's place among those that the job was started on; None where it runs on Spark."""
+    """Return this host's place among the job's hosts; None if the job runs on Spark."""
     from sparkring.training.launch.join.placement import ALONE, find_placement, overlooked_hosts
 
     on = resolved.config.launch.on

@@ -93,7 +93,7 @@ def _launch(arguments: argparse.Namespace) -> int:
 
 
 def _problem(error: Any) -> str:
-    """One line for an error of pydantic."""
+    """Format a pydantic error in one line."""
     key = ".".join(str(part) for part in error["loc"])
     value = f"{key} = {error['input']!r}: " if key else ""
     return value + str(error["msg"]).removeprefix("Value error, ")

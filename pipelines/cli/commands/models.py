@@ -128,7 +128,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _tracking(arguments: argparse.Namespace) -> TrackingConfig:
-    """The tracking block of a command without a recipe: its overrides over the defaults."""
+    """Return the tracking block of a command without a recipe: its overrides over the defaults."""
     from sparkring.conf.load import load_config
 
     return load_config("flights", arguments.overrides).config.tracking

@@ -118,7 +118,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _as_launched(resolved: Resolved, cluster: str | None) -> RunConfig:
-    """The configuration with the layout that a launch would choose, which is shown first."""
+    """Return the configuration with the layout that a launch would choose, and print that layout."""
     from sparkring.pipelines.model.launch_plan import LaunchPlan
     from sparkring.pipelines.model.machine import cluster_of_recipe
     from sparkring.pipelines.model.plan import known_manifest
@@ -164,7 +164,7 @@ def _search(arguments: argparse.Namespace) -> int:
 
 
 def _check_world(cluster: Cluster, world: int) -> None:
-    """ConfigError for ranks that leave a machine of the cluster used in part."""
+    """Raise ConfigError for ranks that leave a machine of the cluster partly used."""
     try:
         cluster.nodes(world)
     except ValueError as error:
@@ -172,7 +172,7 @@ def _check_world(cluster: Cluster, world: int) -> None:
 
 
 def _check_devices(cluster: Cluster, devices: int, mesh: Mesh | None) -> None:
-    """ConfigError for devices that are not whole machines, or a mesh of another number than those that are tried."""
+    """Raise ConfigError for partly used machines, or a mesh of a size that is not tried."""
     from sparkring.training.planner.search import worlds
 
     try:
@@ -187,7 +187,7 @@ def _check_devices(cluster: Cluster, devices: int, mesh: Mesh | None) -> None:
 
 
 def _refuse_seconds(arguments: argparse.Namespace, why: Exception) -> None:
-    """ConfigError for options that need seconds, which a model that cannot be traced has not."""
+    """Raise ConfigError for options that need step times, which untraceable models lack."""
     names = ("objective", "within", "write", "html", "any_precision")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) not in (None, False)]
     if given:
@@ -229,14 +229,14 @@ def _show_search(arguments: argparse.Namespace, plan: Planned, cluster: str) -> 
 
 
 def _search_page(plan: Planned, result: SearchResult, cluster: str, devices: int, text: str) -> str:
-    """The layouts of a search as figures.
+    """Render the layouts of a search as figures.
 
     Args:
-        plan: the recipe on its cluster.
-        result: of the search.
-        cluster: its name.
-        devices: that were asked for.
-        text: shown below them.
+        plan: recipe on its cluster.
+        result: result of the search.
+        cluster: name of the cluster.
+        devices: number of requested devices.
+        text: text below the figures.
     """
     from sparkring.pipelines.model.layouts import plan_record
     from sparkring.pipelines.report.report import plan_page  # with matplotlib

@@ -27,7 +27,7 @@ Kind = Literal["FILE", "TABLE", "MODEL"]
 
 
 def place_name(uri: str) -> tuple[str, str]:
-    """Namespace and name of a path or URI; a relative path is one below the working directory."""
+    """Return namespace and name of a path or URI; relative paths start at the working directory."""
     if (local := local_path(uri)) is not None:
         return "file", os.path.abspath(local)
     parts = urlsplit(uri)
@@ -38,7 +38,7 @@ def place_name(uri: str) -> tuple[str, str]:
 
 
 def at_place(uri: str, kind: Kind) -> LineageDataset:
-    """A dataset at a path or URI; what the URI says about its store's host stays out of the events."""
+    """Describe a dataset at a path or URI; options of its store's host stay out of the events."""
     namespace, name = place_name(uri)
     shown = Path(name).as_uri() if namespace == "file" else f"{namespace}/{quote(name.lstrip('/'))}"
     return LineageDataset(namespace=namespace, name=name, kind=kind, uri=shown)
@@ -47,13 +47,13 @@ def at_place(uri: str, kind: Kind) -> LineageDataset:
 def source_dataset(
     name: str, source: SourceConfig, read: Mapping[str, Any], environment: Mapping[str, str]
 ) -> LineageDataset:
-    """A source of a recipe.
+    """Describe a source of a recipe.
 
     Args:
-        name: in the recipe.
-        source: where it is.
-        read: what of it was read: the manifest's lineage of it; {} where that is not known yet.
-        environment: variables that a database's URL comes from.
+        name: name in the recipe.
+        source: configuration of the source.
+        read: manifest's lineage of the source; {} if not known yet.
+        environment: variables with URLs of databases.
     """
     kind: Kind = "FILE" if source.IS_FILES else "TABLE"
     if (path := source.lineage_location) is not None:
@@ -73,7 +73,7 @@ def source_dataset(
 
 
 def built_dataset(uri: str, manifest: DatasetManifest) -> LineageDataset:
-    """A finished dataset. Its name is the same for all fingerprints, which are its versions."""
+    """Describe a finished dataset. All fingerprints share its name, and are its versions."""
     found = at_place(uri, "FILE")
     return found | LineageDataset(
         namespace=found["namespace"],
@@ -88,7 +88,7 @@ def built_dataset(uri: str, manifest: DatasetManifest) -> LineageDataset:
 
 
 def predictions_dataset(uri: str, files: Sequence[tuple[int, int]]) -> LineageDataset:
-    """Predictions below a folder. `files`: rows and bytes of each that was written."""
+    """Describe predictions below a folder. `files`: rows and bytes of each written file."""
     found = at_place(uri, "FILE")
     found["rows"], found["bytes"] = sum(rows for rows, _ in files), sum(size for _, size in files)
     found["files"] = len(files)
@@ -96,7 +96,7 @@ def predictions_dataset(uri: str, files: Sequence[tuple[int, int]]) -> LineageDa
 
 
 def scoring_model(tracking: TrackingConfig, uri: str, name: str, version: str) -> LineageDataset:
-    """The model that scores: `models:/<name>/<version>`, or a folder."""
+    """Describe the model that scores: `models:/<name>/<version>`, or a folder."""
     if uri.startswith("models:/"):
         return model_dataset(tracking, name, version)
     found = at_place(uri, "MODEL")
@@ -105,13 +105,13 @@ def scoring_model(tracking: TrackingConfig, uri: str, name: str, version: str) -
 
 
 def model_dataset(tracking: TrackingConfig, name: str, version: str) -> LineageDataset:
-    """A version of a registered model. `tracking`: where the registry is."""
+    """Describe a version of a registered model. `tracking`: configuration of the registry."""
     uri = f"models:/{name}/{version}"
     return LineageDataset(namespace=registry_name(tracking), name=name, kind="MODEL", uri=uri, version=version)
 
 
 def registry_name(tracking: TrackingConfig) -> str:
-    """Namespace of registered models: the server, or the folder of the embedded store."""
+    """Return the namespace of registered models: the server, or the folder of the embedded store."""
     if tracking.uri is None:
         return f"mlflow://{os.path.abspath(tracking.root)}"
     parts = urlsplit(without_password(tracking.uri))

@@ -38,7 +38,7 @@ def check_installed(tracking: TrackingConfig) -> None:
 
 
 def events_wait(root: Path) -> bool:
-    """Whether a journal on disk has events, sent or not. A damaged one counts as one without."""
+    """Return whether a journal on disk has events, sent or not; damaged ones do not count."""
     return any(_has_events(path) for path in (root / "buffer").glob("*/state.json"))
 
 
@@ -69,12 +69,12 @@ def replay_events(config: TrackingConfig) -> int:
 
 
 def failure(error: BaseException | None) -> str:
-    """Why a job failed, for the event of its end; empty where it did not."""
+    """Return why a job failed, for its final event; "" if it did not."""
     return (str(error) or type(error).__name__)[:4000] if end_status(error) == "FAILED" else ""
 
 
 def parent_of(text: str) -> LineageParent | None:
-    """The run that has started this job, as schedulers name it: `namespace/job/run id`. None where it is no such."""
+    """Parse the run that started this job from schedulers' `namespace/job/run id`; None for other text."""
     first, _, run_id = text.rpartition("/")
     namespace, _, name = first.rpartition("/")
     if namespace and name and UUID.fullmatch(run_id):

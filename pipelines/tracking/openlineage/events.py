@@ -39,12 +39,12 @@ class JobEvents:
     outputs: Datasets = field(default_factory=dict)
 
     def take(self, op: ops.Op, runs: Mapping[str, str], versions: Mapping[str, str]) -> event_v2.RunEvent | None:
-        """The event that is due with this operation.
+        """Return the event that is due with this operation.
 
         Args:
-            op: the next one.
+            op: next operation of the journal.
             runs: MLflow's run id of each key.
-            versions: of the model that each key has registered.
+            versions: registered model version of each key.
         """
         self.last = max(self.last, op.at)
         if isinstance(op, ops.StartRun) and op.key == JOB:
@@ -64,17 +64,17 @@ class JobEvents:
         return None
 
     def abandoned(self, runs: Mapping[str, str]) -> event_v2.RunEvent | None:
-        """The event that a driver did not live to record; to be asked after its last operation."""
+        """Return the missing final event of a dead driver; to be called after its last operation."""
         return None if self.ended else self._event(State.ABORT, self.last, runs)
 
     def _event(
         self, state: event_v2.RunState, at: float, runs: Mapping[str, str], error: str = ""
     ) -> event_v2.RunEvent | None:
-        """None for a job that recorded no lineage.
+        """Make an event; None for a job without recorded lineage.
 
         Args:
-            state: the run's new one.
-            at: when it came, seconds since 1970.
+            state: new state of the run.
+            at: time of the change, seconds since 1970.
             runs: MLflow's run id of each key.
             error: why it failed.
         """
@@ -100,7 +100,7 @@ def merge(known: Datasets, new: Iterable[ops.LineageDataset]) -> None:
 
 
 def run_id(mlflow_id: str) -> str:
-    """MLflow's run id as a UUID, which it is on its own stores; of another text one that is the same every time."""
+    """Return MLflow's run id as a UUID; for other text a reproducible one."""
     try:
         return str(uuid.UUID(mlflow_id))
     except ValueError:
@@ -108,7 +108,7 @@ def run_id(mlflow_id: str) -> str:
 
 
 def run_facets(job: ops.LineageJob, error: str) -> dict[str, facets.RunFacet]:
-    """Facets of the run. `error`: empty where it did not fail."""
+    """Make the facets of the run. `error`: empty unless it failed."""
     found: dict[str, facets.RunFacet] = {}
     if job.nominal is not None:
         found["nominalTime"] = facets.nominal_time_run.NominalTimeRunFacet(*job.nominal, producer=PRODUCER)
@@ -124,7 +124,7 @@ def run_facets(job: ops.LineageJob, error: str) -> dict[str, facets.RunFacet]:
 
 
 def job_facets(job: ops.LineageJob, commit: str) -> dict[str, facets.JobFacet]:
-    """Facets of the job. `commit`: of the code; empty where it is not known."""
+    """Make the facets of the job. `commit`: of the code; empty if unknown."""
     kind = facets.job_type_job.JobTypeJobFacet("BATCH", "SPARKRING", "JOB", producer=PRODUCER)
     found: dict[str, facets.JobFacet] = {"jobType": kind}
     if commit and job.code_url is not None:
@@ -135,7 +135,7 @@ def job_facets(job: ops.LineageJob, commit: str) -> dict[str, facets.JobFacet]:
 
 
 def dataset_facets(dataset: ops.LineageDataset) -> dict[str, facets.DatasetFacet]:
-    """Facets that a dataset has as an input and as an output."""
+    """Make the facets of a dataset for inputs and outputs alike."""
     source = facets.datasource_dataset.DatasourceDatasetFacet(
         name=dataset["namespace"], uri=dataset.get("uri"), producer=PRODUCER
     )
@@ -151,7 +151,7 @@ def dataset_facets(dataset: ops.LineageDataset) -> dict[str, facets.DatasetFacet
 
 
 def statistics(dataset: ops.LineageDataset) -> dict[str, int]:
-    """Numbers of a dataset that are known, by the names of the facets' fields."""
+    """Return the known numbers of a dataset, by the names of the facets' fields."""
     names = {"rowCount": "rows", "fileCount": "files", "size": "bytes"}
     return {shown: dataset[name] for shown, name in names.items() if name in dataset}  # type: ignore[literal-required]
 

@@ -74,7 +74,7 @@ class EventSink:
         return self._due is None and not self.journal.read(self._position, 1)
 
     def _applied(self) -> Iterator[tuple[Op, int]]:
-        """The next operations that are in MLflow."""
+        """Yield the next operations that are in MLflow."""
         while batch := self.journal.read(self._position):
             done: int = self.journal.state["done"]
             applied = [(op, position) for op, position in batch if position <= done]
@@ -124,11 +124,11 @@ class _Client(OpenLineageClient):
 
 
 def make_client() -> OpenLineageClient:
-    """The client by its own settings: OPENLINEAGE_URL, OPENLINEAGE__* variables, the file of OPENLINEAGE_CONFIG.
+    """Create the client from its settings: OPENLINEAGE_URL, OPENLINEAGE__* variables, OPENLINEAGE_CONFIG.
 
-    It copies the first into variables of the second kind, which processes that are started would inherit; here they
-    are removed again. Where its facet of the source code is switched on, it reads the remote of whatever checkout it is
-    started in, which may hold a password and need not be the one the job ran in: off, unless the repository is named.
+    It copies the first into variables of the second kind, which started processes would inherit; they are removed again
+    here. With its facet of the source code switched on, it reads the remote of whatever checkout it is started in,
+    which may hold a password and need not be the job's: off, unless the repository is named.
     """
     before = {name for name in os.environ if name.startswith(PREFIX)}
     try:

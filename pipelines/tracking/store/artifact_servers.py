@@ -57,7 +57,7 @@ def check_artifact_server(uri: str, tracking_uri: str) -> None:
 
 
 def server_of(uri: str, tracking_uri: str) -> tuple[str, str, int | None] | None:
-    """Scheme, host and port that artifacts are asked for at; None for storage that gets no credentials of MLflow's."""
+    """Return scheme, host and port of artifacts; None for storage without MLflow's credentials."""
     parts, tracking = urlsplit(uri), urlsplit(tracking_uri)
     if parts.scheme == "mlflow-artifacts":
         parts = parts._replace(scheme=tracking.scheme, netloc=parts.netloc or tracking.netloc)

@@ -55,7 +55,7 @@ class Cleanup:
             )
 
     def aliases(self) -> list[AliasedModel]:
-        """Every aliased version of every registered model that one of our jobs made."""
+        """List every aliased version of every registered model that one of our jobs made."""
         if self._client is None:
             return []
         client, found = self._client, list[AliasedModel]()
@@ -81,13 +81,13 @@ class Cleanup:
             return ""
 
     def tagged_jobs(self) -> list[str]:
-        """The jobs of runs that have the tag KEEP_TAG, whatever its value but `false`."""
+        """List the jobs of runs that have the tag KEEP_TAG, with any value but `false`."""
         runs = self._search(f"tags.`{KEEP_TAG}` LIKE '%'")
         kept = [run.data.tags for run in runs if run.data.tags[KEEP_TAG].lower() != "false"]
         return sorted({tags["sparkring.job"] for tags in kept if "sparkring.job" in tags})
 
     def live_jobs(self) -> dict[str, str]:
-        """Running job -> fingerprint of its dataset; empty for a job that has not recorded it yet."""
+        """Map running jobs to their dataset's fingerprint; "" until recorded."""
         now, here = time.time(), this_process()
         runs = [run.data.tags for run in self._search("attributes.status = 'RUNNING'")]
         jobs = [tags for tags in runs if "mlflow.parentRunId" not in tags and "sparkring.job" in tags]
@@ -95,7 +95,7 @@ class Cleanup:
         return {tags["sparkring.job"]: tags.get(FINGERPRINT, "") for tags in live}
 
     def pointers(self) -> list[CheckpointPointer]:
-        """All pointers to checkpoints in the experiment."""
+        """List all pointers to checkpoints in the experiment."""
         if self._experiment is None:
             return []
         with _answering(redact(self.config.store_uri)):

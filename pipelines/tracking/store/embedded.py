@@ -29,7 +29,7 @@ PATHS = {
 
 
 def open_client(config: TrackingConfig) -> MlflowClient:
-    """MLflow's client of the store of `config`, which has its names filled in."""
+    """Create MLflow's client of the store of `config`, which has its names filled in."""
     guard_artifacts()
     if config.uri is not None:
         return MlflowClient(config.uri, registry_uri=config.uri)
@@ -79,6 +79,6 @@ def _relocate(database: Path, artifacts: str) -> None:
 
 
 def folder_of(place: str) -> str | None:
-    """The folder of artifacts that an experiment's location is directly below, as this package makes them."""
+    """Return the artifact folder directly above an experiment's location, in this package's form."""
     folder, _, name = place.rstrip("/").rpartition("/")
     return f"{folder}/" if name and folder.startswith("file:///") and folder.endswith("/artifacts") else None

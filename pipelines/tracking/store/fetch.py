@@ -116,7 +116,7 @@ def _client(tracking: TrackingConfig) -> MlflowClient:
 
 
 def _asked(tracking: TrackingConfig, uri: str, question: Callable[[], T]) -> T:
-    """The store's answer, its errors as ours."""
+    """Return the store's answer, converting its errors to ours."""
     try:
         return question()
     except MlflowException as error:

@@ -37,7 +37,7 @@ def log_values(client: MlflowClient, run: str, op: ops.History) -> None:
 
 
 def logged_images(client: MlflowClient, run: str) -> set[tuple[str, int, int]]:
-    """Key, step and milliseconds of every image of a run, from the names that MLflow gives files of `log_image`."""
+    """Return key, step and milliseconds of every image of a run, from MLflow's `log_image` file names."""
     found = [re.split(r"[+%]", each.path.rpartition("/")[2]) for each in client.list_artifacts(run, IMAGES)]
     ours = [name for name in found if name[1:4:2] == ["step", "timestamp"]]
     return {(name[0].replace("~", "/"), int(name[2]), int(name[4])) for name in ours}

@@ -32,9 +32,9 @@ class MeasuredJob:
 
 
 def measured_jobs(tracking: TrackingConfig, experiment: str | None) -> list[MeasuredJob]:
-    """The finished jobs of an experiment, or of all, that measured their steps; StoredError for one that is not there.
+    """List the finished jobs of an experiment (None: all) with measured steps; StoredError if missing.
 
-    StoreUnreachable where MLflow does not answer.
+    StoreUnreachable if MLflow does not answer.
     """
     if tracking.uri is None and not (Path(tracking.root) / "mlflow.db").exists():
         raise StoredError(f"{tracking.root} holds no store of MLflow yet (tracking.root); train first")

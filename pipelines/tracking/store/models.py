@@ -60,7 +60,7 @@ class Models(Protocol):
         """Find or make the run's model of this content."""
 
     def described(self, run: str, model: StoredModel) -> MlflowModel:
-        """MLflow's description of a model whose files will be written."""
+        """Return MLflow's description of a model whose files will be written."""
 
     def score(self, run: str, model: StoredModel, op: ops.Model) -> None:
         """Log the scores as the run's, and as the model's where there are LoggedModels."""
@@ -72,14 +72,14 @@ class Models(Protocol):
         """Show the model, whose files are there, as one that the run has made."""
 
     def pointers(self, run: str | None = None) -> list[CheckpointPointer]:
-        """All pointers to checkpoints, of one run or of the experiment."""
+        """List all pointers to checkpoints, of one run or of the experiment."""
 
     def delete_pointer(self, pointer: str) -> None:
         """Delete a pointer by its id; silent where it is gone already."""
 
 
 def models_of(store: str) -> type[LoggedModels] | type[RunModels]:
-    """The form of models that both this MLflow and the store's server know.
+    """Return the form of models that both this MLflow and the store's server know.
 
     Raises StoreUnfit for a server that is older than OLDEST_SERVER.
     """
@@ -93,12 +93,12 @@ def models_of(store: str) -> type[LoggedModels] | type[RunModels]:
 
 
 def mlflow_major(version: str) -> int:
-    """The first number of a version of MLflow."""
+    """Return the first number of a version of MLflow."""
     return int(version.partition(".")[0])
 
 
 def server_major(store: str) -> int | None:
-    """The first number of the version that a tracking server says; None where it says none, or there is no server."""
+    """Return the major version of a tracking server; None if unknown, or without a server."""
     if not store.startswith(("http://", "https://")):
         return None
     answer = http_request(get_default_host_creds(store), "/version", "GET", raise_on_status=False)
@@ -125,12 +125,12 @@ class LoggedModels:
         """Find or create the LoggedModel of this content: one of an earlier try, or of a job that this one continues.
 
         Args:
-            run: its run.
-            kind: MLflow's model type.
+            run: id of its run.
+            kind: model type of MLflow.
             content: identifies the model within its run and kind.
-            name: as MLflow shows it.
-            tags: of a new model.
-            params: of a new model.
+            name: name shown by MLflow.
+            tags: tags of a new model.
+            params: parameters of a new model.
         """
         identity = identity_of(run, kind, content)
         found = self._client.search_logged_models([self._experiment], f"tags.`{IDENTITY}` = '{identity}'")
@@ -234,12 +234,12 @@ def delete_dead_pointers(models: Models, run: str, kept: list[str]) -> int:
 
 
 def identity_of(run: str, kind: str, content: str) -> str:
-    """The hash by which a model or a checkpoint of a run is found again, so that none is made twice."""
+    """Return the hash that identifies a model or a checkpoint of a run, so that none is made twice."""
     return digest([run, kind, content])
 
 
 def pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
-    """All results of a paged search."""
+    """Yield all results of a paged search."""
     token: str | None = None
     while True:
         page = search(token)

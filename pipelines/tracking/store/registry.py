@@ -64,11 +64,11 @@ class Registry:
         return exclusive(Path(self.config.root) / ".alias.lock")
 
     def with_alias(self, alias: str) -> Version | None:
-        """The version that has the alias; None where none has. StoreUnreachable where the store does not answer."""
+        """Return the version that has the alias, or None. StoreUnreachable if the store does not answer."""
         return self._found(lambda: self._client.get_model_version_by_alias(self.name, alias))
 
     def version(self, number: str) -> Version | None:
-        """The version of that number, or None. StoreUnreachable as above."""
+        """Return the version of that number, or None. StoreUnreachable as above."""
         return self._found(lambda: self._client.get_model_version(self.name, number))
 
     def _found(self, ask: Any) -> Version | None:
@@ -82,7 +82,7 @@ class Registry:
             raise StoreUnreachable(error_line(error)) from error
 
     def version_of_run(self, run_id: str) -> Version | None:
-        """The version that a run has registered; None where it has none (yet)."""
+        """Return the version that a run has registered; None if it has none (yet)."""
         try:
             named = self._client.get_run(run_id).data.tags.get(MODEL_VERSION, "")
         except Exception as error:
@@ -173,9 +173,9 @@ class Registry:
 
 
 def described(text: str, before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-    """A version's description with the decision of the tags `now` above its card; None: a user has written it.
+    """Put the decision of the tags `now` above a version's card; None if a user wrote the description.
 
-    `text`: as it is, under the tags `before`.
+    `text`: present description, under the tags `before`.
     """
     card = text.removeprefix(decision_text(before)).lstrip("\n")
     if card and not CARD.match(card):
@@ -184,7 +184,7 @@ def described(text: str, before: Mapping[str, str], now: Mapping[str, str]) -> s
 
 
 def earlier_decisions(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """The tag of a version's earlier decisions, as tags `now` come after those `before`; {} where nothing changes."""
+    """Return the tag of earlier decisions when tags change from `before` to `now`; {} without a change."""
     last = [before.get(DECISION), before.get(REASON, "")]
     if last[0] is None or DECISION not in now or last == [now[DECISION], now.get(REASON, "")]:
         return {}
@@ -192,7 +192,7 @@ def earlier_decisions(before: Mapping[str, str], now: Mapping[str, str]) -> dict
 
 
 def decided(version: Version) -> tuple[Decision | None, str]:
-    """The decision in a version's tags, and its reason, or None."""
+    """Return the decision in a version's tags (or None), and its reason."""
     found: Any = version.tags.get(DECISION)
     return found, version.tags.get(REASON, "")
 

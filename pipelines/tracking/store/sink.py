@@ -169,7 +169,7 @@ class MlflowSink:
             ) from error
 
     def _may_pass(self, error: Exception, kind: str) -> bool:
-        """Whether to try again. Not after a refusal, nor after MOST_FAILURES while the store answers others."""
+        """Return whether to try again: not after a refusal, nor after MOST_FAILURES of one kind alone."""
         if isinstance(error, MlflowException) and error.error_code in REFUSALS:
             return False
         failures = self.journal.state["failures"] = self.journal.state.get("failures", 0) + 1
@@ -180,7 +180,7 @@ class MlflowSink:
         return False
 
     def _not_recorded(self, op: ops.Op, error: Exception) -> None:
-        """Note on the run itself what is missing from it: nobody reads the log of a job that went well."""
+        """Record on the run itself what is missing from it: nobody reads the log of a successful job."""
         lost: list[str] = self.journal.state.setdefault("not_recorded", {}).setdefault(op.key, [])
         lost.append(f"{op.label}: {error_line(error)}")
         try:
@@ -258,9 +258,9 @@ class MlflowSink:
         self.journal.state["ended"] = [ended for ended in self.journal.state.get("ended", []) if ended != key]
 
     def _resumable(self, op: ops.StartRun, parent: str | None) -> str | None:
-        """The newest run of the same job and key: a part of this job, finished or not; else one that is unfinished.
+        """Return the newest run of the same job and key: a part of this job, or an unfinished run.
 
-        A part may have finished before its driver died: it is done again, of what it had stored.
+        A part may have finished before its driver died: it is repeated from what it stored.
         """
         wanted = f"tags.`sparkring.job` = '{op.tags.get('sparkring.job', '')}' and tags.`sparkring.key` = '{op.key}'"
         if parent:
@@ -403,12 +403,12 @@ class MlflowSink:
                 client.set_tag(run, name, value[:4500])
 
     def _lineage_job(self, op: ops.LineageJob) -> None:
-        """Nothing: it is for OpenLineage."""
+        """Ignore: this operation is for OpenLineage."""
 
     _lineage_data = _lineage_job
 
     def _lost(self, op: ops.Lost) -> None:
-        """Note what the driver could not even copy."""
+        """Record what the driver could not even copy."""
         self._not_recorded(op, OSError(op.why))
 
     def _end(self, op: ops.End) -> None:
@@ -421,7 +421,7 @@ class MlflowSink:
         self.journal.state.setdefault("ended", []).append(op.key)
 
     def url(self, key: str) -> str | None:
-        """Where a browser finds the run; None for the embedded store, which `mlflow ui` serves."""
+        """Return the run's URL for a browser; None for the embedded store, which `mlflow ui` serves."""
         store = self.config.store_uri
         if key not in self.runs or not store.startswith("http"):
             return None
@@ -445,11 +445,11 @@ def _save_pyfunc(target: str, data: Path, code: Path | None, op: ops.Model, mode
     """Save an MLflow model folder without pickles and inferred requirements.
 
     Args:
-        target: the folder.
-        data: files that `op.loader_module` makes a predictor of.
+        target: folder to write.
+        data: files from which `op.loader_module` makes a predictor.
         code: folder of the modules that travel with the model.
         op: signature, loader and requirements.
-        model: its run and LoggedModel.
+        model: run and LoggedModel of the model.
     """
     import mlflow.pyfunc  # two seconds, and only a job that ends well needs it
     from mlflow.models import ModelSignature

@@ -44,7 +44,7 @@ class Expected:
         return min(len(self.ids), self.steps_per_epoch * self.global_batch)
 
     def due_steps(self, epoch: int) -> int:
-        """Steps of the epoch that the run must have recorded."""
+        """Return how many steps of the epoch the run must have recorded."""
         return max(0, min(self.steps_per_epoch, self.steps - epoch * self.steps_per_epoch))
 
 
@@ -108,7 +108,7 @@ class AuditReport:
         return not self.problems and any(e.exact for e in self.epochs)
 
     def lines(self) -> list[str]:
-        """The report as text."""
+        """Format the report as text lines."""
         out = []
         exact = (
             f"each exactly once, {self.left_out} left out by data.tail" if self.left_out else "every row exactly once"
@@ -220,7 +220,7 @@ def _epoch_problems(epoch: int, counted: Mapping[int, list[StepRecord]], expecte
 
 
 def _missing(what: str, found: Collection[int], due: int) -> Iterator[str]:
-    """Name numbers of 0..due - 1 that are not among `found`."""
+    """List the numbers of 0..due - 1 that are not among `found`."""
     if (count := due - sum(number < due for number in found)) > 0:
         shown = itertools.islice((number for number in range(due) if number not in found), SHOWN)
         yield f"{what}: {count} of {due}, such as {list(shown)}"

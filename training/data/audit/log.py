@@ -45,7 +45,7 @@ class AuditLog:
     """One rank's record of one attempt."""
 
     def __init__(self, storage: Storage, header: AuditHeader, flush_steps: int = 200, by: int | None = None) -> None:
-        """`by`: the rank that writes, where it is not the header's (parts.py)."""
+        """Open a log. `by`: the rank that writes, if it is not the header's (parts.py)."""
         self._storage, self._header, self._flush_steps = storage, header, flush_steps
         writer = "" if by is None else f"-by-{by:05d}"
         self._stem = f"attempt-{header.attempt:05d}/rank-{header.rank:05d}{writer}"
@@ -73,9 +73,9 @@ class AuditLog:
         """Record the steps that a process of this rank, which died in this attempt, had made and not recorded.
 
         Args:
-            reader: of the training split.
-            begun: steps made when the attempt began.
-            step: steps made by that process.
+            reader: reader of the training split.
+            begun: steps done when the attempt began.
+            step: steps done by the process that died.
         """
         recorded, per_epoch = self.take_over(), reader.steps_per_epoch
         first = recorded[-1].epoch * per_epoch + recorded[-1].step + 1 if recorded else begun

@@ -35,12 +35,12 @@ class PartsAudit:
     def record_again(
         self, counted: Sequence[BatchShare], read: Callable[[BatchShare], Batch], steps_per_epoch: int
     ) -> None:
-        """Record what a process of this rank, which died in this attempt, has computed and not recorded.
+        """Record what a process of this rank, which died in this attempt, computed and did not record.
 
         Args:
-            counted: the parts that servers had from it since the last checkpoint.
-            read: their rows.
-            steps_per_epoch: of the run.
+            counted: batch shares that servers got from it since the last checkpoint.
+            read: returns the rows of a batch share.
+            steps_per_epoch: number of steps per epoch.
         """
         for stream in range(self.header.size):
             log = self._log(stream)

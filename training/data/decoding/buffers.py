@@ -18,7 +18,7 @@ UNUSED = 3  # references to a kept array that nobody uses: the list, the local v
 
 
 def with_spare(size: int) -> int:
-    """What is taken for an array of a size, so that one that is little larger finds room in it."""
+    """Return the size to allocate, an eighth larger, so that a slightly larger array fits later."""
     return size + size // 8
 
 

@@ -24,7 +24,7 @@ DEEP = ("I", "F")  # modes, or the first letter of modes, of more than 8 bits pe
 
 
 def decode_image(data: bytes) -> NDArray[np.uint8]:
-    """JPEG, PNG, ... -> uint8 (H, W, 3), or (H, W) where the image is gray."""
+    """Decode JPEG, PNG, ... to uint8 (H, W, 3), or (H, W) for a gray image."""
     with Image.open(io.BytesIO(data)) as image:
         return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
 
@@ -56,9 +56,9 @@ def make_decoders(states: Iterable[State], columns: Iterable[str], named: Mappin
     """Make the decoders of the `columns` that have one.
 
     Args:
-        states: of the features; those with a `fit` are images.
+        states: states of all features; those with `fit` are images.
         columns: names of tensors that are read.
-        named: `data.decoders` of the recipe. ValueError for a function that cannot be imported.
+        named: decoders of the recipe, `data.decoders`. ValueError for a function that cannot be imported.
     """
     read = {*columns}
     found: dict[str, Decoder] = {

@@ -48,7 +48,7 @@ class Collator:
         return sum(math.prod(self._columns[name].shape) for name in self._decoders if self._columns[name].shape)
 
     def split(self, gathered: Gathered, sizes: Sequence[int]) -> list[Columns]:
-        """One dict of columns per batch of `sizes` rows, in the order of the columns."""
+        """Split rows into one dict of columns per batch of `sizes` rows, in column order."""
         found: dict[str, Sequence[Any]] = {
             name: self._split_ragged(name, values, sizes) for name, values in gathered.ragged.items()
         }
@@ -74,7 +74,7 @@ class Collator:
         return [rows[a:b] for a, b in itertools.pairwise(edges)]
 
     def _decode_same(self, column: Column, rows: Sequence[bytes]) -> torch.Tensor:
-        """(n, *shape) uint8 of rows that all decode to the declared shape."""
+        """Decode rows of one declared shape, (n, *shape) uint8."""
         out = self._buffers.take(f"{column.name} decoded", (len(rows), *column.shape), np.dtype(np.uint8))
 
         def decode(begin: int) -> None:
@@ -86,7 +86,7 @@ class Collator:
         return torch.from_numpy(out)
 
     def _decode_apart(self, column: Column, rows: Sequence[bytes]) -> list[torch.Tensor]:
-        """One tensor per row, for rows whose shapes differ."""
+        """Decode rows of different shapes into one tensor per row."""
         parts = [rows[i : i + DECODE_ROWS] for i in range(0, len(rows), DECODE_ROWS)]
         decode = self._decoders[column.name]
         decoded = self._executor.map(lambda part: [row.copy() for row in decode_rows(column, decode, part)], parts)

@@ -41,12 +41,12 @@ class RaggedArray:
 
 
 def is_fixed(column: Column) -> bool:
-    """Whether every row takes the same number of bytes: a scalar or a vector."""
+    """Return whether every row takes the same number of bytes: a scalar or a vector."""
     return column.layout in ("scalar", "vector")
 
 
 def numpy_dtype(column: Column) -> np.dtype[Any]:
-    """The element type of the column's tensor; bytes for binary columns."""
+    """Return the element type of the column's tensor; bytes for binary columns."""
     return _dtype_of(column.dtype)
 
 
@@ -56,7 +56,7 @@ def _dtype_of(name: str) -> np.dtype[Any]:
 
 
 def row_bytes(column: Column) -> int:
-    """Bytes of one row of a fixed column, with its validity if it is masked."""
+    """Return the bytes of one row of a fixed column, including its validity byte if masked."""
     return int(numpy_dtype(column).itemsize * np.prod(column.shape, dtype=np.int64)) + (column.nulls == "mask")
 
 
@@ -171,7 +171,7 @@ def plain_values(array: pa.Array) -> Array:
 
 
 def nulls_of(array: pa.Array) -> NDArray[np.bool_]:
-    """Which rows (n,) of an array that has nulls are null."""
+    """Return which rows (n,) of an array with nulls are null."""
     end = array.offset + len(array)
     valid = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), count=end, bitorder="little")
     return ~valid[array.offset :].view(np.bool_)
@@ -244,7 +244,7 @@ def ragged_values(column: Column, data: pa.ChunkedArray) -> tuple[RaggedArray, A
 
 
 def byte_rows(array: pa.Array) -> tuple[NDArray[np.int64], Array]:
-    """offsets (n + 1,) and bytes of a binary or string array; a null row has no bytes."""
+    """Return offsets (n + 1,) and bytes of a binary or string array; a null row has no bytes."""
     if pa.types.is_fixed_size_binary(array.type):
         width = array.type.byte_width
         data = np.frombuffer(array.buffers()[1] or b"", np.uint8)[

@@ -105,7 +105,7 @@ class PagePool:
         self._free.append(page)
 
     def new_key(self) -> int:
-        """A key for a row group, unlike all before."""
+        """Return a new unique key for a row group."""
         self._keys += 1
         return self._keys
 
@@ -127,9 +127,9 @@ class PagePool:
         the other are then next to each other. Pages are written last, all columns of one kind at once.
 
         Args:
-            key: of the row group, 1 or more, until its ragged columns are released.
-            made: its tensors.
-            landings: (order, places), each (n,), of every lane that holds rows of it.
+            key: key of the row group, 1 or more, valid until its ragged columns are released.
+            made: decoded tensors of the row group.
+            landings: (order, places), each (n,), per canonical shard that holds rows of it.
         """
         order, places = (np.concatenate(each) for each in zip(*landings, strict=True))
         staged = [np.empty((m.shape[1], len(order), *m.shape[3:]), m.dtype) for m in self._memory]
@@ -187,7 +187,7 @@ class PagePool:
         return Gathered(stacks, {column.name: self._gather_ragged(column, where, buffers) for column in every})
 
     def _gather_ragged(self, column: Column, where: Ints, buffers: BufferPool) -> RaggedArray:
-        """where: (n,) RAGGED_ROW of each row."""
+        """Gather ragged values. where: (n,) RAGGED_ROW of each row."""
         if not len(where):
             depth = 2 if column.layout == "nested" else 1
             return RaggedArray(np.zeros((0, *column.shape), numpy_dtype(column)), (np.zeros(1, np.int64),) * depth)

@@ -34,7 +34,7 @@ def _as_spark(value: Any, spark_type: str) -> Any:
 
 
 def as_text(value: Any, spark_type: str) -> str:
-    """The value as Spark's cast to string writes it."""
+    """Format the value as Spark's cast to string does."""
     if spark_type == "boolean":
         return _boolean_text(value)
     value = _as_spark(value, spark_type)
@@ -58,7 +58,7 @@ def _boolean_text(value: Any) -> str:
 
 
 def doubles(values: Sequence[Any]) -> Array:
-    """The numbers as doubles (n,), NaN where null. ValueError for text: what it stands for is not guessed."""
+    """Convert numbers to doubles (n,), NaN for null. ValueError for text, which is not parsed."""
     array = np.asarray(values)
     if texts := [value for value in values if isinstance(value, str)] if array.dtype.kind in "OUT" else []:
         raise ValueError(f"{texts[0]!r} is text where a number must be; give an int, float, bool or None")
@@ -68,7 +68,7 @@ def doubles(values: Sequence[Any]) -> Array:
 
 
 def passthrough(state: State, values: Sequence[Any], spark_type: str) -> dict[str, Array]:
-    """As the dataset's reader hands the column out: dates as days, timestamps as microseconds, nulls as declared."""
+    """Convert a column as the dataset's reader does: dates as days, timestamps as microseconds, nulls as declared."""
     name, valid = state["name"], np.array([not _is_missing(v) for v in values], bool)
     if state["nulls"] == "refuse" and not valid.all():
         raise ValueError(
@@ -91,7 +91,7 @@ def passthrough(state: State, values: Sequence[Any], spark_type: str) -> dict[st
 
 
 def passthrough_arrow(state: State, array: pa.Array, spark_type: str) -> dict[str, Array]:
-    """As `passthrough` of the array's values: at once where their type is the stored one's, else one by one."""
+    """Convert an Arrow column like `passthrough`: at once if it has the stored type, else one by one."""
     dtype = np.dtype(state["dtype"] or EXACT_DTYPES.get(spark_type, "O"))
     values = None if state["shape"] else _whole_column(array, spark_type, dtype)
     null = nulls_of(array) if array.null_count else None
@@ -106,7 +106,7 @@ def passthrough_arrow(state: State, array: pa.Array, spark_type: str) -> dict[st
 
 
 def _whole_column(array: pa.Array, spark_type: str, dtype: np.dtype[Any]) -> Array | None:
-    """The values (n,) of an array of the column's own type, any number where null; None for another type."""
+    """Return an array's values (n,), any number for null; None if it is not of the column's own type."""
     kind = array.type
     if spark_type == "date" and pa.types.is_date32(kind):
         return plain_values(array.view(pa.int32()))
@@ -122,7 +122,7 @@ def _whole_column(array: pa.Array, spark_type: str, dtype: np.dtype[Any]) -> Arr
 
 
 def _is_missing(value: Any) -> bool:
-    """None, NaT or pandas' NA; a NaN is a value here, as it is in Spark."""
+    """Return whether a value is None, NaT or pandas' NA; NaN is a value, as in Spark."""
     return value is None or (
         not isinstance(value, (float, np.floating)) and type(value).__name__ in ("NaTType", "NAType")
     )

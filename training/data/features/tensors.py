@@ -23,13 +23,14 @@ class TensorSource:
     """The tensors of a read: those stored as they are, and those that fitted features make of stored columns."""
 
     def __init__(self, manifest: DatasetManifest, names: Sequence[str] | None, audit: bool = False) -> None:
-        """Args:
-        manifest: the dataset's.
-        names: of tensors; None: all. KeyError names what there is.
-        audit: add the row numbers.
+        """Plan which stored columns to decode for the wanted tensors.
 
-        `columns` are the tensors: `fitted` those made by features of `inputs`, `plain` the others; `stored` is what is
-        decoded.
+        `columns` are the tensors: `fitted` those made by features of `inputs`, `plain` the others; `stored` is decoded.
+
+        Args:
+            manifest: manifest of the dataset.
+            names: names of tensors, None for all; the KeyError lists the known ones.
+            audit: add the row numbers.
         """
         wanted = manifest.tensors if names is None else [manifest.tensor(name) for name in names]
         self.columns = (*wanted, *([Column(name=ROW_NUMBER, dtype="int64")] if audit else []))
@@ -79,7 +80,7 @@ class TensorSource:
 
 
 def element_names(column: Column) -> list[str]:
-    """The tensor's name; of a vector one for each of its elements, `<name>__0` and so on."""
+    """Return the tensor's name; for a vector `<name>__0` and so on, one per element."""
     if column.layout == "scalar":
         return [column.name]
     return [f"{column.name}__{i}" for i in range(int(np.prod(column.shape)))]

@@ -39,7 +39,7 @@ class Transform(ABC):
     """One fitted feature of kind numeric, categorical, hashed or cyclic. Immutable: threads share it."""
 
     def __init__(self, state: State, spark_type: str) -> None:
-        """`spark_type`: of the column that the feature is made of."""
+        """Keep the feature's names. `spark_type`: type of its raw column."""
         self.name: str = state["name"]
         self.column: str = state["column"]
         self._type = spark_type
@@ -76,7 +76,7 @@ class NumberTransform(Transform):
         return self.of_raw(array.to_pylist())
 
     def _made(self, x: Array, null: Array | None) -> dict[str, Array]:
-        """x: (n,) numbers of any dtype; null: (n,) bool, or None without nulls."""
+        """Transform numbers x (n,) of any dtype; null: (n,) bool, or None without nulls."""
         with np.errstate(over="ignore", invalid="ignore"):  # infinities are values, as they are in Spark
             return self.made(x, null)
 
@@ -85,7 +85,7 @@ class NumberTransform(Transform):
 
 
 def _numbers(array: pa.Array) -> tuple[Array, Array | None]:
-    """A numeric or boolean column's values (n,), any number where null, and which are null (n,); None: none."""
+    """Return a column's values (n,), any number for null, and a mask of nulls (n,), None without nulls."""
     return plain_values(array), nulls_of(array) if array.null_count else None
 
 
@@ -153,15 +153,15 @@ class ByValue(Transform):
 
     @abstractmethod
     def of_texts(self, texts: pa.StringArray) -> Array:
-        """What the strings (n,) become, (n,) of `dtype`; of a null anything."""
+        """Transform strings (n,) to (n,) of `dtype`; a null gives any value."""
 
     @abstractmethod
     def of_whole(self, values: Array) -> Array:
-        """What whole numbers or booleans (n,) become, (n,) of `dtype`."""
+        """Transform whole numbers or booleans (n,) to (n,) of `dtype`."""
 
     @abstractmethod
     def of_value(self, text: str) -> int:
-        """What a raw value becomes, given as Spark's cast to string writes it."""
+        """Transform one raw value, given as Spark's cast to string writes it."""
 
     def of_stored(self, data: pa.ChunkedArray) -> dict[str, Array]:
         parts = [self._made(chunk) for chunk in data.chunks]
@@ -193,11 +193,11 @@ class ByValue(Transform):
         return {self.name: self._at_places(self.of_raw(coded.dictionary.to_pylist())[self.name], coded.indices)}
 
     def _takes_text(self, is_text: bool) -> bool:
-        """Whether `of_texts` knows the values of a column of strings."""
+        """Return whether `of_texts` handles the values of a string column."""
         return is_text
 
     def _is_stored_as(self, kind: pa.DataType) -> bool:
-        """Whether whole numbers of this type mean what those of the stored column do: a 1 is no `true`."""
+        """Return whether whole numbers of this type mean the same as the stored column's: 1 is not `true`."""
         if pa.types.is_boolean(kind):
             return self._type == "boolean"
         if pa.types.is_date32(kind):
@@ -205,7 +205,7 @@ class ByValue(Transform):
         return pa.types.is_integer(kind) and kind != pa.uint64() and self._type in WHOLE_TYPES
 
     def _at_places(self, of_dictionary: Array, indices: pa.Array) -> Array:
-        """Of rows (n,), from what a dictionary's values (values,) become."""
+        """Return rows (n,) picked from a dictionary's transformed values (values,)."""
         places, null = _numbers(indices)
         return self._with_nulls(np.take(of_dictionary, places, mode="clip"), null)  # a null's place may be any
 
@@ -294,7 +294,7 @@ class WholeCodes:
     """Codes of whole numbers: by a table where they are close to each other, else by binary search."""
 
     def __init__(self, values: Sequence[int]) -> None:
-        """`values`: in the order of their codes."""
+        """Build the lookup. `values`: in the order of their codes."""
         order = np.argsort(np.array(values, np.int64), kind="stable")
         self._keys = np.array(values, np.int64)[order]
         self._codes = (order + FIRST_CODE).astype(np.int32)
@@ -305,7 +305,7 @@ class WholeCodes:
             self._table[self._keys - self._first] = self._codes
 
     def of(self, values: Array) -> NDArray[np.int32]:
-        """Codes (n,) of whole numbers or booleans (n,)."""
+        """Return the codes (n,) of whole numbers or booleans (n,)."""
         if self._table is not None:
             # A difference that overflows is no place in the table either: modulo 2^64 only equal values share one.
             return np.take(self._table, np.subtract(values, self._first, dtype=np.int64), mode="clip")
@@ -338,7 +338,7 @@ class RawFeatures:
     """Fitted features of raw columns. Immutable; made once for any number of batches."""
 
     def __init__(self, features: State, decoders: Mapping[str, str] | None = None) -> None:
-        """`features`: `manifest.features`; `decoders`: `data.decoders` of the recipe."""
+        """Build the transforms. `features`: `manifest.features`; `decoders`: `data.decoders` of the recipe."""
         self._images = _image_columns(features["features"], decoders or {})
         self._states, self._inputs = features["features"], features.get("inputs", {})
         self._transforms = {transform.name: transform for transform in make_transforms(features)}
@@ -383,7 +383,7 @@ class RawFeatures:
 def _image_columns(
     states: Sequence[State], named: Mapping[str, str]
 ) -> dict[str, Callable[[RawColumn], NDArray[np.uint8]]]:
-    """Feature of images -> what decodes its raw values, (n, height, width, channels)."""
+    """Map each image feature to the function that decodes its raw values, (n, height, width, channels)."""
     images = [state for state in states if "fit" in state]
     if not images:
         return {}

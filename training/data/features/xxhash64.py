@@ -28,13 +28,13 @@ U64 = NDArray[np.uint64]
 
 
 def hash_whole(values: NDArray[Any], seeds: U64 | int = SEED) -> NDArray[np.int64]:
-    """The hash of each whole number, (n,), as Spark's of a bigint. `seeds`: (n,) hashes of the columns before it."""
+    """Hash whole numbers, (n,), as Spark hashes a bigint. `seeds`: (n,) hashes of preceding columns."""
     hashes = np.full(len(values), seeds, np.uint64) + _P5 + np.uint64(8)
     return _finished(_with_word(hashes, values.astype(np.int64).view(np.uint64))).view(np.int64)
 
 
 def hash_bytes(offsets: NDArray[np.int64], data: NDArray[np.uint8], seeds: U64 | int = SEED) -> NDArray[np.int64]:
-    """The hash of each byte string, (n,): string i is data[offsets[i] : offsets[i + 1]]. `seeds`: as of hash_whole."""
+    """Hash byte strings, (n,): string i is data[offsets[i] : offsets[i + 1]]. `seeds`: as in hash_whole."""
     sizes = offsets[1:] - offsets[:-1]
     padded = np.concatenate([data, np.zeros(8, np.uint8)])
     words: U64 = np.ndarray((len(data) + 1,), "<u8", padded, strides=(1,))  # at every byte, not only every eighth
@@ -56,7 +56,7 @@ def hash_bytes(offsets: NDArray[np.int64], data: NDArray[np.uint8], seeds: U64 |
 
 
 def _striped(words: U64, at: NDArray[np.int64], sizes: NDArray[np.int64], seeds: U64) -> U64:
-    """The hashes after all whole stripes; moves `at` past them."""
+    """Return the hashes after all whole stripes, and move `at` past them."""
     hashes = seeds + _P5
     long = np.flatnonzero(sizes >= _STRIPE)
     if not len(long):

@@ -26,7 +26,7 @@ def stack_rows(rows: Iterator[Any], at_once: int = 256) -> Iterator[dict[str, Ar
 
 
 def _as_column(values: list[Any]) -> Array:
-    """(n, ...) where all rows have one shape, else (n,) objects."""
+    """Stack values to (n, ...) if all rows have one shape, else return (n,) objects."""
     arrays = [np.asarray(v) for v in values]
     if len({(a.shape, a.dtype.kind in "OSU") for a in arrays}) == 1 and arrays[0].dtype.kind not in "OSU":
         return np.stack(arrays)

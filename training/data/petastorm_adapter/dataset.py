@@ -12,7 +12,7 @@ from sparkring.training.data.petastorm_adapter import legacy_pyarrow
 
 
 def rank_rows(global_batch: int, rank: int, size: int) -> int:
-    """A rank's rows of every global batch; ranks differ by at most one."""
+    """Return a rank's rows of every global batch; ranks differ by at most one."""
     return global_batch * (rank + 1) // size - global_batch * rank // size
 
 
@@ -28,7 +28,7 @@ def rows_per_shard(group_rows: Sequence[int], size: int) -> list[int]:
 
 
 def equal_steps(shard_rows: Sequence[int], global_batch: int) -> int:
-    """Steps every rank takes: as many as the smallest shard fills."""
+    """Return the number of steps of every rank: as many as the smallest shard fills."""
     size = len(shard_rows)
     shares = [rank_rows(global_batch, rank, size) for rank in range(size)]
     if min(shares) < 1:
@@ -51,7 +51,7 @@ def _dataset(urls: str | Sequence[str]) -> legacy_pyarrow.ParquetDataset:
 
 
 def row_group_rows(urls: str | Sequence[str]) -> list[int]:
-    """Rows of every row group, in the order in which petastorm numbers them."""
+    """List the rows of every row group, in petastorm's numbering."""
     from petastorm.etl.dataset_metadata import load_row_groups
 
     footers: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def row_group_rows(urls: str | Sequence[str]) -> list[int]:
 
 
 def is_unischema(urls: str | Sequence[str]) -> bool:
-    """Whether petastorm wrote the dataset, and codecs must decode its rows."""
+    """Return whether petastorm wrote the dataset, so that codecs must decode its rows."""
     from petastorm.etl.dataset_metadata import PetastormMetadataError, get_schema
 
     try:
@@ -75,7 +75,7 @@ def is_unischema(urls: str | Sequence[str]) -> bool:
 
 
 def urls_of(storage: Storage, manifest: DatasetManifest, split: str) -> list[str]:
-    """URLs of a split's files, for petastorm. ValueError for remote storage."""
+    """List the URLs of a split's files, for petastorm. ValueError for remote storage."""
     if not storage.is_local:
         raise ValueError(
             f"{storage.uri}: reader petastorm reads a job's own dataset from local storage; give data.petastorm.url"

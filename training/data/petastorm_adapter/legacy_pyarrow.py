@@ -122,12 +122,14 @@ class ParquetDatasetPiece:
         row_group: int | None = None,
         partition_keys: Sequence[Partition] | None = None,
     ) -> None:
-        """Args:
-        path: of the file.
-        open_file_func: opens it.
-        file_options: ignored; petastorm passes it by position.
-        row_group: None: the whole file.
-        partition_keys: (name, index into the level's keys) per level of folders.
+        """Describe one file, or one row group of it.
+
+        Args:
+            path: path of the file.
+            open_file_func: function that opens the file.
+            file_options: ignored; petastorm passes it by position.
+            row_group: number of the row group; None for the whole file.
+            partition_keys: (name, index into the level's keys) per level of folders.
         """
         self.path, self.open_file_func, self.row_group = path, open_file_func, row_group
         self.partition_keys = list(partition_keys or [])
@@ -191,7 +193,7 @@ class ParquetDataset:
         return [piece for piece in pieces if filters is None or self._passes(piece, filters)]
 
     def _below(self, folder: str) -> Iterator[str]:
-        """Files below a folder. Not `find`, which leaves out what cannot be listed."""
+        """Yield files below a folder; `find` would silently skip unreadable folders."""
         for entry in self.fs.ls(folder, detail=True):
             if entry["type"] != "directory":
                 yield entry["name"]
@@ -199,7 +201,7 @@ class ParquetDataset:
                 yield from self._below(entry["name"])
 
     def _passes(self, piece: ParquetDatasetPiece, filters: Any) -> bool:
-        """Whether a piece meets all conditions, or all of one of several lists."""
+        """Return whether a piece meets all conditions, or all of one of several lists."""
         values = {
             name: self.partitions[d].keys[i] for d, (name, i) in enumerate(piece.partition_keys) if self.partitions
         }

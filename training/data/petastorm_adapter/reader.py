@@ -54,14 +54,16 @@ class PetastormReader:
         config: DataConfig | None = None,
         manifest: DatasetManifest | None = None,
     ) -> None:
-        """Args:
-        urls: a folder's URL, or the URLs of files.
-        columns: what to read, and as what where they are `Column`s; None takes all as petastorm gives them. Of a
-            dataset of ours, the names of tensors.
-        global_batch: rows of all ranks.
-        rank: this rank's share; None: it is the only one.
-        config: seed, shuffle, and the petastorm block; None: the defaults.
-        manifest: of the dataset, if it is one of ours: its feature state is applied.
+        """Create a reader of a Petastorm dataset.
+
+        Args:
+            urls: URL of a folder, or URLs of files.
+            columns: columns to read, cast to `Column`s if given as such; None reads all as petastorm returns them. For
+                a dataset of ours, names of tensors.
+            global_batch: rows of all ranks per step.
+            rank: this rank's share; None for a single rank.
+            config: seed, shuffle and the petastorm block; None for defaults.
+            manifest: manifest of a dataset of ours, to apply its feature state.
         """
         self._rank, config = rank or DataRank(), config or DataConfig()
         self._seed, self._shuffle, self._settings = config.seed, config.shuffle, config.petastorm
@@ -88,7 +90,7 @@ class PetastormReader:
             )  # fmt: skip
 
     def order_state(self) -> dict[str, Any]:
-        """The world is among it: petastorm's order depends on it."""
+        """Return what decides the order, including the world size, on which petastorm's order depends."""
         return {
             "reader": "petastorm",
             "fingerprint": self._fingerprint,
@@ -197,7 +199,7 @@ def transform_spec(tensors: TensorSource) -> Any:
 
 
 def as_stored(column: Column, values: Any) -> pa.Array:
-    """A pandas column as it was stored. DataError for whole numbers that nulls made floats, and are others now."""
+    """Convert a pandas column to its stored type. DataError if nulls made inexact floats of whole numbers."""
     if column.dtype == "string":
         return pa.array(values, pa.string(), from_pandas=True)
     if np.dtype(column.dtype).kind == "i" and values.dtype.kind == "f" and (values.abs() >= INEXACT_IN_DOUBLE).any():

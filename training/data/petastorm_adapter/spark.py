@@ -86,11 +86,11 @@ def write_petastorm(spark: Any, rows: Any, schema: Any, url: str, row_group_mb: 
     """Write a Petastorm dataset: executors encode rows, the metadata comes last.
 
     Args:
-        spark: the session.
-        rows: an RDD of dicts of numpy values.
-        schema: a Unischema.
-        url: the folder.
-        row_group_mb: MB per row group; None: petastorm's default.
+        spark: Spark session of the job.
+        rows: RDD of dicts of numpy values.
+        schema: Unischema of the dataset.
+        url: URL of the folder to write.
+        row_group_mb: MB per row group; None for petastorm's default.
     """
     encoded = rows.map(lambda row: dataset.encode_row(schema, row))
     with dataset.materialize(spark, url, schema, row_group_mb):

@@ -23,9 +23,9 @@ Named = Iterable[tuple[str, nn.Parameter]]
 
 
 def parameter_groups(named: Named, weight_decay: float, groups: Sequence[ParameterGroup] = ()) -> list[dict[str, Any]]:
-    """Matrices and embeddings decay; vectors and scalars (biases, norms) do not, and are not layer-adapted.
+    """Group parameters: matrices decay; vectors and scalars (biases, norms) do not, nor are layer-adapted.
 
-    `groups` may say otherwise by name. Whole and sharded parameters are in separate groups: torch's foreach kernels
+    `groups` may override this by name. Whole and sharded parameters are in separate groups: torch's foreach kernels
     take no mixture.
     """
     sorted_out: dict[tuple[float, float, bool, bool], list[nn.Parameter]] = {}
@@ -43,7 +43,7 @@ def parameter_groups(named: Named, weight_decay: float, groups: Sequence[Paramet
 
 
 def build_optimizer(named: Named, optim: OptimConfig) -> torch.optim.Optimizer:
-    """adamw (fused kernels), sgd (momentum), lars, lamb or a class of the user's over `parameter_groups`."""
+    """Build adamw (fused kernels), sgd (momentum), lars, lamb or a user's class over `parameter_groups`."""
     groups = parameter_groups(named, optim.weight_decay, optim.groups)
     if optim.has_own_optimizer:
         return build_own_optimizer(groups, optim)
@@ -57,13 +57,13 @@ def build_optimizer(named: Named, optim: OptimConfig) -> torch.optim.Optimizer:
 
 
 def whole_norm(tensor: torch.Tensor) -> torch.Tensor:
-    """2-norm of the whole tensor, 0-dim, also where this rank holds only a shard of it (collective then)."""
+    """Compute the 2-norm of the whole tensor, 0-dim; collective if this rank holds only a shard of it."""
     norm = torch.linalg.vector_norm(tensor)
     return norm.full_tensor() if is_dtensor(norm) else norm
 
 
 def _ratio(weight_norm: torch.Tensor, update_norm: torch.Tensor) -> torch.Tensor:
-    """weight / update, and 1 where either is 0 (a weight that starts at 0 must be able to leave it)."""
+    """Compute weight / update; 1 if either is 0 (a weight that starts at 0 must be able to change)."""
     usable = (weight_norm > 0) & (update_norm > 0)
     return torch.where(usable, weight_norm / update_norm.clamp_min(1e-30), torch.ones_like(weight_norm))
 

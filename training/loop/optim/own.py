@@ -56,7 +56,7 @@ def _make(optim: OptimConfig, groups: list[dict[str, Any]]) -> torch.optim.Optim
 
 
 def optimizer_problems(optim: OptimConfig, is_sharded: bool) -> list[str]:
-    """Why an optimizer of the user's cannot be used. `is_sharded`: ranks hold shards of weights."""
+    """List why a user's optimizer cannot be used. `is_sharded`: ranks hold shards of weights."""
     if not optim.has_own_optimizer:
         return []
     key = f"optim.name = {optim.name!r}"
@@ -81,7 +81,7 @@ def optimizer_problems(optim: OptimConfig, is_sharded: bool) -> list[str]:
 
 
 def states_per_parameter(optim: OptimConfig) -> int:
-    """Tensors as large as the parameter that the user's optimizer keeps."""
+    """Count the tensors of parameter size that the user's optimizer keeps."""
     weights = _named(_weights())
     optimizer = _make(optim, _groups(optim, weights))
     _step(optimizer, weights, 0)
@@ -105,7 +105,7 @@ def _groups(optim: OptimConfig, named: list[tuple[str, nn.Parameter]]) -> list[d
 def _step(
     optimizer: torch.optim.Optimizer, named: list[tuple[str, nn.Parameter]], step: int, rows: slice = slice(None)
 ) -> None:
-    """A step on gradients that are drawn by its number."""
+    """Step on gradients that are drawn by the step number."""
     make = torch.Generator().manual_seed(100 + step)
     for (_, parameter), shape in zip(named, SHAPES.values(), strict=True):
         parameter.grad = torch.randn(shape, generator=make, dtype=torch.float64)[rows].clone()
@@ -121,7 +121,7 @@ def _stepped(optim: OptimConfig, values: Values, steps: int, rows: slice = slice
 
 
 def _resumed(optim: OptimConfig) -> Values:
-    """Weights after as many steps, half of them by an optimizer that got the state of the first one."""
+    """Compute weights after as many steps, the second half by an optimizer with restored state."""
     before = _named(_weights())
     first = _make(optim, _groups(optim, before))
     for step in range(STEPS // 2):

@@ -19,10 +19,11 @@ TRIED_STEPS = 1000  # as many steps a schedule is tried with where the run's are
 
 
 def learning_rate(optim: OptimConfig, step: int, total_steps: int, peak: float) -> float:
-    """Rate of 0-based `step` of a schedule of ours.
+    """Compute the rate of 0-based `step` in a built-in schedule.
 
-    Linear warm-up to `peak`, then constant (so plateau, but for its share), linear or cosine to peak x final_lr_share;
-    one_cycle rises from peak / 25 by a cosine. The last step of the run has the final rate; it stays beyond.
+    Linear warm-up to `peak`, then constant (so plateau, except for its share), linear or cosine to peak x
+    final_lr_share; one_cycle rises from peak / 25 by a cosine. The last step of the run has the final rate; it stays
+    beyond.
     """
     warmup_steps, final_share = optim.warmup_steps, optim.final_lr_share
     if optim.schedule == "one_cycle":
@@ -38,7 +39,7 @@ def learning_rate(optim: OptimConfig, step: int, total_steps: int, peak: float) 
 
 
 def _one_cycle(step: int, total_steps: int, rising_steps: int, final_share: float) -> float:
-    """Share of the peak (Smith and Topin 2017, https://arxiv.org/abs/1708.07120); momentum is not cycled."""
+    """Compute the share of the peak (Smith and Topin 2017, https://arxiv.org/abs/1708.07120); momentum is fixed."""
     top = max(0.0, (rising_steps or CYCLE_RISE * total_steps) - 1)  # the step of the peak
     if step < top:
         return _between(CYCLE_START, 1.0, step / top)
@@ -46,13 +47,15 @@ def _one_cycle(step: int, total_steps: int, rising_steps: int, final_share: floa
 
 
 def _between(begin: float, end: float, done: float) -> float:
-    """Half a cosine from `begin` to `end`."""
+    """Interpolate from `begin` to `end` by half a cosine."""
     return end + (begin - end) * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
 def scaled_lr(optim: OptimConfig, global_batch: int) -> float:
-    """Scale lr with the batch: linear (Goyal 2017, https://arxiv.org/abs/1706.02677) or by its square root (Krizhevsky
-    2014, arXiv 1404.5997)."""
+    """Scale lr with the batch: linear (Goyal 2017, https://arxiv.org/abs/1706.02677) or by its square root.
+
+    For the square root see Krizhevsky 2014, arXiv 1404.5997.
+    """
     ratio = global_batch / optim.reference_batch
     return optim.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[optim.scale_lr]
 
@@ -70,14 +73,14 @@ class PlateauState:
 
 
 def after_value(state: PlateauState, value: float, is_better: bool, rule: PlateauConfig, least: float) -> PlateauState:
-    """The state after an evaluation.
+    """Return the state after an evaluation.
 
     Args:
-        state: before it.
-        value: of the watched metric.
-        is_better: than `state.best`.
+        state: state before the evaluation.
+        value: value of the watched metric.
+        is_better: whether it beats `state.best`.
         rule: when the rate is lowered, and by how much.
-        least: share that it is never lowered below.
+        least: smallest share of the rate.
     """
     if is_better:
         return replace(state, best=value, evals_without_gain=0)
@@ -91,7 +94,7 @@ def after_value(state: PlateauState, value: float, is_better: bool, rule: Platea
 
 
 def make_schedule(optim: OptimConfig, total_steps: int, peak: float) -> Callable[[int], float]:
-    """Step -> learning rate. ValueError where the user's function gives no rate, by its name and step."""
+    """Return step -> learning rate. The ValueError names a user's function that gives no rate, and the step."""
     if not optim.has_own_schedule:
         return lambda step: learning_rate(optim, step, total_steps, peak)
     function = load_setting(optim.schedule, "optim.schedule")
@@ -109,7 +112,7 @@ def _own_share(function: Any, optim: OptimConfig, step: int, total_steps: int) -
 
 
 def schedule_problems(optim: OptimConfig, steps: int | None) -> list[str]:
-    """Why a schedule of the user's cannot be used. `steps`: of the run, where known."""
+    """List why a user's schedule cannot be used. `steps`: length of the run, if known."""
     if not optim.has_own_schedule:
         return []
     key, total = f"optim.schedule = {optim.schedule!r}", steps or TRIED_STEPS

@@ -16,14 +16,14 @@ from sparkring.training.parallel.data_parallel.compress import Collectives
 
 
 def find_hosts(info: RankInfo) -> list[list[int]]:
-    """The ranks of each host. Collective; ValueError where they are not consecutive."""
+    """List the ranks of each host. Collective; ValueError if they are not consecutive."""
     found: list[Any] = [0] * info.world_size
     dist.all_gather_object(found, info.local_rank)
     return cut_hosts(found)
 
 
 def cut_hosts(local_ranks: Sequence[int]) -> list[list[int]]:
-    """Ranks by host, from each rank's number among those of its host."""
+    """Group ranks by host, from each rank's number on its host."""
     hosts: list[list[int]] = []
     for rank, local_rank in enumerate(local_ranks):
         if local_rank == 0:
@@ -44,8 +44,8 @@ class HostCollectives(Collectives):
         """Form the groups. Collective.
 
         Args:
-            hosts: the ranks of each.
-            rank: of this process.
+            hosts: ranks of each host.
+            rank: number of this rank.
         """
         insides = [dist.new_group(list(ranks)) for ranks in hosts]
         self.leaders = dist.new_group([ranks[0] for ranks in hosts])

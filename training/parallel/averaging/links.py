@@ -22,9 +22,11 @@ class Links:
     """Collectives between replicas. Every method is called by all ranks in the same order."""
 
     def __init__(self, collectives: Collectives, bucket_bytes: int) -> None:
-        """Args:
-        collectives: of the engine, between replicas.
-        bucket_bytes: most that is sent at once.
+        """Connect replicas by collectives of the engine.
+
+        Args:
+            collectives: collectives between replicas.
+            bucket_bytes: most bytes to send at once.
         """
         self.collectives, self.bucket_bytes = collectives, bucket_bytes
         self.replica, self.replicas = collectives.rank, collectives.ranks
@@ -32,7 +34,7 @@ class Links:
 
     @waits_for_ranks
     def mean(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The mean over the replicas of each tensor, in memory of its own; the same bits on every rank."""
+        """Average each tensor over the replicas, into new memory; the same bits on every rank."""
         sizes = [t.numel() * t.element_size() for t in tensors]
         plans = plan_buckets(sizes, [(t.dtype, t.device) for t in tensors], self.bucket_bytes)
         flats = [torch.cat([tensors[i].detach().flatten() for i in plan]) for plan in plans]
@@ -47,7 +49,7 @@ class Links:
 
     @waits_for_ranks
     def exchange(self, tensors: Sequence[torch.Tensor], peers: Sequence[int]) -> list[list[torch.Tensor]]:
-        """Each peer's values of the tensors; who is a rank's peer has it as one too. Not on Horovod."""
+        """Exchange tensors with peers, which must list each other. Not on Horovod."""
         sizes = [t.numel() * t.element_size() for t in tensors]
         received: list[dict[int, torch.Tensor]] = [{} for _ in peers]
         for plan in plan_buckets(sizes, [(t.dtype, t.device) for t in tensors], self.bucket_bytes):
@@ -65,14 +67,14 @@ class Links:
 
     @waits_for_ranks
     def of_first(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Rank 0's values, in memory of their own."""
+        """Copy rank 0's values to every rank."""
         values = [tensor.detach().clone() for tensor in tensors]
         broadcast_tensors(values, None)
         return values
 
     @waits_for_ranks
     def largest(self, numbers: Sequence[float]) -> list[float]:
-        """The largest over the ranks of each number."""
+        """Return the largest value of each number over the ranks."""
         found = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
         values: list[float] = found.tolist()

@@ -53,18 +53,18 @@ class AveragingRule(ABC):
 
     @staticmethod
     def sent(config: AveragingConfig, replicas: int) -> float:
-        """Bytes that a rank sends when a window ends, on average, per byte of the weights."""
+        """Return the mean bytes that a rank sends after a window, per byte of the weights."""
         return 2 * ring_share(replicas)
 
     @abstractmethod
     def evaluated(self, weights: Tensors, in_window: bool) -> Tensors | None:
-        """What is evaluated and exported, the same bits on every rank; None: `weights` as they are.
+        """Return the weights to evaluate and export, the same bits on every rank; None: `weights` as they are.
 
-        `in_window`: steps were made since the last window ended.
+        `in_window`: whether steps were made since the last window ended.
         """
 
     def shared(self) -> dict[str, list[torch.Tensor]]:
-        """Tensors shaped as the weights that are carried from window to window, alike on all ranks."""
+        """Return the tensors, shaped as the weights, carried from window to window, equal on all ranks."""
         return {}
 
 
@@ -94,7 +94,7 @@ class Diloco(AveragingRule):
         copy_into(weights, self.anchor)
 
     def _outer_step(self, weights: Tensors) -> tuple[Tensors, Tensors]:
-        """(anchor, momentum) if the window ended now."""
+        """Compute (anchor, momentum) as if the window ended now."""
         lr, share = self.config.outer_lr, self.config.outer_momentum
         behind = [a - mean for a, mean in zip(self.anchor, self.links.mean(weights), strict=True)]
         momentum = [d.add(m, alpha=share) for d, m in zip(behind, self.momentum, strict=True)]
@@ -150,7 +150,7 @@ class Gossip(AveragingRule):
 
 
 def peers_of(config: AveragingConfig, window: int, replica: int, replicas: int) -> list[int]:
-    """Whom a replica exchanges weights with when a window ends: who is another's peer has it as one."""
+    """Return the replicas to exchange weights with after a window; peers list each other."""
     if config.peers == "ring":
         return sorted({(replica - 1) % replicas, (replica + 1) % replicas} - {replica})
     drawn = sorted(range(replicas), key=lambda r: sha256(f"{config.seed} {window} {r}".encode()).digest())

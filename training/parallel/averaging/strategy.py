@@ -60,14 +60,14 @@ class AveragedStrategy(Strategy):
         clip_norm: float | None,
         links: Links,
     ) -> None:
-        """Take the parts that compose.py has made.
+        """Combine the components that compose.py has made.
 
         Args:
             context: this process among the ranks.
             data_parallel: combines gradients within this rank's replica.
-            placement: of the model, which is whole.
-            clip_norm: largest norm of a replica's gradient; None: not clipped.
-            links: between the replicas.
+            placement: placement of the model, which is whole.
+            clip_norm: largest norm of a replica's gradient; None disables clipping.
+            links: links between the replicas.
         """
         local = LocalStep(context, data_parallel, placement, clip_norm)
         local.averaged_ranks = links.replicas
@@ -104,7 +104,7 @@ class AveragedStrategy(Strategy):
         return [parameter.detach() for _, parameter in self.prepared.named]
 
     def _names(self) -> list[str]:
-        """Of `_weights`, as checkpoints name them."""
+        """List the checkpoint names of `_weights`."""
         names = [plain_name(name) for name, _ in self.prepared.named]
         return [self.aliases.get(name, name) for name in names]
 
@@ -115,7 +115,7 @@ class AveragedStrategy(Strategy):
         return self.local.compute(batch)
 
     def step(self, lr: float) -> StepInfo:
-        """Step this replica. Its skipped steps are counted by all ranks when the window ends."""
+        """Step this replica. All ranks count its skipped steps when the window ends."""
         self.awaits_step = False
         info = self.local.step(lr)
         if info.skipped and not math.isfinite(float(self.local.loss_sum)):
@@ -140,7 +140,7 @@ class AveragedStrategy(Strategy):
         return self.links.total(skipped)
 
     def _mean_optimizer(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """`<parameter>.<key>` -> the mean over the replicas; of step counts and plain numbers the largest."""
+        """Average `<parameter>.<key>` over the replicas; step counts and plain numbers take the largest."""
         moments: list[str] = []
         counts: list[str] = []
         for name, value in state.items():
@@ -158,7 +158,7 @@ class AveragedStrategy(Strategy):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within, the weights are what the rule says is evaluated, and buffers rank 0's. Collective."""
+        """Use the weights that the rule evaluates, and rank 0's buffers, within the block. Collective."""
         weights, buffers = self._weights(), self.prepared.buffers
         with self.local.data_parallel.waiting():
             values = self.rule.evaluated(weights, self.in_window)
@@ -206,7 +206,7 @@ class AveragedStrategy(Strategy):
         return self.local.state_dict(stored) | ({AVERAGING: room} if room else {})
 
     def _means(self) -> dict[str, Any]:
-        """Saved once for all ranks: what is evaluated, means of moments, and rank 0's buffers and loss scale."""
+        """Return the state saved once for all: evaluated weights, mean moments, rank 0's buffers and scale."""
         state, weights = self.local.own_state(), self._weights()
         if self._weights_differ():
             evaluated = self.rule.evaluated(weights, self.in_window)
@@ -219,7 +219,7 @@ class AveragedStrategy(Strategy):
         return state
 
     def _own_part(self) -> dict[str, Any]:
-        """What differs between replicas, by replica; ranks of one replica write the same."""
+        """Return the state that differs between replicas; ranks of one replica write the same."""
         state, parts = self.local.own_state(), dict[str, Any]()
         if self._weights_differ():
             parts["model"] = dict(zip(self._names(), self._weights(), strict=True)) | self._buffers()
@@ -230,7 +230,7 @@ class AveragedStrategy(Strategy):
         return {self.own_key: parts} if parts else {}
 
     def _room(self, stored: Iterable[str]) -> dict[str, Any]:
-        """Copies to load this replica's own part into; of names that the model does not have there are none."""
+        """Make copies to load this replica's own state into, for the names that the model has."""
         state = self.local.own_state() | {"window": {"skipped": torch.tensor(0)}}
         parts: dict[str, Any] = {}
         for part, _, name in (n.split(".", 2)[2].partition(".") for n in stored if n.startswith(self._prefix)):
@@ -257,7 +257,7 @@ class AveragedStrategy(Strategy):
         return f"{AVERAGING}.{self.own_key}."
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        """By the names of checkpoints."""
+        """Return buffers by their checkpoint names."""
         plain = {plain_name(name): buffer for name, buffer in persistent_buffers(self.prepared.module).items()}
         return {self.aliases.get(name, name): buffer for name, buffer in plain.items()}
 

@@ -31,7 +31,7 @@ class DataParallel(ABC):
     forward_is_collective: bool = False  # every rank must run every pass, even on 0 rows
 
     def __init__(self, size: int, engine: str) -> None:
-        """`size`: ranks the gradient is combined over; `engine`: what carries the collectives."""
+        """Keep `size`, the ranks that combine gradients, and `engine`, which carries the collectives."""
         self.size, self.engine = size, engine
         self.has_rows = True  # else a pass is over 0 rows, and its backward reaches no parameter
         self.waited_s = 0.0  # blocked on the other ranks, so far; on GPUs only what blocks the host
@@ -48,15 +48,15 @@ class DataParallel(ABC):
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Hook the gradients of a model that has its values; returns what forward is called on."""
+        """Hook the gradients of a model with values; return the module to call forward on."""
 
     def owned_parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-        """Parameters for the optimizer: the model's trainable ones, or the shards this rank owns."""
+        """Return parameters for the optimizer: the trainable ones, or the shards this rank owns."""
         return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a call that blocks until the other ranks have come to it; adds to `waited_s`."""
+        """Measure a call that blocks until the other ranks reach it; add the seconds to `waited_s`."""
         began = time.monotonic()
         try:
             yield
@@ -64,16 +64,16 @@ class DataParallel(ABC):
             self.waited_s += time.monotonic() - began
 
     def gathered_tensors(self) -> Iterable[torch.Tensor]:
-        """Weights and gradients this rank holds now and would not hold if everything were sharded all the time."""
+        """Return the weights and gradients this rank holds now and would not if always fully sharded."""
         return ()
 
     def gathered_parameters(self) -> Iterable[nn.Parameter]:
-        """Unsharded parameters that backward gives gradients to."""
+        """Return the unsharded parameters that backward gives gradients to."""
         return ()
 
     @contextmanager
     def measuring_gathered(self) -> Iterator[None]:
-        """Within, count gathered bytes at every new gradient: they are most right after one.
+        """Count gathered bytes at every new gradient within the block, when most are held.
 
         A count looks at every parameter, so of more than MOMENTS gradients evenly chosen ones count.
         """
@@ -93,15 +93,15 @@ class DataParallel(ABC):
             self.gathered_bytes = max(self.gathered_bytes, storage_bytes(self.gathered_tensors()))
 
     def pass_scope(self, last: bool) -> AbstractContextManager[object]:
-        """Around one part's forward and backward; `last` parts start the reduction."""
+        """Enclose the forward and backward of one pass; the `last` pass starts the reduction."""
         return nullcontext()
 
     def before_stage_backward(self, stage: nn.Module, last: bool) -> None:
-        """Before a pipeline stage's backward; `last`: its last in this step."""
+        """Prepare a pipeline stage's backward; `last`: its last in this step."""
         return None
 
     def after_pipeline(self) -> None:
-        """After the last action of a pipeline's schedule."""
+        """Finish gradients after the last action of a pipeline's schedule."""
         return None
 
     def finish_reduction(self) -> None:
@@ -109,11 +109,11 @@ class DataParallel(ABC):
         return None
 
     def set_loss_scale(self, scale: float) -> None:
-        """Before a backward: what its gradients are multiplied by."""
+        """Set the factor on the gradients of the next backward."""
         return None
 
     def codec_state(self) -> CodecState:
-        """What a gradient codec carries from step to step: the tensors themselves, empty without one."""
+        """Return the codec's tensors that persist between steps (not copies); empty without a codec."""
         return CodecState()
 
     def load_codec_state(self, state: CodecState) -> None:
@@ -125,11 +125,11 @@ class DataParallel(ABC):
         return None
 
     def after_step(self) -> None:
-        """After the optimizer: gather parameters if the optimizer held only shards of them."""
+        """Gather parameters after the optimizer's step if it held only shards of them."""
         return None
 
     def share_weights(self) -> None:
-        """As after_step, where something else has written the weights: a load, or their averages."""
+        """Gather parameters as by after_step, after a load or an averaging wrote the weights."""
         return None
 
     def after_evaluate(self) -> None:

@@ -25,7 +25,7 @@ from sparkring.training.waiting import waits_for_ranks
 
 
 def batch_norms(module: nn.Module) -> list[_BatchNorm]:
-    """Batch normalization layers, but for classes with a forward of their own."""
+    """List batch normalization layers, except classes with their own forward."""
     plain = _BatchNorm.forward
     return [m for m in module.modules() if isinstance(m, _BatchNorm) and type(m).forward is plain]
 
@@ -57,7 +57,7 @@ class SyncedBatchNorm:
         self._probes = None
 
     def begin_without_rows(self) -> None:
-        """Before the forward of a rank that has no rows in this pass, where others have."""
+        """Prepare the forward of a rank without rows in this pass, while other ranks have some."""
         self._rows, self._counted, self._probes = 0, None, []
 
     def finish_without_rows(self, value: torch.Tensor) -> None:
@@ -96,7 +96,7 @@ class SyncedBatchNorm:
         return forward
 
     def _counted_of(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Which of the first dimension count, as numbers that broadcast over x; None: all."""
+        """Return a mask of the counted entries of dim 0, broadcastable over x; None: all count."""
         if self._counted is None or not self._rows or x.shape[0] % self._rows:
             return None
         each = self._counted.to(x.device).repeat_interleave(x.shape[0] // self._rows)  # rows may have been unfolded
@@ -108,18 +108,18 @@ def _accumulated(x: torch.Tensor) -> torch.dtype:
 
 
 def _per_channel(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """(C,) that broadcasts over x (N, C, ...)."""
+    """Reshape (C,) to broadcast over x (N, C, ...)."""
     return values.to(_accumulated(x)).view(1, -1, *[1] * (x.dim() - 2))
 
 
 def _sums(values: torch.Tensor) -> torch.Tensor:
-    """(N, C, ...) -> (C,) float64."""
+    """Sum (N, C, ...) to (C,) float64."""
     return values.double().sum(dim=[0, *range(2, values.dim())])
 
 
 @waits_for_ranks
 def _gathered(mine: torch.Tensor, group: dist.ProcessGroup | None, ranks: int) -> torch.Tensor:
-    """(k,) of this rank -> (ranks, k), in the order of the ranks: all sum in one order."""
+    """Gather (k,) of each rank to (ranks, k) in rank order, so that all ranks sum in one order."""
     if group is None:
         return mine[None]
     every = [torch.empty_like(mine) for _ in range(ranks)]
@@ -130,7 +130,7 @@ def _gathered(mine: torch.Tensor, group: dist.ProcessGroup | None, ranks: int) -
 def _statistics(
     x: torch.Tensor, counted: torch.Tensor | None, group: dist.ProcessGroup | None, ranks: int
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Mean and biased variance (C,) float64 of the counted values of all ranks, and how many each channel has."""
+    """Compute mean and biased variance (C,) float64 over all ranks, and the values per channel."""
     values = x.to(_accumulated(x))
     each = x[0, 0].numel() if len(x) else 0  # values of a row in a channel
     own = each * (len(x) if counted is None else int(counted.sum()))
@@ -194,6 +194,6 @@ class _Normalize(torch.autograd.Function):
 
 
 def torch_synced(module: nn.Module, group: dist.ProcessGroup) -> nn.Module:
-    """torch's own layers in place of those of `module`, for GPUs; rows of weight 0 count there."""
+    """Replace layers of `module` by torch's own, for GPUs; rows of weight 0 count there."""
     found: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
     return found

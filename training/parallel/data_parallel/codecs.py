@@ -46,25 +46,25 @@ class Quantizer:
     decode: Callable[[torch.Tensor, torch.dtype], torch.Tensor]
 
     def encode(self, values: torch.Tensor, numel: int | None = None) -> torch.Tensor:
-        """(rows, elements) -> (rows, bytes) uint8. Zeros behind the first `numel` elements are padding; None: none."""
+        """Encode (rows, elements) as (rows, bytes) uint8. Elements after the first `numel` are zero padding."""
         places = torch.arange(0, values.numel(), self.block, device=values.device)
         filled = ((values.numel() if numel is None else numel) - places).clamp(0, self.block)
         return self.coded(values, filled.view(len(values), -1))
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """(rows, ...) of any dtype -> (rows, bytes) uint8."""
+    """View (rows, ...) of any dtype as (rows, bytes) uint8."""
     return tensor.reshape(tensor.shape[0], -1).contiguous().view(torch.uint8)
 
 
 def pack_bits(bits: torch.Tensor) -> torch.Tensor:
-    """(..., 8 k) of 0 and 1 -> (..., k) uint8, the first in the lowest bit."""
+    """Pack (..., 8 k) of 0 and 1 into (..., k) uint8, the first in the lowest bit."""
     values = torch.tensor(BIT_VALUES, dtype=torch.uint8, device=bits.device)
     return (bits.to(torch.uint8).unflatten(-1, (-1, 8)) * values).sum(-1, dtype=torch.uint8)
 
 
 def unpack_bits(packed: torch.Tensor) -> torch.Tensor:
-    """(..., k) uint8 -> (..., 8 k) of bool."""
+    """Unpack (..., k) uint8 to (..., 8 k) of bool."""
     values = torch.tensor(BIT_VALUES, dtype=torch.uint8, device=packed.device)
     return (packed.unsqueeze(-1) & values).ne(0).flatten(-2)
 
@@ -79,7 +79,7 @@ def _half(dtype: torch.dtype) -> Quantizer:
 
 
 def _scaled(values: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows, blocks, BLOCK) int8 in -levels .. levels, and (rows, blocks, 1) float32."""
+    """Quantize to (rows, blocks, BLOCK) int8 in -levels .. levels, and (rows, blocks, 1) float32 scales."""
     blocks = values.unflatten(-1, (-1, BLOCK))
     scales = (blocks.abs().amax(-1, keepdim=True) / levels).float()
     divisors = torch.where(scales > 0, scales, 1.0).to(values.dtype)
@@ -104,7 +104,7 @@ def _encode_signs(values: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
 
 
 def _split(codes: torch.Tensor, block_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows, bytes) -> (rows, bytes of numbers), (rows, blocks, 1) scales."""
+    """Split (rows, bytes) into (rows, bytes of numbers) and (rows, blocks, 1) scales."""
     numbers = codes.shape[1] // block_bytes * (block_bytes - SCALE_BYTES)
     return codes[:, :numbers], codes[:, numbers:].contiguous().view(torch.float32).unsqueeze(-1)
 
@@ -139,17 +139,17 @@ QUANTIZERS: dict[str, Quantizer] = {
 
 
 def chunk_numel(numel: int, ranks: int, block: int) -> int:
-    """Elements of a rank's chunk: equal for all ranks, and whole blocks; one block of padding for no elements."""
+    """Return the elements of a rank's chunk: equal on all ranks, whole blocks, at least one block."""
     return max(1, -(-numel // (ranks * block))) * block
 
 
 def kept_count(numel: int, share: float) -> int:
-    """k of top-k, at least 1 where there are elements."""
+    """Return k of top-k, at least 1 where there are elements."""
     return min(numel, max(1, math.ceil(share * numel)))
 
 
 def largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k elements of (n,) that are largest by magnitude: (k,) int32 places and their values. ValueError if k > n."""
+    """Return the k elements of (n,) largest by magnitude: (k,) int32 places and values. ValueError if k > n."""
     if k > values.numel():
         raise ValueError(f"top-k of k = {k}: there are only n = {values.numel()} elements; k must be at most n")
     places = values.abs().topk(k, sorted=False).indices
@@ -157,19 +157,19 @@ def largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def is_factored(shape: Sequence[int], rank: int) -> bool:
-    """Whether PowerSGD sends a gradient as two factors: they must be smaller than it is."""
+    """Return whether PowerSGD sends a gradient as two factors: they must be smaller than it is."""
     rows, columns = matrix_shape(shape)
     return len(shape) >= 2 and rank * (rows + columns) < rows * columns
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """A gradient as the matrix that PowerSGD factors: (first dim, all others)."""
+    """Return the shape of the matrix PowerSGD factors: (first dim, product of the others)."""
     rows = shape[0] if shape else 1
     return rows, math.prod(shape[1:])
 
 
 def orthonormal(columns: torch.Tensor) -> torch.Tensor:
-    """(a, r) -> (a, min(a, r)), orthonormal, spanning at least the same; not a number where a value is not finite."""
+    """Orthonormalize (a, r) to (a, min(a, r)) with at least the same span; NaN if a value is not finite."""
     finite = columns.isfinite().all()  # a tensor: the host does not wait for it
     basis = torch.linalg.qr(columns.where(finite, 0.0)).Q
     return basis.where(finite, math.nan)
@@ -180,13 +180,13 @@ def flag_bytes(parameters: int) -> int:
 
 
 def sent_bytes(compress: CompressConfig, shapes: Sequence[Sequence[int]], ranks: int, element_bytes: int) -> float:
-    """Bytes one rank sends for one bucket: the formula above.
+    """Compute the bytes one rank sends for one bucket, by the formula above.
 
     Args:
-        compress: the recipe's `parallel.compress` block.
-        shapes: of the bucket's parameters.
-        ranks: that share the gradient.
-        element_bytes: of a gradient.
+        compress: block `parallel.compress` of the recipe.
+        shapes: shapes of the bucket's parameters.
+        ranks: number of ranks that share the gradient.
+        element_bytes: bytes of a gradient's element.
     """
     numel, others = sum(math.prod(shape) for shape in shapes), ranks - 1
     if compress.codec in QUANTIZERS:

@@ -65,7 +65,7 @@ class Collectives(Transport):
     def wait(self, handle: Any) -> torch.Tensor: ...
 
     def close(self) -> None:
-        """After the last collective, on every rank."""
+        """Release resources after the last collective, on every rank."""
         return None
 
 
@@ -82,7 +82,7 @@ class Feedback:
         return len(self.residual)
 
     def parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """A tensor as `residual`, cut into the bucket's parameters."""
+        """Split a flat tensor, laid out as `residual`, into the bucket's parameters."""
         pieces = flat.split([view.numel() for view in self.bucket.views])
         return [piece.view(view.shape) for piece, view in zip(pieces, self.bucket.views, strict=True)]
 
@@ -102,7 +102,7 @@ class CodecTransport(Transport):
             self.feedback[bucket.name] = Feedback(bucket, torch.zeros_like(like), torch.empty_like(like))
 
     def take(self, feedback: Feedback) -> torch.Tensor:
-        """Gradient + residual, (elements,), in the memory of the bucket."""
+        """Add the residual to the gradient, (elements,), in the memory of the bucket."""
         values = feedback.bucket.buffer[: feedback.numel]
         if self.loss_scale != 1.0:
             values.div_(self.loss_scale)
@@ -125,11 +125,11 @@ class CodecTransport(Transport):
                 after[index].copy_(before[index])
 
     def flags(self, bucket: Bucket) -> torch.Tensor:
-        """A bit per parameter: whether this rank has a gradient. (bytes,) uint8."""
+        """Pack a bit per parameter, whether this rank has a gradient, as (bytes,) uint8."""
         return pack_bits(nn.functional.pad(bucket.reached, (0, -len(bucket.reached) % 8)))
 
     def counts(self, flags: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """The ranks' flags (w, bytes) -> by how many ranks each parameter was reached."""
+        """Count from the ranks' flags (w, bytes) how many ranks reached each parameter."""
         return unpack_bits(flags)[:, : len(bucket.parameters)].sum(dim=0)
 
     def commit(self) -> None:
@@ -242,7 +242,7 @@ class PowerTransport(CodecTransport):
                     self.factors[parameter] = first.to(view)
 
     def matrices(self, feedback: Feedback, flat: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Views into `flat`, as `residual`: of parameters that are factored, (a, b), and of the others."""
+        """Return views into `flat`, laid out as `residual`: of factored parameters (a, b), and of others."""
         factored, whole = [], []
         for parameter, part in zip(feedback.bucket.parameters, feedback.parts(flat), strict=True):
             if parameter in self.factors:
@@ -305,7 +305,7 @@ class PowerTransport(CodecTransport):
 
 
 def compressed(config: CompressConfig, collectives: Collectives) -> Transport:
-    """What sums gradients as parallel.compress says: the collectives themselves without a codec."""
+    """Return the transport for parallel.compress; the collectives themselves without a codec."""
     if config.codec in QUANTIZERS:
         return QuantizedTransport(collectives, QUANTIZERS[config.codec])
     if config.codec == "topk":

@@ -89,8 +89,10 @@ class HostTransport(Transport):
 
 
 def host_transport(info: RankInfo) -> HostTransport | None:
-    """A transport in two levels if every one of several hosts has the same number of consecutive ranks, more than one;
-    else None. Collective."""
+    """Return a two-level transport if all of several hosts have equally many consecutive ranks, 2 or more.
+
+    None otherwise. Collective.
+    """
     rank, world, local_rank, local_size = info.rank, info.world_size, info.local_rank, info.local_size
     regular = local_size > 1 and world > local_size and world % local_size == 0 and rank % local_size == local_rank
     agreed = torch.tensor([int(regular), local_size if regular else 0, -local_size if regular else 0])
@@ -113,11 +115,13 @@ class TorchRing(BucketedDataParallel):
         transport: Transport | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Args:
-        context: this process among the ranks.
-        bucket_bytes: largest bucket.
-        transport: other than all-reduce over the group, as parallel.compress says.
-        group: ranks whose gradients are summed; None: all batch ranks.
+        """Form a ring over torch.distributed.
+
+        Args:
+            context: this process among the ranks.
+            bucket_bytes: bytes of the largest bucket.
+            transport: replacement of the group's all-reduce, for parallel.compress.
+            group: ranks with summed gradients; None for all batch ranks.
         """
         self.group = group or context.batch_mesh().get_group()
         super().__init__(

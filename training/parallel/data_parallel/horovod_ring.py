@@ -26,7 +26,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5e-5, 5e-4  # Horovod itself looks for work onc
 
 
 def available(device_type: str) -> str | None:
-    """None if Horovod can be used on tensors of `device_type` (`cpu` or `cuda`), else the reason."""
+    """Return why Horovod cannot be used on `device_type` (`cpu` or `cuda`), or None."""
     try:
         import horovod.torch as hvd
     except (ImportError, OSError) as error:
@@ -93,7 +93,7 @@ class HorovodCollectives(Collectives):
 
 
 def start_horovod(rank: int, world_size: int) -> None:
-    """hvd.init() from the launcher's HOROVOD_* environment; RuntimeError if it formed another ring."""
+    """Start Horovod from the launcher's HOROVOD_* environment; RuntimeError for another ring."""
     import horovod.torch as hvd
 
     hvd.init()

@@ -31,19 +31,19 @@ from sparkring.training.parallel.data_parallel.reduce import Bucket, GradientRed
 
 
 def rows_per_rank(rows: int, ranks: int) -> int:
-    """Rows of dim 0 on every rank but the last ones, as DTensor cuts it."""
+    """Return the rows of dim 0 on every rank but the last ones, as DTensor shards it."""
     return -(-rows // ranks)
 
 
 def pack(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
-    """(rows, ...) -> (ranks, columns): row r holds rank r's shard, padded with zeros."""
+    """Pack (rows, ...) as (ranks, columns): row r holds rank r's shard, padded with zeros."""
     missing = ranks * rows_per_rank(tensor.shape[0], ranks) - tensor.shape[0]
     flat = tensor.reshape(tensor.shape[0], -1)
     return (nn.functional.pad(flat, (0, 0, 0, missing)) if missing else flat).reshape(ranks, -1)
 
 
 def unpack(packed: torch.Tensor, into: torch.Tensor) -> None:
-    """The inverse of `pack`, into a whole tensor."""
+    """Unpack into a whole tensor, the inverse of `pack`."""
     ranks = packed.shape[0]
     if into.shape[0] % ranks == 0:
         into.view(ranks, -1).copy_(packed)
@@ -162,7 +162,7 @@ class HorovodZero1(HorovodRing):
         return [p for shards in self.shards for p in shards.bucket.parameters]
 
     def gathered_tensors(self) -> Iterable[torch.Tensor]:
-        """Gradients, the buckets they are sent from, and what was received. The weights are whole all the time."""
+        """Return gradients, their buckets and received tensors; weights are always whole."""
         found = [p.grad for p in self.gathered_parameters()]
         for shards in self.shards:
             found += [shards.bucket.buffer, shards.bucket.result]

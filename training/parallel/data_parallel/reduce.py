@@ -42,11 +42,11 @@ class Transport(ABC):
         return None
 
     def commit(self) -> None:
-        """After a step that was made: what the sums of a skipped one have left does not count."""
+        """Accept the sums after a step was made; a skipped step leaves no trace."""
         return None
 
     def state(self) -> CodecState:
-        """What is carried from step to step, for checkpoints: the tensors themselves."""
+        """Return the tensors carried from step to step, for checkpoints (not copies)."""
         return CodecState()
 
     def load(self, state: CodecState) -> None:
@@ -70,7 +70,7 @@ class Bucket:
 
 
 def plan_buckets(sizes_bytes: Sequence[int], dtypes: Sequence[Any], limit_bytes: int) -> list[list[int]]:
-    """Indices per bucket, in the order gradients become ready (last parameter first); one dtype per bucket."""
+    """Group indices into buckets as gradients become ready (last parameter first); one dtype per bucket."""
     buckets: list[list[int]] = []
     used, dtype = 0, None
     for index in reversed(range(len(sizes_bytes))):
@@ -83,7 +83,7 @@ def plan_buckets(sizes_bytes: Sequence[int], dtypes: Sequence[Any], limit_bytes:
 
 
 def bucket_limit(total_bytes: int, limit_bytes: int) -> int:
-    """The size of buckets: at most `limit_bytes`, and a quarter of the gradients if that is at least 1 MB.
+    """Return the bucket size: at most `limit_bytes`, and a quarter of the gradients if at least 1 MB.
 
     So a small model has several buckets too, the first of which are sent behind backward.
     """
@@ -123,7 +123,7 @@ class GradientReducer:
         return ready
 
     def arm(self) -> None:
-        """Before the last backward of a step: its gradients are final and may be sent."""
+        """Allow sending before the last backward of a step: its gradients are final."""
         self.armed = True
 
     def _fill(self, bucket: Bucket, index: int) -> None:
@@ -147,7 +147,7 @@ class GradientReducer:
         bucket.filled.add(index)
 
     def _start_ready(self) -> None:
-        """Buckets start in their fixed order only, so that every rank issues the same collectives in the same order."""
+        """Start ready buckets in fixed order, so that every rank issues the same collectives in one order."""
         while self.next_start < len(self.buckets):
             bucket = self.buckets[self.next_start]
             if len(bucket.filled) < len(bucket.parameters):
@@ -159,7 +159,7 @@ class GradientReducer:
             self.next_start += 1
 
     def _reached_by(self, bucket: Bucket) -> torch.Tensor:
-        """By how many ranks, per parameter."""
+        """Count by how many ranks each parameter was reached."""
         return bucket.reached
 
     def finish(self) -> None:
@@ -194,12 +194,14 @@ class BucketedDataParallel(DataParallel):
     """Whole gradients on every rank, summed by a GradientReducer."""
 
     def __init__(self, size: int, engine: str, transport: Transport, bucket_bytes: int, overlap: bool = True) -> None:
-        """Args:
-        size: ranks.
-        engine: what carries the collectives.
-        transport: sums one buffer.
-        bucket_bytes: largest bucket.
-        overlap: send buckets while backward runs; not under a pipeline, where no hook knows the last backward.
+        """Create the engine.
+
+        Args:
+            size: number of ranks.
+            engine: engine that carries the collectives.
+            transport: sums one buffer over the ranks.
+            bucket_bytes: bytes of the largest bucket.
+            overlap: send buckets while backward runs; not under a pipeline, where no hook knows the last backward.
         """
         super().__init__(size, engine)
         self.transport, self.bucket_bytes, self.overlap = transport, bucket_bytes, overlap

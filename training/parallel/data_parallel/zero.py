@@ -88,11 +88,14 @@ class AllToAllReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Args:
-        output_tensor: (n,), this rank's sum.
-        input_tensor: (w x n,), part r for rank r.
-        group: w ranks.
-        op, async_op: fully_shard's; a sum that has finished whatever they are.
+        """Sum this rank's shard over the group, in rank order.
+
+        Args:
+            output_tensor: (n,), the sum for this rank.
+            input_tensor: (w x n,), slice r for rank r.
+            group: group of w ranks.
+            op: ignored operation of fully_shard.
+            async_op: ignored; the sum is always complete on return.
         """
         received = torch.empty_like(input_tensor)
         with self.waiting():
@@ -218,7 +221,7 @@ class TorchZero(DataParallel):
         return sharded
 
     def _post_backward(self, root: int, group: Any, post_backward: Callable[..., None], *unused: Any) -> None:
-        """Note what the backward of a group has reached, before it is reduced and freed."""
+        """Record what the backward of a group has reached, before it is reduced and freed."""
         self.roots_done.add(root)
         if self.has_rows:
             self.reached.update(record for record in group.fsdp_params if has_gradient(record))
@@ -227,11 +230,11 @@ class TorchZero(DataParallel):
         post_backward(*unused)
 
     def _records(self) -> Iterator[Any]:
-        """fully_shard's records of all parameters."""
+        """Yield fully_shard's records of all parameters."""
         return (record for root in self.roots for record in fsdp_parameters(root))
 
     def gathered_parameters(self) -> Iterable[nn.Parameter]:
-        """Known from the first pass on, and the same ones in every pass: their storage comes and goes."""
+        """Yield gathered parameters, known after the first pass and the same in every pass."""
         gathered = (gathered_parameter(record) for record in self._records() if was_gathered(record))
         return (parameter for parameter in gathered if parameter.requires_grad)
 

@@ -41,7 +41,7 @@ class MemoryMeter(TorchDispatchMode):
     """
 
     def __init__(self, resized: Callable[[], Iterable[torch.Tensor]] = lambda: ()) -> None:
-        """`resized`: tensors whose storages shrink and grow, as fully_shard's gathered weights do."""
+        """Start measuring. `resized`: tensors with resizable storages, such as fully_shard's gathered weights."""
         super().__init__()
         self.resized = resized
         self.sizes: dict[int, int] = {}  # storage -> bytes
@@ -49,7 +49,7 @@ class MemoryMeter(TorchDispatchMode):
         self.live, self.peak = 0, 0  # bytes
 
     def count_existing(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count the storages that are there before."""
+        """Count the storages that exist already."""
         for tensor in filter(self.counts, tensors):
             self._add(storage_of(tensor))
 
@@ -76,7 +76,7 @@ class MemoryMeter(TorchDispatchMode):
         return returned
 
     def counts(self, tensor: torch.Tensor) -> bool:
-        """Whether a new tensor is looked at."""
+        """Return whether a new tensor is looked at."""
         return True
 
     def _count_resized(self) -> None:
@@ -118,7 +118,7 @@ class MemoryMeter(TorchDispatchMode):
             self.peak = max(self.peak, self.live)
 
     def changed(self, key: int, size: int) -> None:
-        """A storage grew by `size` bytes."""
+        """Handle the growth of a storage by `size` bytes."""
 
 
 class RankMemoryMeter(MemoryMeter):
@@ -127,7 +127,7 @@ class RankMemoryMeter(MemoryMeter):
     """
 
     def __init__(self, device: torch.device, resized: Callable[[], Iterable[torch.Tensor]] = lambda: ()) -> None:
-        """`resized`: see MemoryMeter."""
+        """Start measuring. `resized`: see MemoryMeter."""
         super().__init__(resized)
         self.device_type = device.type
 
@@ -155,7 +155,7 @@ class ActivationMeter:
 
     @contextmanager
     def measuring(self, model: nn.Module, inputs: Iterable[Any]) -> Iterator[None]:
-        """Around a forward pass of `model` on `inputs`, which belong to the batch."""
+        """Measure a forward pass of `model` on `inputs`, which belong to the batch."""
         batch = {storage_of(x).data_ptr() for x in inputs if isinstance(x, torch.Tensor)}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor | SavedTensor:
@@ -188,7 +188,7 @@ NO_HOLDERS = (type, ModuleType, CodeType, FrameType, str, bytes, int, float, log
 
 
 def held_tensors(holder: object) -> list[torch.Tensor]:
-    """Every tensor with memory of its own that an object holds, at any depth.
+    """Return every tensor with memory that an object holds, at any depth.
 
     Not by gc.get_objects: CPython cannot grow a tuple that another thread makes while someone else refers to it.
     """
@@ -215,7 +215,7 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the distinct storages behind the tensors: the memory allocated on this rank."""
+    """Sum the bytes of the distinct storages behind the tensors: the memory allocated on this rank."""
     storages = [storage_of(tensor) for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}.values())
 
@@ -223,7 +223,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 def memory_bytes(
     model: nn.Module, owned: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, means: Sequence[torch.Tensor]
 ) -> dict[str, float]:
-    """Bytes of the storages that exist at the optimizer's step, by kind; `means` count as the optimizer's."""
+    """Measure bytes at the optimizer's step by kind; `means` count as the optimizer's."""
     states = [*means] + [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
     return {
         "weights_bytes": storage_bytes(model.parameters()),

@@ -15,7 +15,7 @@ from sparkring.training.models.torch_private import checkpoint_wrapper, replace_
 
 
 def repeated_blocks(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """(container, key, block) for every parameter-holding child of an outermost ModuleList, ModuleDict or Sequential.
+    """List (container, key, block) for children with parameters of outermost ModuleLists, -Dicts, Sequentials.
 
     That is how torch models write "the same thing n times"; a user's module needs nothing else.
     """
@@ -34,12 +34,12 @@ def repeated_blocks(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
 
 
 def _worth_a_unit(module: nn.Module) -> bool:
-    """Whether it has submodules and parameters; single layers stay with the modules around them."""
+    """Return whether it has submodules and parameters; single layers stay with the modules around them."""
     return any(True for _ in module.children()) and any(True for _ in module.parameters())
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """torch.compile the forward of each block, or of the whole model if it has no blocks.
+    """Compile the forward of each block with torch.compile, or of the whole model if it has no blocks.
 
     The forward alone, so that the hooks by which ZeRO gathers and frees a block's weights run outside of the compiled
     code; and block by block, so that equal blocks are compiled once and there is code between two to gather in.
@@ -50,7 +50,7 @@ def compile_blocks(model: nn.Module) -> None:
 
 
 def own_units(model: nn.Module, layers: Sequence[str]) -> list[str]:
-    """Names of the modules that ZeRO-3 gathers separately: blocks, and other layers of the plan that have a matrix.
+    """List the modules that ZeRO-3 gathers separately: blocks, and other planned layers with a matrix.
 
     Such layers are an embedding, a head: the plan says that they are called as modules. A module that shares a weight
     with another one, or is called in two places, is gathered with the rest.
@@ -83,7 +83,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
 
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Around the forward of a block, and around its second one."""
+    """Return the contexts for the first forward of a block and for its recomputation."""
     return nullcontext(), _keeping_statistics(block)
 
 

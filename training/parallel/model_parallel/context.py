@@ -37,14 +37,14 @@ def _all_to_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def heads_for_tokens(x_BtHD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """(B, T/c, H, D) -> (B, T, H/c, D)."""
+    """Exchange (B, T/c, H, D) for (B, T, H/c, D)."""
     parts = dist.get_world_size(group)
     x_cBthD = x_BtHD.unflatten(2, (parts, -1)).movedim(2, 0)
     return _Exchange.apply(x_cBthD, group).movedim(0, 1).flatten(1, 2)
 
 
 def tokens_for_heads(x_BThD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """(B, T, H/c, D) -> (B, T/c, H, D)."""
+    """Exchange (B, T, H/c, D) for (B, T/c, H, D)."""
     parts = dist.get_world_size(group)
     x_cBthD = x_BThD.unflatten(1, (parts, -1)).movedim(1, 0)
     return _Exchange.apply(x_cBthD, group).movedim(0, 2).flatten(2, 3)
@@ -73,7 +73,7 @@ def apply_context(model: nn.Module, plan: ShardingPlan, group: dist.ProcessGroup
 
 
 def gather_sequence(outputs: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """(B, T/c, ...) on each rank -> (B, T, ...) on all (evaluation only)."""
+    """Gather (B, T/c, ...) of each rank to (B, T, ...) on all (evaluation only)."""
     parts = [torch.empty_like(outputs) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, outputs.contiguous(), group=group)
     return torch.cat(parts, dim=1)

@@ -37,11 +37,13 @@ class StageChannel:
     """Send and receive tensors between this rank and the ranks of neighboring stages."""
 
     def __init__(self, links: Links, rank: int, column: Sequence[int], device: torch.device) -> None:
-        """Args:
-        links: the group of each direction between neighbors.
-        rank: this one, of the pipeline.
-        column: rank in the world by rank of the pipeline; stage s is on the pipeline's rank s mod their number.
-        device: of the tensors.
+        """Create the channel of one pipeline rank.
+
+        Args:
+            links: process group of each direction between neighbors.
+            rank: number of this rank in the pipeline.
+            column: world rank by pipeline rank; stage s is on pipeline rank s mod their number.
+            device: device of the tensors.
         """
         self.links, self.rank, self.column, self.device = links, rank, column, device
         self.shapes: dict[Any, tuple[torch.Size, torch.dtype]] = {}  # by key, as announced
@@ -56,7 +58,7 @@ class StageChannel:
         self.incoming = {peer: deque(messages) for peer, messages in incoming.items()}
 
     def peer(self, message: StageMessage) -> int:
-        """The pipeline's rank that the message goes to or comes from."""
+        """Return the pipeline rank that the message goes to or comes from."""
         return message.stage % len(self.column)
 
     def send(self, x: torch.Tensor, message: StageMessage) -> None:

@@ -58,7 +58,7 @@ def add_submodule(root: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def layer_names(model: nn.Module) -> list[str]:
-    """The layers of the model's plan; ValueError if parameters are outside of them."""
+    """List the layers of the model's plan; ValueError if parameters are outside of them."""
     plan = required_plan(model, "pp")
     if not plan.layers:
         raise ValueError(
@@ -73,7 +73,7 @@ def layer_names(model: nn.Module) -> list[str]:
 
 
 def estimated_costs(model: nn.Module, names: Sequence[str]) -> list[float]:
-    """Cost per layer: its weights' multiplications per token; an embedding's lookup costs nothing."""
+    """Estimate costs per layer: its weights' multiplications per token; an embedding's lookup is free."""
     costs = []
     for name in names:
         module = model.get_submodule(name)
@@ -83,7 +83,7 @@ def estimated_costs(model: nn.Module, names: Sequence[str]) -> list[float]:
 
 
 def measured_costs(model: nn.Module, names: Sequence[str], x: torch.Tensor, repeats: int = 3) -> list[float]:
-    """Seconds of forward and backward per layer on the input `x`, the fastest of `repeats`.
+    """Measure seconds of forward and backward per layer on the input `x`, the fastest of `repeats`.
 
     Leaves the model on the meta device (one module at a time gets weights, all zero) and the random state as it was.
     """
@@ -108,7 +108,7 @@ def measured_costs(model: nn.Module, names: Sequence[str], x: torch.Tensor, repe
 
 
 def partition(names: Sequence[str], costs: list[float], stages: int) -> list[list[str]]:
-    """Names per stage, balanced by cost. ValueError with fewer layers than stages."""
+    """Split names into stages, balanced by cost. ValueError with fewer layers than stages."""
     ends = balance(costs, stages)
     return [list(names[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
@@ -133,7 +133,7 @@ class PassFunctions:
 
 
 def sent_to(rank: int, table: Table, peer: int, stages: int) -> list[Sent]:
-    """What `peer` sends to `rank` in a pass, in order: an activation after each F, a gradient after each B or I."""
+    """List what `peer` sends to `rank` in a pass, in order: an activation per F, a gradient per B or I."""
     found: list[Sent] = []
     for kind, stage, micro in table[peer]:
         if kind == "F" and stage < stages - 1 and (stage + 1) % len(table) == rank:
@@ -155,13 +155,15 @@ class Pipeline:
         channel: StageChannel,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Args:
-        table: each rank's actions, in order.
-        rank: this one, of the pipeline.
-        stages: this rank's, by number.
-        stage_count: of all ranks.
-        channel: to the other stages.
-        autocast: context around every forward.
+        """Create the executor of one pipeline rank.
+
+        Args:
+            table: actions of each rank, in order.
+            rank: number of this rank in the pipeline.
+            stages: stages of this rank, by number.
+            stage_count: number of stages on all ranks.
+            channel: channel to the other stages.
+            autocast: context around every forward.
         """
         self.actions, self.stages, self.stage_count = table[rank], stages, stage_count
         self.channel, self.autocast = channel, autocast
@@ -200,12 +202,12 @@ class Pipeline:
         self.seconds["work_s"] += pass_s - waited_s
 
     def _activation(self, boundary: int, micro: int, rows: int | None, to_stage: int) -> StageMessage:
-        """The activation that stage `boundary` sends to the next. `rows` None: its shape comes with it."""
+        """Describe the activation stage `boundary` sends to the next. `rows` None: its shape is sent too."""
         key = None if rows is None else (boundary, rows)
         return StageMessage(to_stage, key, (boundary * self.micro_batches + micro) * 2)
 
     def _gradient(self, boundary: int, micro: int, rows: int, to_stage: int) -> StageMessage:
-        """The gradient of that activation."""
+        """Describe the gradient of that activation."""
         return StageMessage(to_stage, (boundary, rows, "grad"), (boundary * self.micro_batches + micro) * 2 + 1)
 
     def _incoming(self, sent: Sent, rows: int) -> StageMessage:
@@ -215,7 +217,7 @@ class Pipeline:
         return self._activation(boundary, micro, rows, boundary)
 
     def _awaited(self, action: Action, rows: int) -> StageMessage | None:
-        """What the action waits for: the activation of the stage before, or the gradient of the stage after."""
+        """Return the message the action waits for: the previous stage's activation or the next one's gradient."""
         kind, stage, micro = action
         if kind == "F" and stage > 0:
             return self._incoming((False, stage - 1, micro), rows)
@@ -269,7 +271,7 @@ class Pipeline:
             self.channel.send(input_grad, self._gradient(stage - 1, micro, rows, stage - 1))
 
     def evaluate(self, x: torch.Tensor) -> Any:
-        """Outputs if the last stage is here, else None; `x` is the model's input, on every rank."""
+        """Compute outputs if the last stage is here, else None; `x` is the model's input, on every rank."""
         before = {index: self._activation(index - 1, 0, None, index - 1) for index in sorted(self.stages) if index > 0}
         self.channel.begin({self.channel.peer(message): list(before.values()) for message in before.values()})
         for index, stage in sorted(self.stages.items()):

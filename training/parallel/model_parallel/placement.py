@@ -53,31 +53,31 @@ class ModelPlacement:
         return model
 
     def columns(self, columns: Columns) -> Columns:
-        """This rank's stretch of every sequence under context parallelism, else all of the columns."""
+        """Return this rank's stretch of every sequence under context parallelism, else all columns."""
         return columns
 
     def whole_outputs(self, outputs: Any) -> Any:
-        """Outputs as one process would have them (collective)."""
+        """Return outputs as one process would have them (collective)."""
         return outputs
 
     def loss_scope(self) -> AbstractContextManager[object]:
-        """Context around the loss."""
+        """Return the context around the loss."""
         return nullcontext()
 
     def finalize_grads(self, model: nn.Module) -> None:
-        """After the batch axes: place gradients as their parameters, and sum tied weights' gradients over stages."""
+        """Place gradients as their parameters and sum tied weights' over stages, after the batch axes."""
         return None
 
     def compare(self, task: Task, module: nn.Module, sample: Batch | None, evaluate: Callable[[Batch], Any]) -> None:
-        """ValueError if the placed model computes something else than the whole one (collective)."""
+        """Raise ValueError if the placed model computes something else than the whole one (collective)."""
         return None
 
     def groups(self) -> dict[str, str]:
-        """Process groups by name -> the planner's axis they serve, if their calls alone do not show it."""
+        """Map process groups to the planner's axis they serve, if their calls alone do not show it."""
         return {}
 
     def counts_in_norm(self, name: str) -> bool:
-        """Whether the norm counts this rank's copy of the parameter (a tied weight has two)."""
+        """Return whether the norm counts this rank's copy of the parameter (a tied weight has two)."""
         return True
 
 
@@ -109,7 +109,7 @@ class MeshPlacement(ModelPlacement):
         return self._cut(model, partition(names, costs, self.mesh.pp * self.config.stages_per_rank))
 
     def _rows_to_compare(self, task: Task, sample: Batch | None) -> Batch | None:
-        """Rank 0's first rows, on every rank (on the CPU); None if it has no row."""
+        """Return rank 0's first rows, on every rank's CPU; None if it has no row."""
         rows: list[Any] = [None]
         if self.context.rank == 0 and sample is not None and sample.rows:
             rows = [few_rows(sample, task, self.mesh.cp * self.mesh.tp)]
@@ -119,7 +119,7 @@ class MeshPlacement(ModelPlacement):
         return rows[0]
 
     def _agree(self, problem_of: Callable[[], str | None]) -> None:
-        """ValueError on every rank if rank 0 finds a problem."""
+        """Raise ValueError on every rank if rank 0 finds a problem."""
         problem = [problem_of() if self.context.rank == 0 else None]
         dist.broadcast_object_list(problem, src=0)
         if problem[0]:
@@ -129,7 +129,7 @@ class MeshPlacement(ModelPlacement):
         return autocast(self.config.precision, self.context.device)
 
     def _costs(self, model: nn.Module, names: list[str], task: Task, sample: Batch | None) -> list[float]:
-        """Cost per layer; measured ones are rank 0's on every rank."""
+        """Return the cost per layer; measured ones are rank 0's on every rank."""
         if self.config.balance == "estimated":
             return estimated_costs(model, names)
         if sample is None:
@@ -178,7 +178,7 @@ class MeshPlacement(ModelPlacement):
                 self.uncounted.update(mine)
 
     def _links(self) -> Links:
-        """The group of each direction between neighbors of this rank's pipeline: p2p.py says why. Collective."""
+        """Make the group of each direction between pipeline neighbors (p2p.py says why). Collective."""
         ranks = range(self.mesh.pp)
         pairs = sorted({pair for r in ranks for pair in ((r, (r + 1) % len(ranks)), ((r + 1) % len(ranks), r))})
         if device_backend(self.context.device) != "nccl":
@@ -222,7 +222,7 @@ class MeshPlacement(ModelPlacement):
             sum_tied(parameters[name], group)
 
     def compare(self, task: Task, module: nn.Module, sample: Batch | None, evaluate: Callable[[Batch], Any]) -> None:
-        """Stretches of sequences against whole sequences, on the ranks that see outputs."""
+        """Compare stretches of sequences with whole sequences, on the ranks that see outputs."""
         if self.mesh.cp == 1 or (rows := self._rows_to_compare(task, sample)) is None:
             return
         stretches = evaluate(rows)
@@ -267,6 +267,6 @@ def sum_tied(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
 
 
 def make_placement(context: RankContext) -> ModelPlacement:
-    """The placement of the mesh: plain if only dp is used."""
+    """Make the placement of the mesh: plain if only dp is used."""
     mesh = context.mesh
     return ModelPlacement(context) if mesh.pp * mesh.cp * mesh.tp == 1 else MeshPlacement(context)

@@ -34,13 +34,13 @@ Table = list[list[Action]]  # per rank, in order
 
 
 def schedule_problem(name: str, ranks: int, micro_batches: int, stages_per_rank: int) -> str | None:
-    """Why the schedule cannot run, or None.
+    """Return why the schedule cannot run, or None.
 
     Args:
-        name: `parallel.schedule`.
-        ranks: p, of the pipeline.
-        micro_batches: m, of a pass.
-        stages_per_rank: v.
+        name: value of `parallel.schedule`.
+        ranks: p, ranks of the pipeline.
+        micro_batches: m, micro-batches of a pass.
+        stages_per_rank: v, stages per rank.
     """
     if name not in SCHEDULES:
         near = difflib.get_close_matches(name, SCHEDULES, n=1, cutoff=0.0)[0]
@@ -59,7 +59,7 @@ def schedule_problem(name: str, ranks: int, micro_batches: int, stages_per_rank:
 
 
 def schedule_table(name: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Table:
-    """Each rank's actions, in order. Arguments and ValueError as in `schedule_problem`."""
+    """Return each rank's actions, in order. Arguments and ValueError as in `schedule_problem`."""
     problem = schedule_problem(name, ranks, micro_batches, stages_per_rank)
     if problem:
         raise ValueError(problem)
@@ -76,7 +76,7 @@ def _breadth_first(rank: int, ranks: int, micro: int, per_rank: int) -> list[Act
 
 
 def _order(kind: str, rank: int, ranks: int, micro: int, per_rank: int) -> list[Action]:
-    """One rank's actions of a kind, depth first: rounds of micro-batches; in a round, stage by stage.
+    """List one rank's actions of a kind, depth first: rounds of micro-batches; in a round, stage by stage.
 
     Args: kind (stages of F go up, of others down), rank of `ranks`, micro-batches, stages per rank.
     """
@@ -87,7 +87,7 @@ def _order(kind: str, rank: int, ranks: int, micro: int, per_rank: int) -> list[
 
 
 def _depth_first(rank: int, ranks: int, micro: int, per_rank: int, split: bool) -> list[Action]:
-    """Warm-up forwards, then one forward and one backward in turn; with `split`, W actions fill idle time.
+    """List warm-up forwards, then one forward and one backward alternating; `split` W actions fill idle time.
 
     Args: rank of `ranks`, micro-batches, stages per rank, whether backward is split in I and W.
     """
@@ -118,7 +118,7 @@ class SimulatedRun(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def schedule_run(name: str, ranks: int, micro_batches: int, stages_per_rank: int) -> SimulatedRun:
-    """The run of a schedule's table; kept, since many layouts have the same. ValueError as in `schedule_problem`."""
+    """Simulate a schedule's table; cached, since many layouts share one. ValueError as in `schedule_problem`."""
     return simulate(schedule_table(name, ranks, micro_batches, stages_per_rank), ranks * stages_per_rank)
 
 
@@ -152,12 +152,12 @@ Result = tuple[str, int, int]  # F, the outputs; B, the input's gradient; or W, 
 
 
 def _result(action: Action) -> Result:
-    """What others wait for of an action."""
+    """Return the result of an action that others wait for."""
     return ("B", action.stage, action.micro) if action.kind == "I" else action
 
 
 def _needs(action: Action, stages: int) -> list[Result]:
-    """What an action waits for."""
+    """List the results an action waits for."""
     kind, stage, micro = action
     if kind == "F":
         return [("F", stage - 1, micro)] if stage else []

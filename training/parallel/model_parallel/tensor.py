@@ -31,7 +31,7 @@ from sparkring.training.models.sharding_plan import KINDS, ShardingPlan
 
 
 def tensor_styles(plan: ShardingPlan, model: nn.Module, sequence: bool) -> dict[str, ParallelStyle]:
-    """Module name -> how torch cuts it. `sequence`: x_BTM between cut layers is cut too, over T (Shard(1))."""
+    """Map each module to torch's parallel style. `sequence`: x_BTM between cut layers is Shard(1), over T."""
     between = Shard(1) if sequence else Replicate()
     kinds = plan.kinds(model)
     entered = tuple(f"{name}." for name, kind in kinds.items() if kind == "enter")
@@ -73,7 +73,7 @@ def _replicated(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def distribute_whole(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Parameters that are not DTensors yet become replicated ones."""
+    """Turn parameters that are not DTensors yet into replicated ones."""
     for owner in module.modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
             if not isinstance(parameter, DTensor):
@@ -108,7 +108,7 @@ Slot = tuple[nn.Module, str]  # a module, and the name of one of its own paramet
 
 
 def _tied_modules(model: nn.Module) -> list[tuple[Slot, list[Slot]]]:
-    """For each shared parameter: its first slot and the others."""
+    """List, for each shared parameter, its first slot and the others."""
     places: dict[int, list[Slot]] = {}
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):
@@ -117,11 +117,11 @@ def _tied_modules(model: nn.Module) -> list[tuple[Slot, list[Slot]]]:
 
 
 def vocabulary_parallel_loss() -> AbstractContextManager[Any]:
-    """Within, cross entropy works on logits cut over the vocabulary, without gathering them."""
+    """Compute cross entropy within the block on logits cut over the vocabulary, without gathering."""
     scope: AbstractContextManager[Any] = loss_parallel()
     return scope
 
 
 def gathered(outputs: Any) -> Any:
-    """The whole logits on every rank (evaluation only)."""
+    """Gather the whole logits on every rank (evaluation only)."""
     return outputs.full_tensor() if isinstance(outputs, DTensor) else outputs

@@ -27,7 +27,7 @@ from sparkring.training.tables.hot_ids import HotIds
 
 
 def usable_backup(wanted: int, world: int) -> int:
-    """Ranks that a step of `world` ranks does not wait for: half of them at most, after a world has shrunk."""
+    """Return how many ranks a step need not wait for: at most half, after the world shrank."""
     return min(wanted, world // 2)
 
 
@@ -47,9 +47,10 @@ class BackupStrategy(ServersStrategy):
         return self.link.world - self.backup
 
     def take(self, limit: int) -> BatchShare | None:
-        """The part that this rank computes in the step that comes; None: none. `limit`: clock it must be below.
+        """Take the batch share that this rank computes in the next step, or None; steps stay below `limit`.
 
-        Ranks that have met go on first: one without a part waits for another's gradient, and that one for all to go on.
+        Ranks at a synchronization point continue first: a rank without a share waits for another's gradient, and that
+        rank for all to continue.
         """
         if self.link.met_at == self.clock:
             self._go_on()

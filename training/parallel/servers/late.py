@@ -39,18 +39,18 @@ class LateNotes:
         self._client, self._residuals = client, residuals
 
     def begin(self, clock: int) -> None:
-        """Note what is to be added, before the first step."""
+        """Record what is to be added, before the first step."""
         if self._residuals.late:
             self._leave(clock, 0, None, [])
 
     def before_push(self, clock: int, version: int, batch: Batch | None, finite: bool) -> None:
-        """Note what the gradient that is pushed next has.
+        """Record the late residuals that the next push contains.
 
         Args:
-            clock: of the push.
-            version: of the first server at its pull.
-            batch: of the gradient.
-            finite: whether the gradient is, else no step has it.
+            clock: step of the push.
+            version: version of the first server at its pull.
+            batch: batch of the gradient.
+            finite: whether the gradient is finite, else no step has it.
         """
         if self._residuals.late:
             self._leave(clock, version, batch, self._residuals.added if finite else [])

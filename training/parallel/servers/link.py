@@ -87,7 +87,7 @@ class ServerLink(Meeting):
         self._scope = step
 
     def of_first(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Rank 0's values."""
+        """Copy rank 0's values to every rank."""
         if not tensors:
             return {}
         on_host = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
@@ -114,7 +114,7 @@ class ServerLink(Meeting):
             self.client.keep(LOOP, state)
 
     def kept(self) -> bytes:
-        """What `keep` was last given by rank 0."""
+        """Return the value that rank 0 last gave to `keep`."""
         return self.client.kept(LOOP)
 
     def server_counts(self) -> list[dict[str, Any]]:

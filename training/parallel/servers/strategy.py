@@ -61,14 +61,14 @@ class ServersStrategy(Strategy):
         link: ServerLink,
         tables: TableSettings,
     ) -> None:
-        """Take the parts that compose.py has made.
+        """Combine the components that compose.py has made.
 
         Args:
-            context: of a world of this process alone.
-            placement: of the model, which is whole.
-            clip_norm: largest norm of a step's gradient with bound 0, else of a rank's; None: not clipped.
-            link: to the servers.
-            tables: of the model's SparseEmbeddings.
+            context: context of a world with this process alone.
+            placement: placement of the model, which is whole.
+            clip_norm: largest norm of a step's gradient with bound 0, else of a rank's; None disables clipping.
+            link: connection to the servers.
+            tables: settings of the model's SparseEmbeddings.
         """
         local = LocalStep(context, SingleProcess("servers"), placement, clip_norm, None, tables)
         super().__init__(local, link, link.rank, link.world)
@@ -123,7 +123,7 @@ class ServersStrategy(Strategy):
             self.link.client.load_dense(self._flat_weights(), {})
 
     def _defined(self, tables: Sequence[Any]) -> Definition:
-        """What the servers hold. ValueError where weights have several dtypes."""
+        """Describe what the servers hold. ValueError if weights have several dtypes."""
         shapes = {plain_name(name): list(p.shape) for name, p in self.prepared.named}
         dtypes = {str(p.dtype).removeprefix("torch.") for _, p in self.prepared.named} or {"float32"}
         if len(dtypes) > 1:
@@ -158,7 +158,7 @@ class ServersStrategy(Strategy):
         return self.compute(batch, pulled, self._ids)
 
     def distinct_ids(self, batch: Batch) -> list[Ids]:
-        """By table, the distinct ids of a batch."""
+        """Return the distinct ids of a batch, by table."""
         return [distinct_ids(name, module, batch.on_host)[0] for name, module in self._served.modules.items()]
 
     def compute(self, batch: Batch, pulled: Pulled, ids: list[Ids]) -> torch.Tensor:
@@ -170,7 +170,7 @@ class ServersStrategy(Strategy):
         return self.local.compute(batch)
 
     def _draws_at(self) -> tuple[int, int]:
-        """(rank, step) that random numbers are of."""
+        """Return the (rank, step) that seeds random numbers."""
         return self.rank, self.clock
 
     def step(self, lr: float) -> StepInfo:
@@ -213,14 +213,14 @@ class ServersStrategy(Strategy):
         return info
 
     def _own_info(self, norm: float) -> StepInfo:
-        """Of a step that this rank has made by itself; those of all are counted when ranks have met."""
+        """Return the info of this rank's own step; all ranks' steps are counted at synchronization points."""
         skipped = not math.isfinite(norm)
         self._skipped += skipped
         counted, self._to_count = self._to_count, 0
         return StepInfo(norm, skipped, self.rank if skipped else None, counted_skips=counted)
 
     def gradient(self, lr: float) -> tuple[Gradient, float]:
-        """This rank's gradient as it is pushed, and its norm before it was clipped."""
+        """Return this rank's gradient as pushed, and its norm before clipping."""
         prepared = self.prepared
         names = [plain_name(name) for name, _ in prepared.named]
         self._unreached -= {name for name, (_, p) in zip(names, prepared.named, strict=True) if p.grad is not None}
@@ -241,7 +241,7 @@ class ServersStrategy(Strategy):
         return Gradient(dense, absent, self._ids, self._served.gradients(factor), norm * share, lr), norm
 
     def settled_factor(self, norm: float) -> float:
-        """With bound 0: what the gradient of a step is multiplied by; NaN where it is skipped."""
+        """Return the factor on a step's gradient with bound 0; NaN if the step is skipped."""
         return clip_factor(norm, self.local.clip_norm) if math.isfinite(norm) else math.nan
 
     # --- weights -------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class ServersStrategy(Strategy):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within, the weights are the servers', at the step that all ranks have made. Collective."""
+        """Use the servers' weights within the block, at the step that all ranks have made. Collective."""
         self.link.wait_for_all()
         self._write_weights(self.link.client.weights())
         self._buffers_of_first()
@@ -360,18 +360,18 @@ class ServersStrategy(Strategy):
 
 
 def norm_of(answer: tuple[float, int | None]) -> tuple[float, int | None]:
-    """The norm of a step's gradient, NaN where a rank's was not finite, and that rank."""
+    """Return the norm of a step's gradient, NaN if a rank's was not finite, and that rank."""
     squares, bad = answer
     return (math.sqrt(squares) if bad is None else math.nan), bad
 
 
 def draws_seed(seed: int, rank: int, clock: int) -> int:
-    """The seed of torch's random numbers in a rank's step: the same when it is computed again."""
+    """Return the seed of a rank's random numbers in a step, the same when it is recomputed."""
     return int.from_bytes(sha256(f"{seed} {rank} {clock}".encode()).digest()[:7], "big")
 
 
 def with_all_values(initial: InitialModel) -> InitialModel:
-    """Zeros where this rank has no initial values: it gets rank 0's."""
+    """Fill zeros where this rank has no initial values: it gets rank 0's."""
     values = dict(initial.values)
     for name, value in values.items():
         if isinstance(value, EagerValue) and value.tensor is None:

@@ -63,20 +63,20 @@ class ServedTables(SparseTables):
         link: ServerLink,
         device: torch.device,
     ) -> None:
-        """Begin; the tables of this process stay empty but for an export.
+        """Start with tables that stay empty in this process, except for an export.
 
         Args:
-            modules: by table name.
-            settings: of all tables; how rows are sent between ranks does not count.
-            link: to the servers, which hold the rows.
-            device: of the rows that are pulled.
+            modules: modules by table name.
+            settings: settings of all tables; how rows are sent between ranks is ignored.
+            link: connection to the servers, which hold the rows.
+            device: device of the pulled rows.
         """
         unsent = settings.config.model_copy(update={"lag": 0, "wire": "fp32", "place": "shard"})
         super().__init__(modules, replace(settings, config=unsent), Position(link.rank, link.world), device)
         self._link, self._servers = link, cast(RowServers, link.client)
 
     def distinct(self, columns: Columns) -> list[Ids]:
-        """By table, the distinct ids (n,) of a batch to train on, which are counted as used."""
+        """Return the distinct ids (n,) of a training batch by table, and count their uses."""
         found = []
         for name, module in self.modules.items():
             ids, uses = distinct_ids(name, module, columns)
@@ -106,13 +106,13 @@ class ServedTables(SparseTables):
             self.give(name, own, rows, training=False)
 
     def gradients(self, factor: float) -> list[Array]:
-        """By table, the gradients (n, dim) of the rows taken, times `factor`."""
+        """Return the gradients (n, dim) of the pulled rows, times `factor`, by table."""
         rows_of = [self._pulled.pop(name).rows for name in self.modules]
         grads_of = [torch.zeros_like(rows) if rows.grad is None else rows.grad for rows in rows_of]
         return [(grads * factor).cpu().numpy() for grads in grads_of]
 
     def squares(self) -> float:
-        """The sum of squares of the gradients of the rows taken."""
+        """Sum the squares of the pulled rows' gradients."""
         grads = (pulled.rows.grad for pulled in self._pulled.values())
         return sum(float(grad.double().square().sum()) for grad in grads if grad is not None)
 

@@ -46,7 +46,7 @@ def there_before(bucket: Bucket, transport: Transport) -> list[torch.Tensor]:
 
 
 def trace_codec(rank: RankParameters) -> list[BucketCoding]:
-    """What each bucket's coding holds, in the order of sending."""
+    """Trace the memory of each bucket's coding, in the order of sending."""
     workload = rank.workload
     ranks = workload.mesh.dp * workload.mesh.cp
     transport = compressed(workload.config.compress, NoCollectives(0, ranks))

@@ -69,7 +69,7 @@ class GradientMemory:
         self.complete: set[str] = set()  # parameters whose gradient is there
 
     def begin_pass(self, last: bool) -> None:
-        """Before a pass; `last` ones are reduced."""
+        """Start a pass; the gradients of a `last` pass are reduced."""
 
     def event(self, event: PassEvent) -> None:
         """See an event of the pass; a complete gradient is held from here on."""
@@ -81,19 +81,19 @@ class GradientMemory:
         return self.rank.local[name] * self.element
 
     def summed_bytes(self, name: str, is_shared: bool) -> int:
-        """Bytes of sums over passes, and over the uses of a shared weight: a DTensor is not added to in place."""
+        """Return bytes of sums over passes, and over a shared weight's uses: DTensors are not added in place."""
         if self.rank.workload.mesh.tp == 1:
             return 0
         return self.size(name) * ((name in self.complete) + 2 * is_shared)
 
     def end_pass(self) -> None:
-        """After a pass; of a pipeline, after a stage's last one."""
+        """End a pass; in a pipeline, a stage's last one."""
 
     def end(self) -> None:
-        """After the last pass."""
+        """End the last pass."""
 
     def end_evaluation(self) -> None:
-        """After the forward pass of an evaluation."""
+        """End the forward pass of an evaluation."""
 
 
 class BucketMemory(GradientMemory):
@@ -155,7 +155,7 @@ class ZeroMemory(GradientMemory):
     """What fully_shard gathers, reduces and frees at each unit of a stage; "" is all of it that is in no unit."""
 
     def __init__(self, rank: RankParameters, level: Level, names: Sequence[str]) -> None:
-        """`names`: the stage's layers; "" is the whole model."""
+        """Start with sharded weights. `names`: the stage's layers; "" is the whole model."""
         super().__init__(rank, level)
         self.names = names
         self.gathered: set[str] = set()
@@ -317,7 +317,7 @@ class ZeroMemory(GradientMemory):
         self.end_pass()
 
     def end_pass(self) -> None:
-        """After the last backward: what was gathered for none, and what was sent, is freed."""
+        """Free what was gathered without use and what was sent, after the last backward."""
         self.level.add("buffers", -self.reducing)
         self.reducing = 0.0
         for unit in self.received:
@@ -337,7 +337,7 @@ class ZeroMemory(GradientMemory):
 
 
 def gradient_memory(rank: RankParameters, level: Level) -> list[GradientMemory]:
-    """What combines the gradients of each of the rank's stages, or of all of them."""
+    """Make the gradient memory of each of the rank's stages, or one for all of them."""
     mesh, workload = rank.workload.mesh, rank.workload
     if rank.zero and not rank.on_horovod:
         return [ZeroMemory(rank, level, names) for names in rank.stages]
@@ -351,7 +351,7 @@ class StepPlayer:
     """Play the passes of a rank's step."""
 
     def __init__(self, rank: RankParameters, held: dict[str, int]) -> None:
-        """`held`: bytes by kind that are there all the time."""
+        """Start a step. `held`: permanently held bytes by kind."""
         self.rank, self.level = rank, Level(held)
         self.of_stages = gradient_memory(rank, self.level)
         self.gradients = self.of_stages[0]  # of the pass that is played
@@ -390,10 +390,10 @@ class StepPlayer:
                 self.gradients.event(event)
 
     def _exchange(self, event: PassEvent, timeline: Timeline) -> None:
-        """What is held for a moment where tensor ranks gather inputs, sum outputs, and compute the loss of cut logits.
+        """Add momentary memory of tensor ranks: gathered inputs, summed outputs, the loss of cut logits.
 
-        Under sequence parallelism both are put together from pieces: once more; and a layer's caller keeps this rank's
-        piece of the input until the layer has returned.
+        Under sequence parallelism both are put together from shards: once more; and a layer's caller keeps this rank's
+        shard of the input until the layer has returned.
         """
         config, mesh = self.rank.workload.config, self.rank.workload.mesh
         if mesh.tp == 1:
@@ -413,7 +413,7 @@ class StepPlayer:
             self.level.pulse("buffers", 2 * whole)
 
     def _uncut_bytes(self, event: PassEvent) -> int:
-        """Bytes of a gradient that is made whole before tensor ranks cut it: of an embedding whose outputs are cut."""
+        """Return bytes of a gradient that is whole before tensor ranks cut it: an embedding's with cut outputs."""
         workload = self.rank.workload
         is_embedding = workload.kinds.get(event.name.rpartition(".")[0]) == "vocab"
         return event.size if is_embedding and workload.mesh.tp > 1 and workload.config.sequence_parallel else 0
@@ -428,7 +428,7 @@ class StepPlayer:
         return self.pipeline(table[number], timelines)
 
     def whole_passes(self, timeline: Timeline) -> None:
-        """The passes of an accumulation, without a pipeline."""
+        """Play the passes of an accumulation, without a pipeline."""
         passes = min(self.rank.workload.config.passes, PASSES)
         for number in range(passes):
             self.gradients.begin_pass(last=number == passes - 1)
@@ -440,7 +440,7 @@ class StepPlayer:
         self.gradients.end()
 
     def pipeline(self, actions: Sequence[Action], timelines: Sequence[Timeline]) -> None:
-        """The actions of this rank in a schedule."""
+        """Play the actions of this rank in a schedule."""
         last = {action.stage: action for action in actions if action.kind in "BW"}
         pp = self.rank.workload.mesh.pp
         posted: set[Action] = set()
@@ -499,7 +499,7 @@ class StepPlayer:
         self.shares[LOSS], self.has_cut_loss = 1.0, False
 
     def message(self, action: Action, timelines: Sequence[Timeline]) -> float:
-        """Bytes of the message that the action waits for."""
+        """Return the bytes of the message that the action waits for."""
         timeline, between = timelines[action.stage], self.shares["between"]
         if action.kind == "F":
             return timeline.input_bytes * between if action.stage else 0.0
@@ -532,13 +532,13 @@ def with_peaks(ranks: Sequence[RankParameters], memory: Sequence[StageMemory]) -
 
 
 def pulled_rows(workload: Workload, is_evaluation: bool) -> dict[str, int]:
-    """Rows that a rank has of each sparse table, by its name: the distinct ids of a step, or of an evaluated batch."""
+    """Count a rank's rows per sparse table: the distinct ids of a step, or of an evaluated batch."""
     rows = workload.evaluated_rows if is_evaluation else workload.rows_per_rank
     return {table.name: table.distinct(rows) for table in workload.tables}
 
 
 def pulled_bytes(workload: Workload, is_evaluation: bool) -> int:
-    """Bytes of these rows, and of their ids."""
+    """Return the bytes of these rows and their ids."""
     embeddings = sparse_embeddings(workload.model)
     return sum(
         count * (embeddings[name].dim * workload.element_bytes + ID_BYTES)
@@ -547,14 +547,14 @@ def pulled_bytes(workload: Workload, is_evaluation: bool) -> int:
 
 
 def evaluated_weights(stage: StageMemory, workload: Workload) -> dict[str, int]:
-    """A rank's own weights, which it keeps while it evaluates those of all replicas (AveragedStrategy.averaged)."""
+    """Return a rank's own weights, kept while all replicas' are evaluated (AveragedStrategy.averaged)."""
     return {"own weights": stage.weights} if workload.is_averaged else {}
 
 
 def row_evaluation_bytes(workload: Workload, trace: Trace) -> float:
-    """The most bytes per row that an evaluation of the whole model holds on one tensor and context rank.
+    """Return the most bytes per row of a whole model's evaluation on one tensor and context rank.
 
-    Beside weights, and what is there all the time. Untraceable if the pass is. `trace`: of the model.
+    Weights and permanent memory do not count. Untraceable if the pass is. `trace`: trace of the model.
     """
     config, mesh = workload.config, Mesh(tp=workload.mesh.tp, cp=workload.mesh.cp)
     plain = ParallelConfig(precision=config.precision, sequence_parallel=config.sequence_parallel)
@@ -569,7 +569,7 @@ def row_evaluation_bytes(workload: Workload, trace: Trace) -> float:
 
 
 def batch_bytes(workload: Workload, rows: int) -> int:
-    """Bytes of so many rows."""
+    """Return the bytes of `rows` rows."""
     tensors = [column for column in batch_columns(workload).values() if isinstance(column, torch.Tensor)]
     return rows * sum(t.numel() * t.element_size() for t in tensors)
 
@@ -577,13 +577,13 @@ def batch_bytes(workload: Workload, rows: int) -> int:
 def stage_timelines(
     workload: Workload, units: set[str], is_evaluation: bool = False, in_compute_dtype: bool = False
 ) -> list[Timeline]:
-    """The timelines of all pipeline stages, or of the whole model, in a training pass or an evaluation.
+    """Trace the timelines of all pipeline stages, or of the whole model, in a pass or an evaluation.
 
     Args:
-        workload: the step.
-        units: modules whose events are written.
-        is_evaluation: of the rows that a rank evaluates at a time.
-        in_compute_dtype: weights are in the dtype of compute, as if they were gathered.
+        workload: step that is traced.
+        units: modules with recorded events.
+        is_evaluation: trace the rows that a rank evaluates at a time.
+        in_compute_dtype: weights have the dtype of compute, as if they were gathered.
     """
     model, task, count, config = workload.model, workload.task, len(workload.stages), workload.config
     rows = workload.evaluated_rows if is_evaluation else workload.rows_per_pass
@@ -625,7 +625,7 @@ def stage_timelines(
 
 
 def batch_columns(workload: Workload) -> Columns:
-    """One row of the batch; without a task, the model's inputs."""
+    """Return one row of the batch; without a task, the model's inputs."""
     if workload.task is not None:
         return workload.columns
     assert not isinstance(workload.inputs, Untraceable)

@@ -70,9 +70,7 @@ class Timeline:
         return max(held, default=0)
 
     def part(self, kind: str) -> list[PassEvent]:
-        """Events of a schedule's action: forward F, backward B or its halves I and W; "" is all. B of an evaluation is
-        its loss.
-        """
+        """Return events of an action: forward F, backward B (evaluation: loss), its halves I and W, all ""."""
         marks = {event.kind: index for index, event in enumerate(self.events) if event.kind in ("loss", "split")}
         loss, split = marks["loss"], marks.get("split", len(self.events))
         bounds = {"F": (0, loss), "B": (loss, None), "I": (loss, split), "W": (split, None)}
@@ -83,9 +81,11 @@ class Recorder(MemoryMeter):
     """Write the events of the storages that are made and freed while it is active."""
 
     def __init__(self, kinds: Mapping[str, str], units: Iterable[str]) -> None:
-        """Args:
-        kinds: module -> how it is cut over tensor ranks.
-        units: modules whose events are written.
+        """Record a pass.
+
+        Args:
+            kinds: module -> how it is cut over tensor ranks.
+            units: modules with recorded events.
         """
         super().__init__()
         self.kinds, self.units = kinds, set(units)
@@ -115,7 +115,7 @@ class Recorder(MemoryMeter):
             events.append(PassEvent("free", events[self.held.pop(key)].name, -size))
 
     def _place(self) -> str:
-        """Where the current operation is; that of a cut layer's output or its input's gradient is between them."""
+        """Return the place of the operation; a cut layer's output or input gradient is between layers."""
         around = self.running or self.returning
         if not around:
             return LOSS if self.is_loss else "between"
@@ -132,7 +132,7 @@ class Recorder(MemoryMeter):
             self.timeline.events[index] = self.timeline.events[index]._replace(name=place)
 
     def gradient(self, name: str, parameter: torch.Tensor) -> None:
-        """A parameter's gradient is complete: it becomes the strategy's."""
+        """Hand a parameter's complete gradient over to the strategy."""
         assert parameter.grad is not None
         self.place_again(parameter.grad, GRADIENT + name)
         if name in self.timeline.shared:
@@ -141,7 +141,7 @@ class Recorder(MemoryMeter):
         parameter.grad = None
 
     def _place_parts(self, name: str, size: int) -> None:
-        """The parts of a shared weight's gradient, one for each use, are as large as it, and cut as it is."""
+        """Place the summands of a shared weight's gradient, one per use, as large and cut as the gradient."""
         events = self.timeline.events
         loss = next(index for index, event in enumerate(events) if event.kind == "loss")
         for index, event in enumerate(events[loss:], loss):
@@ -289,16 +289,16 @@ def pull_rows(module: nn.Module, work: Pass, shapes: Shapes) -> list[torch.Tenso
 
 
 def loss_bytes(task: Task, columns: Columns, output: torch.Tensor, precision: str, device_type: str) -> int:
-    """The most bytes that the loss of a model's output and its backward hold beside the output.
+    """Return the most bytes that the loss and its backward hold, besides the output.
 
     Untraceable if the loss needs values.
 
     Args:
-        task: whose loss it is.
-        columns: of the batch.
-        output: of the model for these rows, on the meta device.
-        precision: of compute, parallel.precision.
-        device_type: `cpu` or `cuda`.
+        task: task that computes the loss.
+        columns: columns of the batch.
+        output: model output for these rows, on the meta device.
+        precision: precision of compute, parallel.precision.
+        device_type: either `cpu` or `cuda`.
     """
     work = Pass(
         module=nn.Identity(),
@@ -326,7 +326,7 @@ def prepare_module(module: nn.Module, work: Pass) -> None:
 
 
 def with_exchange(core: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """An attention core with the copies of context.AllToAllCore, which are as large as what is exchanged."""
+    """Wrap an attention core with the copies of context.AllToAllCore, as large as what is exchanged."""
 
     def exchange(x: torch.Tensor) -> torch.Tensor:
         for _ in ("sent", "received", "put together"):
@@ -337,7 +337,7 @@ def with_exchange(core: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
 
 def _run(module: nn.Module, work: Pass, recorder: Recorder) -> Any:
-    """Forward, loss and backward; returns shape and dtype of the outputs."""
+    """Run forward, loss and backward; return shape and dtype of the outputs."""
     timeline, like = recorder.timeline, None
     with autocast(work.precision, torch.device("cpu")):
         given = work.given(work.columns) if work.received is None else (work.received,)
@@ -360,7 +360,7 @@ def _run(module: nn.Module, work: Pass, recorder: Recorder) -> Any:
 
 
 def _evaluate(module: nn.Module, work: Pass, recorder: Recorder) -> Any:
-    """Forward, loss and metrics, as Strategy.evaluate and evaluate_split run them; returns shape and dtype as `_run`.
+    """Run forward, loss and metrics as Strategy.evaluate and evaluate_split do; return as `_run` does.
 
     What a metric does with values, on the host, is not seen.
     """

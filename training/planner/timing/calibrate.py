@@ -75,15 +75,16 @@ def fitted(
     data: str,
     fixed: Sequence[str] = (),
 ) -> Cluster:
-    """Return the cluster with the parameters that the rows determine. ValueError: too few rows, or such as this
-    hardware cannot take.
+    """Return the cluster with the parameters that the rows determine.
+
+    ValueError for too few rows, or times impossible on this hardware.
 
     Args:
-        cluster: its parameters are the start.
-        counts: what each step does.
-        steps: as measured.
-        data: the name of the rows, for the cluster's file.
-        fixed: parameters that stay as they are.
+        cluster: cluster with the initial parameters.
+        counts: work of each step.
+        steps: steps as measured.
+        data: name of the rows, for the cluster's file.
+        fixed: names of parameters to keep.
     """
     from scipy.optimize import least_squares  # takes a second, which other commands do not spend
 
@@ -127,12 +128,12 @@ def fitted(
 
 
 def most_errors(errors: Array) -> float:
-    """What nine of ten errors are below, in whole percents."""
+    """Return the bound of nine of ten errors, in whole percents."""
     return min(1.0, math.ceil(100 * float(np.quantile(np.abs(errors), MOST))) / 100)
 
 
 def _check_explained(error: float, cluster: Cluster) -> None:
-    """ValueError for steps that no share of the hardware explains. `error`: median log(predicted / measured)."""
+    """Raise ValueError if no share of the hardware explains `error`, the median log(predicted / measured)."""
     if abs(error) > UNEXPLAINED:
         raise ValueError(
             f"fitted, {cluster.device.name} takes {np.exp(error):,.3g} times the seconds measured, in the median: "
@@ -141,7 +142,7 @@ def _check_explained(error: float, cluster: Cluster) -> None:
 
 
 def determined(cluster: Cluster, steps: Sequence[TimedStep]) -> list[str]:
-    """The parameters that rows like these say something about."""
+    """List the parameters that such rows determine."""
     names = ["matmul", "memory", "kernel_us", "launch_us", "depth", "attention"]
     if any(step.devices > 1 for step in steps):
         names.append("link")
@@ -153,12 +154,12 @@ def determined(cluster: Cluster, steps: Sequence[TimedStep]) -> list[str]:
 
 
 def predicted(counts: Sequence[StepCounts], cluster: Cluster) -> Array:
-    """Seconds of each step."""
+    """Return seconds of each step."""
     return np.array([step_time(each, cluster).total for each in counts])
 
 
 def fit_errors(seconds: Array, steps: Sequence[TimedStep]) -> FitErrors:
-    """Errors of predicted seconds (steps,), and the rank correlation of rates per device, measured with predicted."""
+    """Return errors of predicted seconds (steps,), and rank correlation of rates per device."""
     measured = np.array([step.step_s for step in steps])
     work = np.array([step.global_batch * step.tokens / step.devices for step in steps])
     errors = np.abs(seconds / measured - 1)
@@ -168,7 +169,7 @@ def fit_errors(seconds: Array, steps: Sequence[TimedStep]) -> FitErrors:
 
 
 def rank_correlation(first: Array, second: Array) -> float:
-    """Spearman's; of fewer than two values, or equal ones, 1."""
+    """Compute Spearman's rank correlation; 1 for fewer than two values."""
     if len(first) < 2:
         return 1.0
     ranks = np.stack([np.argsort(np.argsort(values)).astype(float) for values in (first, second)])

@@ -43,15 +43,15 @@ class Topology:
         return max(node.link_latency_s, node.turn_s) if self.per_core > 1 else node.link_latency_s
 
     def per_node(self, group: RankGroup) -> int:
-        """Ranks of a group on one node."""
+        """Return the ranks of a group on one node."""
         return max(1, min(group.size, self.cluster.node.devices // group.stride))
 
     def crosses(self, group: RankGroup) -> bool:
-        """Whether a group has ranks on several nodes."""
+        """Return whether a group has ranks on several nodes."""
         return group.size > self.per_node(group)
 
     def bytes_per_s(self, group: RankGroup) -> float:
-        """What one rank of a group sends per second in a ring."""
+        """Return the bytes that one rank of a group sends per second in a ring."""
         node, reached = self.cluster.node, self.cluster.reached
         link = node.link_bytes_per_s * reached.link / self.per_core  # on a CPU cores copy and add
         if not self.crosses(group):
@@ -61,7 +61,7 @@ class Topology:
         return min(link, self.cluster.network.bytes_per_s * reached.network / groups)
 
     def latency_s(self, group: RankGroup, is_ring: bool = False) -> float:
-        """Of one collective: a ring passes all ranks; an all-reduce those of a node, and nodes by a tree."""
+        """Return one collective's latency: a ring passes all ranks; an all-reduce a node's ranks, then a tree."""
         inside = self.per_node(group)
         nodes = math.ceil(group.size / inside)
         if is_ring:
@@ -69,17 +69,17 @@ class Topology:
         return (inside - 1) * self._hop_s + math.ceil(math.log2(nodes)) * self.cluster.network.latency_s
 
     def sent_s(self, sent: float, group: RankGroup, calls: float = 1.0, is_ring: bool = False) -> float:
-        """Seconds in which one rank of a group sends so many bytes, in so many collectives (rings: see latency_s)."""
+        """Return seconds to send `sent` bytes from one rank in `calls` collectives (rings: see latency_s)."""
         if group.size == 1 or not sent:
             return 0.0
         return sent / self.bytes_per_s(group) + calls * self.latency_s(group, is_ring)
 
     def all_to_all_s(self, sent: float, group: RankGroup, most: float = math.inf) -> float:
-        """Seconds in which all ranks of a group send so many bytes, the same share to each of the others.
+        """Return the seconds of an all-to-all in which each rank sends `sent` bytes in equal shares.
 
         Args:
             sent: bytes of a rank to all others.
-            group: the ranks; others of their kind send at the same time.
+            group: the group of ranks; others of their kind send at the same time.
             most: bytes per second that a rank can send.
         """
         node, reached, inside = self.cluster.node, self.cluster.reached, self.per_node(group)
@@ -89,7 +89,7 @@ class Topology:
         return (sent - away) / min(link, most) + away / min(per_rank, most)
 
     def send_s(self, size: float, stride: int) -> float:
-        """Seconds to send `size` bytes to the rank `stride` further, at the boundary where it takes longest."""
+        """Return seconds to send `size` bytes to the rank `stride` further, at the slowest boundary."""
         node, network, reached = self.cluster.node, self.cluster.network, self.cluster.reached
         if self.world <= node.devices:
             return size / (node.link_bytes_per_s * reached.link) + self._hop_s

@@ -35,7 +35,7 @@ class ShardCopies:
 
 
 def shard_copies(rank: RankParameters) -> ShardCopies | None:
-    """What a rank copies in a step; None without offload."""
+    """Return what a rank copies in a step; None without offload."""
     if not rank.is_offloaded:
         return None
     element, reductions = rank.workload.element_bytes, reductions_of(rank)
@@ -45,7 +45,7 @@ def shard_copies(rank: RankParameters) -> ShardCopies | None:
 
 
 def host_bytes_per_s(cluster: Cluster, world: int) -> float:
-    """What the host reads and writes for one of the ranks that step at once."""
+    """Return bytes per second the host reads and writes for each of the ranks that step at once."""
     return cluster.node.memory_bytes_per_s * cluster.reached.host / min(world, cluster.node.devices)
 
 

@@ -59,7 +59,7 @@ class ModelWork(NamedTuple):
     layers: dict[str, tuple[Operation, ...]]
 
     def flops(self) -> float:
-        """Of forward and backward, which has two products for each."""
+        """Count operations of forward and backward, which has two products for each of forward's."""
         operations = [op for layer in self.layers.values() for op in layer if op.per_row]
         return sum(op.flops * (3 if op.has_backward else 1) for op in operations)
 
@@ -74,11 +74,11 @@ class _Recorder(DispatchMode):
         layers: Iterable[str],
         kinds: Mapping[str, str],
     ) -> None:
-        """Nothing is recorded yet.
+        """Start without recorded operations.
 
         Args:
-            weights: of the model; those that are frozen have no gradient.
-            inputs: its rows.
+            weights: weights of the model; frozen ones have no gradient.
+            inputs: input rows of the model.
             layers: modules by which operations are grouped.
             kinds: module name -> how it is cut over tensor ranks.
         """
@@ -106,14 +106,14 @@ class _Recorder(DispatchMode):
         return out
 
     def pulled(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of a sparse table: a weight for each id of the batch."""
+        """Record rows of a sparse table: a weight for each id of the batch."""
         self.alive.append(rows)
         self.of_rows.add(storage_key(rows))
         self.with_gradient.add(storage_key(rows))
         return rows
 
     def _follow(self, given: list[torch.Tensor], made: list[torch.Tensor]) -> tuple[bool, bool]:
-        """(whether an operation reads rows, whether a gradient goes through it), and note the same of what it makes."""
+        """Return (whether an operation reads rows, has a gradient), and mark its outputs likewise."""
         self.alive += made
         keys = {storage_key(t) for t in given}
         per_row, has_backward = bool(keys & self.of_rows), bool(keys & self.with_gradient)
@@ -148,7 +148,7 @@ class _Recorder(DispatchMode):
         return Operation("memory", place, elements=float(moved))
 
     def _product(self, place: str, x: torch.Tensor, y: torch.Tensor, made: torch.Tensor) -> Operation:
-        """(..., m, k) by (..., k, n). Of a weight on the left, rows are the columns of the other."""
+        """Describe (..., m, k) by (..., k, n). With the weight on the left, rows are the other's columns."""
         batch, (m, k), n = math.prod(x.shape[:-2]), x.shape[-2:], y.shape[-1]
         activations = float(made.numel()) + sum(t.numel() for t in (x, y) if self._reads_rows(t))
         if self._reads_rows(x) and self._reads_rows(y):
@@ -174,7 +174,7 @@ class _PulledRows(NamedTuple):
     recorder: _Recorder
 
     def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows (n, dim) of ids (n,)."""
+        """Return the rows (n, dim) of ids (n,)."""
         return self.recorder.pulled(torch.empty(len(ids), self.dim, device="meta"))
 
 
@@ -222,7 +222,7 @@ def trace_operations(
 
 @contextmanager
 def _named_modules(model: nn.Module, running: list[str]) -> Iterator[None]:
-    """Within, `running` has the names of the modules whose forward runs, outermost first."""
+    """Keep in `running` the names of modules in forward, outermost first, within the block."""
     hooks = []
     for name, module in model.named_modules():
         hooks.append(module.register_forward_pre_hook(lambda _, __, name=name: running.append(name)))

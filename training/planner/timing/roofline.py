@@ -61,7 +61,7 @@ class Roofline:
         return 4 if self.precision == "fp32" else 2
 
     def pass_work(self, table: OperationTable, cut: RankShare) -> PassWork:
-        """Forward and backward of a pass through these operations."""
+        """Compute forward and backward of a pass through these operations."""
         if not len(table.count):
             return PassWork()
         batch, m, k, n, elements = table.shapes(cut)
@@ -80,22 +80,24 @@ class Roofline:
         )
 
     def moved_between(self, table: OperationTable, cut: RankShare) -> float:
-        """Bytes of a pass that norms, sums and the loss move, which tensor ranks do not cut by heads."""
+        """Return bytes per pass that norms, sums and the loss move, which tensor ranks do not cut by heads."""
         elements = table.shapes(cut)[-1]
         counted = ~(table.is_product | table.is_attention | table.is_inner)
         return float(table.count @ (elements * counted)) * (1 + BACKWARD_MEMORY) * self.element
 
     def memory_s(self, elements: Any) -> Any:
-        """Seconds to move elements of the dtype of compute."""
+        """Return seconds to move elements of the dtype of compute."""
         return elements * self.element / (self.cluster.device.memory_bytes_per_s * self.cluster.reached.memory)
 
     def _products(self, batch: Array, m: Array, k: Array, n: Array, elements: Array) -> Array:
-        """Seconds of products m x k by k x n.
+        """Return seconds of products m x k by k x n.
 
         Args:
             batch: products of that shape.
-            m, k, n: sizes.
-            elements: read and written of activations.
+            m: number of rows.
+            k: length of the products.
+            n: number of columns.
+            elements: elements of activations read and written.
         """
         device, reached = self.cluster.device, self.cluster.reached
         peak = device.peak_flops(self.precision)
@@ -138,7 +140,7 @@ class OperationTable:
         return float(self.count @ (1 + self.backward_starts))
 
     def shapes(self, cut: RankShare) -> tuple[Array, Array, Array, Array, Array]:
-        """(batch, m, k, n, elements) of each operation on one rank."""
+        """Return (batch, m, k, n, elements) of each operation on one rank."""
         batch, m, k, n, elements = self.sizes.T
         # of tokens; whole sequences of fewer heads are as many
         share = np.where(self.per_row, cut.rows / cut.cp, 1.0)

@@ -27,18 +27,18 @@ def is_cpu(cluster: Cluster) -> bool:
 
 
 def ranks_per_core(cluster: Cluster, world: int) -> float:
-    """How many ranks of a machine share a core that each could use; 1 where there are enough, and on GPUs."""
+    """Return how many ranks of a machine share a core that each could use; 1 with enough, and on GPUs."""
     if not is_cpu(cluster):
         return 1.0
     return max(1.0, min(world, cluster.node.devices) * cluster.device.processors / cluster.node.cores)
 
 
 def own_work_s(cluster: Cluster, starts: float, moved: float) -> float:
-    """Seconds of a strategy's own operations on a rank of its own core; 0 on a GPU, which does not wait for them.
+    """Return seconds of a strategy's own operations on its own core; 0 on a GPU, which does not wait.
 
     Args:
-        cluster: whose cores do it.
-        starts: operations.
+        cluster: cluster with the cores.
+        starts: number of operations.
         moved: bytes read and written.
     """
     if not is_cpu(cluster):
@@ -48,15 +48,15 @@ def own_work_s(cluster: Cluster, starts: float, moved: float) -> float:
 
 
 def whole_bytes(sent: float, ranks: int) -> float:
-    """Bytes of the tensors of which a rank sends so many to the others."""
+    """Return the bytes of tensors of which a rank sends `sent` bytes to the others."""
     return sent / ring_share(ranks) if ranks > 1 else 0.0
 
 
 def shared_pipeline_s(critical_s: float, busy_s: Sequence[float], per_core: float) -> float:
-    """Seconds of a pipeline's passes on fewer cores than ranks.
+    """Return the seconds of a pipeline's passes on fewer cores than ranks.
 
     Args:
-        critical_s: with a core for each rank.
+        critical_s: seconds with a core for each rank.
         busy_s: each rank's own seconds.
         per_core: ranks that share a core.
     """
@@ -69,15 +69,15 @@ def shared_pipeline_s(critical_s: float, busy_s: Sequence[float], per_core: floa
 
 
 def message_waits_s(busy_s: Sequence[float], send_s: float, passes: int) -> float:
-    """Seconds that 1F1B waits for messages that travel while ranks compute.
+    """Return the seconds that 1F1B waits for messages in transit while ranks compute.
 
-    As many passes as ranks are under way, so one of them is done at best in the time of a way forward and back over
-    the number of ranks; the first one goes the whole way.
+    As many passes as ranks are under way, so one of them is done at best in the time of a way forward and back over the
+    number of ranks; the first one goes the whole way.
 
     Args:
         busy_s: each rank's own seconds in a pass.
         send_s: seconds of a message to the next rank.
-        passes: of a step.
+        passes: passes per step.
     """
     way_s = 2 * (len(busy_s) - 1) * send_s
     return way_s + (passes - 1) * max(0.0, (sum(busy_s) + way_s) / len(busy_s) - max(busy_s))

@@ -32,7 +32,7 @@ class TableWork(NamedTuple):
 
 
 def tables_s(tables: tuple[TableWork, ...], topology: Topology, group: RankGroup) -> float:
-    """Seconds of a step that ranks wait for their tables."""
+    """Return the seconds per step that ranks wait for their tables."""
     return sum(_table_s(table, topology, group) for table in tables)
 
 

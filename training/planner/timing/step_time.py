@@ -130,13 +130,13 @@ def step_counts(workload: Workload, work: ModelWork, trace: Trace) -> StepCounts
 def counts_of_stages(
     workload: Workload, ranks: list[RankParameters], stages: tuple[StageCounts, ...], flops: float, sent: dict[str, int]
 ) -> StepCounts:
-    """Put together what a step does.
+    """Combine the counts of a step.
 
     Args:
-        workload: the step.
+        workload: step to describe.
         ranks: its pipeline ranks.
-        stages: what each does in a pass.
-        flops: of one row.
+        stages: counts of each rank in a pass.
+        flops: operations of one row.
         sent: bytes of one rank and step over tp, cp and pp.
     """
     mesh, config = workload.mesh, workload.config
@@ -163,7 +163,7 @@ def counts_of_stages(
 
 
 def exchanged_parts(rank: RankParameters) -> int:
-    """Units that ZeRO gathers and reduces separately, or buckets of a ring's gradients."""
+    """Count the units that ZeRO gathers and reduces separately, or buckets of a ring's gradients."""
     if rank.zero:
         return len(rank.units) + 1
     size = rank.whole_trained * rank.workload.element_bytes
@@ -181,7 +181,7 @@ def stage_counts(rank: RankParameters, tables: tuple[OperationTable, OperationTa
 
 
 def stage_tables(rank: RankParameters, work: ModelWork) -> tuple[OperationTable, OperationTable]:
-    """(operations of a pass on a pipeline rank, those that backward does again)."""
+    """Return (operations of a pass on a pipeline rank, those that backward repeats)."""
     workload = rank.workload
     names = [name for name in work.layers if rank.names == [""] or name in rank.names]
     operations = Counter(op for name in names for op in work.layers[name])
@@ -195,7 +195,7 @@ def stage_tables(rank: RankParameters, work: ModelWork) -> tuple[OperationTable,
 
 
 def recomputed(operations: Sequence[Operation]) -> Sequence[Operation]:
-    """Operations of a block that backward does again: torch stops before a last product, whose output it does not need.
+    """Return a block's operations that backward repeats, up to a last product with an unneeded output.
 
     torch.utils.checkpoint, `early_stop`, of 2.1 and later. A mask of dropout after the product needs it.
     """
@@ -205,7 +205,7 @@ def recomputed(operations: Sequence[Operation]) -> Sequence[Operation]:
 
 
 def output_elements(work: ModelWork) -> int:
-    """Elements of one row's output: of the last matrix product."""
+    """Count the elements of one row's output: of the last matrix product."""
     products = [op for operations in work.layers.values() for op in operations if op.kind == "matmul"]
     return products[-1].batch * products[-1].m * products[-1].n if products else 0
 
@@ -223,7 +223,7 @@ class StageSeconds(NamedTuple):
 
 
 def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None = None) -> StepTime:
-    """Seconds of a step on a cluster. `kept`: of passes through the same tables, of other calls for this cluster."""
+    """Return seconds of a step on a cluster. `kept`: cache of passes through equal tables on this cluster."""
     mesh, micro = counts.mesh, counts.micro
     roofline, topology = Roofline(cluster, counts.precision), Topology(cluster, mesh.world)
     known = {} if kept is None else kept
@@ -273,17 +273,17 @@ def step_time(counts: StepCounts, cluster: Cluster, kept: dict[Any, Any] | None 
 
 
 def _slower(work: PassWork, times: float) -> PassWork:
-    """The same work of ranks that take turns."""
+    """Scale the work of ranks that share a core."""
     return work._replace(forward=work.forward * times, backward=work.backward * times)
 
 
 def _stage_seconds(work: PassWork, again: PassWork, inside: float, launch: float, calls: int) -> StageSeconds:
-    """Seconds of a pass.
+    """Return the seconds of a pass.
 
     Args:
-        work: of forward and backward.
-        again: whose forward backward repeats.
-        inside: seconds of exchanges in each of the two.
+        work: work of forward and backward.
+        again: work of the forward that backward repeats.
+        inside: seconds of exchanges in each direction.
         launch: seconds to start an operation.
         calls: collectives in both.
     """
@@ -295,7 +295,7 @@ def _stage_seconds(work: PassWork, again: PassWork, inside: float, launch: float
 
 
 def _pass_exchanges(counts: StepCounts, topology: Topology) -> tuple[float, float, float]:
-    """Seconds per pass of tensor ranks, of context ranks, and of one send to the next stage."""
+    """Return seconds per pass of tensor ranks, of context ranks, and of one send to the next stage."""
     mesh, micro, sent = counts.mesh, counts.micro, counts.sent
     cluster, exchanged = topology.cluster, sent.get("cp", 0.0) / micro
     ends = TENSOR_ENDS if is_cpu(cluster) else 0
@@ -312,7 +312,7 @@ def _pass_exchanges(counts: StepCounts, topology: Topology) -> tuple[float, floa
 
 
 def _tensor_own_s(counts: StepCounts, cluster: Cluster) -> float:
-    """Seconds per pass that DTensor adds on a CPU."""
+    """Return the seconds per pass that DTensor adds on a CPU."""
     if counts.mesh.tp == 1:
         return 0.0
     roofline = Roofline(cluster, counts.precision)
@@ -334,7 +334,7 @@ class BatchExchange(NamedTuple):
 
 
 def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds) -> BatchExchange:
-    """Exchanges of a stage that computes for so long.
+    """Return the exchanges of a stage with this compute time.
 
     Units are gathered and reduced while their neighbors compute (implicit and explicit prefetching of fully_shard). So
     of each pass nothing hides the first gather and the last reduction.
@@ -369,7 +369,7 @@ def _batch_exchange(counts: StepCounts, topology: Topology, stage: StageSeconds)
 
 
 def longer_by_s(compute_s: float, sent_s: float, contention: float) -> float:
-    """Seconds by which an exchange makes compute beside it longer.
+    """Return by how many seconds an exchange prolongs simultaneous compute.
 
     While both run the exchange takes a share of the device from compute. Compute that ends first waits.
     """
@@ -377,7 +377,7 @@ def longer_by_s(compute_s: float, sent_s: float, contention: float) -> float:
 
 
 def pipeline_seconds(counts: StepCounts, stages: list[StageSeconds]) -> float:
-    """Seconds until all passes of a step have left the pipeline."""
+    """Return the seconds until all passes of a step have left the pipeline."""
     micro, slowest = counts.micro, max(stage.both for stage in stages)
     if len(stages) == 1:
         return micro * slowest
