@@ -211,7 +211,7 @@ def test_a_plan_that_cannot_be_traced_says_so_and_keeps_the_rest(
     config = RunConfig.model_validate({"name": "odd", "dataset": "nowhere", "model": model})
     manifest = dataset_of(column)
     assert layout_problems_of(config, manifest) == []
-    monkeypatch.setattr("sparkring.pipelines.model.plan.known_manifest", lambda _: manifest)
+    monkeypatch.setattr("sparkring.pipelines.model.fits.known_manifest", lambda _: manifest)
     shown = show_plan(config)
     rows = table(shown)
     assert rows["parameters"][-1] == "4" and rows["activations_bytes"] == ["per rank, largest"]
