@@ -26,8 +26,9 @@ sys.path.insert(0, str(ROOT))
 
 from machine import measured_with, publish  # noqa: E402
 
-from sparkring.training.launch.attempt import CHECK_S, Attempt, Control, Limits, RankState  # noqa: E402
+from sparkring.training.launch.attempt import CHECK_S, Attempt, Limits, RankState  # noqa: E402
 from sparkring.training.launch.channel.control_client import HEARTBEAT_S, ControlClient, Endpoint  # noqa: E402
+from sparkring.training.launch.control import Control  # noqa: E402
 from sparkring.training.launch.failure import WorkerFailed  # noqa: E402
 from sparkring.training.launch.group import WorkerGroup, allow_descriptors  # noqa: E402
 from sparkring.training.launch.health import StragglerDetector  # noqa: E402

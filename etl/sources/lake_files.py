@@ -22,7 +22,8 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, MapTyp
 from sparkring.conf.storage import Storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.files.read import declared_schema, local_table, quoted
-from sparkring.etl.sources.spark_path import HOST, as_glob
+from sparkring.etl.sources.spark_path import as_glob
+from sparkring.etl.spark_platform.paths import HOST
 from sparkring.etl.spark_platform.session import BY_FIELD_ID
 
 LIST_THREADS = 16

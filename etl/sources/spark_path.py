@@ -1,4 +1,4 @@
-"""Paths as Spark takes and gives them: globs, and hosts that it may write in more ways than one."""
+"""Paths as Spark reads them: the glob that matches one path, where its name has wildcards."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from typing import Any, TextIO, cast
 
 from sparkring.conf.plain_text import for_terminal
 from sparkring.conf.secrets import RedactingFormatter, redact
-from sparkring.pipelines.cli import jobs, machines, models, planning, recipes, upkeep
 from sparkring.pipelines.cli.arguments import Command, add_command
+from sparkring.pipelines.cli.commands import jobs, machines, models, planning, recipes, upkeep
 from sparkring.pipelines.run.exit_codes import RESULT_LOG, Exit
 from sparkring.training.launch.host.search_path import shadowed_modules
 

@@ -30,12 +30,12 @@ from sparkring.pipelines.evaluation.balance import constant_guess, label_balance
 from sparkring.pipelines.evaluation.baselines.baseline import (
     NEEDS_SPARK,
     Baselines,
+    Fitted,
     attempted,
     best_baseline,
     fit_baselines,
     left_out,
 )
-from sparkring.pipelines.evaluation.baselines.guesses import Fitted
 from sparkring.pipelines.evaluation.baselines.trees import TREES
 from sparkring.pipelines.evaluation.calibrate import calibrate, with_test_errors
 from sparkring.pipelines.evaluation.cautions import ScoredSplits, find_cautions, new_categories
@@ -138,11 +138,11 @@ def evaluate_table(
     ranked = ranked_rows(job.spark, config, train, rows, held_out, columns.labels[0])
     baselines = Baselines()
     if config.report.baselines:
-        baselines = fit_baselines(job.spark, kind, train, rows, read, labels)
+        baselines = fit_baselines(kind, train, rows, read, labels)
     ours = task_scores(kind, held_out.labels, held_out.scores, held_out.weights)
     tell_missing(kind, held_out.labels, ours)
     best = best_baseline(baselines.scores)
-    gaps = {n: gap_to(kind, held_out, each, ours) for n, each in baselines.fitted.items() if n in (TREES, best)}
+    gaps = {n: gap_to(kind, held_out, each) for n, each in baselines.fitted.items() if n in (TREES, best)}
     importance, importance_rows = measure_importance(job, trained, rows, held_out)
     return Evaluated(
         cautions=cautions_of(config, dataset, trained, importance) if config.report.baselines else [],
@@ -153,7 +153,7 @@ def evaluate_table(
         | ranked.baselines.scores,
         trees_gap=gaps.get(TREES),
         best_gap=None if best == TREES else gaps.get(best),
-        guess_gap=gap_to_guess(kind, held_out, balance.get("train"), ours),
+        guess_gap=gap_to_guess(kind, held_out, balance.get("train")),
         missing=baselines.missing | ranked.baselines.missing,
         groups=scores_by_group(config, rows, held_out),
         by_label=scores_by_label(label_names, held_out.labels, held_out.scores, held_out.weights)
@@ -396,20 +396,17 @@ def unproven(evaluated: Evaluated, report: ReportConfig) -> list[str]:
     ]
 
 
-def gap_to(kind: TaskKind, held_out: HeldOut, baseline: Fitted, ours: Mapping[str, float]) -> BaselineGap:
+def gap_to(kind: TaskKind, held_out: HeldOut, baseline: Fitted) -> BaselineGap:
     """Compare the losses of the model and of a baseline, row by row.
 
     The interval is that of a mean of paired differences (`mean_and_half_width`).
-    There is none where Spark alone has the baseline's predictions.
 
     Args:
         kind: the task.
         held_out: the model's predictions.
         baseline: which was fitted and scored on the same rows.
-        ours: the model's scores.
     """
-    if baseline.predictions is None:
-        return BaselineGap(rows=baseline.rows, ours=ours["loss"], theirs=baseline.scores["loss"], half_width=None)
+    assert baseline.predictions is not None, "only rankings have none"
     weights = np.ones(len(held_out.labels)) if held_out.weights is None else held_out.weights
     counts, loss = weights > 0, kind.metric("loss")
     labels, weights = held_out.labels[counts], weights[counts] / weights[counts].sum()
@@ -423,9 +420,7 @@ def gap_to(kind: TaskKind, held_out: HeldOut, baseline: Fitted, ours: Mapping[st
     )
 
 
-def gap_to_guess(
-    kind: TaskKind, held_out: HeldOut, train: LabelBalance | None, ours: Mapping[str, float]
-) -> BaselineGap | None:
+def gap_to_guess(kind: TaskKind, held_out: HeldOut, train: LabelBalance | None) -> BaselineGap | None:
     """Compare the model with a constant guess by the labels of the training rows; None where these are not known.
 
     Of classes the guess is equal chances, where these have less loss: shares say little of rows of another time, and
@@ -435,7 +430,6 @@ def gap_to_guess(
         kind: the task.
         held_out: the model's predictions.
         train: the labels of the training rows.
-        ours: the model's scores.
     """
     if train is None:
         return None
@@ -445,7 +439,7 @@ def gap_to_guess(
     if kind.form is not LabelForm.NUMBER:
         guesses.append(np.array(1 / shape[1] if kind.form is LabelForm.CLASS else 0.5))
     fitted = [Fitted({}, np.broadcast_to(guess, shape), train.rows) for guess in guesses]
-    return min((gap_to(kind, held_out, each, ours) for each in fitted), key=lambda gap: gap.theirs)
+    return min((gap_to(kind, held_out, each) for each in fitted), key=lambda gap: gap.theirs)
 
 
 def scored_rows(config: RunConfig, dataset: Dataset, trained: Trained) -> SplitRows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -46,13 +47,20 @@ class SplitRows:
         tables = self.tables([name], [name] if text else [])
         return pa.chunked_array([chunk for table in tables for chunk in table[name].chunks])
 
-    def tables(self, names: Iterable[str], texts: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """The named columns' stored values, file by file; those of `texts` as indices of dictionaries."""
+    def tables(self, names: Iterable[str], texts: Sequence[str] = (), share: float = 1.0) -> Iterator[pa.Table]:
+        """Read the named columns' stored values, file by file; those of `texts` as indices of dictionaries.
+
+        `share`: of the rows of each file, from its beginning.
+        """
         read = self._with(names)
         for file in self.files:
             path = self.folder.path(file.path)
-            table = pq.read_table(path, columns=read, filesystem=self.folder.fs, read_dictionary=[*texts])
-            table = with_offset(table, file)
+            with pq.ParquetFile(path, filesystem=self.folder.fs, read_dictionary=[*texts]) as stored:
+                wanted = math.ceil(share * file.rows)
+                ends = accumulate(stored.metadata.row_group(g).num_rows for g in range(stored.num_row_groups))
+                groups = sum(end < wanted for end in ends) + 1
+                table = stored.read_row_groups([*range(min(groups, stored.num_row_groups))], columns=read)
+            table = with_offset(table.slice(0, wanted), file)
             yield table if self.keep is None else table.filter(self.keep.expression)
 
     @property
@@ -60,21 +68,11 @@ class SplitRows:
         """How many rows there are, without the filter."""
         return sum(file.rows for file in self.files)
 
-    def doubles(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        """The named tensors and masks as `frame` has them, in the driver, file by file; read once for each call."""
+    def doubles(self, names: Iterable[str], share: float = 1.0) -> Iterator[pa.RecordBatch]:
+        """Read the named tensors and masks as doubles, by the reader's code, file by file; `share`: see `tables`."""
         tensors = TensorSource(self.manifest, list(names))
         texts = [column.name for column in tensors.stored if column.dtype == "string"]
-        return map(tensors.doubles, self.tables([column.name for column in tensors.stored], texts))
-
-    def frame(self, spark: SparkSession, names: Iterable[str]) -> DataFrame:
-        """The named scalar tensors in Spark, and the masks of those that have one: doubles, by the reader's code."""
-        tensors = TensorSource(self.manifest, list(names))
-
-        def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return (tensors.doubles(pa.Table.from_batches([batch])) for batch in batches)
-
-        stored = self.stored(spark, [column.name for column in tensors.stored])
-        return stored.mapInArrow(made, ", ".join(f"`{name}` double" for name in tensors.scalar_names))
+        return map(tensors.doubles, self.tables([column.name for column in tensors.stored], texts, share))
 
     def stored(self, spark: SparkSession, names: Iterable[str]) -> DataFrame:
         """The named columns' stored values in Spark, and those that the filter looks at.

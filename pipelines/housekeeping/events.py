@@ -13,7 +13,6 @@ from sparkring.pipelines.run.exit_codes import Exit
 
 Outcome = Literal["ok", "failed", "rejected", "held"]
 FORMAT = 1
-QUIET = {Exit.TRY_LATER, Exit.INTERRUPTED, Exit.PIPE}  # somebody else has the work, or a person ended it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +56,9 @@ class Event:
 
 def outcome_of(code: int, decision: str | None) -> Outcome | None:
     """Return a job's outcome for the next event; None keeps the previous outcome."""
-    if code in QUIET:
+    if Exit(code).is_quiet:
         return None
-    if decision == "held" and code in (Exit.OK, Exit.QUALITY):
+    if decision == "held" and Exit(code).has_trained:
         return "held"
     if code == Exit.QUALITY:
         return "rejected"
@@ -138,6 +137,6 @@ def make_event(event: EventName, end: JobEnd, command: Sequence[str], at: str) -
 
 def ping_suffix(code: int) -> str | None:
     """Return the suffix of a ping's URL; None if no ping is sent."""
-    if code in QUIET:
+    if Exit(code).is_quiet:
         return None
-    return "" if code in (Exit.OK, Exit.QUALITY) else "/fail"
+    return "" if Exit(code).has_trained else "/fail"

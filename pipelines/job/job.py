@@ -248,7 +248,7 @@ def import_later_parts(config: TrackingConfig) -> None:
     import sparkring.pipelines.report.report  # noqa: F401
 
     if config.enabled:
-        from sparkring.pipelines.tracking.store.embedded import import_client
+        from sparkring.pipelines.tracking.store.sink import import_client
 
         import_client(config)
 

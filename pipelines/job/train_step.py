@@ -42,7 +42,7 @@ from sparkring.pipelines.tracking.tags import CLUSTER, ENGINE, MACHINES
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.checkpoint.catalog import committed
 from sparkring.training.checkpoint.layout import CHECKPOINTS
-from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.job import PRELOAD, JobResult, JobSpec
 from sparkring.training.launch.messages import (

@@ -41,7 +41,8 @@ from sparkring.pipelines.launch.check_hosts import check_hosts
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, spark_reason
 from sparkring.pipelines.run.package import ship_code
 from sparkring.pipelines.run.spark import user_variables
-from sparkring.training.launch.attempt import Control, Limits
+from sparkring.training.launch.attempt import Limits
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.group import WorkerGroup, log_event
 from sparkring.training.launch.host.agent import Agent, AgentOptions, DriverGone

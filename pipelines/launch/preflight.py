@@ -32,7 +32,7 @@ from sparkring.etl.spark_platform.jvm import JavaThrew
 from sparkring.etl.spark_platform.versions import takes_profiles
 from sparkring.pipelines.launch.slots import slots_ceiling, too_few_slots
 from sparkring.pipelines.run.package import ship_code
-from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.failure import LaunchError, PreflightError
 from sparkring.training.launch.host.info import HostInfo, collect_host_info, host_info_json, problems
 

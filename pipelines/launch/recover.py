@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.plain_text import count_of
-from sparkring.training.launch.attempt import Control, Limits
+from sparkring.training.launch.attempt import Limits
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.failure import Cancelled, LaunchError, PreflightError, WorkerFailed
 from sparkring.training.launch.group import WorkerGroup, log_event

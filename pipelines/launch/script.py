@@ -19,7 +19,7 @@ from sparkring.pipelines.launch.recover import RestartableJob, restart_policy, r
 from sparkring.pipelines.run.scratch import scratch_folder
 from sparkring.pipelines.run.signals import obeying_signals
 from sparkring.pipelines.run.spark import spark_session
-from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.job import JobResult, JobSpec
 from sparkring.training.launch.messages import AttemptStarted, Event, LogLines
 

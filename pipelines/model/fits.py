@@ -13,11 +13,25 @@ from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.plain_text import count_of
-from sparkring.pipelines.model.plan import cost_plan, device_of, layout_problems_of, runs_here
+from sparkring.conf.rules.rule import find_notes
+from sparkring.conf.rules.strategies import LAYOUT
+from sparkring.pipelines.model.fed import fed_notes
+from sparkring.pipelines.model.plan import (
+    UNPLANNED,
+    UNPLANNED_TREES,
+    cost_plan,
+    device_of,
+    known_dataset,
+    known_manifest,
+    layout_problems_of,
+    own_workload,
+    runs_here,
+)
 from sparkring.pipelines.model.sizes import size_text
+from sparkring.pipelines.model.table_work import table_notes
 from sparkring.training.launch.host.processes import usable_memory
-from sparkring.training.parallel.mesh import resolve_mesh
-from sparkring.training.planner import CostPlan
+from sparkring.training.parallel.mesh import layout_of, resolve_mesh
+from sparkring.training.planner import CostPlan, format_rows, make_plan, table_rows
 from sparkring.training.planner.table import fullest
 
 LEAST_ROWS = 1  # of a pass, where accumulation makes passes smaller
@@ -34,6 +48,28 @@ class Room:
     what: str
     is_host: bool = False  # the host's too: a rank on CPUs reads and keeps its tables there
     host: float | None = None
+
+
+def show_plan(config: RunConfig, cluster: Cluster | None = None) -> str:
+    """The table as text, whether it fits, what is not planned and why, and settings that have no effect.
+
+    `cluster`: where the recipe would run; None: on this machine, if its ranks would be here.
+    """
+    if config.model.is_trees:
+        return f"model.family = trees: {UNPLANNED_TREES}"
+    manifest = known_manifest(config)
+    workload = own_workload(config, manifest)
+    plan = make_plan(workload)
+    fits = fits_text(config, manifest, plan, rank_room(config, cluster))
+    notes = find_notes(LAYOUT, layout_of(config.parallel, plan.mesh, device_of(config)))
+    untraced = [f"{UNPLANNED}: {plan.untraced}"] if plan.untraced else []
+    tables = table_notes(config, workload)
+    trees = [f"this is the network's; trees use nothing of `parallel`: {UNPLANNED_TREES}"]
+    notes = [*notes, *(trees if config.model.family == "both" else [])]
+    if cluster is not None:
+        folder = None if manifest is None else (known_dataset(config) or (None,))[0]
+        notes = [*fed_notes(workload, cluster, runs_here(config), folder), *notes]
+    return "\n\n".join(filter(None, [format_rows(table_rows(plan)), fits, *untraced, *tables, *notes]))
 
 
 def rank_room(config: RunConfig, cluster: Cluster | None) -> Room | None:

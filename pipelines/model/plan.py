@@ -11,18 +11,15 @@ from torch import nn
 
 from sparkring.conf.blocks.optim import OptimConfig
 from sparkring.conf.blocks.parallel import ParallelConfig
-from sparkring.conf.clusters.cluster import Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest, ManifestError, read_manifest
-from sparkring.conf.rules.rule import find_notes
-from sparkring.conf.rules.strategies import LAYOUT
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.context.footers import mean_lengths
 from sparkring.pipelines.model.reading import reader_bytes
-from sparkring.pipelines.model.table_work import planned_tables, table_notes
+from sparkring.pipelines.model.table_work import planned_tables
 from sparkring.pipelines.run.installed import has_spark
 from sparkring.training.data.batch import SAMPLE, Columns
 from sparkring.training.data.decoding.columns import is_fixed
@@ -35,8 +32,8 @@ from sparkring.training.models.torch_private import meta_device
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.engine import decide_engine
 from sparkring.training.parallel.gradients import check_trainable
-from sparkring.training.parallel.mesh import Mesh, layout_of, resolve_mesh
-from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
+from sparkring.training.parallel.mesh import Mesh, resolve_mesh
+from sparkring.training.planner import CostPlan, Untraceable, Workload, make_plan, table_rows
 from sparkring.training.planner.trace import MeanRow
 from sparkring.training.planner.workload import OPTIMIZER_STATES
 from sparkring.training.tasks import model_class
@@ -220,31 +217,6 @@ def sequence_length(config: RunConfig) -> int:
     if config.etl is None or config.etl.text is None:
         raise ManifestError("the sequence length comes from the dataset, which is not there; give an etl.text block")
     return config.etl.text.seq_len - 1
-
-
-def show_plan(config: RunConfig, cluster: Cluster | None = None) -> str:
-    """Format the table, whether it fits, what is not planned and why, and settings without effect.
-
-    `cluster`: where the recipe would run; None: on this machine, if its ranks would be here.
-    """
-    from sparkring.pipelines.model.fed import fed_notes
-    from sparkring.pipelines.model.fits import fits_text, rank_room
-
-    if config.model.is_trees:
-        return f"model.family = trees: {UNPLANNED_TREES}"
-    manifest = known_manifest(config)
-    workload = own_workload(config, manifest)
-    plan = make_plan(workload)
-    fits = fits_text(config, manifest, plan, rank_room(config, cluster))
-    notes = find_notes(LAYOUT, layout_of(config.parallel, plan.mesh, device_of(config)))
-    untraced = [f"{UNPLANNED}: {plan.untraced}"] if plan.untraced else []
-    tables = table_notes(config, workload)
-    trees = [f"this is the network's; trees use nothing of `parallel`: {UNPLANNED_TREES}"]
-    notes = [*notes, *(trees if config.model.family == "both" else [])]
-    if cluster is not None:
-        folder = None if manifest is None else (known_dataset(config) or (None,))[0]
-        notes = [*fed_notes(workload, cluster, runs_here(config), folder), *notes]
-    return "\n\n".join(filter(None, [format_rows(table_rows(plan)), fits, *untraced, *tables, *notes]))
 
 
 def on_world(config: RunConfig, world: int, block: ParallelConfig | None = None) -> RunConfig:

@@ -26,7 +26,22 @@ class Exit(IntEnum):
     # prediction differs
     TRY_LATER = 75  # another job has the date, its interval has not ended, or what it waits for is not there;
     # nothing is wrong with the command
-    INTERRUPTED = 130  # Ctrl-C; where training had started a checkpoint was written first, if a step and it fit into
+    INTERRUPTED = 130  # Ctrl-C; where training had begun a checkpoint was written first, if a step and it fit into
     # `launch.grace_s`
     PIPE = 141  # what read the output, such as `head`, ended first; nothing is wrong
-    TERMINATED = 143  # SIGTERM or SIGHUP; where training had started a checkpoint was written first, as for Ctrl-C
+    TERMINATED = 143  # SIGTERM or SIGHUP; where training had begun a checkpoint was written first, as for Ctrl-C
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nobody is notified: another process has the work, or a person ended it."""
+        return self in (Exit.TRY_LATER, Exit.INTERRUPTED, Exit.PIPE)
+
+    @property
+    def has_trained(self) -> bool:
+        """A model was trained and tracked, promoted or not."""
+        return self in (Exit.OK, Exit.QUALITY)
+
+    @property
+    def lets_next_date_run(self) -> bool:
+        """A backfill goes on: the dates after one that ended so may succeed."""
+        return self.has_trained or self in (Exit.DATA, Exit.TRAINING)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparkring.training.launch.failure import Cancelled, WorkerFailed
 
 if TYPE_CHECKING:
-    from sparkring.training.launch.attempt import Control
+    from sparkring.training.launch.control import Control
 
 log = logging.getLogger(__name__)
 AGAIN = "sparkring: interrupted again: ended at once\n"

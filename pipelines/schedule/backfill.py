@@ -15,15 +15,9 @@ from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import between, check_known, interval_of, parse_date
 from sparkring.pipelines.run.exit_codes import Exit
+from sparkring.pipelines.schedule.date_job import DateOptions, stop_at_once
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
-from sparkring.pipelines.schedule.run_date import (
-    LEASE,
-    DateOptions,
-    Shared,
-    do_date,
-    hold_lease,
-    stop_at_once,
-)
+from sparkring.pipelines.schedule.run_date import LEASE, Shared, do_date, hold_lease
 from sparkring.pipelines.validate.folders import check_folders
 
 if TYPE_CHECKING:
@@ -32,7 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("sparkring")
 Reprocess = Literal["none", "failed", "completed"]
 Train = Literal["each", "last", "none"]
-GOES_ON = {Exit.OK, Exit.DATA, Exit.TRAINING, Exit.QUALITY}  # after a date that ended so, the others may do better
 
 
 @dataclass(frozen=True)
@@ -139,7 +132,7 @@ def backfill(
             if step.does == "skip":
                 continue
             codes[step.ds] = run_step(load(step.ds), step, request, shared, exit_of)
-            if codes[step.ds] not in GOES_ON:
+            if not Exit(codes[step.ds]).lets_next_date_run:
                 log.error("%s ended with exit code %d: the dates after it are not begun", step.ds, codes[step.ds])
                 break
     code, line = summarize(steps, codes)

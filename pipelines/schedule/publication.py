@@ -16,8 +16,8 @@ from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.context import Publication
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.run.runs import RunRecord
+from sparkring.pipelines.schedule.date_job import DateJob
 from sparkring.pipelines.schedule.ledger import DateRecord
-from sparkring.pipelines.schedule.run_date import DateJob
 
 log = logging.getLogger(__name__)
 

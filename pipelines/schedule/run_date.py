@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from threading import Timer
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.schedule.block import ScheduleConfig, seconds
@@ -23,10 +22,10 @@ from sparkring.conf.schedule.dates import DataInterval
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage
 from sparkring.pipelines.housekeeping.notify import announce_late
-from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.runs import Runs
 from sparkring.pipelines.schedule.conditional import conditional_file
-from sparkring.pipelines.schedule.errors import LeaseLost, NotReady, TryLater
+from sparkring.pipelines.schedule.date_job import DateJob, DateOptions, outcome_line, stop_at_once
+from sparkring.pipelines.schedule.errors import NotReady, TryLater
 from sparkring.pipelines.schedule.lease import Lease, LeaseRequest, check_free, held
 from sparkring.pipelines.schedule.ledger import DateRecord, DateStatus, Ledger
 from sparkring.pipelines.schedule.upstream import wait_for
@@ -43,21 +42,6 @@ DONE: dict[bool, set[DateStatus]] = {True: {"succeeded"}, False: {"succeeded", "
 
 
 @dataclass(frozen=True)
-class DateOptions:
-    """How a date is run.
-
-    `rerun`: although it is done. `train`: on its dataset. `promote`: its model may get the alias. `in_time`: it is
-    tonight's job, which can be late. `exit_of`: the exit code of an error.
-    """
-
-    exit_of: Callable[[BaseException], Exit]
-    rerun: bool = False
-    train: bool = True
-    promote: bool = True
-    in_time: bool = True
-
-
-@dataclass(frozen=True)
 class Shared:
     """What the dates of a backfill share: the recipe's lease, and a session of Spark that opens when it is needed."""
 
@@ -66,35 +50,6 @@ class Shared:
 
 
 ALONE = Shared()
-
-
-@dataclass
-class DateJob:
-    """A date while its job runs: its ledger entry, and the leases under which it is written."""
-
-    resolved: Resolved
-    options: DateOptions
-    ledger: Ledger
-    record: DateRecord
-    leases: tuple[Lease, ...] = field(default=())
-
-    @property
-    def schedule(self) -> ScheduleConfig:
-        schedule = self.resolved.config.schedule
-        assert schedule is not None, "a recipe with a date has a schedule"
-        return schedule
-
-    def check(self, what: str) -> None:
-        """End this process where a lease was lost: whatever it did next would mix with another's work."""
-        for lease in self.leases:
-            try:
-                lease.check(what)
-            except LeaseLost as error:
-                stop_at_once(str(error), self.record)
-
-    def update(self, **changes: Any) -> None:
-        self.check("the entry of the date")
-        self.record = self.ledger.write(replace(self.record, **changes))
 
 
 def run_date(resolved: Resolved, options: DateOptions, say: Callable[[str], None]) -> int:
@@ -283,17 +238,6 @@ def lease_paths(schedule: ScheduleConfig, ds: str) -> list[str]:
     return [*([] if schedule.concurrency == "allow" else [LEASE]), f"{ds}/{LEASE}"]
 
 
-def outcome_line(record: DateRecord, status: str, code: int, error: BaseException | None = None) -> str:
-    """Return the JSON object, in one line, that tells a scheduler the outcome of a date."""
-    shown = asdict(record)
-    keys = ("run", "dataset", "fingerprint", "attempts", "late", "scores", "promotion", "mlflow_url", "model_version")
-    return json.dumps(
-        {"ds": record.ds, "status": status, "exit_code": int(code)}
-        | {key: shown[key] for key in keys}
-        | {"error": record.error if error is None else redact(str(error) or type(error).__name__)}
-    )
-
-
 # --- edges
 
 
@@ -377,15 +321,3 @@ def hold_lease(
 
 def lease_request(schedule: ScheduleConfig, what: str) -> LeaseRequest:
     return LeaseRequest(what, seconds(schedule.lease), replace=schedule.concurrency == "replace")
-
-
-def stop_at_once(why: str, record: DateRecord) -> NoReturn:
-    """End this process without another write: not even of what `finally` would write. Its ranks end with it."""
-    for stream, text in (
-        (sys.stderr, f"sparkring: {redact(why)}"),
-        (sys.stdout, outcome_line(record, "try_later", Exit.TRY_LATER, LeaseLost(why))),
-    ):
-        with suppress(OSError, ValueError):  # nobody reads it any more
-            stream.write(text + "\n")
-            stream.flush()
-    os._exit(Exit.TRY_LATER)

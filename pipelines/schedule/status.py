@@ -15,7 +15,7 @@ from sparkring.conf.schedule.dates import between, dates_since_begin, last_ended
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 
-STALE = 1  # exit code
+STALE = Exit.BUG  # exit code of `status`: the newest success is too old
 SCORES_SHOWN = 3
 
 

@@ -6,11 +6,13 @@ import ast
 import re
 from collections import defaultdict
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeGuard
 
 import pytest
+from grimp import build_graph
 
 from tests.ci.test_docs import ROOT
 from tests.ci.test_strings import CORE
@@ -96,6 +98,19 @@ def test_folders_are_short_enough_to_be_read() -> None:
     for path in FILES:
         lines[str(path.parent.relative_to(ROOT))] += len(path.read_text().splitlines())
     assert {folder: n for folder, n in lines.items() if n > MOST_LINES} == {}
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """Imports for typing and inside functions count too: a circle reads as one file, wherever it is closed."""
+    graph = build_graph("sparkring")
+    imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert sum(map(len, imported.values())) > 3000 and len(imported) > 600
+    TopologicalSorter(imported).prepare()  # CycleError has the circle
+    one, other = "sparkring.etl.errors", "sparkring.etl.spark_platform.jvm"  # imported for typing alone
+    assert other in imported[one]
+    imported[other] |= {one}
+    with pytest.raises(CycleError):
+        TopologicalSorter(imported).prepare()
 
 
 def test_a_package_has_few_rooms() -> None:

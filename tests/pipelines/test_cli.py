@@ -21,7 +21,8 @@ import psutil
 import pytest
 
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.cli import main, parse, parser, recipes
+from sparkring.pipelines.cli import main, parse, parser
+from sparkring.pipelines.cli.commands import recipes
 from sparkring.pipelines.cli.exits import exit_code, message
 from sparkring.pipelines.run.exit_codes import Exit
 from tests.helpers.ports import unused_port
@@ -141,7 +142,8 @@ def test_a_pipe_whose_reader_has_ended_is_no_error(words: list[str]) -> None:
 
 ENDING = """
 import atexit, os, sys, threading, time
-from sparkring.pipelines.cli import console, recipes
+from sparkring.pipelines.cli import console
+from sparkring.pipelines.cli.commands import recipes
 
 class Freed:
     def __del__(self, write=os.write):

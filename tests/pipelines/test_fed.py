@@ -11,7 +11,8 @@ from sparkring.conf.clusters.cluster import Cluster, Measurement
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
 from sparkring.pipelines.model.fed import fed_notes, fed_text, stall_advice
-from sparkring.pipelines.model.plan import own_workload, show_plan
+from sparkring.pipelines.model.fits import show_plan
+from sparkring.pipelines.model.plan import own_workload
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from sparkring.conf.clusters.catalog import load_cluster
 from sparkring.conf.clusters.cluster import GIB, Cluster
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
-from sparkring.pipelines.model.fits import Room, fits_text, held_bytes, rank_room, smaller, with_keys
-from sparkring.pipelines.model.plan import cost_plan, own_workload, show_plan
+from sparkring.pipelines.model.fits import Room, fits_text, held_bytes, rank_room, show_plan, smaller, with_keys
+from sparkring.pipelines.model.plan import cost_plan, own_workload
 from sparkring.training.launch.host.processes import usable_memory
 from sparkring.training.planner import table_rows
 from sparkring.training.planner.memory import offloaded_bytes, tables_bytes

@@ -18,7 +18,8 @@ from sparkring.conf.errors import ConfigError
 from sparkring.conf.load import load_config
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import read
-from sparkring.pipelines.cli import jobs, main
+from sparkring.pipelines.cli import main
+from sparkring.pipelines.cli.commands import jobs
 from sparkring.pipelines.cli.exits import exit_code, message
 from sparkring.pipelines.job.hosts import (
     dataset_of,

@@ -14,14 +14,8 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.manifest import Column, DatasetManifest, ManifestError
 from sparkring.pipelines.cli import main
-from sparkring.pipelines.model.plan import (
-    cost_plan,
-    known_manifest,
-    layout_problems_of,
-    meta_model,
-    plan_and_measured,
-    show_plan,
-)
+from sparkring.pipelines.model.fits import show_plan
+from sparkring.pipelines.model.plan import cost_plan, known_manifest, layout_problems_of, meta_model, plan_and_measured
 from sparkring.pipelines.model.table_work import planned_tables, table_notes
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.parallel.mesh import Mesh
@@ -217,7 +211,7 @@ def test_a_plan_that_cannot_be_traced_says_so_and_keeps_the_rest(
     config = RunConfig.model_validate({"name": "odd", "dataset": "nowhere", "model": model})
     manifest = dataset_of(column)
     assert layout_problems_of(config, manifest) == []
-    monkeypatch.setattr("sparkring.pipelines.model.plan.known_manifest", lambda _: manifest)
+    monkeypatch.setattr("sparkring.pipelines.model.fits.known_manifest", lambda _: manifest)
     shown = show_plan(config)
     rows = table(shown)
     assert rows["parameters"][-1] == "4" and rows["activations_bytes"] == ["per rank, largest"]

@@ -21,7 +21,7 @@ from sparkring.conf.recipes import recipe_names
 from sparkring.conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, redact, redacted
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines import cli
-from sparkring.pipelines.cli import recipes
+from sparkring.pipelines.cli.commands import recipes
 from sparkring.pipelines.context.etl_step import Dataset
 from sparkring.pipelines.job import job as job_module
 from sparkring.pipelines.job import train_step

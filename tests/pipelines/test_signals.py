@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sparkring.pipelines.run.signals import obeying_signals
-from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.failure import Cancelled
 from sparkring.training.launch.messages import KillChildren, StopTraining, WriteCheckpoint
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.launch.job import JobSpec

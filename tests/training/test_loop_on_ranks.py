@@ -19,7 +19,7 @@ import torch
 from sparkring.conf.blocks.checkpoint import CheckpointConfig
 from sparkring.conf.blocks.train import TrainConfig
 from sparkring.training.data.batch import Batch, Meter
-from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.host import cuts
 from sparkring.training.launch.job import JobSpec
@@ -260,7 +260,7 @@ def test_a_replica_that_is_ahead_is_held_by_no_log_line_and_both_stop_at_one_ste
 
 DRIVER = """
 import os, sys, time
-from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.host import cuts
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import run_local

@@ -65,7 +65,7 @@ def test_a_run_that_has_not_finished_is_said_to_be_that(tmp_path: Path) -> None:
 
 
 def test_test_metrics_are_named_by_model_and_baseline() -> None:
-    result = train_result(scores={MODEL: {"auc": 0.8}, "logistic regression (Spark MLlib)": {"auc": 0.7}})
+    result = train_result(scores={MODEL: {"auc": 0.8}, "logistic regression (scikit-learn)": {"auc": 0.7}})
     assert result.test_metrics() == {"test/auc": 0.8, "test/logistic_regression/auc": 0.7}
 
 

@@ -29,7 +29,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.conf.tasks import BINARY, MULTILABEL
 from sparkring.pipelines.cli.audit import audit_run
 from sparkring.training.checkpoint.weights import read_weights
-from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec

@@ -17,7 +17,8 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli.audit import audit_run
-from sparkring.training.launch.attempt import Control, Limits
+from sparkring.training.launch.attempt import Limits
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.servers.event_log import EVENTS

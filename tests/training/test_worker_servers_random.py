@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.pipelines.cli.audit import audit_run
-from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.local import local_group

@@ -13,7 +13,7 @@ import pytest
 import xgboost
 
 from sparkring.conf.load import load_config
-from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from tests.training.test_worker import Job, kill_one_rank, write_table

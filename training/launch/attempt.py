@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import queue
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
 
 from sparkring.training.launch.child import ChildState
+from sparkring.training.launch.control import AgentGroup, Control, Request
 from sparkring.training.launch.cuts import Cuts, Orders
 from sparkring.training.launch.events import OnEvent, emit
 from sparkring.training.launch.failure import (
@@ -52,13 +51,9 @@ from sparkring.training.launch.messages import (
 )
 from sparkring.training.launch.restart import ReplacementLimit
 from sparkring.training.launch.results import unpack
-
-if TYPE_CHECKING:
-    from sparkring.training.launch.group import WorkerGroup
-    from sparkring.training.launch.servers import Servers
+from sparkring.training.launch.servers import Servers
 
 log = logging.getLogger(__name__)
-Request: TypeAlias = StopTraining | WriteCheckpoint | DumpStacks | KillChildren
 SETTLE_S = 0.5  # after a first failure: time for the one that caused it to arrive
 END_S = 10.0  # for killed ranks to be gone
 NO_ANSWER_S = 5.0  # without anything from an agent that must kill its rank: then it is lost, and likely the cause
@@ -90,56 +85,6 @@ class Waiting:
 
     replacement: int
     since: float  # monotonic time
-
-
-class Control:
-    """Requests to a running attempt, from any thread or signal handler."""
-
-    def __init__(self) -> None:
-        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self.stopping = self.cancelled = False  # asked for, so no further attempt is wanted
-
-    def checkpoint(self) -> None:
-        """Every rank writes a checkpoint, after one same step of training; ctx.should_checkpoint() is true once."""
-        self.ask(WriteCheckpoint())
-
-    def stop(self) -> None:
-        """Every rank ends, with a checkpoint, after one same step of training; ctx.should_stop() becomes true."""
-        self.stopping = True
-        self.ask(StopTraining())
-
-    def dump(self) -> None:
-        """The stacks of every rank come as `Stacks` events."""
-        self.ask(DumpStacks())
-
-    def cancel(self) -> None:
-        """Kill the ranks; the attempt raises Cancelled."""
-        self.cancelled = True
-        self.ask(KillChildren("rank"))
-
-    def ask(self, request: Request) -> None:
-        """Pass a request to the running attempt, without the meaning that no further attempt is wanted."""
-        self._requests.put(request)
-
-    def raise_if_ending(self, doing: str) -> None:
-        """Raise Cancelled where an end is wanted while no rank runs: there is nothing to save."""
-        if self.stopping or self.cancelled:
-            raise Cancelled(f"cancelled while {doing}")
-
-    def forget_planned(self) -> None:
-        """Drop requests to end that are not the user's: the attempt they were meant for has ended."""
-        for request in self.pending():
-            if self.stopping or self.cancelled or not isinstance(request, StopTraining | KillChildren):
-                self.ask(request)
-
-    def pending(self) -> list[Request]:
-        """Take all requests."""
-        found = []
-        while True:
-            try:
-                found.append(self._requests.get_nowait())
-            except queue.Empty:
-                return found
 
 
 @dataclass
@@ -178,7 +123,7 @@ class Attempt:
 
     def __init__(
         self,
-        group: WorkerGroup,
+        group: AgentGroup,
         states: list[RankState],
         attempt: int,
         on_event: OnEvent,

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkring.conf.plain_text import count_of
-from sparkring.training.launch.attempt import Attempt, Control, Limits, RankState, Replacing
+from sparkring.training.launch.attempt import Attempt, Limits, RankState, Replacing
 from sparkring.training.launch.channel.control_client import Endpoint
 from sparkring.training.launch.channel.control_server import ControlServer
 from sparkring.training.launch.channel.rendezvous import Store
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.failure import LaunchError
 from sparkring.training.launch.host.info import HostInfo

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from sparkring.training.launch.attempt import Control, Limits
+from sparkring.training.launch.attempt import Limits
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.group import WorkerGroup, log_event
 from sparkring.training.launch.host.agent import Agent, AgentOptions

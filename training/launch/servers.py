@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkring.conf.plain_text import count_of
 from sparkring.training.launch.child import ChildState
+from sparkring.training.launch.control import AgentGroup, Control
 from sparkring.training.launch.events import OnEvent, emit
 from sparkring.training.launch.failure import Failure, LaunchError, WorkerFailed
 from sparkring.training.launch.job import JobSpec
@@ -27,10 +27,6 @@ from sparkring.training.launch.messages import (
     ToDriver,
 )
 from sparkring.training.launch.topology import AgentInfo, Child
-
-if TYPE_CHECKING:
-    from sparkring.training.launch.attempt import Control
-    from sparkring.training.launch.group import WorkerGroup
 
 END_S = 10.0  # for killed servers to be gone
 
@@ -53,7 +49,7 @@ class ServerState(ChildState):
 class Servers:
     """The first agent of each host runs `job.servers_per_host` of them, numbered host by host."""
 
-    def __init__(self, group: WorkerGroup, job: JobSpec, agents: list[AgentInfo], attempt: int, on_event: OnEvent):
+    def __init__(self, group: AgentGroup, job: JobSpec, agents: list[AgentInfo], attempt: int, on_event: OnEvent):
         """Choose where servers run.
 
         Args:

@@ -20,9 +20,9 @@ from sparkring.etl.errors import EtlError, NoFiles, innermost
 from sparkring.etl.sources.declared import select_declared
 from sparkring.etl.sources.files.listing import LAKE_MARKS
 from sparkring.etl.sources.snapshot import OpenSource, PinContext, SourceSnapshot
-from sparkring.etl.sources.spark_path import HOST
 from sparkring.etl.spark_platform.capabilities import is_classic
 from sparkring.etl.spark_platform.jvm import JavaThrew
+from sparkring.etl.spark_platform.paths import HOST
 from sparkring.etl.spark_platform.query_files import (
     condition_columns,
     folder_names,

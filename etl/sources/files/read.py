@@ -27,9 +27,10 @@ from sparkring.etl.sources.files import json_file
 from sparkring.etl.sources.files.footers import check_footers
 from sparkring.etl.sources.files.listing import FileList
 from sparkring.etl.sources.files.task import FOUND, CsvFormat, FileTask, JsonFormat, LineFormat
-from sparkring.etl.sources.spark_path import HOST, as_glob
+from sparkring.etl.sources.spark_path import as_glob
 from sparkring.etl.sources.values import arrow_type
 from sparkring.etl.spark_platform.application import default_parallelism, numbered_rows
+from sparkring.etl.spark_platform.paths import HOST
 from sparkring.etl.spark_platform.versions import arrow_schema, arrow_table, is_valid_text, type_of_ddl
 
 log = logging.getLogger(__name__)

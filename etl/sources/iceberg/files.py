@@ -16,7 +16,6 @@ from sparkring.conf.errors import first_line
 from sparkring.conf.plain_text import count_of
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.iceberg.table import SHOWN, TableVersion, readable
-from sparkring.etl.sources.spark_path import HOST
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
@@ -36,14 +35,6 @@ class IcebergFile:
     rows: int
     identity: tuple[tuple[int, Any], ...] = ()  # field id, the value all rows have in that column, by their partition
     deletes: tuple[IcebergFile, ...] = ()  # sorted
-
-
-def split_host(path: str) -> tuple[str, str]:
-    """Split `s3://bucket/a/b` -> (`s3://bucket`, `/a/b`); a local path in any spelling has no host."""
-    host = HOST.match(path)
-    if host is None or host[0].startswith("file:"):
-        return "", path[len(host[0]) :] if host else path
-    return host[0], path[len(host[0]) :]
 
 
 def plan(key: str, version: TableVersion, row_filter: BooleanExpression | None) -> tuple[IcebergFile, ...]:

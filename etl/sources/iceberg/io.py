@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import zlib
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,11 +14,9 @@ from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 from pyiceberg.utils.config import Config
 
 from sparkring.etl.sources.iceberg.avro import MOST_BYTES, check_avro
-from sparkring.etl.sources.iceberg.files import split_host
-from sparkring.etl.sources.iceberg.table import METADATA
+from sparkring.etl.sources.iceberg.places import METADATA
 
 OWN_IMPL = "sparkring.py-io-impl"  # the class that the reader's configuration names, if any
-ONE_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}  # schemes of the same store
 KEPT_BYTES = 64 << 20  # of metadata of one table
 MOST_VALUES = 2_000_000  # of a table's metadata file: about 80,000 snapshots, and 1 GB as pyiceberg holds them
 GZIPPED = f".gz{METADATA}"
@@ -116,26 +112,3 @@ def with_own_io(catalog: Catalog) -> Catalog:
     if keep:
         catalog._response_to_table = to_table
     return catalog
-
-
-def is_below(location: str, folders: Sequence[str]) -> bool:
-    """Return whether a file is in one of the folders, links followed. False for `.` or `..` in paths.
-
-    A local folder may be spelled in any way: by a link to it, from the working directory.
-    """
-    host, path = _canonical(location)
-    if {".", ".."} & set(path.split("/")) or "\0" in path:
-        return False
-    for folder in folders:
-        its_host, root = _canonical(folder)
-        if host == its_host and (host or path.startswith("/")):
-            found, below = (path, root) if host else (os.path.realpath(path), os.path.realpath(root))
-            if found.startswith(below.rstrip("/") + "/"):
-                return True
-    return False
-
-
-def _canonical(location: str) -> tuple[str, str]:
-    host, path = split_host(location)
-    scheme, mark, rest = host.partition(":")
-    return ONE_STORE.get(scheme, scheme) + mark + rest, path

@@ -18,7 +18,8 @@ from sparkring.conf.digest import digest
 from sparkring.conf.sources import IcebergSource
 from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.iceberg.files import IcebergFile, deleted_rows, field_ids, footers, gone, plan, split_host
+from sparkring.etl.sources.iceberg.files import IcebergFile, deleted_rows, field_ids, footers, gone, plan
+from sparkring.etl.sources.iceberg.places import split_host
 from sparkring.etl.sources.iceberg.schema import comparable, field_id, spark_fields, stored, stored_by_names
 from sparkring.etl.sources.iceberg.table import TableVersion, instant, open_version, readable
 from sparkring.etl.sources.iceberg.where import file_filter

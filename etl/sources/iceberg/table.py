@@ -19,6 +19,7 @@ from sparkring.conf.plain_text import count_of
 from sparkring.conf.sources import IcebergSource
 from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError
+from sparkring.etl.sources.iceberg.places import METADATA, is_below
 from sparkring.etl.sources.iceberg.settings import ignore_working_directory
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from sparkring.etl.sources.iceberg.io import MetadataIO, TableIO
 
 INSTALL = "pip install 'pyiceberg>=0.12,<0.13'"
-METADATA = ".metadata.json"
 NUMBERED = re.compile(r"v([0-9]+)(?:\.gz)?\.metadata\.json")
 SHOWN = 10  # names in a message
 LATEST_FORMAT = 2
@@ -69,8 +69,6 @@ class TableVersion:
 
     def check_place(self, key: str, path: str) -> None:
         """Raise EtlError for a file outside the folders: the metadata could name the rows of any other table."""
-        from sparkring.etl.sources.iceberg.io import is_below
-
         if not is_below(path, self.folders):
             raise EtlError(
                 f"{key}: the table's metadata names {path}, which is not below {' or '.join(self.folders)}, where the "

@@ -7,18 +7,17 @@ trees.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.tasks import DEVIANCE, LabelForm, TaskKind
-from sparkring.pipelines.evaluation.baselines.guesses import Fitted
-from sparkring.pipelines.evaluation.baselines.linear import Design, classes_of
-from sparkring.training.metrics import task_scores
+from sparkring.pipelines.evaluation.baselines.design import Array, Design
+from sparkring.pipelines.evaluation.baselines.linear import Model, of_labels, with_classes
 
-Array = np.ndarray
 TREES = "gradient-boosted trees (scikit-learn)"
 MOST_CODES = 255  # of a feature that is split by sets of its codes; one of more is split by the order of its values
 MOST_OUTPUTS = 20  # classes or labels, for each of which trees are grown
@@ -31,46 +30,37 @@ def named_beside(model: ModelConfig) -> str:
     return "scikit-learn's trees with its defaults" if model.is_trees else "gradient-boosted trees"
 
 
-def grow(kind: TaskKind, train: Design, test: Design) -> Fitted:
-    """Fit on the training rows, or some of them. ValueError where there are too many classes or labels."""
-    if (outputs := outputs_of(kind, train)) > MOST_OUTPUTS:
+def grow(kind: TaskKind, train: Design) -> Model:
+    """Fit on the training rows, or evenly spaced ones of so many that a fit takes seconds.
+
+    ValueError for more than MOST_OUTPUTS classes or labels.
+    """
+    classes = np.unique(train.labels)
+    outputs = len(classes) if kind.form is LabelForm.CLASS else train.labels.shape[1]
+    if outputs > MOST_OUTPUTS:
         raise ValueError(f"{outputs} classes or labels, more than {MOST_OUTPUTS}: trees would be grown for each")
-    some = sampled(train, outputs)
-    predictions = predict(kind, some, test)
-    labels = test.labels if kind.has_several_labels else test.labels[:, 0]
-    return Fitted(
-        task_scores(kind, labels, predictions, test.weights, kind.baseline_metrics), predictions, len(some.labels)
-    )
+    some = train.sampled(max(1000, MOST_CELLS // (max(train.values.shape[1], 1) * max(outputs, 1))))
+    return Model(_predictor(kind, some), len(some.labels))
 
 
-def outputs_of(kind: TaskKind, train: Design) -> int:
-    """How many trees a round has."""
-    return len(np.unique(train.labels)) if kind.form is LabelForm.CLASS else train.labels.shape[1]
-
-
-def sampled(train: Design, outputs: int) -> Design:
-    """The training rows, or evenly spaced ones of so many that a fit takes seconds."""
-    rows, cells = train.values.shape
-    most = max(1000, MOST_CELLS // (max(cells, 1) * max(outputs, 1)))
-    if rows <= most:
-        return train
-    kept = np.linspace(0, rows - 1, most).astype(np.int64)
-    weights = None if train.weights is None else train.weights[kept]
-    return replace(
-        train, values=train.values[kept], places=train.places[kept], labels=train.labels[kept], weights=weights
-    )
-
-
-def predict(kind: TaskKind, train: Design, test: Design) -> Array:
-    """Fit on the training rows; predictions of the test rows, as of Fitted."""
+def _predictor(kind: TaskKind, train: Design) -> Callable[[Design], Array]:
     if kind.form is LabelForm.NUMBER:
         loss = "poisson" if kind.metric("loss") == DEVIANCE else "squared_error"
-        values: Array = _fit(train, train.labels[:, 0], loss).predict(cells(test))
-        return values
+        model = _fit(train, train.labels[:, 0], loss)
+        return lambda rows: model.predict(cells(rows))
+    fits = [_probabilities(train, labels) for labels in train.labels.T]
     if kind.form is LabelForm.CLASS:
-        return _class_probabilities(train, test)
-    found = np.column_stack([_flag_probabilities(train, labels, test) for labels in train.labels.T])
-    return found if kind.form is LabelForm.FLAGS else found[:, 0]
+        classes, predicted = fits[0]
+        return partial(with_classes, classes, predicted, train.classes)
+    return lambda rows: of_labels([predicted(rows)[:, -1] * classes[-1] for classes, predicted in fits])
+
+
+def _probabilities(train: Design, labels: Array) -> tuple[Array, Callable[[Design], Array]]:
+    """Fit the classes of labels (N,): (classes (C,), rows -> probability of each (N, C))."""
+    if len(known := np.unique(labels)) == 1:
+        return known, lambda rows: np.ones((len(rows.labels), 1))
+    model = _fit(train, labels, "log_loss")
+    return model.classes_, lambda rows: model.predict_proba(cells(rows))
 
 
 def cells(design: Design) -> Array:
@@ -84,25 +74,6 @@ def cells(design: Design) -> Array:
             codes[:, place] = ranks[codes[:, place]]
     found[:, numbers:] = np.where(design.values[:, numbers:] > 0, codes, np.nan)
     return found
-
-
-def _class_probabilities(train: Design, test: Design) -> Array:
-    """The probability of each class up to the largest of either split, (N, C); 0 of one that was not trained on."""
-    found = np.zeros((len(test.labels), classes_of(train, test)))
-    if len(known := np.unique(train.labels)) == 1:
-        found[:, int(known[0])] = 1.0
-        return found
-    model = _fit(train, train.labels[:, 0], "log_loss")
-    found[:, model.classes_.astype(np.int64)] = model.predict_proba(cells(test))
-    return found
-
-
-def _flag_probabilities(train: Design, labels: Array, test: Design) -> Array:
-    """The probability of 1 for the test rows, (N,)."""
-    if len(known := np.unique(labels)) == 1:
-        return np.full(len(test.labels), float(known[0]))
-    probabilities: Array = _fit(train, labels, "log_loss").predict_proba(cells(test))[:, 1]
-    return probabilities
 
 
 def _fit(train: Design, labels: Array, loss: str) -> Any:

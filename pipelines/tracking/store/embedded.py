@@ -60,14 +60,6 @@ def _own_logging() -> Iterator[None]:
         root.setLevel(level)
 
 
-def import_client(config: TrackingConfig) -> None:
-    """Import what a job's first call of the store would import."""
-    import sparkring.pipelines.tracking.store.sink  # noqa: F401
-
-    if config.uri is None:
-        import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
-
-
 def _relocate(database: Path, artifacts: str) -> None:
     """Let every path below the folder of artifacts of before be below `artifacts`, which ends with a slash."""
     with closing(sqlite3.connect(database, timeout=30.0)) as store:

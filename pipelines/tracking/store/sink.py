@@ -527,3 +527,9 @@ def replay(config: TrackingConfig) -> tuple[int, int]:
         lines = (f"{redact(store)} cannot be reached, its journals stay: {error}" for store, error in away.items())
         raise StoreUnreachable("\n".join(lines))
     return finished, count
+
+
+def import_client(config: TrackingConfig) -> None:
+    """Import what the first call of the store would import, beside this module."""
+    if config.uri is None:
+        import mlflow.store.tracking.sqlalchemy_store  # noqa: F401

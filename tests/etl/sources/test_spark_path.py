@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.spark_path import HOST, as_glob
+from sparkring.etl.sources.spark_path import as_glob
+from sparkring.etl.spark_platform.paths import HOST
 
 
 @pytest.mark.parametrize("path", ["/a/b.parquet", "s3a://bucket/a b/ü", "file:/a/x=10:00/b"])

@@ -21,7 +21,9 @@ from sparkring.conf.storage import open_storage
 from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, REGRESSION, TaskKind
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines.evaluation.balance import OTHER, constant_guess, only_label
-from sparkring.pipelines.evaluation.baselines.guesses import flag_scores
+from sparkring.pipelines.evaluation.baselines.baseline import score
+from sparkring.pipelines.evaluation.baselines.design import Design
+from sparkring.pipelines.evaluation.baselines.linear import Model
 from sparkring.pipelines.evaluation.evaluate import (
     HeldOut,
     check_finite,
@@ -177,7 +179,7 @@ def held_out(rows: int, gain: float, seed: int = 0) -> HeldOut:
 
 def evaluated(held: HeldOut, train: LabelBalance) -> Evaluated:
     ours = task_scores(BINARY, held.labels, held.scores, held.weights)
-    gap = gap_to_guess(BINARY, held, train, ours)
+    gap = gap_to_guess(BINARY, held, train)
     return Evaluated(scores={MODEL: ours}, labels={"train": train}, guess_gap=gap)
 
 
@@ -255,7 +257,8 @@ def test_a_guess_that_training_rows_mislead_is_equal_chances(share: float) -> No
 def test_an_auc_that_does_not_exist_is_neither_the_models_nor_a_baselines() -> None:
     """It was nan of the model and 0.5000 of baselines."""
     assert known_scores({"loss": 0.5, "auc": math.nan}) == {"loss": 0.5}
-    assert "auc" not in flag_scores(np.zeros(4), np.full(4, 0.1), None)
+    rows = Design(np.ones((4, 1)), np.zeros((4, 1), np.int32), np.zeros((4, 1)), None, (), 1)
+    assert "auc" not in score(BINARY, {"guess": Model(lambda _: np.full(4, 0.1), 0)}, [rows]).scores["guess"]
     assert math.isnan(known_scores({"loss": math.nan})["loss"])
 
 

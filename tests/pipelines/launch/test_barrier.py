@@ -36,8 +36,8 @@ from sparkring.pipelines.launch.preflight import (
     too_few_slots,
 )
 from sparkring.pipelines.run.package import code_archive, ship_code, write_archive
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.failure import Cancelled, LaunchError, PreflightError, WorkerFailed
-from sparkring.training.launch.group import Control
 from sparkring.training.launch.host.info import collect_host_info
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.messages import AttemptStarted, ChildEvent, Event, RankReplaced

@@ -14,8 +14,8 @@ from sparkring.conf.code import code_digest
 from sparkring.pipelines.launch import preflight
 from sparkring.pipelines.launch.check_hosts import check_hosts, unreachable
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, fixed_allocation
-from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.channel.connection import listen
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.failure import Cancelled, LaunchError
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.host.info import (

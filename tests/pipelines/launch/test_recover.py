@@ -28,7 +28,8 @@ from sparkring.pipelines.launch.recover import (
     spark_platform,
     what_follows,
 )
-from sparkring.training.launch.attempt import Control, Limits
+from sparkring.training.launch.attempt import Limits
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.failure import Cancelled, Failure, LaunchError, WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobResult, JobSpec

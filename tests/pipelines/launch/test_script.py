@@ -10,8 +10,8 @@ import pytest
 
 from sparkring.conf.load import ConfigError
 from sparkring.pipelines.cli import main
+from sparkring.pipelines.cli.commands.machines import FLAGS
 from sparkring.pipelines.cli.entry import parse, parser
-from sparkring.pipelines.cli.machines import FLAGS
 from sparkring.pipelines.launch import script as launch
 from sparkring.pipelines.run.exit_codes import Exit
 from tests.e2e.commands import run_here

@@ -17,9 +17,10 @@ from sparkring.pipelines.cli.exits import exit_code
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.schedule import run_date as run_date_module
 from sparkring.pipelines.schedule.backfill import BackfillRequest, backfill, dates_of, plan_backfill, plan_date
+from sparkring.pipelines.schedule.date_job import DateJob
 from sparkring.pipelines.schedule.errors import DateTaken
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
-from sparkring.pipelines.schedule.run_date import LEASE, DateJob, Shared, hold_lease
+from sparkring.pipelines.schedule.run_date import LEASE, Shared, hold_lease
 from sparkring.training.launch.failure import LaunchError
 from tests.pipelines.schedule.recipe import write_recipe
 

@@ -13,9 +13,9 @@ from sparkring.conf.schedule.dated import DateRequest
 from sparkring.etl.windows import window as window_module
 from sparkring.etl.windows.window import KnownParts, PinnedWindow
 from sparkring.pipelines.cli.exits import exit_code
+from sparkring.pipelines.schedule.date_job import DateJob, DateOptions
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.pipelines.schedule.publication import DatePublication, known_before, known_parts, pin_anew
-from sparkring.pipelines.schedule.run_date import DateJob, DateOptions
 from tests.pipelines.schedule.recipe import write_recipe
 
 DAYS = [f"2024-03-0{day}" for day in range(1, 7)]

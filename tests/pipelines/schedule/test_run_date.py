@@ -24,13 +24,12 @@ from sparkring.pipelines.cli import main
 from sparkring.pipelines.cli.exits import exit_code
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.schedule import run_date as module
+from sparkring.pipelines.schedule.date_job import DateJob, DateOptions
 from sparkring.pipelines.schedule.errors import DateTaken, LeaseLost, NotReady
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.pipelines.schedule.publication import DatePublication
 from sparkring.pipelines.schedule.run_date import (
     LEASE,
-    DateJob,
-    DateOptions,
     begun,
     check_ended,
     do_date,

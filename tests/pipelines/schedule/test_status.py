@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparkring.conf.schedule.block import ScheduleConfig
+from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.pipelines.schedule.status import STALE, status_of, status_text, table
 from sparkring.training.worker.result import MODEL
@@ -66,7 +67,7 @@ def test_a_clock_that_is_behind_makes_nothing_old() -> None:
 def test_without_a_success_everything_is_too_old(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path), "sales")
     code, text = status_text(DAYS, ledger, 2, 3600.0, as_object=True)
-    assert code == STALE == 1
+    assert code == STALE == Exit.BUG
     assert json.loads(text)["newest"] is None and json.loads(text)["stale"]
     assert status_text(DAYS, ledger, 2, None, as_object=False)[0] == 0
     assert "no date has succeeded" in status_text(DAYS, ledger, 2, None, as_object=False)[1]

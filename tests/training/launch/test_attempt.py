@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from sparkring.training.launch import attempt as attempt_module
-from sparkring.training.launch.attempt import Attempt, Control, Limits, RankState
+from sparkring.training.launch.attempt import Attempt, Limits, RankState
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.failure import Cancelled, WorkerFailed
 from sparkring.training.launch.messages import (
     AttemptStarted,

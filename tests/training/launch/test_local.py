@@ -18,8 +18,9 @@ import pytest
 from sparkring.pipelines.launch.script import pack_folder
 from sparkring.training.launch import attempt
 from sparkring.training.launch.attempt import Limits
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.failure import Cancelled, WorkerFailed
-from sparkring.training.launch.group import Control, WorkerGroup
+from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.host.rank import FILES
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group, run_local

@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from sparkring.training.launch.attempt import Control, Limits
+from sparkring.training.launch.attempt import Limits
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.failure import Failure, LaunchError, WorkerFailed, first_failure
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec

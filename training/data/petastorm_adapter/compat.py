@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from sparkring.training.data.petastorm_adapter import legacy_pyarrow
+import sparkring.training.data.petastorm_adapter.legacy_pyarrow as legacy_pyarrow
 
 RENAMED = {"unicode_": "str_", "string_": "bytes_", "in1d": "isin", "float": "float64"}
 

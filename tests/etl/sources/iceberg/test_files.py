@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.iceberg.files import deleted_rows, field_ids, footers, gone, split_host
+from sparkring.etl.sources.iceberg.files import deleted_rows, field_ids, footers, gone
+from sparkring.etl.sources.iceberg.places import split_host
 from tests.etl.sources.iceberg.tables import (
     append_orc,
     catalog_at,

@@ -15,7 +15,7 @@ from pyiceberg.utils.config import Config
 
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.iceberg.files import footers
-from sparkring.etl.sources.iceberg.io import is_below
+from sparkring.etl.sources.iceberg.places import is_below
 from tests.etl.sources.iceberg.tables import catalog_at, delete_by_position, paths, pinned
 from tests.helpers.servers import answering
 

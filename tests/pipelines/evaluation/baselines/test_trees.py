@@ -21,16 +21,18 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column
 from sparkring.conf.rules.recipe import must_beat_problems
 from sparkring.conf.tasks import BINARY, MULTICLASS, MULTILABEL, POISSON, REGRESSION, TASKS, TaskKind
-from sparkring.pipelines.evaluation.baselines import linear, trees
+from sparkring.pipelines.evaluation.baselines import trees
 from sparkring.pipelines.evaluation.baselines.baseline import (
+    Baselines,
+    Fitted,
     beside_baselines,
     best_baseline,
+    fit_and_score,
     fit_baselines,
-    fit_in_driver,
+    score,
 )
-from sparkring.pipelines.evaluation.baselines.guesses import Fitted
-from sparkring.pipelines.evaluation.baselines.linear import Design
-from sparkring.pipelines.evaluation.baselines.trees import TREES, cells, grow, sampled
+from sparkring.pipelines.evaluation.baselines.design import Design, DesignReader, Scale, ranks_of
+from sparkring.pipelines.evaluation.baselines.trees import TREES, cells, grow
 from sparkring.pipelines.evaluation.evaluate import HeldOut, gap_to, lost_to
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.pipelines.promotion.scores import resampled
@@ -61,6 +63,14 @@ def design(rows: int, seed: int, label: Callable[[Any, Any, Any], Any], weighted
     return Design(values, places, labels.reshape(rows, -1), weights, (CODES,), 2 + CODES)
 
 
+UNSCALED = Scale(np.zeros(0), np.zeros(0))
+
+
+def both(kind: TaskKind, train: Design, test: Design) -> Baselines:
+    """The baselines of rows in memory."""
+    return fit_and_score(kind, True, lambda: (train, UNSCALED), lambda: [test])
+
+
 def either(numbers: Any, code: Any, random: Any) -> Any:
     """No line parts these."""
     return (numbers[:, 0] * numbers[:, 1] > 0) != (code == 1)
@@ -85,22 +95,24 @@ def test_a_table_of_codes_alone_is_learned(tmp_path: Path) -> None:
     code = PLAIN[0]
     dataset = write_table(tmp_path, (code, COST), make)
     rows = (split_rows(dataset, split, DataConfig(), []) for split in SIZES)
-    train, test = linear.make_designs(*rows, [code], [COST])
+    reader = DesignReader([code], [COST])
+    train, test = (reader.training(each)[0] for each in rows)
     assert train.values.dtype == np.float64 and {*cells(train)[:, 0]} == {0, 1, 2, 3}
-    assert grow(REGRESSION, train, test).predictions == pytest.approx(test.labels[:, 0], abs=0.1)
+    assert grow(REGRESSION, train).predict(test) == pytest.approx(test.labels[:, 0], abs=0.1)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.name)
 def test_predictions_are_those_of_scikit_learn_on_the_same_columns(kind: TaskKind, weighted: bool) -> None:
     train, test = (design(rows, seed, MADE[kind], weighted) for rows, seed in ((900, 1), (300, 2)))
-    ours = grow(kind, train, test)
+    model = grow(kind, train)
+    ours = model.predict(test)
     features = [np.column_stack([d.values[:, :2], d.places[:, 2] - 2]) for d in (train, test)]
     more: dict[str, Any] = {"categorical_features": [2], "random_state": 0}
     if kind in (REGRESSION, POISSON):
         loss: Any = "poisson" if kind is POISSON else "squared_error"
-        model = HistGradientBoostingRegressor(loss=loss, **more)
-        expected = model.fit(features[0], train.labels[:, 0], sample_weight=train.weights).predict(features[1])
+        expected = HistGradientBoostingRegressor(loss=loss, **more)
+        expected = expected.fit(features[0], train.labels[:, 0], sample_weight=train.weights).predict(features[1])
     else:
         found = [
             HistGradientBoostingClassifier(**more)
@@ -111,14 +123,14 @@ def test_predictions_are_those_of_scikit_learn_on_the_same_columns(kind: TaskKin
         expected = {BINARY: lambda: found[0][:, 1], MULTICLASS: lambda: found[0]}.get(
             kind, lambda: np.column_stack([each[:, 1] for each in found])
         )()
-    assert ours.rows == 900 and np.allclose(ours.predictions, expected, rtol=1e-12, atol=0)
+    assert model.rows == 900 and np.allclose(ours, expected, rtol=1e-12, atol=0)
     labels = test.labels if kind is MULTILABEL else test.labels[:, 0]
     constant = (
         train.labels.mean(axis=0) if kind is not MULTICLASS else np.bincount(train.labels[:, 0].astype(int)) / 900
     )
-    guess = np.broadcast_to(constant, ours.predictions.shape if ours.predictions.ndim > 1 else (300, 1))
-    guess = guess if ours.predictions.ndim > 1 else guess[:, 0]
-    losses = [task_scores(kind, labels, scores, test.weights)["loss"] for scores in (ours.predictions, guess)]
+    guess = np.broadcast_to(constant, ours.shape if ours.ndim > 1 else (300, 1))
+    guess = guess if ours.ndim > 1 else guess[:, 0]
+    losses = [task_scores(kind, labels, scores, test.weights)["loss"] for scores in (ours, guess)]
     assert losses[0] < 0.8 * losses[1]
 
 
@@ -127,15 +139,16 @@ def test_a_code_without_training_rows_and_a_class_of_the_test_rows_alone_are_no_
     test.values[0, 2] = 0.0  # as a row has it whose code is beyond those of the training rows
     test.labels[1] = 5
     assert np.isnan(cells(test)[0, 2]) and np.isfinite(cells(test)[1:]).all()
-    found = grow(MULTICLASS, train, test).predictions
-    assert found.shape == (400, 6) and np.allclose(found.sum(axis=1), 1) and (found[:, 4:] == 0).all()
+    found = score(MULTICLASS, {TREES: grow(MULTICLASS, train)}, [test]).fitted[TREES].predictions
+    assert found is not None and found.shape == (400, 6)
+    assert np.allclose(found.sum(axis=1), 1) and (found[:, 4:] == 0).all()
 
 
 @pytest.mark.parametrize("kind", [BINARY, MULTICLASS, MULTILABEL])
 def test_one_value_of_the_labels_is_always_predicted(kind: TaskKind) -> None:
     made = np.ones((50, 2)) if kind is MULTILABEL else np.ones(50)
     one = design(50, 1, lambda *_: made)
-    found = grow(kind, one, one).predictions
+    found = grow(kind, one).predict(one)
     assert (found == (np.array([0.0, 1.0]) if kind is MULTICLASS else 1.0)).all()
 
 
@@ -145,27 +158,26 @@ def test_a_class_of_one_row_among_many_is_no_error(kind: TaskKind) -> None:
     one = np.arange(10_001) == 7
     made = np.column_stack([one, ~one]) if kind is MULTILABEL else one
     train = design(10_001, 1, lambda *_: made)
-    assert np.isfinite(grow(kind, train, design(50, 2, lambda *_: made[:50])).predictions).all()
+    assert np.isfinite(grow(kind, train).predict(design(50, 2, lambda *_: made[:50]))).all()
 
 
 def test_of_many_rows_evenly_spaced_ones_are_fitted_with_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     train = design(9000, 1, MADE[BINARY], weighted=True)
-    monkeypatch.setattr(trees, "MOST_CELLS", 3 * 2000)
-    kept = sampled(train, 1)
+    kept = train.sampled(2000)
     assert kept.weights is not None and train.weights is not None
     places = np.searchsorted(train.weights[np.argsort(train.weights)], kept.weights)
     rows = np.argsort(train.weights)[places]
     assert len(rows) == 2000 and set(np.diff(rows)) == {4, 5} and rows[0] == 0 and rows[-1] == 8999
     assert (train.values[rows] == kept.values).all() and (train.labels[rows] == kept.labels).all()
-    assert (train.places[rows] == kept.places).all() and len(sampled(train, 2).labels) == 1000
-    assert grow(BINARY, train, train).rows == 2000
-    monkeypatch.setattr(trees, "MOST_CELLS", 3 * 9000)
-    assert sampled(train, 1) is train
+    assert (train.places[rows] == kept.places).all() and train.sampled(9000) is train
+    monkeypatch.setattr(trees, "MOST_CELLS", 3 * 2000)
+    assert grow(BINARY, train).rows == 2000
+    assert grow(MULTILABEL, replace(train, labels=np.repeat(train.labels, 2, axis=1))).rows == 1000
 
 
 def test_trees_for_more_classes_than_are_fitted_in_seconds_are_missing_with_a_reason() -> None:
     many = design(200, 1, lambda numbers, code, random: np.arange(200) % 21)
-    found = fit_in_driver(MULTICLASS, True, lambda: (many, many))
+    found = both(MULTICLASS, many, many)
     assert found.missing == {TREES: "ValueError: 21 classes or labels, more than 20: trees would be grown for each"}
     assert len(found.scores) == 2
 
@@ -176,11 +188,11 @@ from sparkring.conf.tasks import BINARY
 from sparkring.pipelines.evaluation.baselines import baseline
 needed = ("sklearn.ensemble", "sklearn.linear_model")
 assert not [name for name in needed if name in sys.modules], "it is imported here, or this shows nothing"
-def grow(kind):
+def grow(kind, train):
     print("there" if all(name in sys.modules for name in needed) else "missing")
-    return baseline.Fitted({})
+    raise ValueError
 baseline.grow = grow
-baseline.fit_in_driver(BINARY, True, lambda: ())
+baseline.fit_and_score(BINARY, True, lambda: ((), None), lambda: ())
 """
 
 
@@ -194,7 +206,7 @@ def test_rows_that_cannot_be_read_leave_every_baseline_without_scores() -> None:
     def unread() -> tuple[Design, Design]:
         raise OSError("gone")
 
-    found = fit_in_driver(BINARY, True, unread)
+    found = fit_and_score(BINARY, True, unread, unread)
     assert found.scores == {} and set(found.missing.values()) == {"OSError: gone"} and len(found.missing) == 3
 
 
@@ -208,39 +220,11 @@ def test_trees_stand_beside_the_other_baselines_of_a_dataset(tmp_path: Path, tas
 
     dataset = write_table(tmp_path, (*PLAIN, label), make)
     train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
-    nothing: Any = None
-    found = fit_baselines(nothing, TASKS[task], train, test, [*PLAIN, label], [label])
+    found = fit_baselines(TASKS[task], train, test, [*PLAIN, label], [label])
     assert found.missing == {} and list(found.scores)[2:] == [TREES]
     assert set(found.scores[TREES]) == set(TASKS[task].baseline_metrics) and found.fitted[TREES].rows == 240
-    alone = fit_baselines(nothing, TASKS[task], train, test, [label], [label])
+    alone = fit_baselines(TASKS[task], train, test, [label], [label])
     assert len(alone.scores) == 1 and alone.missing == {}, "no features, no trees"
-
-
-def test_rows_that_the_driver_cannot_hold_have_no_trees_and_the_report_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sparkring.pipelines.evaluation.baselines.mllib as mllib
-
-    monkeypatch.setattr(linear, "MOST_CELLS", 0)
-    monkeypatch.setattr(mllib, "mllib_fits", lambda *_: {})
-    dataset = write_table(tmp_path, (*PLAIN, KIND), kinds)
-    train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
-    from types import SimpleNamespace
-
-    monkeypatch.setattr("sparkring.pipelines.run.spark_jobs.spark_progress", _nothing_shown)
-    found = fit_baselines(SimpleNamespace(), MULTICLASS, train, test, [*PLAIN, KIND], [KIND])  # type: ignore[arg-type]
-    assert found.missing == {TREES: f"360 rows of {len(PLAIN)} features are more than the driver holds"}
-
-
-class _nothing_shown:
-    def __init__(self, spark: object) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -249,7 +233,7 @@ def test_the_gap_and_its_interval_are_those_of_a_bootstrap(kind: TaskKind, weigh
     random = np.random.default_rng(3)
     test = design(2000, 2, MADE[kind])
     labels = test.labels if kind is MULTILABEL else test.labels[:, 0]
-    trees_say = grow(kind, design(800, 1, MADE[kind]), test).predictions
+    trees_say = grow(kind, design(800, 1, MADE[kind])).predict(test)
     noisy = trees_say * random.uniform(0.6, 1.0, trees_say.shape) + (0.0 if kind is REGRESSION else 0.05)
     ours = (
         noisy / noisy.sum(axis=1, keepdims=True)
@@ -259,13 +243,11 @@ def test_the_gap_and_its_interval_are_those_of_a_bootstrap(kind: TaskKind, weigh
     weights = random.integers(0, 3, 2000).astype(float) if weighted else None
     counts = slice(None) if weights is None else weights > 0
     theirs = Fitted({"loss": 7.0}, trees_say[counts], 800)
-    gap = gap_to(kind, HeldOut(labels, ours, {}, weights), theirs, {"loss": 8.0})
+    gap = gap_to(kind, HeldOut(labels, ours, {}, weights), theirs)
     of_both = [task_scores(kind, labels, scores, weights)["loss"] for scores in (ours, trees_say)]
     assert [gap.ours, gap.theirs] == pytest.approx(of_both, rel=1e-12) and gap.rows == 800
     samples = resampled(kind, "loss", labels, (ours, trees_say), weights=weights)
     assert gap.half_width == pytest.approx(1.96 * (samples[:, 0] - samples[:, 1]).std(), rel=0.1)
-    of_spark = gap_to(kind, HeldOut(labels, ours, {}, weights), Fitted({"loss": 7.0}), {"loss": 8.0})
-    assert of_spark == BaselineGap(rows=0, ours=8.0, theirs=7.0, half_width=None) and not of_spark.is_worse
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -275,7 +257,7 @@ def test_every_baseline_has_the_predictions_that_its_loss_is_of(kind: TaskKind, 
     if kind is MULTICLASS:
         test.labels[0] = 5  # a class that no training row has
     labels = test.labels if kind is MULTILABEL else test.labels[:, 0]
-    found = fit_in_driver(kind, True, lambda: (train, test))
+    found = both(kind, train, test)
     assert len(found.fitted) == 3 and not found.missing
     for name, each in found.fitted.items():
         assert each.predictions is not None and each.rows == 300
@@ -317,7 +299,7 @@ def test_a_gap_is_said_with_its_interval() -> None:
 def test_of_one_row_no_model_is_certainly_worse(weights: np.ndarray | None) -> None:
     labels = np.zeros(1 if weights is None else 2)
     theirs = Fitted({"loss": 0.1}, np.array([0.1]), 800)
-    gap = gap_to(BINARY, HeldOut(labels, labels + 0.9, {}, weights), theirs, {"loss": 2.3})
+    gap = gap_to(BINARY, HeldOut(labels, labels + 0.9, {}, weights), theirs)
     assert gap.ours > gap.theirs and gap.half_width is None and not gap.is_worse
 
 
@@ -351,17 +333,17 @@ def test_a_metric_that_trees_cannot_have_is_refused(task: str, wanted: list[str]
 
 def test_many_codes_are_split_by_the_order_of_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes by frequency put dates in no order: of 1,344 the loss was .8355, by their order .8044."""
-    assert linear.ranks_of(["2024-03", "2024-01", "2024-02"], 5).tolist() == [0, 1, 4, 2, 3]
-    assert linear.ranks_of([30, 4, 100], 6).tolist() == [0, 1, 3, 2, 4, 5], "numbers by value, no text order"
+    assert ranks_of(["2024-03", "2024-01", "2024-02"], 5).tolist() == [0, 1, 4, 2, 3]
+    assert ranks_of([30, 4, 100], 6).tolist() == [0, 1, 3, 2, 4, 5], "numbers by value, no text order"
     draw = np.random.default_rng(0)
     days, rows = draw.permutation(600), 6000
     codes = draw.integers(0, 600, rows)
     values = np.ones((rows, 1))
     labels = (days[codes] > 300).astype(np.float64)[:, None]
     ranks = (np.concatenate([[0, 1], 2 + np.argsort(np.argsort(days))]),)
-    sorted_ = linear.Design(values, (codes + 2)[:, None].astype(np.int32), labels, None, (602,), 602, ranks)
+    sorted_ = Design(values, (codes + 2)[:, None].astype(np.int32), labels, None, (602,), 602, ranks)
     assert trees.cells(sorted_)[:, 0].max() == 601
     losses = [
-        trees.grow(BINARY, each, each).scores["loss"] for each in (sorted_, replace(sorted_, ranks=(np.arange(602),)))
+        both(BINARY, each, each).scores[TREES]["loss"] for each in (sorted_, replace(sorted_, ranks=(np.arange(602),)))
     ]
     assert losses[0] < 0.01 < losses[1]

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.channel.connection import LoopThread
 from sparkring.training.launch.channel.rendezvous import RendezvousProxy, Store
+from sparkring.training.launch.control import Control
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group
 from sparkring.training.launch.messages import ChildEvent, Event

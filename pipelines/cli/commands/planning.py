@@ -94,7 +94,8 @@ def add_commands(commands: Commands) -> None:
 def _show(arguments: argparse.Namespace) -> int:
     resolved = load(arguments)
     from sparkring.conf.clusters.catalog import load_cluster
-    from sparkring.pipelines.model.plan import layout_problems_of, show_plan
+    from sparkring.pipelines.model.fits import show_plan
+    from sparkring.pipelines.model.plan import layout_problems_of
 
     config, name = resolved.config, arguments.cluster or resolved.config.launch.cluster
     cluster = load_cluster(name) if name else None

@@ -151,7 +151,8 @@ def _dry_run(resolved: Resolved) -> int:
 
 def _run_date(arguments: argparse.Namespace, request: DateRequest) -> int:
     from sparkring.pipelines.cli.exits import exit_code
-    from sparkring.pipelines.schedule.run_date import DateOptions, run_date
+    from sparkring.pipelines.schedule.date_job import DateOptions
+    from sparkring.pipelines.schedule.run_date import run_date
 
     options = DateOptions(exit_code, rerun=arguments.rerun)
     return _announced(load(arguments, request), lambda resolved: run_date(resolved, options, print))
