@@ -92,8 +92,11 @@ class Column(Stored):
 
 
 class DataFile(Stored):
-    """One Parquet file. `path` is relative to `DatasetManifest.files_folder`; `row_groups` are row counts in stored
-    order. `row_offset`: rows of the split in earlier parts, which a reader adds to the file's row numbers."""
+    """One Parquet file; `path` is relative to `DatasetManifest.files_folder`.
+
+    `row_groups` are row counts in stored order. `row_offset`: rows of the split in earlier day partitions, which a
+    reader adds to the file's row numbers.
+    """
 
     path: RelativePath
     split: FolderName

@@ -53,7 +53,7 @@ class StoredError(ValueError):
 
 
 def up_to(newest: int) -> AfterValidator:
-    """Validate a format version field: `format: Annotated[int, up_to(1)]`."""
+    """Make the rule of a format version field, as in `format: Annotated[int, rule]`."""
 
     def known(found: int) -> int:
         if not 1 <= found <= newest:

@@ -99,8 +99,11 @@ def share_edges(shares: list[float]) -> list[int]:
 
 
 class SplitConfig(Strict):
-    """time: `boundaries` maps each later split to its first instant; rows before the first are `train`.
-    hash: `shares` by a stable hash of `key` (None: etl.key). column: the split's name stands in `column`."""
+    """How rows are assigned to splits.
+
+    time: `boundaries` maps each later split to its first instant; rows before the first are `train`. hash: `shares` by
+    a stable hash of `key` (None: etl.key). column: the split's name is in `column`.
+    """
 
     kind: Literal["time", "hash", "column"] = Field("hash", description="what decides the split of a row")
     column: str | None = Field(

@@ -96,8 +96,11 @@ class Part(Stored):
 
 @dataclass(frozen=True)
 class PartSources:
-    """What a part is made of: sources read `whole`, and of the others (`cut`) one snapshot for each interval from the
-    first that is looked back at to its own, None where it has no file."""
+    """Sources of a day partition: `whole` ones, and interval sources (`cut`).
+
+    Of each interval source there is one snapshot per interval, from the first of the look-back to its own; None if it
+    has no file.
+    """
 
     interval: Interval
     whole: Mapping[str, SourceSnapshot]

@@ -266,8 +266,11 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
 
 
 class HostRates(NamedTuple):
-    """Bytes per second of a machine's memory, and of one device's copies; share of the first that an optimizer's step
-    reaches."""
+    """Memory rates of a machine, in bytes per second.
+
+    Of the machine's memory and of one device's copies; `step_share`: share of the first that an optimizer's step
+    reaches.
+    """
 
     memory_per_s: float
     copy_per_s: float

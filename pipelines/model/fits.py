@@ -51,7 +51,7 @@ class Room:
 
 
 def show_plan(config: RunConfig, cluster: Cluster | None = None) -> str:
-    """The table as text, whether it fits, what is not planned and why, and settings that have no effect.
+    """Format the table, whether it fits, what is not planned and why, and settings without effect.
 
     `cluster`: where the recipe would run; None: on this machine, if its ranks would be here.
     """

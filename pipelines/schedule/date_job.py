@@ -64,7 +64,7 @@ class DateJob:
 
 
 def outcome_line(record: DateRecord, status: str, code: int, error: BaseException | None = None) -> str:
-    """The JSON object, in one line, by which a scheduler learns what became of a date."""
+    """Return the JSON object, in one line, that tells a scheduler the outcome of a date."""
     shown = asdict(record)
     keys = ("run", "dataset", "fingerprint", "attempts", "late", "scores", "promotion", "mlflow_url", "model_version")
     return json.dumps(

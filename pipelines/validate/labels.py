@@ -31,7 +31,7 @@ def _is_number(label: Column) -> bool:
 
 
 def value_range(folder: Storage, files: Iterable[str], column: str) -> tuple[float, float] | None:
-    """The least and the largest value of a column in the footers of Parquet files; None where no footer has them."""
+    """Return the least and largest value of a column in the Parquet footers; None if none has them."""
     low, high = [], []
     for footer in read_footers(folder, tuple(files)):
         if column not in footer.schema.names:

@@ -48,7 +48,7 @@ class DataParallel(ABC):
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Hook the gradients of a model with values; return the module to call forward on."""
+        """Register hooks on the gradients of a model with values; return the module to call forward on."""
 
     def owned_parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
         """Return parameters for the optimizer: the trainable ones, or the shards this rank owns."""

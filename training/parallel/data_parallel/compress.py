@@ -1,5 +1,6 @@
-"""Sum gradients through a codec with error feedback (https://arxiv.org/abs/1901.09847): what a step does not send is
-added to the next gradient of the same rank.
+"""Sum gradients through a codec with error feedback (https://arxiv.org/abs/1901.09847).
+
+What a step does not send is added to the next gradient of the same rank.
 
     p = gradient + residual;  residual' = p - sent(p)
 
