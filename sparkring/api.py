@@ -38,7 +38,7 @@ REPORT, REPORT_HEIGHT = "report.html", 900  # pixels below a cell
 class Recipe:
     """A recipe, by name or path. `decided` and `look_at`: what `from_table` says of it, a sentence each.
 
-    Raises ConfigError where there is none, or its file is no recipe.
+    Raises ConfigError for a missing recipe, or a file that is not one.
     """
 
     path: str

@@ -117,7 +117,7 @@ def open(
 ) -> DataReader:
     """Open a split of a dataset that `sparkring etl` has built.
 
-    ManifestError where there is none. ValueError for settings by which no batch is possible.
+    ManifestError without a dataset. ValueError for settings that allow no batch.
 
     Args:
         uri: folder of the dataset, local or in an object store.

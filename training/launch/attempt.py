@@ -214,7 +214,7 @@ class Attempt:
                 self._send_each(self._cuts.ask(stop=is_stop, checkpoint=not is_stop))
 
     def _check(self) -> None:
-        """Notice what no message tells: silence, time that ran out."""
+        """Detect failures that send no message: silent agents and timeouts."""
         for agent, heartbeat in self._control_server.heartbeats().items():
             self._heartbeat(agent, heartbeat)
         now = time.monotonic()

@@ -58,7 +58,7 @@ class Control:
         self.ask(KillChildren("rank"))
 
     def ask(self, request: Request) -> None:
-        """Pass a request to the running attempt, without the meaning that no further attempt is wanted."""
+        """Pass a request to the running attempt, without marking the job as stopping."""
         self._requests.put(request)
 
     def raise_if_ending(self, doing: str) -> None:

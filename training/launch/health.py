@@ -186,9 +186,9 @@ class StragglerDetector:
         self.history: deque[tuple[int, dict[int, WindowTiming]]] = deque(maxlen=max(10, MAX_TIMINGS // world))
 
     def add(self, rank: int, step: int, timing: WindowTiming) -> list[tuple[int, float, float]]:
-        """Add a rank's logging window and return the stragglers that are new; each is named once.
+        """Add a rank's logging window and return the new stragglers; each is reported once.
 
-        Of each: (rank, its busy s a step, the others' mean wait s a step).
+        Each entry: (rank, busy seconds per step, other ranks' mean wait per step).
         """
         window = self._open.setdefault(step, {})
         window[rank] = timing

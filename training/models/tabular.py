@@ -101,7 +101,7 @@ class ColumnCurves(nn.Module):
         return out
 
     def _bumps_without_grad(self, x_BN: torch.Tensor) -> torch.Tensor:
-        """Sum of the bumps, (B, outputs), with the bits of `forward`'s einsum in a third of its time."""
+        """Sum the bumps, (B, outputs), with the bits of `forward`'s einsum in a third of its time."""
         # TRICK: einsum sums over k before n, so it copies its operands to that order; here they are made in it. Not for
         # training: the gradients' sums over rows would be taken in another order, and round differently.
         bumps_BKN = (x_BN[:, None, :] * self.slope.t().contiguous()).add_(self.shift.t().contiguous()).tanh_()

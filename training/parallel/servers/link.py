@@ -1,4 +1,4 @@
-"""What ranks on servers say to each other, through rounds at the first server."""
+"""Messages between ranks on servers, through rounds at the first server."""
 
 from __future__ import annotations
 
