@@ -13,7 +13,7 @@ from sparkring.conf.errors import first_line
 from sparkring.etl.errors import EtlError
 
 SPLIT = "__split"
-UNDIVIDED = "rows"  # the one split of a part whose window decides which split it is of
+UNDIVIDED = "rows"  # the one split of a day partition, whose window decides its split
 FITTED = ("train", UNDIVIDED)  # splits whose rows features may be fitted on
 
 

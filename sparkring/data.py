@@ -70,7 +70,7 @@ class DataReader:
         return self._consumed // self._reader.epochs.samples
 
     def batches(self, from_sample: int | None = None, steps: int | None = None) -> Iterator[Batch]:
-        """Read this rank's part of the next global batches.
+        """Read this rank's share of the next global batches.
 
         `from_sample`: rows of all ranks that were consumed before; None: continue. `steps`: how many batches, across
         epochs; None: the rest of the epoch.

@@ -26,7 +26,7 @@ class StepSeen:
     """A step that was made."""
 
     step: int  # since the run began, this one included
-    epoch: float  # begun epochs and the part of this one, as in the charts
+    epoch: float  # finished epochs and the fraction of this one, as in the charts
     consumed_samples: int  # over all ranks and epochs
     loss: float  # mean over the rows of the global batch; under parallel.averaging over those of rank 0
     lr: float

@@ -53,7 +53,7 @@ class Dataset:
     folder: Storage
     rebuilt: bool = False
     seconds: dict[str, float] = field(default_factory=dict)  # by stage of the build; empty where it was found
-    written_parts: tuple[str, ...] = ()  # intervals of a window whose parts were written for it
+    written_parts: tuple[str, ...] = ()  # intervals of a window whose day partitions were written for it
 
 
 def pin(config: RunConfig, session: Callable[[], SparkSession], known: KnownParts | None = None) -> PinnedDataset:

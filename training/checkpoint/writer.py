@@ -1,4 +1,4 @@
-"""Write a snapshot: every rank's part, then the marker by rank 0, then delete what is no longer kept.
+"""Write a snapshot: every rank's shard, then the marker by rank 0, then delete what is no longer kept.
 
 This runs behind training, in a thread of its own. Ranks agree after each phase, so all of them succeed or all fail.
 """

@@ -111,7 +111,7 @@ class ParquetReader:
         ).model_dump(mode="json")
 
     def batches(self, consumed_samples: int = 0, steps: int | None = None) -> Iterator[Batch]:
-        """Read this rank's part of the next `steps` global batches.
+        """Read this rank's share of the next `steps` global batches.
 
         None: of the rest of the epoch. The next epoch is decoded ahead while this one is served.
         """

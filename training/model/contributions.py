@@ -69,7 +69,7 @@ class Contributions:
 
 
 def joined(parts: Sequence[Contributions]) -> Contributions:
-    """Concatenate the rows of all parts, which share one base."""
+    """Concatenate the rows of all contributions, which share one base."""
     values, raw = (np.concatenate([getattr(part, name) for part in parts]) for name in ("values", "raw"))
     return Contributions(values, parts[0].base, raw)
 

@@ -4,7 +4,7 @@ A server has slices of the dense parameters with an optimizer of its own, and so
 (worker, step): it is applied once, and a repeat is refused. With bound 0 the pushes of a step are kept until all have
 come, summed in the order of the workers and applied as one step; else each is applied when it comes. With backup
 workers (backup.py) those make the step that the first server names, and the others are dropped. A worker's gradient is
-that of  n x sum over its rows of weight_i * loss_i / global_rows,  n parts of a global batch, so n pushes are one step
+that of  n x sum over its rows of weight_i * loss_i / global_rows,  n shares of a global batch, so n pushes are one step
 at their shares of its rate (Definition.rate_share).
 
 Clocks count steps from the beginning of the run; `version` counts the updates of this server.
@@ -77,7 +77,7 @@ class ShardCounts:
 
 
 class ServerShard:
-    """One server's part."""
+    """One server's shard of the model."""
 
     def __init__(self, definition: Definition, server: int, servers: int, make_optimizer: OptimizerFactory) -> None:
         """Start with zero weights and empty tables.

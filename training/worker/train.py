@@ -394,7 +394,7 @@ def load_exported_step(parts: Parts, state: TrainerState) -> int:
 
 
 def export(parts: Parts, step: int) -> None:
-    """Write the model's tensors as one file, and this rank's part of its tables. Collective.
+    """Write the model's tensors as one file, and this rank's shard of its tables. Collective.
 
     `step`: of the heartbeats.
     """
