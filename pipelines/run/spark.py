@@ -165,7 +165,7 @@ def hide_error_copies() -> None:
     level = logging.INFO if logging.getLogger().isEnabledFor(logging.DEBUG) else logging.CRITICAL
     if importlib.util.find_spec("pyspark.logger") is None:  # it is there from 4.0 on
         return
-    from pyspark.logger import PySparkLogger
+    from pyspark.logger import PySparkLogger  # PySpark 3 has none
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         # Made by PySpark's own: a plain logger of that name would raise TypeError for what PySpark gives it.

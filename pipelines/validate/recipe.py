@@ -27,6 +27,7 @@ from sparkring.conf.rules.rule import Rule, find_problems
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context.etl_step import Dataset
+from sparkring.pipelines.launch.slots import slots_ceiling, too_few_slots
 from sparkring.pipelines.model.model_start import start_problems
 from sparkring.pipelines.model.plan import device_of, knows_its_size, layout_problems_of, runs_here
 from sparkring.pipelines.run.installed import has_spark, is_installed
@@ -116,7 +117,6 @@ def slot_problems(config: RunConfig) -> list[str]:
     """More ranks than the recipe's own local Spark would have slots."""
     if config.launch.is_without_spark or not has_spark():
         return []
-    from sparkring.pipelines.launch.slots import slots_ceiling, too_few_slots
     from sparkring.pipelines.run.spark_settings import expected_master, session_settings, submitted
 
     master = expected_master(config.name, config.spark, config.launch.world)
