@@ -291,7 +291,9 @@ def known_dataset(config: RunConfig) -> tuple[str, DatasetManifest] | None:
 
 
 def pinned_without_spark(config: RunConfig) -> PinnedDataset | None:
-    """The pinned sources of a recipe whose sources need no Spark; None where they are not there."""
+    """The pinned sources of a recipe whose sources need no Spark; None where they, or pyspark, are not there."""
+    if not has_spark():
+        return None
     try:
         return etl_step.pin(config, _no_session)
     except ValueError:
