@@ -139,7 +139,7 @@ def run_parts(
                 )
             timings["etl_s"] = time.monotonic() - building
             run.tracker.metrics(JOB, 0, etl_cost(spark, timings["etl_s"]))
-        check_against(config, found)
+            check_against(config, found)
         if fixed:
             assert isinstance(session, JobSession), "others are not replaced"
             spark = second_application(run.tracker, session, fixed)
