@@ -30,7 +30,7 @@ def error_line(error: object) -> str:
 
 
 def _without_retries(line: str) -> str:
-    """Leave of urllib3's line about retries the host and the cause, which it puts last, in classes of its own."""
+    """Shorten urllib3's line about retries to the host and the cause, which it puts last, in its own classes."""
 
     def host_and_cause(found: re.Match[str]) -> str:
         quoted = re.findall(r"""(?:'([^']*)'|"([^"]*)")[,)]""", re.sub(r"<[^>]*>", "", found["cause"]))

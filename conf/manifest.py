@@ -44,7 +44,7 @@ SPARK_SEMANTICS = 1
 VALUES_SINCE = 2
 """Since this format shards hold values; before, they held what features made of them, codes and scaled numbers."""
 MANIFEST_NAME = "_manifest.json"
-PART_NAME = "_part.json"  # beside the files of one interval, of which windows are made
+PART_NAME = "_part.json"  # next to the files of one interval, of which windows are made
 ROW_NUMBER = "sparkring_row"
 """int64 column of every shard, beside the manifest's: the row's place in its split, from 0 in stored order. It is
 decoded with the values, so it says which rows those are; audits and evaluation read it. Under 0.1 byte a row."""
@@ -92,8 +92,11 @@ class Column(Stored):
 
 
 class DataFile(Stored):
-    """One Parquet file. `path` is relative to `DatasetManifest.files_folder`; `row_groups` are row counts in stored
-    order. `row_offset`: rows of the split in earlier parts, which a reader adds to the file's row numbers."""
+    """One Parquet file; `path` is relative to `DatasetManifest.files_folder`.
+
+    `row_groups` are row counts in stored order. `row_offset`: rows of the split in earlier day partitions, which a
+    reader adds to the file's row numbers.
+    """
 
     path: RelativePath
     split: FolderName
@@ -382,7 +385,7 @@ class DatasetManifest(Stored):
 
     @property
     def weight(self) -> State | None:
-        """Column and training mean of the rows' weights; None where all rows count alike."""
+        """Column and training mean of the rows' weights; None where all rows count equally."""
         return self.features.get("weight")
 
     @property

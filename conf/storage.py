@@ -1,7 +1,7 @@
 """Open a storage URI; the one atomic, hashed write (`Storage.create`) and the one lock (`lock_file`) of the project.
 
 Nothing here renames folders: a dataset or checkpoint becomes visible by one `put_atomic` of its manifest or marker,
-which local disks (write beside, fsync, `os.replace`) and object stores (a PUT is atomic) both give.
+which local disks (write next to, fsync, `os.replace`) and object stores (a PUT is atomic) both give.
 """
 
 from __future__ import annotations

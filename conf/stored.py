@@ -37,7 +37,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-# Lengths stand beside the patterns: a pattern that counts takes four times longer, and manifests have 100,000 files.
+# Lengths stand next to the patterns: a pattern that counts takes four times longer, and manifests have 100,000 files.
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]+$", min_length=64, max_length=64)]
 Label = Annotated[
     str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", min_length=1, max_length=1000, description="one line of text")
@@ -53,7 +53,7 @@ class StoredError(ValueError):
 
 
 def up_to(newest: int) -> AfterValidator:
-    """Validate a format version field: `format: Annotated[int, up_to(1)]`."""
+    """Make the rule of a format version field, as in `format: Annotated[int, rule]`."""
 
     def known(found: int) -> int:
         if not 1 <= found <= newest:

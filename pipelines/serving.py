@@ -62,7 +62,7 @@ TENSOR_ROWS = 32_768  # rows whose features are made at once: in fewer calls, ea
 IMAGE_BYTES = 32 << 20  # of decoded images that are scored at once
 ARROW_KINDS = ("numpy", "string", "integer", "floating", "boolean")  # as pandas infers them
 TRUSTED = "SPARKRING_MODEL_MODULES"
-CODE = "code"  # MLflow's folder for modules, beside that of the model's files; load_model puts it on Python's path
+CODE = "code"  # MLflow's folder for modules, next to that of the model's files; load_model puts it on Python's path
 
 
 def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:

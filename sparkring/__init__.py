@@ -1,6 +1,6 @@
 """The one import name of the product: no folder of a user's project can shadow ours, nor ours theirs.
 
-In a checkout `sparkring/conf`, `etl`, `training` and `pipelines` are links to the folders beside this one; the wheel
+In a checkout `sparkring/conf`, `etl`, `training` and `pipelines` are links to the folders next to this one; the wheel
 and the archive of `sparkring package` hold the files themselves.
 
 Public are the names in PUBLIC, and what the reference lists of the Python API. They are imported when they are used;

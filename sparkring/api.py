@@ -38,7 +38,7 @@ REPORT, REPORT_HEIGHT = "report.html", 900  # pixels below a cell
 class Recipe:
     """A recipe, by name or path. `decided` and `look_at`: what `from_table` says of it, a sentence each.
 
-    Raises ConfigError where there is none, or its file is no recipe.
+    Raises ConfigError for a missing recipe, or a file that is not one.
     """
 
     path: str
@@ -131,7 +131,7 @@ class Run:
 
     @property
     def scores(self) -> dict[str, float]:
-        """`test/auc` of the model, `test/<baseline>/auc` beside it, by the names in MLflow."""
+        """`test/auc` of the model, `test/<baseline>/auc` next to it, by the names in MLflow."""
         return dict(self.result.test_metrics())
 
     @property
@@ -167,7 +167,7 @@ def run(
 ) -> Run:
     """Build the dataset unless it is there, train, evaluate and register, as `sparkring run` does.
 
-    Raises what is wrong (ConfigError and others with a line each). The same call goes on with a run that was stopped.
+    Raises what is wrong (ConfigError and others with a line each). The same call continues with a run that was stopped.
 
     Args:
         recipe: name or path of a recipe, or a Recipe.

@@ -1,7 +1,7 @@
 """The reader of trainings alone, for a script of your own: `sparkring.data.open(...)`; without Spark and MLflow.
 
-The rows of global batch s depend on the dataset, the settings, the epoch and s alone, so a script goes on exactly where
-it was, on more or fewer ranks too.
+The rows of global batch s depend on the dataset, the settings, the epoch and s alone, so a script continues exactly
+where it was, on more or fewer ranks too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Batch", "DataReader", "open"]
 class DataReader:
     """One split of a dataset, as one of `world` ranks sees it; a context manager that closes its files.
 
-    Iterating gives the rest of the epoch that has begun, and then the next one. `state_dict` is that of the batches
+    Iterating gives the rest of the epoch that has started, and then the next one. `state_dict` is that of the batches
     that were given out: a loader that reads ahead of the training must not be put around it.
     """
 
@@ -72,7 +72,7 @@ class DataReader:
     def batches(self, from_sample: int | None = None, steps: int | None = None) -> Iterator[Batch]:
         """Read this rank's part of the next global batches.
 
-        `from_sample`: rows of all ranks that were consumed before; None: go on. `steps`: how many batches, across
+        `from_sample`: rows of all ranks that were consumed before; None: continue. `steps`: how many batches, across
         epochs; None: the rest of the epoch.
         """
         if not self._close.alive:
@@ -89,7 +89,7 @@ class DataReader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, on any number of ranks.
 
-        ValueError names each setting by which this reader would go on in another order.
+        ValueError names each setting by which this reader would continue in another order.
         """
         if missing := {"consumed_samples", "order"} - set(state if isinstance(state, Mapping) else ()):
             raise ValueError(f"state: has no {' and no '.join(sorted(missing))}; give what state_dict() has returned")
@@ -117,7 +117,7 @@ def open(
 ) -> DataReader:
     """Open a split of a dataset that `sparkring etl` has built.
 
-    ManifestError where there is none. ValueError for settings by which no batch is possible.
+    ManifestError without a dataset. ValueError for settings that allow no batch.
 
     Args:
         uri: folder of the dataset, local or in an object store.

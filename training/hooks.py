@@ -57,7 +57,7 @@ class CheckpointSeen:
 class Hook:
     """Base of every hook; made without arguments, on rank 0, once for each attempt. Each method may be left out.
 
-    After a crash training goes on from a checkpoint, so a step may be seen twice.
+    After a crash training continues from a checkpoint, so a step may be seen twice.
     """
 
     def on_step(self, seen: StepSeen) -> None:

@@ -180,7 +180,7 @@ def calibration(labels: Array, scores: Array, weights: Array | None = None, bins
     Args:
         labels: (N,) of 0 and 1.
         scores: (N,) probabilities of 1.
-        weights: (N,) at least 0; None: all alike.
+        weights: (N,) at least 0; None for equal weights.
         bins: at most so many slices.
     """
     weights = np.ones(len(labels)) if weights is None else weights

@@ -17,7 +17,7 @@ from sparkring.conf.schema import Name, NonNegativeInt, Strict, TimeZone, check_
 from sparkring.conf.sources import Source
 from sparkring.conf.sources.base import as_text
 
-RESERVED = "sparkring_"  # of columns that shards and batches have beside the declared ones
+RESERVED = "sparkring_"  # of columns that shards and batches have besides the declared ones
 MANY_DUPLICATES = 0.01  # of the rows of a table without a key; so many may be a mistake
 Share = Annotated[float, Field(ge=0, le=1)]
 SplitName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -99,8 +99,11 @@ def share_edges(shares: list[float]) -> list[int]:
 
 
 class SplitConfig(Strict):
-    """time: `boundaries` maps each later split to its first instant; rows before the first are `train`.
-    hash: `shares` by a stable hash of `key` (None: etl.key). column: the split's name stands in `column`."""
+    """How rows are assigned to splits.
+
+    time: `boundaries` maps each later split to its first instant; rows before the first are `train`. hash: `shares` by
+    a stable hash of `key` (None: etl.key). column: the split's name is in `column`.
+    """
 
     kind: Literal["time", "hash", "column"] = Field("hash", description="what decides the split of a row")
     column: str | None = Field(

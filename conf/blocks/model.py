@@ -44,8 +44,11 @@ class StartConfig(Strict):
 
 
 class ModelConfig(Strict):
-    """`factory` is `module:Class` of a torch module. Where it has `from_manifest(manifest, **args)` that builds it
-    (sizes of vocabularies come from the dataset), else `Class(**args)`."""
+    """The model: `factory` is `module:Class` of a torch module.
+
+    A class with `from_manifest(manifest, **args)` is built by that (sizes of vocabularies come from the dataset),
+    others by `Class(**args)`.
+    """
 
     family: Families = Field(
         "net",

@@ -10,8 +10,8 @@ from sparkring.conf.schema import Strict, check_case
 REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[A-Za-z_][\w-]*)|/(?P<version>[1-9]\d*))")
 """What MLflow calls a registered model, by alias or by version."""
 CONTRIBUTIONS = ("contributions", "contribution_base")  # columns, where they are asked for
-ABOUT = ("model_name", "model_version", "scored_at", "interval")  # columns beside each prediction
-POSITIVE = "positive_class"  # beside the probability of a class of texts
+ABOUT = ("model_name", "model_version", "scored_at", "interval")  # columns next to each prediction
+POSITIVE = "positive_class"  # next to the probability of a class of texts
 OURS = re.compile(rf"prediction|class_\d+|{'|'.join([*ABOUT, POSITIVE])}", re.IGNORECASE)
 
 

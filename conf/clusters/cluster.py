@@ -192,7 +192,7 @@ class Cluster(Strict):
     @model_validator(mode="before")
     @classmethod
     def _from_older(cls, values: Any) -> Any:
-        """Read a file of 0.2: of the seconds beside compute a share `overlap` was not lost to `contention`."""
+        """Read a file of 0.2: of the seconds parallel to compute a share `overlap` was not lost to `contention`."""
         if not isinstance(values, dict):
             return values
         values = {key: value for key, value in values.items() if key != "reached_by_megatron"}

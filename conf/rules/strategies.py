@@ -25,7 +25,7 @@ class Layout:
 
     @property
     def beside_pipeline(self) -> str:
-        """The axes of more than one rank beside the pipeline's."""
+        """The axes of more than one rank besides the pipeline's."""
         axes = {"dp": self.dp, "cp": self.cp, "tp": self.tp}
         return " * ".join(f"{name}({size})" for name, size in axes.items() if size > 1)
 
@@ -136,7 +136,7 @@ LAYOUT: tuple[Rule[Layout], ...] = (
         "parallel.offload=true with parallel.zero=0: what is offloaded is the shards of fully_shard",
         "use zero 1, 2 or 3 with parallel.engine=torch",
     ),
-    warn(  # recovery may go on with fewer ranks
+    warn(  # recovery may continue with fewer ranks
         ("parallel.zero", "parallel.offload", "parallel.dp", "parallel.cp"),
         lambda f: _sharded(f) and f.dp * f.cp == 1,
         "parallel.zero={0.parallel.zero}, parallel.offload={0.parallel.offload} with dp({0.dp}) * cp({0.cp}): have no "
@@ -220,7 +220,7 @@ LAYOUT: tuple[Rule[Layout], ...] = (
         "have two residuals under one name of a checkpoint",
         "leave codec at none",
     ),
-    warn(  # recovery may go on with fewer ranks
+    warn(  # recovery may continue with fewer ranks
         ("parallel.compress.codec", "parallel.dp", "parallel.cp"),
         lambda f: _coded(f) and f.dp * f.cp == 1,
         "parallel.compress.codec={0.parallel.compress.codec} with dp({0.dp}) * cp({0.cp}): has no effect, since there "
@@ -261,7 +261,7 @@ LAYOUT: tuple[Rule[Layout], ...] = (
         "and here they exchange none",
         "leave one of the two at none",
     ),
-    warn(  # recovery may go on with fewer ranks
+    warn(  # recovery may continue with fewer ranks
         ("parallel.averaging.kind", "parallel.dp"),
         lambda f: _averaged(f) and f.dp == 1,
         "parallel.averaging.kind={0.parallel.averaging.kind} with dp({0.dp}): has no effect, since there is one data "
@@ -324,7 +324,7 @@ LAYOUT: tuple[Rule[Layout], ...] = (
         "ahead wait for no other in a step, so a backup has no rank to replace",
         "leave bound at 0, or backup",
     ),
-    warn(  # recovery may go on with fewer ranks
+    warn(  # recovery may continue with fewer ranks
         ("parallel.servers.backup", "parallel.servers.per_host", "parallel.dp"),
         lambda f: _served(f) and _backed(f) and f.dp == 1,
         "parallel.servers.backup={0.parallel.servers.backup} with dp({0.dp}): has no effect, since there is no other "

@@ -25,7 +25,7 @@ from sparkring.conf.schedule.dates import (
 )
 from sparkring.conf.sources.base import as_text
 
-TEMPLATED = ("etl", "predict")  # blocks, beside schedule.wait_for
+TEMPLATED = ("etl", "predict")  # blocks, besides schedule.wait_for
 ORIGIN = "schedule"  # of the values that a schedule sets
 
 

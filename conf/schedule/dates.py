@@ -84,7 +84,7 @@ def parse_date(schedule: ScheduleConfig, text: str) -> str:
     ds = date_of_number(schedule, number_of(every, local))
     given = found if found.tzinfo else instant_of(schedule, found)
     if given != interval_of(schedule, ds).start:
-        raise ValueError(f"no {every} of {schedule.timezone} begins then; the one that it is in is {ds}")
+        raise ValueError(f"is not the start of its {every} in {schedule.timezone}; use {ds}")
     return ds
 
 

@@ -302,7 +302,7 @@ def _of_split(table: pa.Table, split: str) -> list[Any]:
 
 
 def _ranked(rows: DataFrame, split_at: list[int]) -> DataFrame:
-    """Add RANK: where a shard begins among rows of one hash, each such row's place among them, else 0."""
+    """Add RANK, the tie-break among rows of equal hash at a shard boundary; 0 elsewhere."""
     if not split_at:
         return rows.withColumn(RANK, F.lit(0))
     tied = F.col(ORDER).isin(split_at)

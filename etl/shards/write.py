@@ -31,9 +31,12 @@ class BadRows(ValueError):
 
 @dataclass(frozen=True)
 class WriteTask:
-    """All a worker needs. `paths` are relative to `root_uri`; they, `first_rows`, the ROW_NUMBER of each file's first
-    row, and `row_groups`, the rows of each of its row groups, are one per shard number; so is `statistics`, the path
-    where its `measured` statistics are stored, or None for a shard that is not measured. Empty: none is."""
+    """All a worker needs to write shards.
+
+    `paths` are relative to `root_uri`. One per shard number are `paths`, `first_rows` (ROW_NUMBER of each file's first
+    row), `row_groups` (rows of each of its row groups), and `statistics`, the path of its `measured` statistics or None
+    if it is not measured. Empty: no shard is measured.
+    """
 
     root_uri: str
     paths: tuple[str, ...]

@@ -28,7 +28,7 @@ from sparkring.etl.spark_platform.session import BY_FIELD_ID
 
 LIST_THREADS = 16
 FIELD_ID = "parquet.field.id"  # in a field's metadata: the id that names the column in a file, whatever its name there
-# Columns beside the table's own while rows are joined with the log; `file` is a file's position in the list.
+# Columns besides the table's own while rows are joined with the log; `file` is a file's position in the list.
 PATH, LOG, FILE, ROW = "__lake_path", "__lake_log", "__lake_file", "__lake_row"
 READ_OPTIONS = {
     "mergeSchema": "false",

@@ -1,4 +1,4 @@
-"""What every kind of source has beside its configuration: how it is opened, and what it is pinned to."""
+"""What every kind of source has besides its configuration: how it is opened, and what it is pinned to."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Config = TypeVar("Config", bound=SourceConfig)
 
 @dataclass(frozen=True)
 class PinContext:
-    """What sources that need Spark are pinned with. `session` opens the job's at its first call; rows that must be
-    copied to stay as they are land below `datasets_uri`."""
+    """What sources that need Spark are pinned with.
+
+    `session` opens the job's at its first call; rows that must be copied to stay as they are land below `datasets_uri`.
+    """
 
     session: Callable[[], SparkSession]
     datasets_uri: str

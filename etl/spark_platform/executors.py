@@ -45,7 +45,7 @@ def lacks_slots(spark: SparkSession) -> bool:
 
 
 def decommissioning(spark: SparkSession) -> frozenset[str]:
-    """List this application's executors that Spark has begun to take away (spot instance, node drain)."""
+    """List this application's executors that Spark has started to take away (spot instance, node drain)."""
     if not can(spark, DECOMMISSION_NOTICES):
         return frozenset()
     leaving = java_context(spark).taskScheduler().executorsPendingDecommission()
@@ -64,7 +64,7 @@ def executors(spark: SparkSession) -> dict[str, str]:
 def replace_executors(spark: SparkSession, hosts: frozenset[str]) -> None:
     """Have Spark give up its executors on these hosts now.
 
-    The cluster's manager starts others where it can. By itself Spark goes on counting their slots for up to
+    The cluster's manager starts others where it can. By itself Spark continues counting their slots for up to
     spark.network.timeout.
     """
     for name, host in executors(spark).items() if hosts else ():

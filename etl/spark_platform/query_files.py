@@ -49,7 +49,7 @@ def query_reads(query: DataFrame, where: str | None = None) -> QueryReads:
 
 
 def forget_listings(spark: SparkSession) -> None:
-    """Make the session list the files of its tables anew when they are next asked for; by Connect it always does."""
+    """Make the session list the files of its tables again when they are next asked for; by Connect it always does."""
     if is_classic(spark):
         java_session(spark).sessionState().catalog().invalidateAllCachedTables()
 

@@ -68,7 +68,7 @@ def beginning(key: str, text: str, config: IntervalConfig) -> dt.date:
         raise EtlError(f"{key} = {text!r}: not a day, such as 2013-03-28 ({error})") from error
     first = _first_day(day, config.every)
     if first != day:
-        raise EtlError(f"{key} = {text!r}: no {config.every} begins on that day; the one that it is in begins {first}")
+        raise EtlError(f"{key} = {text!r}: is not the first day of its {config.every}; use {first}")
     return day
 
 

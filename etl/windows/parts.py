@@ -1,7 +1,7 @@
 """One part of a dataset: the shards of one interval's rows, written once and shared by every window that spans it.
 
 `<root>/parts/<name>/<interval>/<fingerprint[:12]>/_part.json` is written last; its files are in a folder of their build
-beside it. Nothing in it depends on other parts.
+next to it. Nothing in it depends on other parts.
 """
 
 from __future__ import annotations
@@ -96,8 +96,11 @@ class Part(Stored):
 
 @dataclass(frozen=True)
 class PartSources:
-    """What a part is made of: sources read `whole`, and of the others (`cut`) one snapshot for each interval from the
-    first that is looked back at to its own, None where it has no file."""
+    """Sources of a day partition: `whole` ones, and interval sources (`cut`).
+
+    Of each interval source there is one snapshot per interval, from the first of the look-back to its own; None if it
+    has no file.
+    """
 
     interval: Interval
     whole: Mapping[str, SourceSnapshot]

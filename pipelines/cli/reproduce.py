@@ -1,6 +1,6 @@
 """`sparkring reproduce`: say what differs from a run as it was, train it again, and compare weights or metrics.
 
-The training is a run of its own in a scratch folder beside the recipe's runs. Nothing is tracked, registered, promoted
+The training is a run of its own in a scratch folder next to the recipe's runs. Nothing is tracked, registered, promoted
 or announced.
 """
 
@@ -54,7 +54,7 @@ from sparkring.training.worker.result import MODEL, SUMMARY, TrainResult, read_r
 Origin = Literal["dataset", "sources"]
 """Where training begins again: the run's own dataset, or its sources, of which the dataset is built again first."""
 
-SCRATCH = "reproduced"  # folder beside those of the recipes
+SCRATCH = "reproduced"  # folder next to those of the recipes
 HASHED_AT_ONCE = 4  # files
 
 

@@ -80,7 +80,7 @@ def constant_guess(kind: TaskKind, train: LabelBalance, prediction: np.ndarray) 
 
 
 def class_rows(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:
-    """How many rows have each class, the first column's values."""
+    """Count the rows of each class, the first column's values."""
     counted = Counter[str]()
     for batch in batches:
         classes, rows = np.unique(batch.column(0).to_numpy(), return_counts=True)
@@ -120,11 +120,11 @@ def value_balance(
     moments: Mapping[str, LabelMoments],
     read: Mapping[str, Callable[[], Iterable[pa.RecordBatch]]],
 ) -> dict[str, LabelBalance]:
-    """Mean, deviation and histogram of a value in each split. The bars are those of the first split with rows.
+    """Compute mean, deviation and histogram of a value in each split, with the first split's bars.
 
     Args:
-        moments: of the value, by split.
-        read: gives the rows of a split once more.
+        moments: moments of the value, by split.
+        read: reads the rows of a split again.
     """
     known = {split: each for split, each in moments.items() if each.rows}
     edges = next(map(bar_edges, known.values()), np.zeros(0))
@@ -141,8 +141,9 @@ def value_balance(
 
 
 def bar_edges(of: LabelMoments) -> np.ndarray:
-    """Where the bars of a value's histogram begin and end, (BARS + 1,): three deviations to both sides, as far as there
-    are values.
+    """Return the edges of a value's histogram bars, (BARS + 1,).
+
+    They span three deviations to both sides, as far as there are values.
     """
     (mean,), (deviation,), (low,), (high,) = of.means, of.deviations, of.lows, of.highs
     wide = 3 * deviation
@@ -152,7 +153,7 @@ def bar_edges(of: LabelMoments) -> np.ndarray:
 
 
 def bar_counts(batches: Iterable[pa.RecordBatch], edges: np.ndarray) -> np.ndarray:
-    """Rows in each bar, (BARS,) int64; the outermost have what is beyond them."""
+    """Count rows in each bar, (BARS,) int64; the outermost include what is beyond them."""
     counts = np.zeros(BARS, np.int64)
     for batch in batches:
         counts += np.histogram(np.clip(batch.column(0).to_numpy(), edges[0], edges[-1]), edges)[0]
@@ -160,7 +161,7 @@ def bar_counts(batches: Iterable[pa.RecordBatch], edges: np.ndarray) -> np.ndarr
 
 
 def class_balance(counted: Mapping[str, Mapping[str, int]]) -> dict[str, LabelBalance]:
-    """Share of each class in each split; of more than MOST_CLASSES those with most rows. `counted`: by split."""
+    """Compute the share of each class in each split; at most the MOST_CLASSES largest. `counted`: by split."""
     classes = {name for counts in counted.values() for name in counts}
     common = sorted(classes, key=lambda name: (-sum(counts.get(name, 0) for counts in counted.values()), name))
     balances = {}
@@ -178,10 +179,10 @@ def differences(
     """Say in one sentence where the splits differ much; empty where they do not.
 
     Args:
-        balances: by split, train first.
-        losses: by split, as far as they are known.
-        label: its column.
-        names: of classes, by number.
+        balances: label balance by split, train first.
+        losses: loss by split, as far as known.
+        label: name of the label's column.
+        names: names of classes, by number.
     """
     found = [part for part in (_label_part(balances, label, names), _loss_part(losses)) if part]
     return f"The splits differ: {'; '.join(found)}." if found else ""
@@ -207,7 +208,7 @@ def _label_part(balances: Mapping[str, LabelBalance], label: str, names: Mapping
 
 
 def _gap(train: LabelBalance, other: LabelBalance, name: str) -> float:
-    """How far a class's shares are apart; 0 where it is no more than MUCH_SHARE, or than chance would give."""
+    """Return how far a class's shares are apart; 0 if within MUCH_SHARE, or what chance would give."""
     ours, theirs = train.shares[name], other.shares.get(name, 0.0)
     both = (ours * train.rows + theirs * other.rows) / (train.rows + other.rows)
     error = math.sqrt(both * (1 - both) * (1 / train.rows + 1 / other.rows))
@@ -216,14 +217,14 @@ def _gap(train: LabelBalance, other: LabelBalance, name: str) -> float:
 
 
 def shifted_class(train: LabelBalance, other: LabelBalance) -> str:
-    """The class whose odds differ most between two splits, where they certainly differ by more than SHIFT; else ""."""
+    """Return the class whose odds differ most between two splits, if certainly by more than SHIFT, or ""."""
     shifts = {name: _odds_shift(train, other, name) for name in {**train.shares, **other.shares}}
     most = max(shifts, key=lambda name: (shifts[name], name), default="")
     return most if shifts.get(most, 0.0) > SHIFT else ""
 
 
 def _odds_shift(train: LabelBalance, other: LabelBalance, name: str) -> float:
-    """The difference of a class's log-odds in two splits; 0 where chance would give it."""
+    """Return the difference of a class's log-odds in two splits; 0 if chance would give it."""
     ours, theirs = train.shares.get(name, 0.0), other.shares.get(name, 0.0)
     both = (ours * train.rows + theirs * other.rows) / (train.rows + other.rows)
     error = math.sqrt(both * (1 - both) * (1 / train.rows + 1 / other.rows))
@@ -241,7 +242,7 @@ def _other_mean(train: LabelBalance, other: LabelBalance) -> bool:
 
 
 def _loss_part(losses: Mapping[str, float]) -> str:
-    """Losses in their order, where a later one is much higher than an earlier one."""
+    """Describe losses in order, if a later one is much higher than an earlier one."""
     known = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
     values = list(known.values())
     much = [b for i, a in enumerate(values) for b in values[i + 1 :] if b - a > MUCH_LOSS * abs(a)]
@@ -249,9 +250,9 @@ def _loss_part(losses: Mapping[str, float]) -> str:
 
 
 def split_losses(trained: Trained, scores: Scores, fit: CalibrationFit | None = None) -> Scores:
-    """The model's loss in train (the last logged window up to its step), valid and test, as far as they are known.
+    """Return the model's known losses in train (last logged window up to its step), valid and test.
 
-    `scores`: of the test rows; `fit`: with a calibration that is kept, the loss in train is not known. Nor is it of a
+    `scores`: of the test rows; `fit`: with a calibration that is kept, the loss in train is not known. Nor is it for a
     blend, whose curves are those of its network.
     """
     if fit is not None and fit.kept is not None:

@@ -35,7 +35,7 @@ class ThresholdCurves:
 
 
 def threshold_curves(labels: Array, scores: Array, weights: Array | None = None) -> ThresholdCurves | None:
-    """The curves; None where only one class occurs."""
+    """Compute the curves; None if only one class occurs."""
     rows, weights = checked_rows(LabelForm.FLAG, labels, scores, weights)
     counts = np.ones(len(rows.labels), np.int64) if weights is None else weights
     positive, negative = (step[::-1] for step in rows.by_score.steps(counts))
@@ -67,7 +67,7 @@ class Flagged:
 def flagged_at(
     labels: Array, scores: Array, thresholds: Sequence[float], weights: Array | None = None
 ) -> list[Flagged]:
-    """What is flagged at each threshold that flags a row; [] where only one class occurs."""
+    """Describe what each threshold that flags a row flags; [] if only one class occurs."""
     rows, weights = checked_rows(LabelForm.FLAG, labels, scores, weights)
     w = np.ones(len(rows.labels)) if weights is None else weights
     positives, total = w @ rows.labels, w.sum()
@@ -84,7 +84,7 @@ def flagged_at(
 
 
 def top_threshold(scores: Array, k: int) -> float:
-    """The lowest score among the k rows with the highest."""
+    """Return the lowest score among the k rows with the highest."""
     return float(np.partition(scores, -k)[-k])
 
 
@@ -99,7 +99,7 @@ class Group:
 
 
 def share_by(values: Sequence[Any] | Array, labels: Array, scores: Array) -> list[Group]:
-    """Positive share and mean prediction per value, numbers in their order and texts in theirs; None is `null`."""
+    """Compute positive share and mean prediction per value, in order of values; None is `null`."""
     checked, _ = checked_rows(LabelForm.FLAG, labels, scores, None)
     labels, scores = checked.labels, checked.scores
     if len(values) != len(labels):

@@ -47,7 +47,7 @@ class ValidationRows:
     weights: Array
 
     def take(self, rows: Array) -> ValidationRows:
-        """Some of the rows, by a mask or by number."""
+        """Select some of the rows, by a mask or by number."""
         return replace(self, labels=self.labels[rows], scores=self.scores[rows], weights=self.weights[rows])
 
     def calibrated(self, calibration: Calibration) -> ValidationRows:
@@ -67,15 +67,15 @@ class ValidationRows:
 def calibrate(
     config: RunConfig, folder: Storage, trained: Trained, balance: Mapping[str, LabelBalance]
 ) -> CalibrationFit | None:
-    """Calibrate the model of a run on its validation rows, and say so; None where nothing was fitted.
+    """Calibrate the model of a run on its validation rows and log it; None if nothing was fitted.
 
     The model folder gets the file of a calibration that is kept, and loses that of an earlier attempt.
 
     Args:
-        config: the recipe.
-        folder: of the run.
-        trained: what training gave.
-        balance: the labels of its splits, as far as they are known.
+        config: resolved configuration of the run.
+        folder: folder of the run.
+        trained: result of the training.
+        balance: label balance of its splits, as far as known.
     """
     assert trained.train.weights is not None, "training is finished"
     model = folder.at(trained.train.weights)
@@ -120,11 +120,10 @@ def shift_between(balance: Mapping[str, LabelBalance], valid: str) -> str:
 
 
 def fit_calibration(rows: ValidationRows, shift: str = "") -> CalibrationFit:
-    """Fit a calibration, and keep it where it lowers the log loss of rows that it was not fitted on by more
-    than its standard error.
+    """Fit a calibration; keep it if it lowers the log loss of other rows by more than its standard error.
 
-    ValueError where there are too few rows, or too few of other labels than most.
-    `shift`: how their labels differ from those of training rows.
+    ValueError for too few rows, or too few with another label than most. `shift`: how their labels differ from those of
+    training rows.
     """
     count, effective = len(rows.labels), effective_rows(rows.weights)
     if effective < FEWEST:
@@ -261,7 +260,7 @@ def class_slopes(at: Array, logs: Array, rows: ValidationRows) -> tuple[float, A
 
 
 def minimize(slopes: Slopes, start: Array) -> Array:
-    """The least value of a strictly convex function, by Newton's method within a region of trust (SciPy)."""
+    """Minimize a strictly convex function, by Newton's method within a region of trust (SciPy)."""
     from scipy import optimize  # a job needs it after training alone
 
     found = optimize.minimize(
@@ -277,11 +276,11 @@ def with_test_errors(
     """Add the calibration errors of the test rows, where the calibration is kept.
 
     Args:
-        fit: on validation rows.
-        kind: the task.
-        labels: of the test rows, (N,).
+        fit: calibration fitted on validation rows.
+        kind: kind of the task.
+        labels: labels of the test rows, (N,).
         scores: probabilities before and after, (N,) or (N, C).
-        weights: (N,); None: all alike.
+        weights: weights of the rows, (N,); None for equal weights.
     """
     if fit.kept is None:
         return fit

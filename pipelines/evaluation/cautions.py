@@ -49,7 +49,7 @@ class ScoredSplits:
 
 
 def find_cautions(judged: ScoredSplits, importance: Sequence[Importance]) -> list[str]:
-    """A sentence for each finding, logged as a warning; none of a search that fails, since the model is trained."""
+    """Return a sentence per finding, logged as a warning; a failing search finds nothing."""
     searches: dict[str, Callable[[], Iterator[str]]] = {
         "ranges": lambda: outside_training(judged),
         "groups": lambda: straddling_groups(judged),
@@ -115,7 +115,7 @@ def given_away(judged: ScoredSplits, importance: Sequence[Importance]) -> Iterat
 
 
 def _shares(importance: Sequence[Importance]) -> dict[str, float]:
-    """The share of each column in the growth of the loss that all permuted columns bring together."""
+    """Return each column's share in the growth of the loss when any column is permuted."""
     total = sum(max(each.mean, 0.0) for each in importance)
     return {each.feature: max(each.mean, 0.0) / total for each in importance} if total else {}
 
@@ -158,13 +158,13 @@ def new_categories(unseen: Mapping[str, int], rows: int) -> list[str]:
 
 
 def _some_files(rows: SplitRows) -> SplitRows:
-    """The rows, or of very many those of evenly spaced files."""
+    """Return the rows, or if very many, those of evenly spaced files."""
     step = math.ceil(rows.most_rows / MOST_COMPARED)
     return replace(rows, files=rows.files[::step], first_rows=rows.first_rows[::step]) if step > 1 else rows
 
 
 def _is_compared(column: Column) -> bool:
-    """Whether a column's values have an order; new categories are counted elsewhere."""
+    """Return whether a column's values have an order; new categories are counted elsewhere."""
     return column.layout == "scalar" and column.dtype not in ("string", "binary", "bool")
 
 
@@ -178,7 +178,7 @@ class TrainingValues:
     is_empty: bool = True
 
     def beside(self, column: pa.ChunkedArray) -> TrainingValues:
-        """What has been seen with some more rows."""
+        """Merge the values of more rows."""
         found = _doubles(column)
         if not len(found):
             return self
@@ -189,7 +189,7 @@ class TrainingValues:
         return TrainingValues(min(self.low, found.min()), max(self.high, found.max()), few, False)
 
     def unseen(self, column: pa.ChunkedArray) -> int:
-        """Rows whose value lies outside of what was seen; a null does not."""
+        """Count rows whose value is outside of what was seen; nulls do not count."""
         found = _doubles(column)
         if self.is_empty:
             return 0
@@ -203,7 +203,7 @@ class TrainingValues:
 
 
 def _doubles(column: pa.ChunkedArray) -> Array:
-    """The finite values as float64."""
+    """Return the finite values as float64."""
     if pa.types.is_temporal(column.type):
         column = microseconds(column)
     found: Array = column.drop_null().cast(pa.float64(), safe=False).to_numpy()
@@ -211,7 +211,7 @@ def _doubles(column: pa.ChunkedArray) -> Array:
 
 
 def _first_rows(rows: SplitRows, names: Sequence[str], label: str) -> tuple[pa.Table, Array]:
-    """The first stored rows, whose order is that of hashes, and their labels, (N,)."""
+    """Return the first stored rows, which are in hash order, and their labels, (N,)."""
     texts = [name for name in names if rows.manifest.column(name).dtype == "string"]
     tables, labels, count = list[pa.Table](), list[Array](), 0
     for table, batch in zip(rows.tables(names, texts), rows.doubles([label]), strict=True):
@@ -224,7 +224,7 @@ def _first_rows(rows: SplitRows, names: Sequence[str], label: str) -> tuple[pa.T
 
 
 def _columns(both: Sequence[tuple[pa.Table, Array]], names: Sequence[str]) -> dict[str, Values]:
-    """The values of each column in all rows."""
+    """Return the values of each column in all rows."""
     found = {}
     for name in names:
         parts = [table.column(name) for table, _ in both]
@@ -234,7 +234,7 @@ def _columns(both: Sequence[tuple[pa.Table, Array]], names: Sequence[str]) -> di
 
 
 def _cells(columns: Mapping[str, Values], inputs: Sequence[str], labels: Array, kind: TaskKind) -> CellRows:
-    """Rows as trees see them: numbers, and codes of what is none."""
+    """Convert rows to what trees see: numbers, and codes for other values."""
     cells = [columns[n].numbers if columns[n].numbers is not None else columns[n].codes.astype(float) for n in inputs]
     is_number = kind.form is LabelForm.NUMBER
     of = labels if is_number else np.unique(labels, return_inverse=True)[1].astype(float)

@@ -81,7 +81,7 @@ class HeldOut:
     weights: np.ndarray | None = None  # (N,) float64, how much each row counts; None: all alike
 
     def calibrated(self, fit: CalibrationFit | None) -> HeldOut:
-        """The same rows with the scores that the model gives with its calibration, if it has one."""
+        """Return the same rows with calibrated scores, if the model has a calibration."""
         return self if fit is None or fit.kept is None else replace(self, scores=fit.kept.of(self.scores))
 
 
@@ -122,11 +122,11 @@ def evaluate_table(
     """Score a model of a table: all test rows, groups of them, each label, lists of them; and the baselines.
 
     Args:
-        job: the model's.
-        trained: what training gave.
-        rows: the test split.
-        held_out: the model's predictions of its rows.
-        balance: the labels of each split.
+        job: job of the model.
+        trained: result of the training.
+        rows: rows of the test split.
+        held_out: predictions of its rows by the model.
+        balance: label balance of each split.
     """
     config, dataset, kind = job.config, job.dataset, job.config.model.kind
     columns = pick_columns(dataset.manifest, config.model.model_copy(update={"family": "net"}))  # as baselines see them
@@ -169,7 +169,7 @@ def known_scores(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def cautions_of(config: RunConfig, dataset: Dataset, trained: Trained, importance: list[Importance]) -> list[str]:
-    """What makes the scores better than the model will be; nothing where other rows are trained on than the split's."""
+    """List what makes the scores too good; [] if training uses other rows than the split's."""
     splits = compared_splits(config, dataset, trained)
     columns = pick_columns(dataset.manifest, config.model.model_copy(update={"family": "net"}))
     if "train" not in splits or len(splits) < 2:
@@ -195,13 +195,13 @@ def tell_missing(kind: TaskKind, labels: np.ndarray, scores: Mapping[str, float]
 def measure_importance(
     job: JobContext, trained: Trained, rows: SplitRows, held_out: HeldOut
 ) -> tuple[list[Importance], int]:
-    """The columns' importances, and on how many test rows; none where they are not wanted, or it fails: a warning.
+    """Measure the columns' importances on some test rows; [] if unwanted, or on failure, with a warning.
 
     Args:
-        job: the model's.
-        trained: says where its weights are.
-        rows: of the test split.
-        held_out: their labels and weights.
+        job: job of the model.
+        trained: training with the place of its weights.
+        rows: rows of the test split.
+        held_out: labels and weights of the rows.
     """
     config, manifest = job.config, job.dataset.manifest
     assert trained.train.weights is not None, "training is finished"
@@ -237,15 +237,15 @@ class Ranked:
 def ranked_rows(
     spark: SparkSession | None, config: RunConfig, train: SplitRows, rows: SplitRows, held_out: HeldOut, label: str
 ) -> Ranked:
-    """Judge how the test rows of each list are ordered: by the model, by what is popular in training, and by ALS.
+    """Judge how the test rows of each list are ordered: by the model, by popularity, and by ALS.
 
     Args:
         spark: the job's session; None of a job without Spark.
-        config: of the run; without `report.ranking` there is nothing to judge.
+        config: configuration of the run; without `report.ranking` nothing is judged.
         train: rows that popularity is counted in, and ALS fitted on.
-        rows: of the test split.
+        rows: rows of the test split.
         held_out: the model's predictions of them.
-        label: its column.
+        label: name of the label's column.
     """
     wanted = config.report.ranking
     if wanted is None:
@@ -273,10 +273,10 @@ def fit_als(
 
     Args:
         spark: the job's session; None of a job without Spark.
-        als: its settings.
-        ranking: of the test rows.
-        rows: to fit on, and to score.
-        columns: of the lists, their items and the label.
+        als: settings of the factorization.
+        ranking: ranking of the test rows.
+        rows: training rows and test rows.
+        columns: columns of the lists, their items and the label.
     """
     if spark is None:
         return left_out([ALS_NAME], NEEDS_SPARK)
@@ -286,7 +286,7 @@ def fit_als(
 
 
 def scores_by_group(config: RunConfig, rows: SplitRows, held_out: HeldOut) -> list[GroupScores]:
-    """The scores of the test rows by the values of each column of `report.groups`."""
+    """Score the test rows by the values of each column of `report.groups`."""
     labels, scores, weights = held_out.labels, held_out.scores, held_out.weights
     counted = np.ones(len(labels), bool) if weights is None else weights > 0
 
@@ -302,14 +302,14 @@ def scores_by_group(config: RunConfig, rows: SplitRows, held_out: HeldOut) -> li
 
 
 def measure_labels(config: RunConfig, dataset: Dataset, trained: Trained) -> dict[str, LabelBalance]:
-    """What the labels are in each split."""
+    """Measure the labels of each split."""
     names = pick_columns(dataset.manifest, config.model.model_copy(update={"family": "net"})).labels
     labels = [dataset.manifest.tensor(name) for name in names]
     return label_balance(config.model.kind.form, compared_splits(config, dataset, trained), labels)
 
 
 def compared_splits(config: RunConfig, dataset: Dataset, trained: Trained) -> dict[str, SplitRows]:
-    """The splits' rows by name, train first. Not of a mix, nor of Petastorm's: they train on other rows."""
+    """Return the splits' rows by name, train first; no train for a mix or Petastorm, which use other rows."""
     data, valid, test = config.data, config.train.valid_split, config.train.test_split
     splits = {}
     if data.mix is None and data.reader != "petastorm":
@@ -337,10 +337,10 @@ def evaluate_text(config: RunConfig, manifest: DatasetManifest, folder: Storage,
 def lost_to(
     scores: Mapping[str, Mapping[str, float]], report: ReportConfig, missing: Mapping[str, str] | None = None
 ) -> list[str]:
-    """A line for each baseline that the model does not beat in a metric of `report`: must_beat, of trees their own.
+    """List each baseline that the model does not beat in a metric of `report`: must_beat, or must_beat_trees.
 
-    A baseline without the metric is passed over. A metric the model lacks, or one that is not a number, beats nothing;
-    nor does the model beat a baseline that could not be computed. `scores`, `missing`: as of Evaluated.
+    A baseline without the metric is skipped. A metric the model lacks, or one that is not a number, beats nothing; nor
+    does the model beat a baseline that could not be computed. `scores`, `missing`: see Evaluated.
     """
 
     def wanted(name: str) -> list[str]:
@@ -367,7 +367,7 @@ def lost_to(
 
 
 def has_alias(config: RunConfig, result: TrainResult) -> bool:
-    """Whether the alias was given to the model."""
+    """Return whether the alias was given to the model."""
     if result.promotion is not None:
         return result.promotion.decision == "promoted"
     return not reasons_against(result, config.report)
@@ -402,9 +402,9 @@ def gap_to(kind: TaskKind, held_out: HeldOut, baseline: Fitted) -> BaselineGap:
     The interval is that of a mean of paired differences (`mean_and_half_width`).
 
     Args:
-        kind: the task.
-        held_out: the model's predictions.
-        baseline: which was fitted and scored on the same rows.
+        kind: kind of the task.
+        held_out: predictions of the model.
+        baseline: baseline fitted and scored on the same rows.
     """
     assert baseline.predictions is not None, "only rankings have none"
     weights = np.ones(len(held_out.labels)) if held_out.weights is None else held_out.weights
@@ -427,9 +427,9 @@ def gap_to_guess(kind: TaskKind, held_out: HeldOut, train: LabelBalance | None) 
     nothing of a class that no training row has.
 
     Args:
-        kind: the task.
-        held_out: the model's predictions.
-        train: the labels of the training rows.
+        kind: kind of the task.
+        held_out: predictions of the model.
+        train: label balance of the training rows.
     """
     if train is None:
         return None
@@ -443,7 +443,7 @@ def gap_to_guess(kind: TaskKind, held_out: HeldOut, train: LabelBalance | None) 
 
 
 def scored_rows(config: RunConfig, dataset: Dataset, trained: Trained) -> SplitRows:
-    """The rows of the test split that the ranks have scored."""
+    """Return the rows of the test split that the ranks have scored."""
     assert config.train.test_split is not None
     return split_rows(dataset, config.train.test_split, config.data, trained.train.test_left_out)
 
@@ -491,13 +491,13 @@ def read_held_out(config: RunConfig, rows: SplitRows, folder: Storage, trained: 
 
 
 def text_columns(rows: SplitRows, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The named columns' values as text, (N,) each, in the dataset's order."""
+    """Return the named columns' values as text, (N,) each, in the dataset's order."""
     stored = [rows.manifest.column(name) for name in names]
     return {c.name: group_values(rows.column(c.name, c.dtype == "string")) for c in stored}
 
 
 def row_weights(rows: SplitRows) -> np.ndarray | None:
-    """How much each row counts, (N,) float64, in the dataset's order; None where all count alike."""
+    """Return the weight of each row, (N,) float64, in the dataset's order; None for equal weights."""
     weight = rows.manifest.weight
     if weight is None:
         return None
@@ -508,9 +508,9 @@ def row_weights(rows: SplitRows) -> np.ndarray | None:
 
 
 def read_predictions(run: Storage, files: list[str], test: SplitRows) -> tuple[np.ndarray, np.ndarray]:
-    """(labels, scores) in the dataset's order.
+    """Return (labels, scores) in the dataset's order.
 
-    StoredError for files that are damaged; RuntimeError unless every test row was scored exactly once.
+    StoredError for damaged files; RuntimeError unless every test row was scored exactly once.
     """
     found, rows = read_columns(run, files, ["label", "prediction"]), test.row_numbers()
     if not np.array_equal(ids := found["id"], rows):
@@ -522,9 +522,9 @@ def read_predictions(run: Storage, files: list[str], test: SplitRows) -> tuple[n
 
 
 def prediction_values(result: TrainResult) -> np.ndarray:
-    """What a finished run has predicted for its test rows, (N,) or (N, classes), as its model predicts them.
+    """Return a finished run's predictions for its test rows, (N,) or (N, classes), as its model makes them.
 
-    StoredError for files that are damaged.
+    StoredError for damaged files.
     """
     fit, columns = result.calibration, read_columns(open_storage(result.run), result.predictions, ["prediction"])
     found = columns["prediction"]
@@ -532,7 +532,7 @@ def prediction_values(result: TrainResult) -> np.ndarray:
 
 
 def group_values(stored: pa.ChunkedArray) -> np.ndarray:
-    """The column's values as text, (N,): numbers as numpy writes them, dates as ISO 8601, nulls as `null`.
+    """Convert the column to text, (N,): numbers as in numpy, dates as ISO 8601, nulls as `null`.
 
     Work is per distinct value: one Python string is made of each.
     """

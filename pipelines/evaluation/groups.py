@@ -19,7 +19,7 @@ def group_scores(
     """Score the rows of each of the MOST_VALUES most frequent values, then those of the others together.
 
     Args:
-        column: whose values they are.
+        column: name of the column.
         values: (N,) of the test rows, as text.
         counted: (N,) bool, rows that count for something.
         min_rows: counted rows without which a value is no group; it is then among the others, which need as many.

@@ -35,7 +35,7 @@ class SampleSize:
 
     @classmethod
     def of(cls, rows: int, columns: int) -> SampleSize:
-        """As many rows as MOST_SCORED allows, then as many repeats, up to MOST_REPEATS."""
+        """Choose as many rows as MOST_SCORED allows, then as many repeats, up to MOST_REPEATS."""
         each = MOST_SCORED // max(columns, 1)
         some = max(1, min(rows, each))
         return cls(some, max(1, min(MOST_REPEATS, each // some)))
@@ -76,12 +76,12 @@ def mean_and_error(values: Array, weights: Array) -> tuple[float, float]:
 
 
 def find_importances(predictor: TablePredictor, kind: TaskKind, sample: Sample, repeats: int) -> list[Importance]:
-    """The importance of each stored column that the model reads, the largest first. The same for the same rows.
+    """Compute the importance of each stored column the model reads, largest first; deterministic by rows.
 
     Args:
-        predictor: the model.
-        kind: its task.
-        sample: the rows.
+        predictor: predictor of the model.
+        kind: kind of its task.
+        sample: rows to permute.
         repeats: permutations of each column.
     """
 
@@ -98,7 +98,7 @@ def find_importances(predictor: TablePredictor, kind: TaskKind, sample: Sample, 
 
 
 def permuted(table: pa.Table, name: str, repeats: int, number: int) -> Iterator[pa.Table]:
-    """The rows with one column's values in other orders. `number`: of the column; each has orders of its own."""
+    """Yield the rows with one column permuted. `number`: the column's, which seeds the orders."""
     place = table.column_names.index(name)
     for repeat in range(repeats):
         order = np.random.default_rng([SEED, number, repeat]).permutation(len(table))
@@ -109,11 +109,11 @@ def sample_rows(rows: SplitRows, columns: Sequence[str], labels: Array, weights:
     """Read evenly spaced rows.
 
     Args:
-        rows: of the test split.
-        columns: stored ones that the model reads.
+        rows: rows of the test split.
+        columns: stored columns that the model reads.
         labels: (N,) or (N, labels) of all rows.
-        weights: (N,) of all rows; None: all alike.
-        most: how many are read.
+        weights: weights (N,) of all rows; None for equal weights.
+        most: most rows to read.
     """
     counts = np.arange(len(labels)) if weights is None else np.flatnonzero(weights > 0)
     kept = counts[np.linspace(0, len(counts) - 1, min(most, len(counts))).astype(np.int64)]

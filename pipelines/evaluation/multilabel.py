@@ -22,10 +22,10 @@ def scores_by_label(
     There is no F1 of a label that no row has and none is predicted to have.
 
     Args:
-        names: of the labels.
+        names: names of the labels.
         labels: (N, L) of 0 and 1.
         scores: (N, L) probabilities of 1.
-        weights: (N,) how much a row counts, at least 0; None: all alike.
+        weights: (N,) weight of each row, at least 0; None for equal weights.
     """
     rows, weights = checked_rows(LabelForm.FLAGS, labels, scores, weights)
     found = []

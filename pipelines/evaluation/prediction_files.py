@@ -14,9 +14,9 @@ from sparkring.conf.stored import StoredError
 
 
 def read_columns(run: Storage, files: Sequence[str], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The named columns of all rows in order of `id`, (N,), or (N, values) of lists; `id` too.
+    """Read the named columns of all rows in order of `id`, (N,), or (N, values) for lists; `id` too.
 
-    StoredError for files that are damaged.
+    StoredError for damaged files.
     """
     try:
         tables = [pq.read_table(run.path(f), filesystem=run.fs, columns=["id", *names]) for f in files]
@@ -29,7 +29,7 @@ def read_columns(run: Storage, files: Sequence[str], names: Sequence[str]) -> di
 
 
 def _values(table: pa.Table, name: str) -> np.ndarray:
-    """A column's values, (N,), or (N, values) of lists."""
+    """Return a column's values, (N,), or (N, values) for lists."""
     column: Any = table[name].combine_chunks()
     values: Any = column.to_numpy(zero_copy_only=False)
     found: np.ndarray = np.stack(values) if pa.types.is_fixed_size_list(column.type) else values

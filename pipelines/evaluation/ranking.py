@@ -38,7 +38,7 @@ class Ranking:
     positive: Array  # (N,) bool
 
     def scores(self, predictions: Array) -> Scores:
-        """The scores of predictions (all rows,), of which more is earlier. ValueError without a positive row."""
+        """Score predictions (all rows,), a higher value ranking earlier. ValueError without a positive row."""
         return ranking_scores(self.lists, self.positive, predictions[self.counted], self.config.k)
 
     @property
@@ -71,7 +71,7 @@ def make_ranking(config: RankingConfig, values: pa.ChunkedArray, labels: Array, 
 
 
 def places_in_order(values: pa.ChunkedArray) -> Array:
-    """The place of each value among the distinct ones, which are sorted, so no order of rows changes it; -1 of a null.
+    """Return each value's place among the sorted distinct ones, so no order of rows changes it; -1 for null.
 
     (rows,) int64. Texts may be indices of dictionaries.
     """
@@ -84,13 +84,13 @@ def places_in_order(values: pa.ChunkedArray) -> Array:
 
 
 def ranking_scores(lists: Array, positive: Array, predictions: Array, ks: Sequence[int]) -> Scores:
-    """Recall and NDCG at each k: means over the lists with a positive row. ValueError without any.
+    """Compute recall and NDCG at each k: means over lists with a positive row. ValueError without any.
 
     Args:
         lists: (N,) number of the row's list, at least 0.
-        positive: (N,) bool.
-        predictions: (N,), of which more is earlier.
-        ks: how many of the first rows are looked at.
+        positive: (N,) bool, whether the row counts as positive.
+        predictions: (N,), a higher value ranking earlier.
+        ks: numbers of first rows to look at.
     """
     if not positive.any():
         raise ValueError(f"of {count_of(len(lists), 'test row')} none is positive, so there is no list to judge")
@@ -122,7 +122,7 @@ def ranking_scores(lists: Array, positive: Array, predictions: Array, ks: Sequen
 
 
 def positive_rows(table: pa.Table, manifest: DatasetManifest, label: str) -> pa.Table:
-    """The rows whose label is 1, or the second class, and that do not have the weight 0."""
+    """Return the rows whose label is 1, or the second class, and that do not have the weight 0."""
     if manifest.classes:
         is_positive = pc.equal(table[label], manifest.classes[-1])
     else:
@@ -133,7 +133,7 @@ def positive_rows(table: pa.Table, manifest: DatasetManifest, label: str) -> pa.
 
 
 def popularity(train: SplitRows, test: SplitRows, item: str, label: str) -> Array:
-    """How many positive training rows the item of each test row has, (N,) int64: what orders without a model.
+    """Count the positive training rows of each test row's item, (N,) int64: a ranking without a model.
 
     Files are read one by one. `item`, `label`: columns; rows of weight 0 do not count.
     """

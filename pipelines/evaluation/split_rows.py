@@ -36,14 +36,14 @@ class SplitRows:
     keep: RowFilter | None  # the readers' filter; None: all rows
 
     def row_numbers(self) -> np.ndarray:
-        """ROW_NUMBER of every row, (rows,) int64, ascending. The files are read only where there is a filter."""
+        """Return ROW_NUMBER of every row, (rows,) int64, ascending. Reads files only with a filter."""
         if self.keep is not None:
             return self.column(ROW_NUMBER).to_numpy()
         ranges = [np.arange(a, a + file.rows) for a, file in zip(self.first_rows, self.files, strict=True)]
         return np.concatenate([np.zeros(0, np.int64), *ranges])
 
     def column(self, name: str, text: bool = False) -> pa.ChunkedArray:
-        """The column's stored values; a `text` column's as indices of dictionaries."""
+        """Return the column's stored values; a `text` column's as indices of dictionaries."""
         tables = self.tables([name], [name] if text else [])
         return pa.chunked_array([chunk for table in tables for chunk in table[name].chunks])
 
@@ -75,7 +75,7 @@ class SplitRows:
         return map(tensors.doubles, self.tables([column.name for column in tensors.stored], texts, share))
 
     def stored(self, spark: SparkSession, names: Iterable[str]) -> DataFrame:
-        """The named columns' stored values in Spark, and those that the filter looks at.
+        """Read the named columns' stored values in Spark, and those that the filter looks at.
 
         Unlisted files of the folder are never read.
         """
@@ -91,12 +91,12 @@ class SplitRows:
         return frame.mapInArrow(kept, frame.schema)
 
     def _with(self, names: Iterable[str]) -> list[str]:
-        """The names, and those the filter looks at."""
+        """List the names, and those the filter looks at."""
         return list(dict.fromkeys([*names, *sorted(self.keep.columns if self.keep else ())]))
 
 
 def split_rows(dataset: Dataset, split: str, data: DataConfig, left_out: Collection[str]) -> SplitRows:
-    """The rows that readers of the split serve; `left_out`: the files that the ranks found damaged."""
+    """Return the rows that readers of the split serve; `left_out`: files that the ranks found damaged."""
     files = dataset.manifest.files_of(split)
     firsts = accumulate((file.rows for file in files), initial=0)
     read = [(file, first) for file, first in zip(files, firsts, strict=False) if file.path not in left_out]
@@ -106,5 +106,5 @@ def split_rows(dataset: Dataset, split: str, data: DataConfig, left_out: Collect
 
 
 def spark_path(folder: Storage) -> str:
-    """The folder's URI for Spark: local paths are absolute with a scheme, others as the user wrote them."""
+    """Return the folder's URI for Spark: local paths are absolute with a scheme, others as given."""
     return f"file://{folder.root}" if folder.is_local else folder.uri.partition("?")[0]

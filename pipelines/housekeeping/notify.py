@@ -51,7 +51,7 @@ from sparkring.training.worker.result import MODEL, SUMMARY
 
 log = logging.getLogger(__name__)
 OUTCOME = (
-    "last_outcome.json"  # beside the run folders of a recipe; of `predict` another, as one says nothing of the other
+    "last_outcome.json"  # next to the run folders of a recipe; of `predict` another, as one says nothing of the other
 )
 PREDICT_OUTCOME = "last_predict_outcome.json"
 ERROR_CHARACTERS = 2000
@@ -114,7 +114,7 @@ def announce(
 
 
 def announce_late(config: RunConfig, command: Sequence[str], ds: str | None = None) -> None:
-    """Tell webhooks and commands that the schedule's deadline has passed while the job goes on. Never raises."""
+    """Tell webhooks and commands that the schedule's deadline has passed while the job continues. Never raises."""
     try:
         end = JobEnd(recipe=config.name, code=0, ds=ds, late=True)
         send(config.notify, _event("late", end, command), None)

@@ -125,7 +125,7 @@ def decide_columns(sample: TableSample, label: str, task: str | None = None) -> 
 
 
 def identifiers(names: list[str], reserved: Iterable[str] = ()) -> dict[str, str]:
-    """A name for each column that SQL and a recipe take as it is; no two are equal when case is ignored.
+    """Return for each column a name that SQL and recipes accept; unique when case is ignored.
 
     `reserved`: names in lower case that no column gets.
     """
@@ -144,12 +144,12 @@ def identifiers(names: list[str], reserved: Iterable[str] = ()) -> dict[str, str
 
 
 def in_sql(name: str) -> str:
-    """A name of the recipe as its SQL has it: in backquotes where Spark wants them."""
+    """Return a recipe's name for SQL: in backquotes where Spark requires them."""
     return name if PLAIN.fullmatch(name) and name.upper() not in KEYWORDS else quoted(name)
 
 
 def decide_labels(sample: TableSample, labels: Mapping[str, str], task: str | None) -> Label:
-    """Several labels of 0 and 1, or one column of tags. ConfigError for other values. `labels`: names by column."""
+    """Decide several labels of 0 and 1, or one column of tags. ConfigError for others. `labels`: names by column."""
     if task not in (None, MULTILABEL.name):
         raise ConfigError(str(sample.path), [f"--task {task}: has one label, and {[*labels]} are several"])
     values = {column: pc.drop_null(sample.rows.column(column)).combine_chunks() for column in labels}
@@ -247,7 +247,7 @@ def class_texts(values: Any, is_whole: bool) -> list[str]:
 
 
 def read_as(column: str, values: Any, is_label: bool = True) -> str:
-    """SQL of a column, in which infinite numbers are nulls, and of a label NaN: a feature's is one to the reader."""
+    """Return SQL of a column with infinite numbers as null, and for a label also NaN."""
     if not pa.types.is_floating(values.type):
         return quoted(column)
     odd = pc.or_(pc.is_inf(values), pc.is_nan(values)) if is_label else pc.is_inf(values)
@@ -257,14 +257,14 @@ def read_as(column: str, values: Any, is_label: bool = True) -> str:
 
 
 def label_remedy(texts: list[str]) -> str:
-    """What to do about a label of so many texts."""
+    """Suggest what to do about a label with these texts."""
     return number_remedy(texts, most_odd=0.5) or "name another label"
 
 
 def number_remedy(texts: list[str], most_odd: float = MOST_ODD) -> str:
-    """What to do about a label whose texts are meant as numbers or dates; empty for others.
+    """Suggest a fix for a label whose texts are meant as numbers or dates; "" for others.
 
-    `most_odd`: the share of them that may be no numbers. Codes such as 00123 are none.
+    `most_odd`: largest share of them that are no numbers. Codes such as 00123 are none.
     """
     wrong = [texts[i] for i in convert(pa.array(texts, pa.string()), "double")[1]]
     if 0 < len(wrong) < len(texts) * most_odd and not any(map(CODE.fullmatch, texts)):
@@ -285,10 +285,10 @@ def _task_of(kind: str, is_whole: bool, distinct: int, rows: int) -> tuple[str |
     """Decide the task of a label: (task, reason), or (None, problem).
 
     Args:
-        kind: its type.
-        is_whole: its values are numbers without a fraction, whatever the type.
-        distinct: how many values it has.
-        rows: in which it is known.
+        kind: type of the label.
+        is_whole: whether its values are whole numbers, whatever the type.
+        distinct: number of distinct values.
+        rows: number of rows with a label.
     """
     if distinct == 2:
         return BINARY.name, "two values"
@@ -346,14 +346,14 @@ def _decide_column(found: Columns, sample: TableSample, column: str, name: str) 
 
 
 def free_name(wanted: str, found: Columns, sample: TableSample) -> str:
-    """The name, or with a number behind it where a column or a feature has it."""
+    """Return the name, with a number appended if a column or a feature has it."""
     taken = {name.lower() for name in (*found.features, *found.selected, *identifiers([*sample.types]).values())}
     names = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(2)))
     return next(name for name in names if name.lower() not in taken)
 
 
 def left_out_reason(kind: str, values: Any) -> str | None:
-    """Why a column is no feature; None if it is one."""
+    """Return why a column is no feature; None if it is one."""
     if not _is_counted(kind):
         return f"{kind} is no single value; docs/how-to/etl.md says how such a column is a feature"
     present, distinct = len(values) - values.null_count, pc.count_distinct(values, mode="only_valid").as_py()
@@ -373,7 +373,7 @@ def left_out_reason(kind: str, values: Any) -> str | None:
 
 
 def frequent(values: Any) -> tuple[int, float]:
-    """How many values have CODE_ROWS rows, so that each gets a code, and the share of the others' rows."""
+    """Count values with CODE_ROWS rows, so that each gets a code; also the share of other rows."""
     counts = pc.value_counts(pc.drop_null(values)).field("counts").to_numpy()
     known = counts[counts >= CODE_ROWS]
     return len(known), 1 - known.sum() / max(counts.sum(), 1)
@@ -392,7 +392,7 @@ def rare_remark(values: Any) -> str:
 
 
 def feature_of(kind: str, values: Any) -> dict[str, Any]:
-    """The feature that a column is, by its type and its distinct values."""
+    """Choose the feature of a column by its type and its distinct values."""
     distinct = pc.count_distinct(values, mode="only_valid").as_py()
     is_few = distinct <= CATEGORY_NUMBERS and len(values) >= ROWS_PER_NUMBER * distinct
     if kind == "string" and distinct > MOST_CLASSES:
@@ -403,13 +403,13 @@ def feature_of(kind: str, values: Any) -> dict[str, Any]:
 
 
 def repeats(values: Any) -> bool:
-    """Whether there are few values, each in many rows on average, so that each may have a code of its own."""
+    """Return whether few values each have many rows on average, so that each may have a code."""
     distinct = pc.count_distinct(values, mode="only_valid").as_py()
     return 2 < distinct <= CODE_NUMBERS and len(values) >= ROWS_PER_CODE * distinct
 
 
 def is_skewed(kind: str, values: Any) -> bool:
-    """Whether a column has numbers from 0 on, with a long tail of large ones."""
+    """Return whether a column has numbers from 0 on, with a long tail of large ones."""
     if not is_number(kind):
         return False
     numbers = values.cast(pa.float64(), safe=False).drop_null().to_numpy()  # beyond 2^53 rounded
@@ -424,6 +424,6 @@ def _is_counted(kind: str) -> bool:
 
 
 def counts(features: Mapping[str, Mapping[str, Any]]) -> str:
-    """`3 numeric, 2 categorical`."""
+    """Format the features' kinds as `3 numeric, 2 categorical`."""
     kinds = [str(feature["kind"]) for feature in features.values()]
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))

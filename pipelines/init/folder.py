@@ -28,7 +28,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 def _is_text(text: str) -> bool:
-    """Whether a recipe reads the bare text as this text: `1e999` is a number to it, and none to YAML 1.1."""
+    """Return whether a recipe reads the bare text as text: `1e999` is a number there, but not in YAML 1.1."""
     try:
         return bool(parse_yaml(text)[0] == text)
     except yaml.YAMLError:
@@ -119,7 +119,7 @@ def project_files(folder: Path, project: Project, command: Sequence[str]) -> dic
 
 
 def python_use(name: str, rows: list[str]) -> str:
-    """Python that asks a project's model for predictions, as a block of Markdown. `rows`: lines that make `rows`."""
+    """Return Markdown with Python code that asks the model for predictions. `rows`: lines that make `rows`."""
     lines = [
         "import mlflow",
         "import pandas as pd",
@@ -133,7 +133,7 @@ def python_use(name: str, rows: list[str]) -> str:
 
 
 def example_rows(values: Mapping[str, Any]) -> list[str]:
-    """Python that makes a frame of one row."""
+    """Return Python lines that make a frame of one row."""
     shown = {name: None if value != value else value for name, value in values.items()}  # NaN is no name of Python's
     return ["rows = pd.DataFrame([{", *(f"    {name!r}: {value!r}," for name, value in shown.items()), "}])"]
 
@@ -143,7 +143,7 @@ def bullets(lines: Sequence[str]) -> list[str]:
 
 
 def next_commands(project: Project) -> list[str]:
-    """The commands of a first hour, in order."""
+    """List the commands of a first hour, in order."""
     path = ["export PYTHONPATH=$PWD   # so that Python finds the model, on the workers too"] if project.has_code else []
     predict = project.recipe.get("predict")
     return [
@@ -158,7 +158,7 @@ def next_commands(project: Project) -> list[str]:
 
 
 def readme(project: Project) -> str:
-    """The project's page: what was decided, what to look at, what to run, how to use the model."""
+    """Write the project's page: decisions, what to check, what to run, how to use the model."""
     name = project.recipe["name"]
     sections = [
         f"# {name}",

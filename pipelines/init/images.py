@@ -89,7 +89,7 @@ def _use(name: str, file: Path) -> str:
 
 
 def decide_shape(files: list[Path]) -> tuple[list[int], str]:
-    """Height, width and channels, and how images are fitted to them. ConfigError for a file that is no image."""
+    """Decide height, width, channels and resizing. ConfigError for a file that is no image."""
     sizes, modes = set(), set()
     for file in files[:: max(len(files) // OPENED, 1)]:
         try:
@@ -106,15 +106,15 @@ def decide_shape(files: list[Path]) -> tuple[list[int], str]:
 
 
 def images_recipe(path: Path, classes: list[str], images: int, shape: list[int], fit: str, name: str) -> dict[str, Any]:
-    """The recipe of a folder of images.
+    """Make the recipe of a folder of images.
 
     Args:
-        path: of the folder.
-        classes: names of its folders.
-        images: how many there are.
-        shape: height, width, channels.
+        path: path of the folder.
+        classes: names of its subfolders.
+        images: number of images.
+        shape: height, width and channels.
         fit: how an image of another size becomes one of `shape`.
-        name: of the run.
+        name: name of the run.
     """
     batch, epochs = IMAGES.batch_and_epochs(images)
     pattern = "|".join(ending[1:] for ending in ENDINGS)

@@ -134,12 +134,12 @@ def check_roles(sample: TableSample, roles: Roles) -> None:
 
 
 def first_interactions(rows: pa.Table) -> pa.Table:
-    """Each pair of `user` and `item` with its first `time`: what is held out of a file whose rows are all positive."""
+    """Return each pair of `user` and `item` with its first `time`, to hold out of all-positive rows."""
     return rows.group_by(["user", "item"]).aggregate([("time", "min")]).rename_columns(["user", "item", "time"])
 
 
 def boundaries(sample: TableSample, column: str, times: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
-    """The first times of validation and test rows. ConfigError where there are not three times to tell apart."""
+    """Return the first times of validation and test rows. ConfigError for fewer than three distinct times."""
     ordered = times.take(pc.sort_indices(times))
     distinct, counts = (part for part in pc.value_counts(ordered).flatten())  # in the order of their first row
     if len(distinct) < 3:
@@ -156,7 +156,7 @@ def boundaries(sample: TableSample, column: str, times: pa.ChunkedArray) -> tupl
 
 
 def literal(value: Any, kind: str) -> str:
-    """The value in Spark SQL, where the session's time zone is UTC."""
+    """Format the value for Spark SQL in a UTC session."""
     if kind == "date":
         assert isinstance(value, date), "as its type is"
         return f"DATE '{value.isoformat()}'"
@@ -167,7 +167,7 @@ def literal(value: Any, kind: str) -> str:
 
 
 def interaction_label(sample: TableSample, roles: Roles, names: dict[str, str]) -> Outcome:
-    """Two values are the label as it is; of more numbers those from the one on that splits the rows best in halves."""
+    """Choose the label: two values as they are; more numbers split at the best halving threshold."""
     if roles.label is None:
         return Outcome()
     column, name = roles.label, names[roles.label]
@@ -190,14 +190,14 @@ def interaction_label(sample: TableSample, roles: Roles, names: dict[str, str]) 
 
 
 def _decide_column(found: Interactions, sample: TableSample, roles: Roles, column: str, name: str) -> None:
-    """Make a feature of one further column, or note why it cannot be one.
+    """Make a feature of one further column, or record why it cannot be one.
 
     Args:
-        found: what is completed.
-        sample: the table.
-        roles: of the columns.
-        column: of the file.
-        name: in the recipe.
+        found: interactions, completed here.
+        sample: sample of the table.
+        roles: roles of the columns.
+        column: column of the file.
+        name: name in the recipe.
     """
     kind, values = sample.types[column], sample.rows[column]
     reason = left_out_reason(kind, values)
@@ -220,7 +220,7 @@ def _decide_column(found: Interactions, sample: TableSample, roles: Roles, colum
 
 
 def is_fact_of(rows: pa.Table, id_: str, column: str) -> bool:
-    """Whether each id has at most one value of the column."""
+    """Return whether each id has at most one value of the column."""
     pairs = pa.table({"id": rows[id_], "value": rows[column]}).filter(pc.field("id").is_valid())
     counts = pairs.group_by("id").aggregate([("value", "count_distinct")])["value_count_distinct"]
     return bool((pc.max(counts).as_py() or 0) <= 1)

@@ -90,7 +90,7 @@ def recommender_project(data: str, roles: Roles, folder: Path) -> Project:
 
 
 def recommender_recipe(sample: TableSample, roles: Roles, found: Interactions, name: str) -> dict[str, Any]:
-    """The recipe, as a dict in the order it is written."""
+    """Make the recipe, as a dict in the order it is written."""
     used = {*roles.named.values(), *(column for facts in found.facts.values() for column in facts.values())}
     batch, epochs = batch_and_epochs(sample.rows.num_rows * (1 + DRAWN * found.is_drawn))
     names = (found.user, found.item, PERIOD, found.label.name)
@@ -118,7 +118,7 @@ def recommender_recipe(sample: TableSample, roles: Roles, found: Interactions, n
 
 
 def batch_and_epochs(rows: int) -> tuple[int, int]:
-    """A batch of which an epoch has several, and epochs for about STEPS steps."""
+    """Choose a batch of which an epoch has several, and epochs for about STEPS steps."""
     batch = LARGEST_BATCH
     while batch * STEPS_PER_EPOCH > rows and batch > 2:
         batch //= 2
@@ -126,7 +126,7 @@ def batch_and_epochs(rows: int) -> tuple[int, int]:
 
 
 def period(found: Interactions, time: str) -> str:
-    """SQL of the split that a time is in; null where it is null."""
+    """Return SQL of the split that a time is in; null for null."""
     return (
         f"CASE\n    WHEN {time} >= {found.test_from} THEN 'test'\n    WHEN {time} >= {found.valid_from} THEN 'valid'\n"
         f"    WHEN {time} IS NOT NULL THEN 'train'\n  END"
@@ -134,7 +134,7 @@ def period(found: Interactions, time: str) -> str:
 
 
 def shown_views(roles: Roles, found: Interactions) -> dict[str, str]:
-    """The view of a file that says of each row whether the item was taken."""
+    """Make the view of a file whose rows tell whether the item was taken."""
     columns = {found.user: roles.user, found.item: roles.item} | found.facts["row"]
     selected = [*(named(column, name) for name, column in columns.items())]
     selected.append(f"{found.label.sql} AS {in_sql(found.label.name)}")
@@ -143,7 +143,7 @@ def shown_views(roles: Roles, found: Interactions) -> dict[str, str]:
 
 
 def drawn_views(roles: Roles, found: Interactions) -> dict[str, str]:
-    """The views of a file whose rows are all taken: others are drawn beside them, by hashes of what they are beside."""
+    """Make the views of a file with only taken items: others are drawn next to each, by hashes of it."""
     user, item, label = in_sql(found.user), in_sql(found.item), found.label.name
     chosen = chosen_users(found)
     source = [quoted(column) for column in (roles.user, roles.item, roles.time)]
@@ -189,19 +189,19 @@ def drawn_views(roles: Roles, found: Interactions) -> dict[str, str]:
 
 
 def chosen_users(found: Interactions) -> str:
-    """SQL that chooses about MOST_TEST_USERS of the test users; empty where there are no more."""
+    """Return SQL that chooses about MOST_TEST_USERS of the test users; "" if there are no more."""
     if found.test_users <= MOST_TEST_USERS:
         return ""
     return f"pmod(xxhash64({in_sql(found.user)}), 1000) < {math.ceil(1000 * MOST_TEST_USERS / found.test_users)}"
 
 
 def named(column: str, name: str) -> str:
-    """SQL of a column under the recipe's name."""
+    """Return SQL of a column under the recipe's name."""
     return in_sql(name) if name == column else f"{quoted(column)} AS {in_sql(name)}"
 
 
 def decided(sample: TableSample, found: Interactions) -> list[str]:
-    """What was decided, a sentence each."""
+    """List what was decided, a sentence each."""
     seen = (
         f"{count_of(sample.rows.num_rows, 'row', ',')} looked "
         f"at{'' if sample.is_whole else ', the first; there are more'}"
@@ -231,7 +231,7 @@ def decided(sample: TableSample, found: Interactions) -> list[str]:
 
 
 def look_at(sample: TableSample, found: Interactions) -> list[str]:
-    """What only a person can know, a sentence each."""
+    """List what only a person can know, a sentence each."""
     lines = []
     if found.features:
         lines.append(
@@ -248,7 +248,7 @@ def look_at(sample: TableSample, found: Interactions) -> list[str]:
 
 
 def example_row(sample: TableSample, roles: Roles, found: Interactions) -> dict[str, Any]:
-    """User, item and features of the first row of the file, by their names in the recipe."""
+    """Return user, item and features of the first row of the file, by their names in the recipe."""
     first = sample.rows.slice(0, 1).to_pylist()[0]
     columns = {found.user: roles.user, found.item: roles.item}
     for facts in found.facts.values():

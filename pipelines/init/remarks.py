@@ -86,7 +86,7 @@ def epoch_remark(values: Any, column: str) -> str:
 
 
 def is_compact(values: Any) -> bool:
-    """Whether whole numbers are all dates as 20240131, and of several days."""
+    """Return whether whole numbers are all dates as 20240131, and of several days."""
     numbers = pc.unique(values).drop_null()
     if not pa.types.is_integer(numbers.type) or len(numbers) < FEWEST_VALUES:
         return False

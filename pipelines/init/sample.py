@@ -77,7 +77,7 @@ class TableSample:
     texts: dict[str, TextType] = field(default_factory=dict)  # of a CSV: what its columns' texts are
 
     def source(self, columns: Container[str]) -> dict[str, Any]:
-        """The source of the recipe, with these columns; of CSV all of a file's are declared."""
+        """Return the recipe's source with these columns; CSV declares all columns of the file."""
         of_files = {n: t for n, t in self.types.items() if n not in self.partitions}
         kept = {n: t for n, t in of_files.items() if self.format == "csv" or n in columns}
         made: dict[str, Any] = {"path": str(self.path), "format": self.format}
@@ -108,7 +108,7 @@ def read_sample(data: str, most_rows: int = MOST_ROWS) -> TableSample:
 
 
 def read_columns(sample: TableSample, columns: list[str]) -> pa.Table:
-    """Every row of some columns, also beyond the sample. A CSV's values that are not of their type are null there."""
+    """Read every row of some columns, also beyond the sample. CSV values of a wrong type are null."""
     if sample.is_whole:
         return sample.rows.select(columns)
     files, _ = _files(sample.path, str(sample.path))
@@ -133,12 +133,12 @@ def _files(path: Path, data: str) -> tuple[list[Path], str]:
 
 
 def _is_read(file: Path, folder: Path) -> bool:
-    """Whether the ETL reads it: `.ipynb_checkpoints/a.csv` and `_temporary/a.csv` it passes over."""
+    """Return whether the ETL reads the file; it skips `.ipynb_checkpoints/a.csv` and `_temporary/a.csv`."""
     return not any(part.startswith(("_", ".")) for part in file.relative_to(folder).parts)
 
 
 def _partition(path: Path, file: Path) -> dict[str, str | None]:
-    """The values that a file's folders give to partition columns: `day=2024-01-31/country=DE`, None for null."""
+    """Parse a file's partition values from its folders: `day=2024-01-31/country=DE`, None for null."""
     names = [FOLDER.fullmatch(name) for name in file.parent.relative_to(path).parts] if path.is_dir() else []
     return {m[1]: None if m[2] == NULL_NAME else unquote(m[2]) for m in names if m}
 
@@ -318,7 +318,7 @@ def _same_names(names: list[str], how: str = RENAME_PARQUET) -> list[str]:
 
 
 def _first(path: Path, batches: Iterator[pa.RecordBatch], most: int) -> tuple[pa.Table, bool]:
-    """The first rows as one table, and whether there were no more."""
+    """Return the first rows as one table, and whether there were no more."""
     kept: list[pa.RecordBatch] = []
     for batch in batches:
         kept.append(batch)

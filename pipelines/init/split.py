@@ -69,7 +69,7 @@ class Times:
         return found
 
     def block(self, name: str) -> dict[str, Any]:
-        """The recipe's. `name`: of the column there."""
+        """Return the recipe's split block. `name`: name of the column there."""
         return {
             "kind": "time",
             "column": name,
@@ -77,7 +77,7 @@ class Times:
         }
 
     def text(self, at: int) -> str:
-        """An instant as ISO 8601."""
+        """Format an instant as ISO 8601."""
         found = EPOCH + timedelta(microseconds=at)
         return found.date().isoformat() if at % DAY_US == 0 else found.replace(tzinfo=None).isoformat(sep=" ")
 
@@ -86,9 +86,9 @@ def with_split(sample: TableSample, found: Columns, label: str) -> Columns:
     """Decide the split of a table with one label, and leave out the features that make no sense with it.
 
     Args:
-        sample: of the table.
-        found: its columns.
-        label: of the file's columns.
+        sample: sample of the table.
+        found: columns of the table.
+        label: name of the label in the file.
     """
     some = replace(sample, rows=sample.rows.slice(0, MOST_ROWS))
     some = replace(some, rows=some.rows.filter(pc.is_valid(some.rows.column(label))))
@@ -120,7 +120,7 @@ def with_split(sample: TableSample, found: Columns, label: str) -> Columns:
 
 
 def leak_remarks(found: Columns, label: str, leaks: Iterable[Leak]) -> dict[str, str]:
-    """What a person should look at: the columns that give the label away, beside what is remarked of them."""
+    """Return remarks on columns that give the label away, appended to earlier remarks."""
     made = dict[str, str]()
     for leak in leaks:
         first, *others = leak.columns
@@ -137,11 +137,11 @@ def by_groups(sample: TableSample, found: Columns, grouping: Grouping, is_number
     """Keep the rows of a group in one split; the columns that tell groups apart are no features then.
 
     Args:
-        sample: of the table.
-        found: its columns.
-        grouping: which was found.
+        sample: sample of the table.
+        found: columns of the table.
+        grouping: grouping that was found.
         is_number: whether the label is a number.
-        times: of the table, if it has any.
+        times: times of the table, if any.
     """
     names = recipe_names(sample)
     key = [names[column] for column in grouping.columns]
@@ -162,7 +162,7 @@ def by_groups(sample: TableSample, found: Columns, grouping: Grouping, is_number
 
 
 def worth(gap: Gap, is_number: bool, how: str) -> str:
-    """What trees lose either way, as the end of a sentence; "" where that is not clear."""
+    """Describe what trees lose either way, as the end of a sentence; "" if unclear."""
     if not gap.is_clear:
         return ""
     random, grouped = (math.sqrt(loss) if is_number else loss for loss in (gap.random, gap.grouped))
@@ -171,7 +171,7 @@ def worth(gap: Gap, is_number: bool, how: str) -> str:
 
 
 def even_seed(sample: TableSample, columns: tuple[str, ...], shares: list[float]) -> int:
-    """A seed by which each split has about its share of the rows; 0 where nobody can tell."""
+    """Find a seed by which each split has about its share of the rows; 0 if unknown."""
     groups = codes_of(*(codes(sample.rows.column(column)) for column in columns))
     _, first = np.unique(groups, return_index=True)
     rows, edges = np.bincount(groups) / len(groups), np.array(share_edges(shares))
@@ -190,7 +190,7 @@ def even_seed(sample: TableSample, columns: tuple[str, ...], shares: list[float]
 
 
 def spark_buckets(values: list[pa.ChunkedArray], kinds: list[str], seed: int) -> Array:
-    """The bucket that etl/split.py gives each row by Spark's hash, (N,)."""
+    """Compute the bucket that etl/split.py gives each row by Spark's hash, (N,)."""
     hashes = np.full(len(values[0]), SEED, np.uint64)
     salt = pa.array([SPLIT_SALT] * len(hashes))
     for column, kind in [
@@ -204,7 +204,7 @@ def spark_buckets(values: list[pa.ChunkedArray], kinds: list[str], seed: int) ->
 
 
 def _hashed(column: Any, kind: str, seeds: Array) -> Array:
-    """Spark's hash of a column, (N,) uint64, each row's begun with its seed."""
+    """Compute Spark's hash of a column, (N,) uint64, each row starting from its seed."""
     if kind == "bigint":
         return hash_whole(column.cast(pa.int64()).fill_null(0).to_numpy(), seeds).view(np.uint64)
     if kind == "string":
@@ -221,7 +221,7 @@ def _hashed(column: Any, kind: str, seeds: Array) -> Array:
 
 
 def times_of(sample: TableSample, some: TableSample, name: str) -> Times | None:
-    """When the rows of a column without nulls are, and where a tenth and a fifth of the table's rows are left."""
+    """Return the times of a column without nulls, and where a tenth and a fifth of all rows remain."""
     kind = some.types[name]
     if kind not in DATES or some.rows.column(name).null_count:
         return None
@@ -239,15 +239,15 @@ def times_of(sample: TableSample, some: TableSample, name: str) -> Times | None:
 def by_time(
     sample: TableSample, found: Columns, times: Times, gap: Gap, is_number: bool, grouping: Grouping | None
 ) -> Columns:
-    """Train on earlier rows, without the parts of dates of which later rows have values that training never saw.
+    """Train on earlier rows, without date parts whose later values training never saw.
 
     Args:
-        sample: of the table.
-        found: its columns.
-        times: by which rows are split.
-        gap: of trees.
+        sample: sample of the table.
+        found: columns of the table.
+        times: times by which rows are split.
+        gap: loss gap of trees.
         is_number: whether the label is a number.
-        grouping: which the table has too.
+        grouping: grouping of the table, if any.
     """
     names = recipe_names(sample)
     name = names[times.column]
@@ -262,7 +262,7 @@ def by_time(
 
 
 def time_instead(sample: TableSample, found: Columns, times: Times) -> str:
-    """A comment of the recipe: its split by time."""
+    """Return a comment for the recipe with its split by time."""
     without = unseen_parts(sample, found, times)
     but = f", without {', '.join(without)}, of which later rows have other values" if without else ""
     return _as_comment(f"To predict later rows from earlier ones{but}", times.block(recipe_names(sample)[times.column]))
@@ -275,7 +275,7 @@ def _as_comment(what: str, block: Mapping[str, Any]) -> str:
 
 
 def unseen_parts(sample: TableSample, found: Columns, times: Times) -> list[str]:
-    """Features that say when a row is: parts of a date that later rows have other values of, and what grows with it."""
+    """List features that tell when a row is: date parts with new later values, and what grows with time."""
     days, made = (int(times.at.max()) - int(times.at.min())) / DAY_US, list[str]()
     dates = sample.rows.column(times.column).cast(pa.timestamp("us"), safe=False)
     parts = {part: codes(function(dates)) for part, function in PARTS.items()}
@@ -305,7 +305,7 @@ def unseen_parts(sample: TableSample, found: Columns, times: Times) -> list[str]
 
 
 def grows(values: Array, at: Array) -> bool:
-    """Whether numbers rise, or fall, with time alone, as a year with its fraction does, or a growing id."""
+    """Return whether numbers rise, or fall, with time alone, such as a growing id."""
     known = np.isfinite(values)
     ours, theirs = (np.unique(each[known], return_inverse=True)[1] for each in (values, at))
     if known.sum() < FEWEST_TIMES or not ours.max() or not theirs.max():
@@ -314,7 +314,7 @@ def grows(values: Array, at: Array) -> bool:
 
 
 def is_long_lived(grouping: Grouping, columns: Mapping[str, Values], times: Times) -> bool:
-    """Whether most groups have rows over most of the time, as stores have, and storms have not."""
+    """Return whether most groups have rows over most of the time, as stores have, unlike storms."""
     groups = codes_of(*(columns[name].codes for name in grouping.columns))
     low, high = np.full(groups.max() + 1, np.inf), np.full(groups.max() + 1, -np.inf)
     np.minimum.at(low, groups, times.at)
@@ -326,22 +326,22 @@ def is_long_lived(grouping: Grouping, columns: Mapping[str, Values], times: Time
 
 
 def recipe_names(sample: TableSample) -> dict[str, str]:
-    """The recipe's name of each column of the file."""
+    """Map each column of the file to its name in the recipe."""
     return identifiers([*sample.types])
 
 
 def column_of(sample: TableSample, found: Columns, name: str) -> str:
-    """The file's column that a selected name is made of."""
+    """Return the file's column that a selected name is made of."""
     return next(column for column in sample.types if quoted(column) in found.selected[name])
 
 
 def is_single(sample: TableSample, name: str) -> bool:
-    """Whether a column's values can be compared."""
+    """Return whether a column's values can be compared."""
     return not pa.types.is_nested(sample.rows.column(name).type)
 
 
 def rows_of(sample: TableSample, found: Columns, label: str) -> CellRows:
-    """The features as the recipe has them, and the label, as trees see them."""
+    """Return the recipe's features, and the label, as trees see them."""
     cells, owners = [], []
     for name, feature in found.features.items():
         if feature.get("column", name) != name:

@@ -46,7 +46,7 @@ class Budget:
     most_epochs: int = 100
 
     def batch_and_epochs(self, rows: int) -> tuple[int, int]:
-        """The global batch, and the number of epochs, for a table of `rows`."""
+        """Choose the global batch, and the number of epochs, for a table of `rows`."""
         trained, batch = rows * TRAIN_SHARE, self.largest_batch
         while batch > self.smallest_batch and batch * self.steps_per_epoch > trained:
             batch //= 2
@@ -79,10 +79,10 @@ def table_project(data: str, label: str, task: str | None, folder: Path, family:
     """Look at the table and decide. ConfigError where the file, the label or the task will not do.
 
     Args:
-        data: file or folder.
-        label: column, or several with commas between.
-        task: by name; None: by the label.
-        folder: of the project.
+        data: path of a file or folder.
+        label: name of the column, or several with commas between.
+        task: name of the task; None derives it from the label.
+        folder: folder of the project.
         family: NET, TREES or BOTH; None: BOTH where trees can be trained here, else NET.
     """
     sample = read_sample(data)
@@ -103,7 +103,7 @@ def table_project(data: str, label: str, task: str | None, folder: Path, family:
 
 
 def table_recipe(sample: TableSample, columns: Columns, name: str, family: str) -> dict[str, Any]:
-    """The recipe, as a dict in the order it is written."""
+    """Make the recipe, as a dict in the order it is written."""
     label = columns.label
     kept = read_columns(sample, columns)
     names = [*label.columns]
@@ -134,7 +134,7 @@ def table_recipe(sample: TableSample, columns: Columns, name: str, family: str) 
 
 
 def network(label: Label, rows: int) -> dict[str, Any]:
-    """The blocks of a recipe that describe a network and its training. `rows`: of the table."""
+    """Make the recipe blocks of a network and its training. `rows`: number of rows in the table."""
     start = TASKS[label.task].initial_outputs(label.mean, label.deviation)
     batch, epochs = TABLE.batch_and_epochs(rows)
     return {
@@ -145,7 +145,7 @@ def network(label: Label, rows: int) -> dict[str, Any]:
 
 
 def view_sql(selected: Mapping[str, str]) -> str:
-    """The SQL of the view: an expression per name."""
+    """Write the SQL of the view, an expression per name."""
     lines = [in_sql(name) if sql == quoted(name) else f"{sql} AS {in_sql(name)}" for name, sql in selected.items()]
     return "SELECT\n  " + ",\n  ".join(lines) + f"\nFROM {SOURCE}\n"
 
@@ -156,7 +156,7 @@ def round_to(value: float, digits: int = 4) -> float:
 
 
 def decided(sample: TableSample, columns: Columns) -> list[str]:
-    """What was decided, a sentence each."""
+    """List what was decided, a sentence each."""
     label, seen = columns.label, f"{count_of(sample.rows.num_rows, 'row', ',')}"
     lines = [
         f"{seen} looked at{'' if sample.is_whole else ', the first; there are more'}",
@@ -175,7 +175,7 @@ def decided(sample: TableSample, columns: Columns) -> list[str]:
 
 
 def has_null(values: pa.ChunkedArray) -> np.ndarray:
-    """Whether each value is null, infinite, NaN, or an array with a null in it: (rows,) bool."""
+    """Return whether each value is null, infinite, NaN, or an array with a null in it: (rows,) bool."""
     whole = values.combine_chunks()
     found: np.ndarray = np.array(whole.is_null().to_numpy(zero_copy_only=False))
     if pa.types.is_list(whole.type) or pa.types.is_large_list(whole.type):
@@ -186,7 +186,7 @@ def has_null(values: pa.ChunkedArray) -> np.ndarray:
 
 
 def look_at(sample: TableSample, columns: Columns) -> list[str]:
-    """What only a person can know, a sentence each."""
+    """List what only a person can know, a sentence each."""
     unknown = [has_null(sample.rows.column(name)) for name in label_columns(sample, columns)]
     nulls = np.count_nonzero(np.any(unknown, axis=0))
     lines = [
@@ -223,7 +223,7 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
 
 
 def rare_share(sample: TableSample, columns: Columns) -> float:
-    """The share of the rarer value of a binary label, where that is less than RARE; else 0."""
+    """Return the share of a binary label's rarer value if less than RARE; else 0."""
     if TASKS[columns.label.task].form is not LabelForm.FLAG:
         return 0.0
     (column,) = label_columns(sample, columns)
@@ -233,9 +233,9 @@ def rare_share(sample: TableSample, columns: Columns) -> float:
 
 
 def duplicate_share(sample: TableSample, columns: Columns) -> float:
-    """The share of rows that are equal to a row before, if it is more than MANY_DUPLICATES; else 0, as with a key.
+    """Return the share of rows equal to an earlier row, if above MANY_DUPLICATES; else 0, as with a key.
 
-    0 too where a label is an array: Arrow groups no rows by those.
+    0 too if a label is an array: Arrow groups no rows by those.
     """
     read = sample.rows.select(read_columns(sample, columns))
     if any(map(pa.types.is_nested, read.schema.types)):
@@ -245,7 +245,7 @@ def duplicate_share(sample: TableSample, columns: Columns) -> float:
 
 
 def rounded_label(label: Label) -> str:
-    """What is lost of a label that is large and varies little, as 32-bit numbers are rounded; empty for others."""
+    """Describe what 32-bit rounding loses of a large label with little variation; "" for others."""
     step = float(np.spacing(np.float32(abs(label.mean))))
     if not label.deviation < FEWEST_STEPS * step:
         return ""
@@ -257,7 +257,7 @@ def rounded_label(label: Label) -> str:
 
 
 def count_column(sample: TableSample, columns: Columns) -> str:
-    """The label of a regression whose values look like counts: none below 0, half of them at most MOST_COUNTED."""
+    """Return a regression label that looks like counts: none below 0, half at most MOST_COUNTED; or ""."""
     if columns.label.task != REGRESSION.name:
         return ""
     (column,) = label_columns(sample, columns)
@@ -268,18 +268,18 @@ def count_column(sample: TableSample, columns: Columns) -> str:
 
 
 def read_columns(sample: TableSample, columns: Columns) -> list[str]:
-    """The columns that the recipe reads, as the file calls them."""
+    """List the columns that the recipe reads, by their names in the file."""
     read = " ".join([*columns.label.columns.values(), *columns.selected.values()])
     return [name for name in sample.types if quoted(name) in read]
 
 
 def label_columns(sample: TableSample, columns: Columns) -> list[str]:
-    """The labels' columns as the file calls them."""
+    """List the labels' columns, by their names in the file."""
     return [next(name for name in sample.types if quoted(name) in sql) for sql in columns.label.columns.values()]
 
 
 def example_row(sample: TableSample, columns: Columns) -> dict[str, Any]:
-    """The features' columns in the first row, as Python's values: parts of dates as the recipe's SQL makes them."""
+    """Return the features' columns of the first row as Python values, with date parts as in the SQL."""
     first = sample.rows.slice(0, 1).to_pylist()[0]
     values: dict[str, Any] = {}
     for name, sql in columns.selected.items():

@@ -53,7 +53,7 @@ def _use(name: str) -> str:
 
 
 def text_recipe(path: Path, size: int, name: str) -> tuple[dict[str, Any], str]:
-    """The recipe for so many bytes of text, and which tokens it has."""
+    """Make the recipe for so many bytes of text; also describe its tokens."""
     bpe = size >= BYTES_FOR_BPE
     tokens = {"tokenizer": "bpe", "vocab_size": 2048} if bpe else {"tokenizer": "bytes"}
     check = {"name": "empty", "kind": "expression", "sql": "length(text) > 0", "level": "row"}
@@ -81,7 +81,7 @@ def text_recipe(path: Path, size: int, name: str) -> tuple[dict[str, Any], str]:
 
 
 def text_batch(size: int) -> int:
-    """Rows per step, so that even text of one byte a token fills several steps."""
+    """Choose the rows per step, so that even text of one byte a token fills several steps."""
     batch = 32
     while batch > 2 and batch * 8 * SEQUENCE * 4 > size:
         batch //= 2

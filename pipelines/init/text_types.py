@@ -81,7 +81,7 @@ def _nulls(counts: Mapping[str, int], kind: str) -> dict[str, int] | None:
 
 
 def is_null_word(text: str) -> bool:
-    """Whether files write the text for a null."""
+    """Return whether files write the text for a null."""
     return (text.strip() or "null").lower() in NULLS
 
 
@@ -102,5 +102,5 @@ def without_nulls(texts: pa.Array, nulls: Mapping[str, int]) -> pa.Array:
 
 
 def is_number(kind: str) -> bool:
-    """Whether a Spark type is one of numbers."""
+    """Return whether a Spark type is numeric."""
     return kind in (*WHOLE, "float", "double") or DECIMAL.fullmatch(kind) is not None

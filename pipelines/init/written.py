@@ -139,7 +139,7 @@ def _twelve_hours(texts: list[str], fewest: float) -> WrittenForm | None:
 
 
 def _date_sql(what: str, texts: list[str]) -> str | None:
-    """SQL that reads such dates; None where no order of day, month and year fits them all, as in 99.99.99."""
+    """Return SQL that reads such dates; None if no order of day, month and year fits all, as in 99.99.99."""
     mark = next(character for character in texts[0] if not character.isalnum())
     if what == NAMED:
         names = [re.sub("[^A-Za-z]", "", text) for text in texts]

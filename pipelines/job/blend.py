@@ -50,7 +50,7 @@ class PairedRows:
     labels: Array
     net: Array
     trees: Array
-    weights: Array | None = None  # (N,); None: all alike
+    weights: Array | None = None  # (N,); None for equal weights
 
     def blended(self, share: float | Array) -> Array:
         """Blend the predictions. `share`: the network's, one for all rows or (N,) for each."""

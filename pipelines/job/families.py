@@ -1,4 +1,4 @@
-"""Train the families of models that a recipe names, and go on with the better one, or a blend (model.family: both).
+"""Train the families of models that a recipe names, and continue with the better one, or a blend (model.family: both).
 
     <run>/trees/   checkpoints/ predictions/ model/ history.json of one family, as a run folder of that family alone
     <run>/net/     has them; trained.json: what its training gave, once it has ended

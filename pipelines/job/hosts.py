@@ -91,7 +91,7 @@ def unanswered(options: JoinOptions) -> str:
 def follow(agents: HostAgents, grace_s: float, unanswered: str) -> int:
     """Run ranks until the driver says bye; its exit code.
 
-    At a signal the driver lets the ranks write a checkpoint, and goes on without this host. `unanswered` is logged
+    At a signal the driver lets the ranks write a checkpoint, and continues without this host. `unanswered` is logged
     where no driver has answered within NOTICE_S.
     """
     try:

@@ -1,7 +1,7 @@
 """One job from end to end, attended or not: dataset, training, evaluation, model, report.
 
 What `sparkring run` and `sparkring train` call. Every job is one parent run in MLflow with a child for each part. A job
-stopped by a signal leaves a checkpoint and the signal's exit code; the same command goes on from there, in the same
+stopped by a signal leaves a checkpoint and the signal's exit code; the same command continues from there, in the same
 MLflow run.
 """
 
@@ -228,7 +228,7 @@ class BegunRun:
 def begun_run(
     resolved: Resolved, runs: Runs, fingerprint: str, publication: Publication = PERSONAL
 ) -> Iterator[BegunRun]:
-    """Begin the job's run, or go on with an unfinished one; where the block fails, its status says so."""
+    """Begin the job's run, or continue with an unfinished one; where the block fails, its status says so."""
     config, commit = resolved.config, git_commit(Path(__file__).parent) or ""
     others: Others = "same dataset" if publication.leased else "any"
     with runs.begin(config, fingerprint, publication.leased, others) as (record, continued):

@@ -1,4 +1,4 @@
-"""The last words of a job: scores beside the baselines, the model's version, the report, and what to run next."""
+"""The last words of a job: scores next to the baselines, the model's version, the report, and what to run next."""
 
 from __future__ import annotations
 

@@ -452,7 +452,7 @@ class Events:
             self.tracker.checkpoint(self.key, **pointer)
             save_history(self.run, self.history)
         elif kind == "resumed":
-            if not self.history:  # else an attempt of this command had begun before
+            if not self.history:  # else an attempt of this command had started before
                 self.resumed_from = data["step"]
                 self.history = history_up_to(self.run, data["step"])
             self.tracker.tags(self.key, {"sparkring.resumed_from_step": data["step"]})

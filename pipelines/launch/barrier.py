@@ -61,7 +61,7 @@ class LaunchOptions:
     interface: str | None = None  # of the ring on every host; None: the one that reaches the driver
     lines_per_s: float | None = 200.0
     silence_timeout_s: float = 20.0
-    patience_s: float = 20.0  # how long an agent goes on without the driver
+    patience_s: float = 20.0  # how long an agent continues without the driver
     room_wait_s: float = HOSTS_WAIT_S  # for executors to come (launch.hosts_wait_s)
     profile: ResourceProfile | None = None  # of the training stage, see training_profile; None: the application's
 

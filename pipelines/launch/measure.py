@@ -255,7 +255,9 @@ def cluster_of(net: NetReport, results: Sequence[dict[str, Any]], dataset: str =
 
 
 class HostRates(NamedTuple):
-    """Bytes per second of a machine's memory, and of one device's copies; share of the first that an optimizer's step
+    """Memory rates of a machine, in bytes per second.
+
+    Of the machine's memory and of one device's copies; `step_share`: share of the first that an optimizer's step
     reaches.
     """
 

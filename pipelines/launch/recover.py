@@ -79,7 +79,7 @@ def launch_limits(launch: LaunchConfig) -> Limits:
 
 @dataclass(frozen=True)
 class RestartableJob:
-    """A job that goes on from its last checkpoint."""
+    """A job that continues from its last checkpoint."""
 
     make_job: Callable[[int, int], JobSpec]  # (attempt, world) -> what the ranks run
     policy: RestartPolicy
@@ -287,7 +287,7 @@ class Recovery:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Watch for hosts that are about to leave, beside a running attempt."""
+        """Watch for hosts that are about to leave, while an attempt runs."""
         over = threading.Event()
         thread = threading.Thread(target=self._watch, args=(over,), name="sparkring-watch", daemon=True)
         thread.start()

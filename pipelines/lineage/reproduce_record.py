@@ -1,4 +1,4 @@
-"""What a run keeps so that it can be reproduced: reproduce.json of its folder, and diff.patch beside it.
+"""What a run keeps so that it can be reproduced: reproduce.json of its folder, and diff.patch next to it.
 
 What summary.json has is not repeated: the configuration, the dataset, the commit, engine, ranks and threads per rank.
 """

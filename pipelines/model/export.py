@@ -147,7 +147,7 @@ def checked_form(target: str, family: str, form: Format | None) -> Format:
 
 
 def export_net(folder: Path, target: str, form: Format, made: Path) -> tuple[str, str]:
-    """Write a network and run the file beside it; a problem, or "", and what the file is."""
+    """Write a network, compare the file's outputs; return a problem, or "", and what the file is."""
     source = read_source(folder, target)
     write(source, form, made)
     problem, how = compare(source, form, made)
@@ -265,7 +265,7 @@ def _write_onnx(program: ExportedProgram, names: list[str], about: str, path: Pa
 
 
 def compare(source: Source, form: Format, path: Path) -> tuple[str, str]:
-    """Run the file beside the module, on other numbers of rows than it was made with.
+    """Compare the file with the module, on other numbers of rows than it was made with.
 
     Returns a problem, or "", and how alike they are.
     """

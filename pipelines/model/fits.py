@@ -41,7 +41,7 @@ LEAST_ROWS = 1  # of a pass, where accumulation makes passes smaller
 class Room:
     """Memory that one rank may use, and whose it is.
 
-    host: bytes of the machine's memory beside it, for each rank; None: not known.
+    host: bytes of the machine's own memory per rank; None if unknown.
     """
 
     size: float  # bytes
@@ -51,7 +51,7 @@ class Room:
 
 
 def show_plan(config: RunConfig, cluster: Cluster | None = None) -> str:
-    """The table as text, whether it fits, what is not planned and why, and settings that have no effect.
+    """Format the table, whether it fits, what is not planned and why, and settings without effect.
 
     `cluster`: where the recipe would run; None: on this machine, if its ranks would be here.
     """

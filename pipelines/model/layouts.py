@@ -399,7 +399,7 @@ def _with_codec(plan: Planned, layout: PlannedLayout) -> float | None:
 def precision_line(plan: Planned, layout: PlannedLayout) -> str:
     """Suggest bfloat16 for a layout that computes in fp32; "" without a gain.
 
-    It changes what is learned, so a search keeps the recipe's precision unless told otherwise.
+    It changes what is learned, so a search keeps the recipe's precision by default.
     """
     if layout.config.precision != "fp32":
         return ""

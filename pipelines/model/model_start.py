@@ -2,7 +2,7 @@
 
 <run>/model_start.json           what was given, which version or file that was, and its sha256
       start/weights.safetensors  the copy: ranks read it wherever they are, and neither a promotion nor another file of
-                                 that name in between changes where a resumed run had begun
+                                 that name in between changes where a resumed run had started
 """
 
 from __future__ import annotations

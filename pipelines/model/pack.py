@@ -44,7 +44,7 @@ def pack_model(config: RunConfig, dataset: Dataset, model: Storage, folder: Path
 
 
 def add_sample(config: RunConfig, dataset: Dataset, data: Path) -> None:
-    """Record a sample beside the model's files; a warning where the model cannot be tried on this host."""
+    """Record a sample next to the model's files; a warning where the model cannot be tried on this host."""
     try:
         predictor = make_predictor(open_storage(str(data)))
         rows, predictions = sample_of(config, dataset.manifest, dataset.folder, predictor)

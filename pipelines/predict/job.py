@@ -165,7 +165,7 @@ def score(spark: SparkSession, job: PredictJob, needed: list[str], staging: Stor
         sent = rows.select(*(F.col(f"`{name}`") for name in columns.sent))
         scored = score_bounded(spark, sent, task, job.block.rows)
     except (PySparkException, JavaThrew):
-        job.pinned.check_unchanged()  # a file that has gone is why Spark could not go on
+        job.pinned.check_unchanged()  # a file that has gone is why Spark could not continue
         raise
     job.pinned.check_unchanged()  # the fingerprints, taken before the rows were read, must still be theirs
     return scored

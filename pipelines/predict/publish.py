@@ -1,6 +1,6 @@
 """Publish the predictions of an interval whole: a reader sees those of one run or of another, never of two.
 
-    <to>/day=<date>/part-*.parquet     on a local disk written to a hidden folder beside it, which then takes its place
+    <to>/day=<date>/part-*.parquet     on a local disk written to a hidden folder next to it, which then takes its place
                     _predictions.json  of which model, of which sources, how many rows, and the files with their sha256
 
 On a local disk both folders change places in one step (renameat2). An object store cannot rename: files are added under

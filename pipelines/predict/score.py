@@ -46,7 +46,7 @@ RESULT_DDL = (
 
 @dataclass(frozen=True)
 class About:
-    """What stands beside each prediction."""
+    """What stands next to each prediction."""
 
     model_name: str
     model_version: str

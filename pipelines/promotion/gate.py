@@ -70,7 +70,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Compared:
-    """The champion beside the model. `rows` has its predictions where it was scored."""
+    """The champion next to the model. `rows` has its predictions where it was scored."""
 
     rows: ScoredRows | None = None
     champion_scores: dict[str, float] = field(default_factory=dict)

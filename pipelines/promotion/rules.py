@@ -35,7 +35,7 @@ class ScoredRows:
     ours: Array  # (N,) or (N, classes)
     champion: Array | None  # the same; None: there is no champion
     slices: Mapping[str, Array] = field(default_factory=dict)  # column of promote.slices -> (N,) values as text
-    weights: Array | None = None  # (N,) how much each row counts; None: all alike
+    weights: Array | None = None  # (N,) how much each row counts; None for equal weights
 
     def at(self, rows: Array) -> ScoredRows:
         """Select some of the rows; rows: (N,) bool."""

@@ -2,7 +2,7 @@
 
 <run>/start.json    which version, or why from scratch
       start/        a copy of the version's model folder: the ranks read it wherever they are, and neither a
-                    promotion nor a deletion in between changes where a resumed run had begun
+                    promotion nor a deletion in between changes where a resumed run had started
 """
 
 from __future__ import annotations

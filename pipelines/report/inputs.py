@@ -59,7 +59,7 @@ class ReportInputs:
 
     @property
     def weight(self) -> str:
-        """The column of the rows' weights; empty where all rows count alike."""
+        """The column of the rows' weights; empty where all rows count equally."""
         return self.manifest.weight["column"] if self.manifest.weight is not None else ""
 
     def class_names(self, classes: int) -> list[str]:
@@ -124,7 +124,7 @@ class ReportInputs:
 
     @property
     def beside_baselines(self) -> str:
-        """A sentence on the model beside trees and the best other baseline; empty where there are none."""
+        """A sentence on the model next to trees and the best other baseline; empty where there are none."""
         found = beside_baselines(self.result, self.config.model)
         return f"This model is {'; '.join(found)}." if found else ""
 
@@ -182,7 +182,7 @@ class ReportInputs:
 
     @property
     def worst(self) -> list[tuple[GroupScores, float]]:
-        """The groups with the highest losses, the worst first, each with its loss beside that of all rows."""
+        """The groups with the highest losses, the worst first, each with its loss next to that of all rows."""
         ours = self.result.scores.get(MODEL, {}).get("loss")
         groups = [group for group in [*self.result.groups, *self.result.by_label] if "loss" in group.scores]
         if ours is None:

@@ -1,4 +1,4 @@
-"""What a page shows of a plan: predicted beside measured, layouts by cause and memory, and the search."""
+"""What a page shows of a plan: predicted next to measured, layouts by cause and memory, and the search."""
 
 from __future__ import annotations
 

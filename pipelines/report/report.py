@@ -1,4 +1,4 @@
-"""The report: what was trained on what, how good it is beside baselines, what happened on the way.
+"""The report: what was trained on what, how good it is next to baselines, what happened on the way.
 
 `build_report` is a pure function of its inputs. The page is self-contained (inline SVG, no script, no network), so it
 opens in a browser, in MLflow's artifact viewer and in a mail.

@@ -58,8 +58,7 @@ def write_archive(target: Path) -> Path:
 def ship_code(spark: SparkSession) -> str:
     """Put this driver's code on the executors' path and return its digest.
 
-    Once per application, because Python processes of executors go on with the modules they have: later edits would not
-    reach them.
+    Once per application, because executors' Python processes keep loaded modules: later edits would not reach them.
     """
     for name in shipped_names(spark):
         if shipped := re.fullmatch(r"sparkring-([0-9a-f]{12})\.zip", name):

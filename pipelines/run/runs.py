@@ -63,7 +63,7 @@ class RunRecord:
 
 
 def training_digest(config: RunConfig) -> str:
-    """Hash of everything that decides the model: two commands with the same one are the same training."""
+    """Hash everything that decides the model: two commands with an equal hash are the same training."""
     return digest({"name": config.name} | training_settings(config))
 
 

@@ -420,7 +420,7 @@ class JobSession:
         return self._is_own and is_classic(spark) and not in_cluster
 
     def replaced(self, settings: Mapping[str, str]) -> SparkSession:
-        """End the application, and open another with these settings too, in which the job goes on."""
+        """End the application, and open another with these settings too, in which the job continues."""
         self._held.close()
         if not submitted():  # then the JVM is this process's own
             end_jvm(JVM_ENDS_S)

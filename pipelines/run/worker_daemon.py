@@ -36,7 +36,7 @@ PRELOAD = (
 def installed_first(path: list[str]) -> list[str]:
     """Put archives of PySpark that lie in the installed PySpark behind the folder of that one.
 
-    Spark puts them first. Python compiles each module of an archive anew: half a second of every session.
+    Spark puts them first. Python compiles each module of an archive again: half a second of every session.
     """
     archives = [each for each in path if each.endswith(".zip") and lies_in_installed(Path(each), path)]
     return [each for each in path if each not in archives] + archives

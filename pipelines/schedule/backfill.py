@@ -65,7 +65,7 @@ def plan_date(ds: str, record: DateRecord | None, request: BackfillRequest, is_n
     if record is None:
         return Step(ds, does, "has no entry")
     if record.status in ("running", "failed", "interrupted"):
-        # Its lease shows, when the date is begun, whether it still runs or was killed.
+        # Its lease shows, when the date is started, whether it still runs or was killed.
         redo = request.reprocess != "none" or record.status != "failed"
         ended = "" if record.exit_code is None else f", exit code {record.exit_code}"
         return Step(ds, does if redo else "skip", record.status + ended)

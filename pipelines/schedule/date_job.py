@@ -51,7 +51,7 @@ class DateJob:
         return schedule
 
     def check(self, what: str) -> None:
-        """End this process where a lease was lost: whatever it did next would be written beside another's work."""
+        """End this process where a lease was lost: whatever it did next would mix with another's work."""
         for lease in self.leases:
             try:
                 lease.check(what)
@@ -64,7 +64,7 @@ class DateJob:
 
 
 def outcome_line(record: DateRecord, status: str, code: int, error: BaseException | None = None) -> str:
-    """The JSON object, in one line, by which a scheduler learns what became of a date."""
+    """Return the JSON object, in one line, that tells a scheduler the outcome of a date."""
     shown = asdict(record)
     keys = ("run", "dataset", "fingerprint", "attempts", "late", "scores", "promotion", "mlflow_url", "model_version")
     return json.dumps(

@@ -1,6 +1,6 @@
 """`sparkring sweep`: trials of one recipe on one dataset, in one Spark application and below one run in MLflow.
 
-    <runs>/<recipe>-sweep/study-<digest>/study.db    Optuna's; with it the same command goes on after a kill
+    <runs>/<recipe>-sweep/study-<digest>/study.db    Optuna's; with it the same command continues after a kill
                                          best.yaml   the recipe with the best trial's values
     <runs>/<recipe>-sweep/<run folder of each trial>
 
@@ -263,7 +263,7 @@ def run_trial(sweep: Sweep, trial: Trial, parent: Parent) -> None:
 
 
 def train_trial(sweep: Sweep, trial: Trial, parent: Parent) -> WorkerResult:
-    """Train in a run folder of its own, below the sweep's run in MLflow; a half-done one goes on."""
+    """Train in a run folder of its own, below the sweep's run in MLflow; a half-done one continues."""
     resolved = sweep.trial_config(trial.values)
     config, runs = resolved.config, Runs(resolved.config.storage.runs, resolved.config.name)
 
@@ -290,7 +290,7 @@ def train_trial(sweep: Sweep, trial: Trial, parent: Parent) -> WorkerResult:
             note_end(runs, record, "interrupted" if stopped else "failed")
             raise
         runs.update(record.folder, status="finished")
-        runs.at(record).delete(CHECKPOINTS)  # of a trial that has ended nothing goes on
+        runs.at(record).delete(CHECKPOINTS)  # of a trial that has ended nothing continues
     return trained.train
 
 

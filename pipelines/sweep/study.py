@@ -57,7 +57,7 @@ class Study:
             pruner=_pruner(spec),
             load_if_exists=True,
         )
-        # Begun anew from the seed alone, the sampler would draw the same values after each start.
+        # Begun again from the seed alone, the sampler would draw the same values after each start.
         self._study.sampler = _sampler(spec, spec.seed + len(self._study.trials))
         for left in self._study.get_trials(states=(TrialState.RUNNING,)):
             self._replace(left)

@@ -1,6 +1,6 @@
 """What a browser is shown of a dated recipe: two saved views of MLflow's page of runs, and links to them.
 
-    nights    a line per date: decision, scores beside the champion's on the same rows, reason, drift
+    nights    a line per date: decision, scores next to the champion's on the same rows, reason, drift
     history   the charts of the history run over dates, a score and the champion's in one chart
 
 Without a view MLflow's page shows neither scores nor decisions, and its charts count days from 1970. A saved view is a

@@ -28,9 +28,9 @@ def check_folders(config: RunConfig, folders: Sequence[str]) -> None:
 
 
 def storage_problems(config: RunConfig, keys: Sequence[str] = ALL_FOLDERS, make: bool = False) -> Problems:
-    """The folders of the recipe that cannot be made or written. `make`: local ones are made, else only looked at.
+    """List the recipe's folders that cannot be made or written. `make`: create local ones.
 
-    Not of a recipe without etl, which writes no dataset, nor of one whose runs go to a tracking server or nowhere.
+    A recipe without etl has no dataset folder; one with a tracking server, or without tracking, no tracking folder.
     """
     folders = {"storage.runs": config.storage.runs}
     if config.etl is not None:
@@ -49,7 +49,7 @@ def storage_problems(config: RunConfig, keys: Sequence[str] = ALL_FOLDERS, make:
 
 
 def _unwritable(uri: str, make: bool) -> str:
-    """Why a folder cannot be written; '' where it can, as far as is known without writing a file."""
+    """Return why a folder cannot be written; "" if it can, as far as known without writing a file."""
     try:
         storage = open_storage(uri)
         if not storage.is_local:
@@ -80,7 +80,7 @@ def _local_problem(folder: Path) -> str:
 
 
 def _remote_problem(storage: Storage) -> str:
-    """OSError where it does not answer."""
+    """Return a problem with a remote folder, or "". OSError if it does not answer."""
     storage.fs.get_file_info(storage.root)
     bucket = storage.root.partition("/")[0]
     if not isinstance(storage.fs, pafs.S3FileSystem):

@@ -78,7 +78,7 @@ def check_recipe(config: RunConfig) -> None:
 
 
 def recipe_problems(config: RunConfig) -> Problems:
-    """What is wrong with the recipe, its code, and the slots that its own Spark would have."""
+    """List problems with the recipe, its code, and the slots that its own Spark would have."""
     code = find_problems(CODE, config)
     recipe = refusals(
         foreseen_problems(config), code, [] if code else layout_problems_of(config), warm_start_problems(config)
@@ -111,14 +111,14 @@ def check_foreseen(config: RunConfig, manifest: DatasetManifest | None) -> None:
 
 
 def against_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
-    """What of the recipe this dataset cannot meet."""
+    """List recipe settings this dataset cannot satisfy."""
     problems = refusals(find_problems(DATASET, OnDataset(config, manifest)), metric_problems_of(config, manifest))
     problems = problems or layout_problems_of(config, manifest) or warm_start_problems(config, manifest)
     return problems or start_problems(config, manifest).recipe
 
 
 def slot_problems(config: RunConfig) -> list[str]:
-    """More ranks than the recipe's own local Spark would have slots."""
+    """Check that the recipe's own local Spark has a slot for every rank."""
     if config.launch.is_without_spark or not has_spark():
         return []
     from sparkring.pipelines.run.spark_settings import expected_master, session_settings, submitted
@@ -185,14 +185,14 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _argument_problems(config: RunConfig, factory: type[nn.Module]) -> list[str]:
-    """What is wrong with the arguments of a built-in model; by this machine's memory too, where its CPUs train."""
+    """Check the arguments of a built-in model, and this machine's memory if its CPUs train."""
     trains_here = runs_here(config) and device_of(config) == "cpu"
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if trains_here else None
     return list(argument_problems(factory, config.model.args, 8 if config.train.dtype == "float64" else 4, memory))
 
 
 def trees_problems(config: RunConfig) -> list[str]:
-    """Trees without the package that grows them, or with one that cannot be imported here."""
+    """Check that the package for trees is installed and can be imported."""
     setting = f"model.family = {config.model.family!r}"
     if missing := not_installed(setting, "XGBoost", "xgboost", "trees"):
         return missing
@@ -215,25 +215,25 @@ def _load_xgboost() -> None:
 
 
 def reader_problems(config: RunConfig) -> list[str]:
-    """Petastorm's reader without petastorm."""
+    """Check that petastorm is installed if its reader is used."""
     if config.data.reader != "petastorm":
         return []
     return not_installed("data.reader = 'petastorm'", "petastorm", "petastorm", "petastorm")
 
 
 def ray_problems(config: RunConfig) -> list[str]:
-    """Ranks on Ray without ray."""
+    """Check that ray is installed for ranks on Ray."""
     return [] if config.launch.on != "ray" else not_installed("launch.on = 'ray'", "Ray", "ray", "ray")
 
 
 def not_installed(setting: str, package: str, module: str, extra: str) -> list[str]:
-    """The problem of a setting whose package is not installed; [] where it is.
+    """Return the problem of a setting whose package is not installed; [] if it is.
 
     Args:
-        setting: `key = value`.
-        package: as its project spells it.
-        module: as it is imported.
-        extra: of sparkring, that brings it.
+        setting: text of the form `key = value`.
+        package: name as its project spells it.
+        module: name by which it is imported.
+        extra: extra of sparkring that installs it.
     """
     if is_installed(module):
         return []
@@ -251,7 +251,7 @@ def training_problems(config: RunConfig) -> list[str]:
 
 
 def cluster_problems(config: RunConfig) -> Iterable[str]:
-    """Why the recipe's cluster cannot be read, or is not what its ranks run on."""
+    """Check that the recipe's cluster can be read, and describes what its ranks run on."""
     name = config.launch.cluster
     if name is None:
         return
@@ -283,7 +283,7 @@ def decoder_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _unbound(factory: type[nn.Module], args: dict[str, Any]) -> str:
-    """Why a call cannot take these arguments; '' where it can, or only the call itself can tell."""
+    """Return why a call cannot take these arguments; "" if it can, or only the call can tell."""
     method: Any = getattr(factory, "from_manifest", None)
     try:
         if method is None:
@@ -302,7 +302,7 @@ def _unbound(factory: type[nn.Module], args: dict[str, Any]) -> str:
 
 
 def _takes(factory: type[nn.Module]) -> list[str]:
-    """Names of the arguments that `model.args` may give; [] where they are not known."""
+    """List the arguments that `model.args` may give; [] if unknown."""
     method: Any = getattr(factory, "from_manifest", factory)
     try:
         given = [*inspect.signature(method).parameters.values()][int(method is not factory) :]
@@ -316,7 +316,7 @@ def _takes(factory: type[nn.Module]) -> list[str]:
 
 
 def _group_problems(config: RunConfig, make: Callable[[], nn.Module]) -> Iterator[str]:
-    """Groups of parameters (optim.groups) that none of a model made without memory is of."""
+    """Check that each group of parameters (optim.groups) matches a parameter of the model."""
     if not config.optim.groups:
         return
     try:
@@ -331,7 +331,7 @@ def _group_problems(config: RunConfig, make: Callable[[], nn.Module]) -> Iterato
 
 
 def _not_taken(factory: type[nn.Module], inputs: int) -> str:
-    """Why the model's forward does not take so many columns; '' where it does, or where it is not known."""
+    """Return why the model's forward does not take so many columns; "" if it does, or if unknown."""
     try:
         inspect.signature(factory.forward).bind(None, *range(inputs))
     except TypeError as error:
@@ -354,7 +354,7 @@ def _unmade(make: Callable[[], Any], what: str) -> Iterator[str]:
 
 
 def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
-    """Metrics the task does not give, or columns it cannot have. Without a manifest, by the columns of the recipe."""
+    """Check the task's metrics and columns; without a manifest, by the columns of the recipe."""
     model, own = config.model, config.model.kind.is_own
     if manifest is None and own and config.etl is None:
         return []
@@ -393,7 +393,7 @@ PARALLEL = tuple(rule for rule in (*RECIPE, *CODE) if any(key.startswith("parall
 
 
 def block_problems(config: RunConfig) -> list[str]:
-    """What rules of the recipe and its code have against its `parallel` block; layouts have rules of their own."""
+    """List objections to the recipe's `parallel` block; layouts have separate rules."""
     return find_problems(PARALLEL, config)
 
 
@@ -404,7 +404,7 @@ CLUSTER: tuple[Rule[RunConfig], ...] = (
 
 
 def warm_start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
-    """Why the recipe's model cannot start from `warm_start.model`; without a manifest, as far as is known before."""
+    """Check that the model can start from `warm_start.model`; without a manifest, as far as known."""
     if config.warm_start is None or config.warm_start.model is None:  # `from` is decided when the run has begun
         return []
     try:

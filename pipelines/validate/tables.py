@@ -57,7 +57,7 @@ def examine(config: RunConfig, pinned_soon: bool = False) -> Examined:
 
 
 def table_problems(config: RunConfig, examined: Examined) -> Problems:
-    """What is wrong with the tables, as they were examined, and with the rows that are made of them."""
+    """List problems with the examined tables, and with the rows that are made of them."""
     if config.etl is None:
         return Problems()
     return Problems(find_problems(TABLES, OnTables(config, config.etl, examined)), examined.problems)
@@ -95,7 +95,7 @@ def _function_problems(rows: str) -> Iterator[str]:
 
 
 def _batch_problems(on: OnTables) -> list[str]:
-    """A batch larger than the table that the rows are made of, one by one, so than any split of it."""
+    """Check that a batch is not larger than the table that the rows are made of."""
     etl, data, batch = on.etl, on.config.data, on.config.train.global_batch
     if etl.interval is not None or data.tail == "pad" or data.mix is not None or etl.kind == "text":
         return []

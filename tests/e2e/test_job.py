@@ -360,7 +360,7 @@ def test_a_job_on_servers_is_made_again_from_its_logs_and_a_log_that_is_missing_
     assert workplace.run_here("audit", run).returncode == 0
     sorted((workplace.folder / run / "servers").rglob("*.events"))[-1].unlink()
     again, proof = workplace.run_here("replay-log", run), workplace.run_here("audit", run)
-    assert again.returncode == 3 and "there are no logs of clocks" in again.stderr, again.stdout + again.stderr
+    assert again.returncode == 3 and "there are no logs of steps" in again.stderr, again.stdout + again.stderr
     assert proof.returncode == 3 and "servers logged nothing of" in proof.stdout, proof.stdout + proof.stderr
 
 

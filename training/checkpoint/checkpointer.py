@@ -53,7 +53,7 @@ POLL_S = 1.0  # how often the progress of the writing thread is looked at, while
 
 @dataclass(frozen=True)
 class Restored:
-    """What `load` returns beside the tensors. `rank_state` is None when the world changed."""
+    """What `load` returns besides the tensors. `rank_state` is None when the world changed."""
 
     trainer: dict[str, Any]
     rank_state: dict[str, Any] | None
@@ -93,7 +93,7 @@ class Checkpointer:
             on_progress: called by the training thread while it waits for files to be hashed, read or written, with
                 another text each time and only after real progress, so that a stuck storage looks stuck.
             check: given a checkpoint's trainer values and the files of some of its tables, raises ValueError where
-                training could not go on from them. `latest` and `best` pass over such a checkpoint.
+                training could not continue from them. `latest` and `best` pass over such a checkpoint.
         """
         self._check = check
         self.storage, self.peers = storage, peers or solo()
@@ -129,7 +129,7 @@ class Checkpointer:
                 several ranks is taken to be the same tensor, and stored once.
             trainer: the loop's own plain values, the same on all ranks.
             metric: what `best` and retention compare; None: never the best.
-            rank_state: plain values of this rank alone, stored beside its random state.
+            rank_state: plain values of this rank alone, stored next to its random state.
             tables: functions that copy this rank's part of each table to named tensors, called once the save before
                 is written: one copy at a time is in memory. They are given how many bytes the changes since the last
                 call may have; with more, or a negative number, they copy all.
@@ -326,7 +326,7 @@ class Checkpointer:
         """Fill `state` in place, whatever world and layout wrote it.
 
         This rank's random state is restored too if the world is the same and `random_state` is set. `check(trainer)`
-        raises where the loop could not go on from these values. Raises CheckpointError with what is damaged, and the
+        raises where the loop could not continue from these values. Raises CheckpointError with what is damaged, and the
         names that are missing, unexpected or of another shape, before anything is changed.
         """
         folder, have = self.storage.at(step_folder(info.step)), state_shapes(state)

@@ -18,8 +18,10 @@ Gather = Callable[[bytes], list[bytes]]
 
 @dataclass(frozen=True)
 class Peers:
-    """`gather(mine)` gives every rank the bytes of all ranks, in rank order. It is called from one thread at a time,
-    but not always the same one, so it needs a communicator of its own."""
+    """The ranks' all-gather: `gather(mine)` gives every rank the bytes of all ranks, in rank order.
+
+    It is called from one thread at a time, but not always the same one, so it needs a separate communicator.
+    """
 
     rank: int
     world: int

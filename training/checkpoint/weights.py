@@ -22,7 +22,7 @@ LONGEST_HEADER = 100 * 2**20  # safetensors' own bound
 
 
 class Described(Protocol):
-    """What is written of a tensor beside its values: parallel.state.TensorInfo, of which this folder knows nothing."""
+    """What is written of a tensor besides its values: parallel.state.TensorInfo, of which this folder knows nothing."""
 
     @property
     def name(self) -> str: ...

@@ -59,7 +59,6 @@ class CheckpointWriter:
 
     def write(self, step: int, snapshot: Snapshot | Exception) -> None:
         """Write and commit; `snapshot` is the error where this rank could not copy its state, which fails all ranks."""
-
         before, self._tables = self._tables, {}  # after a failure they are written whole
 
         def write_part() -> dict[str, Any]:

@@ -141,7 +141,7 @@ class Reader(Protocol):
     def batches(self, consumed_samples: int = 0, steps: int | None = None) -> Iterator[Batch]:
         """Read the rank's part of the next `steps` global batches, across epochs.
 
-        steps None: of the rest of the epoch. `consumed_samples` of all ranks since the run began say where to go on;
+        steps None: of the rest of the epoch. `consumed_samples` of all ranks since the run began say where to continue;
         each batch carries the next value.
         """
         ...

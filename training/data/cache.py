@@ -35,8 +35,8 @@ class DiskCache:
     """Files by key in one folder, shared by threads and processes.
 
     `max_bytes`: of all together. `owners`: prefixes (before the first dash) of the keys that this job uses, which it
-    never evicts. A folder that cannot be written, or a full disk, turns the cache off with one warning; reading goes on
-    without it.
+    never evicts. A folder that cannot be written, or a full disk, turns the cache off with one warning; reading
+    continues without it.
     """
 
     def __init__(self, folder: str, max_bytes: int, owners: Collection[str], idle_s: float = IDLE_S) -> None:

@@ -51,7 +51,7 @@ class EpochSteps:
     def ranges(self, consumed_samples: int, steps: int | None = None) -> Iterator[StepRange]:
         """Divide the next `steps` steps after `consumed_samples` into epochs.
 
-        None: the rest of the epoch. Only a run that goes on in another order can stand inside a global batch; it
+        None: the rest of the epoch. Only a run that continues in another order can stand inside a global batch; it
         repeats that batch.
         """
         epoch, rest = divmod(consumed_samples, self.samples)

@@ -84,7 +84,7 @@ def other_content(file: DataFile, found: str, where: str = "") -> DataError:
 def unlisted_files(storage: Storage, files: Sequence[DataFile]) -> list[str]:
     """List Parquet files of the folder that are not in the manifest.
 
-    Rows that the build quarantined are stored beside the shards on purpose, and are left out here.
+    Rows that the build quarantined are stored next to the shards on purpose, and are left out here.
     """
     listed = {f.path for f in files}
     quarantine = {p.split("/")[0] + "/quarantine" for p in listed}

@@ -98,7 +98,7 @@ class MixedReader:
 
     Its parts' own epochs are passes over their rows, each in its own order; a dataset whose pass ends inside a batch
     begins the next one there. With first_exhausted and all_exhausted every epoch of the mix begins new passes; with
-    forever they go on across. Its batches carry no row numbers: a mix repeats rows by design, so nothing is audited.
+    forever they continue across. Its batches carry no row numbers: a mix repeats rows by design, so nothing is audited.
     """
 
     def __init__(self, parts: Sequence[ParquetReader], plan: MixPlan, device: torch.device | None = None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from sparkring.training.data.batch import Batch, BatchShare, Reader
 
 KEPT = 8  # batches of a stream that may be asked for again, or after a later one
-FAR = 64  # batches to read past at most; to go further, a stream is begun again
+FAR = 64  # batches to read past at most; to go further, a stream is started again
 OPEN = 2  # streams of others
 
 
@@ -33,7 +33,7 @@ class PartsReader:
         self.steps_per_epoch, self.epochs, self.meter = own.steps_per_epoch, own.epochs, own.meter
         self._own, self._stream, self._open_stream, self._take = own, stream, open_stream, take
         self._streams = {stream: _Stream(own)}
-        self._end = 0  # clock that `batches` goes to
+        self._end = 0  # step that `batches` goes to
 
     def verify(self) -> None:
         self._own.verify()
@@ -68,13 +68,13 @@ class PartsReader:
 
 
 class _Stream:
-    """The batches of one data rank, by clock; the last ones are kept."""
+    """The batches of one data rank, by step; the last ones are kept."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._batches: Iterator[Batch] = iter(())
         self._next = 0
-        self._end = 0  # clock that they go to
+        self._end = 0  # step that they go to
         self._kept: dict[int, Batch] = {}
 
     def at(self, clock: int, end: int) -> Batch:

@@ -21,7 +21,7 @@ class Prefetcher(Generic[T]):
     def __init__(self, items: Generator[T, None, None], depth: int) -> None:
         self._items, self._depth = items, depth
         self._ready: deque[T] = deque()
-        self._given: list[T] = []  # to the consumer, which is done with all but the last
+        self._given: list[T] = []  # items handed to the consumer; only the last may still be in use
         self._changed = threading.Condition()
         self._closed = self._ended = False
         self._error: BaseException | None = None

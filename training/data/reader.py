@@ -211,7 +211,7 @@ class ParquetReader:
         return page_rows, ahead, min(pages, config.max_bytes // (page_rows * self._row_bytes))
 
     def _on_host(self, spans: Iterable[EpochSpan]) -> Generator[Batch, None, None]:
-        self._check_idle()  # two iterators may be made before either is begun
+        self._check_idle()  # two iterators may be made before either is started
         called = time.perf_counter()
         first = True
         self._running = Prefetcher(self._chunks(spans), depth=1)

@@ -1,4 +1,4 @@
-"""Compare the order in a checkpoint with that of a reader: may the run go on?"""
+"""Compare the order in a checkpoint with that of a reader: may the run continue?"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Decide which files are sound and which rows a filter keeps.
 
-This comes before the order is planned, and is alike on all ranks: every rank looks at its share of the files, and an
+This comes before the order is planned, and is equal on all ranks: every rank looks at its share of the files, and an
 all-gather of what they found makes the same selection everywhere.
 """
 

@@ -135,14 +135,14 @@ class Attempt:
         """Follow ranks that are being started.
 
         Args:
-            group: whose agents run them.
+            group: group with the agents that run them.
             states: one per rank, in rank order.
             attempt: number, from 1.
             on_event: called with every Event, from the driver's thread; its errors are logged.
             control: requests to this attempt.
             limits: seconds for the start and without progress.
-            servers: that the ranks need, if any.
-            replacing: None: the attempt ends with the first rank that dies.
+            servers: servers that the ranks need, if any.
+            replacing: replacement of dead ranks; None ends the attempt with the first rank that dies.
         """
         self._parameter_servers, self._replacing = servers, replacing
         self._dead: dict[int, Waiting] = {}  # by rank
@@ -214,7 +214,7 @@ class Attempt:
                 self._send_each(self._cuts.ask(stop=is_stop, checkpoint=not is_stop))
 
     def _check(self) -> None:
-        """Notice what no message tells: silence, time that ran out."""
+        """Detect failures that send no message: silent agents and timeouts."""
         for agent, heartbeat in self._control_server.heartbeats().items():
             self._heartbeat(agent, heartbeat)
         now = time.monotonic()
@@ -371,7 +371,7 @@ class Attempt:
         self._emit(ended)
 
     def _is_replaced(self, state: RankState, failure: Failure) -> bool:
-        """Whether a rank that has ended is started again: its process died, and nothing else is wrong."""
+        """Return whether to restart a rank that ended: its process died, and nothing else is wrong."""
         died = failure.cause in ("signal", "memory", "lost")
         if self._replacing is None or not died or self._first_failed_at is not None:
             return False

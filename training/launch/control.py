@@ -40,16 +40,16 @@ class Control:
         self.stopping = self.cancelled = False  # asked for, so no further attempt is wanted
 
     def checkpoint(self) -> None:
-        """Every rank writes a checkpoint, after one same step of training; ctx.should_checkpoint() is true once."""
+        """Let every rank write a checkpoint after the same step; ctx.should_checkpoint() is true once."""
         self.ask(WriteCheckpoint())
 
     def stop(self) -> None:
-        """Every rank ends, with a checkpoint, after one same step of training; ctx.should_stop() becomes true."""
+        """Let every rank end after the same step, with a checkpoint; ctx.should_stop() becomes true."""
         self.stopping = True
         self.ask(StopTraining())
 
     def dump(self) -> None:
-        """The stacks of every rank come as `Stacks` events."""
+        """Request the stacks of every rank as `Stacks` events."""
         self.ask(DumpStacks())
 
     def cancel(self) -> None:
@@ -58,7 +58,7 @@ class Control:
         self.ask(KillChildren("rank"))
 
     def ask(self, request: Request) -> None:
-        """Pass a request to the running attempt, without the meaning that no further attempt is wanted."""
+        """Pass a request to the running attempt, without marking the job as stopping."""
         self._requests.put(request)
 
     def raise_if_ending(self, doing: str) -> None:

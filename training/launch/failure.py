@@ -80,7 +80,7 @@ class Failure:
 
 
 def is_secondary(failure: Failure) -> bool:
-    """Whether this looks like a rank that noticed another one's end, rather than the first failure."""
+    """Return whether a rank probably noticed another one's end, and is not the first failure."""
     if failure.cause != "exception":
         # Gloo's C++ threads end a process by SIGABRT when a peer vanishes at the wrong moment.
         return failure.cause == "signal" and "SIGABRT" in failure.words
@@ -97,13 +97,13 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
 
 
 def because_of_death(failure: Failure, death: Failure | None) -> Failure:
-    """Find the cause of a replaced rank's failure: the death of its last process, where it has got no further.
+    """Return the cause of a replaced rank's failure: the last process's death, if it got no further.
 
-    Else two deaths at any steps would look like one exception of the user's at the step with which processes begin.
+    Otherwise two deaths at any steps would look like one exception of the user's at the first step of a process.
 
     Args:
-        failure: of the rank.
-        death: of its last process; None: it is the first.
+        failure: failure of the rank.
+        death: death of its last process; None for the first process.
     """
     if death is None or failure.cause != "exception" or (failure.step or 0) > (death.step or 0):
         return failure

@@ -295,11 +295,11 @@ class WorkerGroup:
             self._checked |= fresh
 
     def name_of(self, agent: AgentInfo) -> str:
-        """The host of an agent, for people."""
+        """Name the host of an agent, for people."""
         return f"{self._agents[agent.name].hostname} ({agent.address})"
 
     def host_of(self, agent: AgentInfo) -> tuple[HostInfo, float]:
-        """(what the agent has reported of its host, how many s its clock was ahead of ours)."""
+        """Return (agent's report on its host, seconds its clock was ahead of ours)."""
         return self._agents[agent.name].host, self._skews_s[agent.name]
 
     def reach(self, agents: list[AgentInfo], timeout_s: float = 10.0) -> dict[str, tuple[PeerFailure, ...]]:
@@ -319,7 +319,7 @@ class WorkerGroup:
         return found | {name: (PeerFailure("its peers", 0, f"no answer within {timeout_s:g} s"),) for name in waiting}
 
     def is_lost(self, agent: str, limit_s: float | None = None) -> bool:
-        """Whether an agent has been silent for longer than the timeout, or `limit_s`; it is not used again."""
+        """Return whether an agent was silent for the timeout, or `limit_s`; it is not used again."""
         if self.server.silent_s(agent) > min(self._silence_timeout_s, limit_s or math.inf):
             self._lost.add(agent)
         return agent in self._lost

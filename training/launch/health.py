@@ -59,7 +59,7 @@ def waiting_for_work(ranks: Sequence[RankProgress], stacks: Mapping[int, str], l
 
 
 def waits_in(stack: str) -> str | None:
-    """Name the collective in which a stack's main thread waits; None where it does something else."""
+    """Return the collective in which a stack's main thread waits, or None."""
     inner = None  # the frame below the mark is the function that has it
     for line in main_thread(stack).splitlines():
         name = line.rpartition(" in ")[2]
@@ -77,9 +77,9 @@ def main_thread(stack: str) -> str:
 
 
 def innermost(stack: str) -> str:
-    """Name the innermost frame of the main thread, `function (file:line)`.
+    """Return the innermost frame of the main thread, `function (file:line)`.
 
-    The first line of a text without frames.
+    For a text without frames, its first line.
     """
     if found := re.search(r'File "([^"]+)", line (\d+) in (\S+)', main_thread(stack)):
         return f"{found[3]} ({found[1].rsplit('/', 1)[-1]}:{found[2]})"
@@ -113,7 +113,7 @@ class HangDetector:
     """
 
     def __init__(self, limit_s: float | None):
-        """`limit_s` None: never a hang."""
+        """Watch for hangs after `limit_s` seconds; None: never."""
         self.stacks: dict[int, str] = {}  # by rank
         self._limit_s = math.inf if limit_s is None else limit_s
         self._dump_until: float | None = None
@@ -186,9 +186,9 @@ class StragglerDetector:
         self.history: deque[tuple[int, dict[int, WindowTiming]]] = deque(maxlen=max(10, MAX_TIMINGS // world))
 
     def add(self, rank: int, step: int, timing: WindowTiming) -> list[tuple[int, float, float]]:
-        """Add a rank's logging window and return the stragglers that are new; each is named once.
+        """Add a rank's logging window and return the new stragglers; each is reported once.
 
-        Of each: (rank, its busy s a step, the others' mean wait s a step).
+        Each entry: (rank, busy seconds per step, other ranks' mean wait per step).
         """
         window = self._open.setdefault(step, {})
         window[rank] = timing
@@ -210,7 +210,7 @@ class StragglerDetector:
         return [(r, window[r].busy_s, (wait_s - window[r].wait_s) / (self._world - 1)) for r in new]
 
     def figure(self) -> dict[str, list[Any]]:
-        """Columns of busy and waiting seconds per step, by step and rank."""
+        """Return columns of busy and waiting seconds per step, by step and rank."""
         rows = [
             (s, r, t.busy_s, t.wait_s, t.busy_sd_s) for s, window in self.history for r, t in sorted(window.items())
         ]

@@ -81,7 +81,7 @@ class JobSpec:
         self.checked_payload()
 
     def checked_payload(self) -> dict[str, Any]:
-        """The payload as it arrives at the ranks; TypeError where it is not JSON."""
+        """Return the payload as it arrives at the ranks; TypeError if it is not JSON."""
         try:
             payload: dict[str, Any] = json.loads(json.dumps(self.payload))
         except (TypeError, ValueError) as error:
@@ -233,7 +233,7 @@ def captured_by(function: Callable[..., Any] | None) -> dict[str, Any]:
 
 
 def unpicklable(values: Mapping[str, Any]) -> list[str]:
-    """Name the values that cannot be pickled on their own, with their types."""
+    """List the values that cannot be pickled on their own, with their types."""
     found = []
     for name, value in values.items():
         try:

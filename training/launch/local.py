@@ -63,10 +63,10 @@ def local_group(
     Their fork servers stay warm between them.
 
     Args:
-        world: agents, each of which has one rank.
+        world: number of agents, one rank each.
         preload: modules that fork servers import.
-        lines_per_s: as in AgentOptions.
-        run_id: of torch's variables.
+        lines_per_s: limit of log lines, see AgentOptions.
+        run_id: run id for torch's variables.
         host: address that the driver listens on.
     """
     check_world(world)

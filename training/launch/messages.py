@@ -65,7 +65,7 @@ class KeepAlive:
 
 @dataclass(frozen=True)
 class Joined:
-    """With what a host was started that came by itself: the same on every host, but for `rank` and `process`."""
+    """Sent by a self-started host (torchrun, SLURM): its arguments, equal on all hosts but for `rank` and `process`."""
 
     rank: int  # of the host
     process: Name  # a random name: two hosts that were given one rank have two

@@ -63,7 +63,7 @@ class ReplacementLimit:
         self._furthest: dict[int, int] = {}  # rank -> step at the deaths so far
 
     def allows(self, rank: int, step: int | None) -> bool:
-        """Whether a rank that has died at `step` is replaced; counts it."""
+        """Return whether to replace a rank that died at `step`, and count it."""
         before, reached = self._furthest.get(rank, -1), -1 if step is None else step
         self._in_a_row[rank] = 1 if reached > before else self._in_a_row[rank] + 1
         self._furthest[rank] = max(before, reached)
@@ -73,7 +73,7 @@ class ReplacementLimit:
         return True
 
     def count(self, rank: int) -> int:
-        """Replacements of the rank so far."""
+        """Count the replacements of the rank so far."""
         return self._counts[rank]
 
 
@@ -144,13 +144,13 @@ def reason_to_stop(history: Sequence[AttemptOutcome], policy: RestartPolicy) -> 
 
 
 def is_error_at_start(outcome: AttemptOutcome) -> bool:
-    """Whether a ValueError, or an error every run of the same code makes, came before any step was made."""
+    """Return whether a ValueError, or a deterministic error, came before any step was made."""
     before = outcome.step is None or outcome.step <= outcome.from_step
     return outcome.cause == "exception" and before and (outcome.is_value_error or outcome.error_type in DETERMINISTIC)
 
 
 def is_users(first: AttemptOutcome, second: AttemptOutcome) -> bool:
-    """Whether the same exception, or exit code, came at the same step twice.
+    """Return whether the same exception, or exit code, came at the same step twice.
 
     Signals, lost hosts and hangs are the machine's.
     """
@@ -175,12 +175,12 @@ def in_a_row(history: Sequence[AttemptOutcome]) -> int:
 
 
 def backoff(history: Sequence[AttemptOutcome], policy: RestartPolicy) -> float:
-    """Seconds to wait: doubled with every failure in a row."""
+    """Return the seconds to wait: doubled with every failure in a row."""
     return min(policy.max_backoff_s, policy.backoff_s * 2 ** max(0, in_a_row(history) - 1))
 
 
 def cool_until(history: Sequence[AttemptOutcome], policy: RestartPolicy) -> float:
-    """Monotonic time before which the world does not grow: slots that are back may be the lost host's."""
+    """Return the monotonic time before which the world does not grow: free slots may be a lost host's."""
     losses = Counter[str]()
     until = 0.0
     for outcome in history:

@@ -71,11 +71,11 @@ def pack(value: Any, name: str, folder: str | None, rank: int = 0, attempt: int 
     TypeError where it cannot come back: the error names a file with its pickle.
 
     Args:
-        value: what the entry has returned.
-        name: of the entry, for errors.
-        folder: URI for values over MAX_SENT_BYTES; None: the temporary folder.
-        rank: that has returned it.
-        attempt: in which it has.
+        value: returned value of the entry.
+        name: name of the entry, for errors.
+        folder: URI for values over MAX_SENT_BYTES; None for the temporary folder.
+        rank: rank that has returned it.
+        attempt: attempt in which it returned.
     """
     plain = as_plain(value)
     form: Literal["json", "torch"] = "json"

@@ -53,8 +53,8 @@ class Servers:
         """Choose where servers run.
 
         Args:
-            group: whose agents run them.
-            job: what they run, and how many.
+            group: group with the agents that run them.
+            job: job with the servers' entry and number.
             agents: those of the ranks, in rank order.
             attempt: number, from 1.
             on_event: called with every Event of a server.
@@ -136,7 +136,7 @@ class Servers:
         return None
 
     def lost(self) -> Failure | None:
-        """A failure where the agent of a server is silent for too long, or what carries it has ended."""
+        """Return a failure if a server's agent is silent for too long, or its platform has ended."""
         for state in self._states:
             trouble = self._group.trouble()
             if not state.has_ended and (trouble or self._group.is_lost(state.agent)):

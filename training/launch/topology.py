@@ -70,7 +70,7 @@ def choose_agents(agents: list[AgentInfo], world: int) -> list[AgentInfo]:
 
 
 def assign_ranks(host_keys: list[str]) -> list[RankInfo]:
-    """Number the ranks of agents in rank order; agents of one host follow each other in `host_keys`."""
+    """Assign rank numbers to agents; agents of one host follow each other in `host_keys`."""
     local_sizes = Counter(host_keys)  # in order of appearance
     nodes = {host: node for node, host in enumerate(local_sizes)}
     cross_sizes: Counter[int] = Counter()  # by local rank: hosts that have it

@@ -29,7 +29,7 @@ from sparkring.training.parallel.strategy import Strategy
 
 @dataclass(frozen=True)
 class TrainerState:
-    """All the loop must know to go on as if it had never stopped; JSON in every checkpoint."""
+    """All the loop must know to continue as if it had never stopped; JSON in every checkpoint."""
 
     step: Count = 0  # global batches consumed, skipped ones included
     consumed_samples: Count = 0

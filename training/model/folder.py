@@ -8,7 +8,7 @@
              calibration.json  where its probabilities are calibrated: how (training/model/calibration.py)
              tables.json    where the model has sparse tables: what they are, by name
              tables/<name>/part-00000.safetensors  the rows of rank 0's buckets, in order of their ids' hashes
-             sha256.json    of every file above, written last, and of a sample that a registered model has beside them
+             sha256.json    of every file above, written last, and of a sample that a registered model has
 
 A run has it below `model/`; a registered model holds a copy.
 """
@@ -111,7 +111,7 @@ def copy_model_files(source: Storage, target: Storage) -> None:
 
 
 def write_digests(folder: Storage, also: Iterable[str] = ()) -> dict[str, str]:
-    """Record what a finished model's files are, and `also` others beside them; file -> sha256."""
+    """Record what a finished model's files are, and `also` others; file -> sha256."""
     found = {name: folder.sha256(name) for name in [*model_files(folder), *also]}
     folder.put_atomic(DIGESTS, json.dumps(found, indent=1).encode())
     return found
@@ -229,13 +229,13 @@ def _lookup(folder: Storage, name: str, stored: ExportedTable) -> LookupTable:
 
 
 def describe_model(folder: Storage, config: RunConfig, manifest: DatasetManifest) -> None:
-    """Put config.json and manifest.json beside the weights."""
+    """Put config.json and manifest.json next to the weights."""
     folder.put_atomic(CONFIG, json.dumps(config.model_dump(mode="json"), indent=1).encode())
     folder.put_atomic(MANIFEST, manifest.to_json().encode())
 
 
 def read_model_folder(folder: Storage) -> TrainedModel:
-    """Check that a model's files are as they were written, and read what is beside the weights.
+    """Check that a model's files are as they were written, and read what is next to the weights.
 
     StoredError names a file that is missing or damaged.
     """
@@ -244,7 +244,7 @@ def read_model_folder(folder: Storage) -> TrainedModel:
 
 
 def read_description(folder: Storage) -> TrainedModel:
-    """Read what is beside the weights of a model whose files were checked. StoredError as `read_model_folder`."""
+    """Read what is next to the weights of a model whose files were checked. StoredError as `read_model_folder`."""
     if missing := [name for name in model_files(folder) if not folder.exists(name)]:
         raise StoredError(f"{folder.uri}: no model: it has no {', '.join(missing)}")
     config = parse(RunConfig, folder.read_bytes(CONFIG), f"{folder.uri}/{CONFIG}")

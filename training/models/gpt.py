@@ -1,7 +1,7 @@
-"""Decoder-only transformer: rotary positions (https://arxiv.org/abs/2104.09864), RMSNorm (1910.07467), SwiGLU
-(2002.05202), grouped-query attention (2305.13245) as an option, head tied to the embedding (1608.05859) or not.
+"""Decoder-only transformer with rotary positions (https://arxiv.org/abs/2104.09864) and RMSNorm (1910.07467).
 
-It knows nothing of parallelism; `PLAN` beside it says how it may be cut.
+With SwiGLU (2002.05202), optional grouped-query attention (2305.13245) and tied embedding (1608.05859). It knows
+nothing of parallelism; `PLAN` next to it says how it may be cut.
 Shapes: B rows, T tokens, V vocabulary, M model width, H query heads, K key/value heads, D head width, F hidden width.
 """
 

@@ -282,7 +282,9 @@ class InitRecorder(DispatchMode):
         """Append a recorded call.
 
         Args:
-            func, args, kwargs: the call.
+            func: function that is called.
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
             out: returned value, on the meta device.
             written: arguments that the call writes to.
             name: name of a `func` that is no operator.

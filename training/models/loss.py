@@ -1,6 +1,6 @@
 """Cross entropy over a vocabulary with a bounded peak of memory.
 
-torch's own casts all logits to float32 and keeps their log-softmax for backward: two float32 copies of (N, V) beside
+torch's own casts all logits to float32 and keeps their log-softmax for backward: two float32 copies of (N, V) next to
 the logits, where the logits of a language model are the largest tensor of the step. Here, of more than one chunk, only
 the logits, which the head has made anyway, and one float32 number per target are kept; backward recomputes the softmax
 by chunks of targets (the idea of https://arxiv.org/abs/2410.10989, section 3.2, without its fusion with the head). One
@@ -77,7 +77,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             chunk_CV = logits_NV[rows].to(dtype)
             torch.logsumexp(chunk_CV, dim=1, out=norm_N[rows])
             loss_N[rows] = norm_N[rows] - chunk_CV.gather(1, index_N[rows, None]).squeeze(1)
-            del chunk_CV  # not beside the next one
+            del chunk_CV  # not together with the next one
         ctx.save_for_backward(logits_NV, index_N, kept_N, norm_N)
         return loss_N.masked_fill_(~kept_N, 0.0)
 

@@ -1,6 +1,6 @@
 """Describe how a model may be cut over pipeline, tensor and context ranks.
 
-A plan is a module-level `PLAN` beside its model, found by the model's class; models import nothing else of this. It is
+A plan is a module-level `PLAN` next to its model, found by the model's class; models import nothing else of this. It is
 of the classes of that file that have every module it names, with what is listed below; the others have no plan.
 Names are those of `named_modules()`; `*` stands for every key of a ModuleList.
 
@@ -66,7 +66,7 @@ class ShardingPlan:
 
 
 def plan_of(model: nn.Module, axis: str | None = None) -> ShardingPlan | None:
-    """Return the model's plan; None where it has none, also beside another class's, or none to cut it along `axis`."""
+    """Return the model's plan; None where it has none, also next to another class's, or none to cut it along `axis`."""
     plan = _plan_beside(model)
     try:
         if plan is not None:

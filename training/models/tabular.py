@@ -12,7 +12,7 @@ Members are TabM's (Gorishniy et al. 2025, arXiv:2410.24210, "TabM-mini"): one M
 scale of its inputs and a last layer per member; each member has a loss of its own, and a prediction is their mean.
 Differs in that the scale is of the first layer's outputs, which are computed once for all members, and in that means
 are of outputs, not of probabilities. Cosines of numbers are those of Gorishniy et al. 2022 (arXiv:2203.05556) with a
-phase, as in Holzmueller et al. 2024 (arXiv:2407.04491), each beside the number itself.
+phase, as in Holzmueller et al. 2024 (arXiv:2407.04491), each next to the number itself.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ColumnCurves(nn.Module):
         return out
 
     def _bumps_without_grad(self, x_BN: torch.Tensor) -> torch.Tensor:
-        """Sum of the bumps, (B, outputs), with the bits of `forward`'s einsum in a third of its time."""
+        """Sum the bumps, (B, outputs), with the bits of `forward`'s einsum in a third of its time."""
         # TRICK: einsum sums over k before n, so it copies its operands to that order; here they are made in it. Not for
         # training: the gradients' sums over rows would be taken in another order, and round differently.
         bumps_BKN = (x_BN[:, None, :] * self.slope.t().contiguous()).add_(self.shift.t().contiguous()).tanh_()

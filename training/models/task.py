@@ -1,4 +1,4 @@
-"""Define a task: the inputs, the loss and the metrics beside a model."""
+"""Define a task: the inputs, the loss and the metrics of a model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Gather every private part of torch that is used, in one place.
 
 Checked against the versions below; tests/training/models/test_torch_private.py fails when a part moves. The file is
-beside the lowest package that needs it, since imports point from parallel to models.
+next to the lowest package that needs it, since imports point from parallel to models.
 
 Parts that import torch._dynamo, fsdp or sympy are imported by the functions that use them: they take two seconds of
 CPU, which a driver that only looks at a model does not spend.

@@ -1,5 +1,4 @@
-"""Read a tensor that may be distributed: this rank's piece, its place in the whole, and over how many ranks it is
-cut."""
+"""Read a tensor that may be distributed: this rank's shard, its place in the whole, and the number of shards."""
 
 from __future__ import annotations
 

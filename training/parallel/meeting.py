@@ -1,4 +1,4 @@
-"""What the ranks of a run do when they meet: to evaluate, to write a checkpoint, to stop. A class per way they talk."""
+"""Synchronization points of a run: evaluate, checkpoint, stop. A class per way of communication."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Meeting(ABC):
     def open_gather(self, behind: int = 0) -> Gather | None:
         """Open an all-gather of its own; None: a process group of torch's carries it.
 
-        `behind`: it is called from a thread beside training too, so many times in a row for one purpose; 0: it is not.
+        `behind`: how many calls in a row come from a thread parallel to training, for one purpose; 0: none do.
         """
         return None
 

@@ -105,6 +105,7 @@ def shard_groups(mesh: Mesh, shard: int) -> tuple[int, int]:
     """Return (replicas, shard size) of the batch axes dp x cp for hybrid sharding.
 
     Args:
+        mesh: sizes of the axes.
         shard: ranks per shard group; 0 makes one group of all batch ranks.
     """
     batch = mesh.dp * mesh.cp

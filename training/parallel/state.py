@@ -153,7 +153,8 @@ def stream_tensors(
     Args:
         tensors: what this rank holds, by name.
         order: names that come first, in this order.
-        rank, world: of this process.
+        rank: number of this process.
+        world: number of processes.
     """
     mine = {name: (t.dtype, tuple(t.shape), local_box(t)) for name, t in tensors.items()}
     found: list[dict[str, Any]] = [mine] * world

@@ -71,12 +71,12 @@ class Ranks(ABC):
 
 
 class Strategy(Ranks):
-    """How ranks make steps of what each computes (`local`); what they do when they meet is in `meeting`.
+    """How ranks make steps from what each computes (`local`); synchronization points are in `meeting`.
 
     Life: prepare -> (forward_backward, step, evaluate, state_dict)* -> close.
     """
 
-    meets_each_step: bool = True  # ranks wait for each other in every step; else nothing else may make them, either
+    meets_each_step: bool = True  # if False, no other code may add a collective per step
     replaces_ranks: bool = False  # a new process may take a dead rank's place, so the checkpoint it starts from is kept
 
     def __init__(self, local: LocalStep, meeting: Meeting, data_rank: int, data_size: int) -> None:

@@ -23,7 +23,7 @@ class StageMemory:
     weights: int
     gradients: int
     optimizer: int
-    start: int  # peak while weights are initialized: this rank's, and one whole parameter beside them
+    start: int  # peak while weights are initialized: this rank's, and one whole parameter
     gathered: int  # peak of the whole weights and gradients that a ZeRO pass holds beyond its shards
     # kept by the model for backward at the schedule's fullest moment (without the loss's own); None: not traced
     activations: int | None

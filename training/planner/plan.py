@@ -29,7 +29,7 @@ class CostPlan:
     mesh: Mesh
     engine: str
     parameters: int
-    export: int  # bytes rank 0 holds at once beside its own part: one whole parameter; the other ranks hold less
+    export: int  # bytes rank 0 holds at once besides its own shard: one whole parameter; the other ranks hold less
     stages: tuple[StageMemory, ...]  # by pipeline rank
     sent_bytes: dict[str, int]  # axis -> per rank and step
     bubble: float  # idle over ideal time

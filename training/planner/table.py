@@ -1,4 +1,4 @@
-"""Show a plan as a table: what was predicted, and beside it what training has measured."""
+"""Show a plan as a table: what was predicted, and next to it what training has measured."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Workload:
 
     @property
     def states(self) -> int:
-        """Tensors as large as the trained parameters beside weights and gradients."""
+        """Tensors as large as the trained parameters besides weights and gradients."""
         carried = RULES[self.config.averaging.kind].carried if self.is_averaged else 0
         return self.optimizer_states + carried
 

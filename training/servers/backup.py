@@ -2,12 +2,12 @@
 
 Of n + b workers the first n gradients make a step, so none waits for the b slowest
 (https://arxiv.org/abs/1604.00981). Unlike there no row is dropped: a global batch has n parts, and a part whose
-gradient came too late is computed again in a later step, by its own worker or by another. Every part makes exactly one
-step, each step has n parts, and so an epoch has as many steps as on n ranks of a ring.
+gradient came too late is computed again in a later step, by its own worker or by another. Every batch share belongs to
+exactly one step, each step has n shares, and so an epoch has as many steps as on n ranks of a ring.
 
-Parts of a clock are of streams 0 .. n - 1: what data rank `stream` of n reads of that global batch. Worker w < n reads
-stream w, as long as that is not too far behind; the others help. Workers name a clock that parts may not reach yet,
-since a checkpoint, an evaluation or the end of an epoch is there: when it comes, exactly the parts below it are done.
+Batch shares of a step have streams 0 .. n - 1: what data rank `stream` of n reads of that batch. Worker w < n reads
+stream w, as long as that is not too far behind; the others help. Workers name a step that shares may not reach yet,
+since a checkpoint, an evaluation or the end of an epoch is there: at that step exactly the shares below it are done.
 No sockets, no threads, one call at a time.
 """
 
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from sparkring.training.data.batch import BatchShare
 
-AHEAD = 2  # clocks: a step takes parts of its own clock and of the next, so that there are some for all n + b workers
-PATIENCE = 2  # clocks that a part may be late before workers of other streams take it
+AHEAD = 2  # steps: a step takes batch shares of itself and of the next, so that all n + b workers get one
+PATIENCE = 2  # steps that a batch share may be late before workers of other streams take it
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Backup:
         """Begin with step `clock`, of `workers` - `backup` parts."""
         self.streams, self.backup, self.step = workers - backup, backup, clock
         self.late: Counter[int] = Counter()  # by worker: gradients that came too late
-        self._done = [clock] * self.streams  # by stream: clocks below which all parts are done
+        self._done = [clock] * self.streams  # by stream: steps before which all batch shares are done
         self._done_ahead: set[BatchShare] = set()  # beyond these
         self._taken: dict[int, BatchShare] = {}  # by worker, in the step that is being made
         self._ready: dict[int, BatchShare] = {}  # of these, whose gradients all servers have; in their order, n at most
         self._last_stream: dict[int, int] = {}  # that a worker read
         self._outcomes: dict[int, StepOutcome] = {}
         self._heard = [clock] * workers  # by worker, the steps before which it knows all outcomes
-        self._counted: list[tuple[int, BatchShare]] = []  # (worker, part), since the last cut
+        self._counted: list[tuple[int, BatchShare]] = []  # (worker, batch share), since the last coordinated stop
 
     # --- parts ---------------------------------------------------------------------------------------------------
 
@@ -162,5 +162,5 @@ class Backup:
     def cut(self, clock: int) -> None:
         """Check a coordinated stop: ValueError unless exactly the batch shares before it are done."""
         if set(self._done) != {clock} or self.step != clock:
-            raise ValueError(f"cut at clock {clock}, in step {self.step}, where streams have done {self._done}")
+            raise ValueError(f"stop at step {clock}, during step {self.step}, where streams have done {self._done}")
         self._counted = []

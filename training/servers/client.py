@@ -1,4 +1,4 @@
-"""A worker's side: one connection to each server, asked all at once and heard one after the other."""
+"""A worker's side: one connection per server; requests are sent in parallel, replies read in order."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ class Pulled:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A worker's gradient of one clock: dense (elements,) of all parameters, ids (u,) and rows (u, dim) by table.
+    """A worker's gradient for one step: dense (elements,) of all parameters, ids (u,) and rows (u, dim) by table.
 
-    absent: names of parameters that no gradient reached. norm: of all of it. lr: of the step.
+    absent: names of parameters that no gradient reached. norm: global gradient norm. lr: of the step.
     """
 
     dense: torch.Tensor
@@ -235,7 +235,7 @@ class ServerConnection:
             raise RequestFailed(f"server {self.server} is gone: {error}") from None
 
     def hear(self, kind: type[R]) -> tuple[R, Buffer]:
-        """Return the reply to the oldest request, of this class, and the bytes beside it.
+        """Return the reply to the oldest request, of this class, and the bytes next to it.
 
         RequestFailed if it was refused, or no request is open.
         """
@@ -312,7 +312,7 @@ class Client:
         return [connection.hear(messages.Done)[1] for connection in self.connections]
 
     def define(self, definition: Definition) -> bool:
-        """Tell all servers what they hold. Returns whether clocks have begun: this worker was replaced."""
+        """Tell all servers what they hold. Returns whether steps have started: this worker was replaced."""
         self._definition = definition
         self._slices = cut_parameters(definition.shapes, self.servers)
         replies = self._all(messages.DefineRequest(), messages.DefineReply, [definition.encoded()])
@@ -329,7 +329,7 @@ class Client:
         found = [reply for reply, _ in self._all(messages.RestartRequest(self.worker), messages.RestartReply)]
         return min(reply.clock for reply in found), max(reply.attempt for reply in found), found[0].version
 
-    # --- a clock -------------------------------------------------------------------------------------------------
+    # --- a step -------------------------------------------------------------------------------------------------
 
     def pull(self, clock: int, attempt: int, ids: Sequence[Ids]) -> Pulled:
         """Pull weights and rows of distinct ids for the gradient of step `clock`, once the bound allows it."""
@@ -391,13 +391,13 @@ class Client:
     # --- backup workers (backup.py) ------------------------------------------------------------------------------
 
     def take(self, step: int, limit: int) -> BatchShare | None:
-        """Return the batch share to compute in a step, below the clock `limit`, or None."""
+        """Return the batch share to compute in a step, below the step `limit`, or None."""
         first = self.connections[0]
         first.ask(messages.TakeRequest(self.worker, step, limit))
         return first.hear_of_ranks(messages.TakeReply)[0].share
 
     def choose(self, step: int, has_gradient: bool) -> StepOutcome | tuple[messages.ChosenShare, ...]:
-        """Wait until it is known which gradients make a step.
+        """Wait until the step's gradients are chosen.
 
         Returns these; the outcome where the step is made. `has_gradient`: all servers have this worker's.
         """
@@ -422,7 +422,7 @@ class Client:
         """List this worker's batch shares in steps since the last coordinated stop."""
         return list(self.connections[0].call(messages.CountedRequest(self.worker), messages.CountedReply)[0].shares)
 
-    # --- between clocks ------------------------------------------------------------------------------------------
+    # --- between steps ------------------------------------------------------------------------------------------
 
     def weights(self) -> torch.Tensor:
         """Return the current dense weights (elements,)."""
@@ -495,7 +495,7 @@ class Client:
         self._hear_done()
 
     def write_logs(self, clock: int) -> None:
-        """Let every server write its events up to a cut."""
+        """Let every server write its events up to a coordinated stop."""
         self._all(messages.WriteLogRequest(clock), messages.Done)
 
     def counts(self) -> list[dict[str, Any]]:

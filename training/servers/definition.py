@@ -26,7 +26,7 @@ class Definition:
     """Of all servers together.
 
     shapes: of the trained parameters, in order, all of one dtype. lr_share: of the tables' rate in the step's.
-    bound: clocks that a worker may be ahead of the slowest; None: any number. max_lag: version lag above which a push
+    bound: steps that a worker may be ahead of the slowest; None: any number. max_lag: version lag above which a push
     is computed again; None: there is no limit. damp: stale pushes have a smaller rate. backup: workers whose gradients
     a step does not wait for (backup.py).
     """
@@ -66,7 +66,7 @@ class Definition:
 
     @property
     def synchronous(self) -> bool:
-        """The pushes of a clock are summed, and applied as one step."""
+        """The pushes of a step are summed, and applied as one step."""
         return self.bound == 0
 
     @property

@@ -1,11 +1,11 @@
 """What a server did, in 8 bytes a push: enough to do it again.
 
-An event is a worker's push of one clock: whose, of which clock and try, and its version lag, the updates that the
+An event is a worker's push of one step: whose, of which step and try, and its version lag, the updates that the
 server made between the pull and the push. As a number of 64 bits, from the highest: kind (2 bits), worker (12), try
-(6), clock (24), lag (20). The version at which a gradient was computed is that before the event minus the lag.
+(6), step (24), lag (20). The version at which a gradient was computed is that before the event minus the lag.
 
 With bound 0 the events of a step stand together, in the order of its sum, as many as `LogHeader.workers`. With backup
-workers (backup.py) an event is a part that makes a step: `worker` is its stream and `clock` its clock.
+workers (backup.py) an event is a batch share of a step: `worker` is its stream and `clock` its step.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Kind(IntEnum):
     """What became of a gradient at this server."""
 
     APPLIED = 0
-    SKIPPED = 1  # not finite: the clock is done, and nothing changed
-    UNUSED = 2  # another try of the same clock was applied here, or will be
+    SKIPPED = 1  # not finite: the step is done, and nothing changed
+    UNUSED = 2  # another try of the same step was applied here, or will be
 
 
 @dataclass(frozen=True)
 class PushEvent:
-    """`attempt`: number of the worker's try at this clock."""
+    """`attempt`: number of the worker's try at this step."""
 
     kind: Kind
     worker: int
@@ -52,7 +52,7 @@ class PushEvent:
         if any(not 0 <= value < limit for value, limit in limits):
             raise ValueError(
                 f"{self}: does not fit in the event log, which has room for {MAX_WORKERS} workers, {MAX_TRIES} tries, "
-                f"{MAX_CLOCK} clocks and lags below {MAX_LAG}"
+                f"{MAX_CLOCK} steps and lags below {MAX_LAG}"
             )
         head = (self.kind << WORKER_BITS | self.worker) << TRY_BITS | self.attempt
         return (head << CLOCK_BITS | self.clock) << LAG_BITS | self.lag
@@ -68,7 +68,7 @@ def unpack(number: int) -> PushEvent:
 
 
 class LogHeader(Stored):
-    """The first line of a file of events: one server's, between two cuts.
+    """The first line of a file of events: one server's, between two coordinated stops.
 
     workers: parts of a global batch, which with backup workers are fewer than the workers. bound, damp: of the attempt
     (Definition). digest: sha256 of what the server held at its end.
@@ -79,7 +79,7 @@ class LogHeader(Stored):
     server: Count
     servers: Annotated[int, Field(ge=1)]
     workers: Annotated[int, Field(ge=1)]
-    begin: Count  # clocks done by every worker before the first event
+    begin: Count  # steps done by every worker before the first event
     end: Count  # and after the last
     bound: Count | None
     damp: bool

@@ -1,7 +1,7 @@
 """Every request of a worker to a server, and every reply: frozen dataclasses, which protocol.py sends with raw bytes.
 
-A message's docstring says what the bytes beside it are; most have none. Ids are int64, rows and dense parts have the
-types of the tables and parameters, and `ids` counts the ids of each table. A worker is named by its rank, a clock is a
+A message's docstring says what the bytes next to it are; most have none. Ids are int64, rows and dense parts have the
+types of the tables and parameters, and `ids` counts the ids of each table. A worker is named by its rank, a step is a
 step of the run.
 """
 
@@ -19,9 +19,9 @@ class ShardStatus(IntEnum):
 
     APPLIED = 0
     HELD = 1  # bound 0: until all have come
-    REPEATED = 2  # its clock is done: acknowledged, not applied again
+    REPEATED = 2  # its step is done: acknowledged, not applied again
     REJECTED = 3  # its lag is above max_lag: to be computed again
-    SKIPPED = 4  # it is not finite: the clock is done, and nothing changed
+    SKIPPED = 4  # it is not finite: the step is done, and nothing changed
     LATE = 5  # backup workers: its step is made without it
 
 
@@ -37,7 +37,7 @@ class Refused:
     reason: str
 
 
-# ---- before clocks
+# ---- before steps
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class DefineRequest:
 
 @dataclass(frozen=True)
 class DefineReply:
-    begun_at: int | None  # clock of the last cut; None: no worker has begun
+    begun_at: int | None  # step of the last coordinated stop; None: no worker has started
 
 
 @dataclass(frozen=True)
 class BeginRequest:
-    """From rank 0, before any clock."""
+    """From rank 0, before any step."""
 
     clock: int
 
@@ -71,12 +71,12 @@ class RestartReply:
     version: int
 
 
-# ---- a clock
+# ---- a step
 
 
 @dataclass(frozen=True)
 class PullRequest:
-    """Waits until the bound allows the clock. Bytes: ids of each table."""
+    """Waits until the bound allows the step. Bytes: ids of each table."""
 
     worker: int
     clock: int
@@ -114,7 +114,7 @@ class PushRequest:
 
 @dataclass(frozen=True)
 class GradientSum:
-    """A server's part of a clock's gradient, from all workers."""
+    """A server's slice of a step's gradient, from all workers."""
 
     squares: float  # sum of its squares
     bad_worker: int | None  # whose part was not finite
@@ -122,7 +122,7 @@ class GradientSum:
 
 @dataclass(frozen=True)
 class PushReply:
-    """With bound 0 and without backup workers: once all pushes of the clock have come, with their sum."""
+    """With bound 0 and without backup workers: once all pushes of the step have come, with their sum."""
 
     status: ShardStatus
     sum: GradientSum | None
@@ -130,7 +130,7 @@ class PushReply:
 
 @dataclass(frozen=True)
 class SettleRequest:
-    """With bound 0: apply the clock's sum times `factor`."""
+    """With bound 0: apply the step's sum times `factor`."""
 
     clock: int
     factor: float
@@ -141,7 +141,7 @@ class SettleRequest:
 
 @dataclass(frozen=True)
 class TakeRequest:
-    """Waits until it is known what the worker computes in the step, below the clock `limit`."""
+    """Waits until the worker's batch share for the step is chosen, before the step `limit`."""
 
     worker: int
     step: int
@@ -172,7 +172,7 @@ class MadeStep:
 
 @dataclass(frozen=True)
 class ChooseRequest:
-    """Waits until it is known which gradients make the step. `has_gradient`: all servers have this worker's."""
+    """Waits until the step's gradients are chosen. `has_gradient`: all servers have this worker's."""
 
     worker: int
     step: int
@@ -212,7 +212,7 @@ class CountedRequest:
 
 @dataclass(frozen=True)
 class CountedReply:
-    shares: tuple[BatchShare, ...]  # of the worker, that made steps since the last cut
+    shares: tuple[BatchShare, ...]  # of the worker, that made steps since the last coordinated stop
 
 
 # ---- content
@@ -261,7 +261,7 @@ class BeginTableRequest:
 
 @dataclass(frozen=True)
 class WriteLogRequest:
-    """Write the events up to a cut, where all pushes below the clock are done."""
+    """Write the events up to a coordinated stop, where all pushes below the step are done."""
 
     clock: int
 

@@ -1,4 +1,4 @@
-"""Frames between a worker and a server: a message (messages.py) and raw bytes beside it, over blocking TCP.
+"""Frames between a worker and a server: a message (messages.py) and raw bytes next to it, over blocking TCP.
 
     kind (1 byte) | length of the message (4) | length of the bytes (8) | the message, by codec.py | the bytes
 
@@ -6,7 +6,7 @@ A connection begins with proof, in frames of one fixed size: the server sends 32
 an HMAC-SHA256 of both under the attempt's secret, the server another one over both. Until then nothing is parsed, and
 no memory is taken that depends on what arrives. What follows is neither encrypted nor signed, as in the ring. The TLS
 of the control channel (training/launch/channel/tls.py) is not used: over it a loopback connection carries a fifth of
-the bytes per second (2 cores), and workers would need its certificate beside the secret.
+the bytes per second (2 cores), and workers would need its certificate besides the secret.
 
 Bytes of a worker's step, P of dense parameters, u distinct ids with rows of D values of b bytes: it sends
 P + u (16 + D b), the ids with the pull and with the push, and receives P + u D b. Heads and messages of a step are
@@ -48,7 +48,7 @@ class ServerProtocolError(ConnectionError):
 
 @dataclass(frozen=True)
 class Frame:
-    """What was read of a socket: the number of a message's class, its bytes, and those beside it."""
+    """What was read of a socket: the number of a message's class, its bytes, and those next to it."""
 
     kind: int
     message: Buffer
@@ -61,7 +61,7 @@ _KINDS = {kind: number for number, kind in (REQUESTS | REPLIES).items()}
 
 
 def send(sock: socket.socket, message: WorkerRequest | ServerReply, body: Sequence[Buffer] = ()) -> int:
-    """Send a message, and beside it the bytes of `body` joined; returns how many bytes were sent."""
+    """Send a message, and next to it the bytes of `body` joined; returns how many bytes were sent."""
     parts = [memoryview(part).cast("B") for part in body if len(part)]
     size = sum(len(part) for part in parts)
     packed = pack(message)

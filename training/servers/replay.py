@@ -24,7 +24,7 @@ from sparkring.training.tables.hashing import Ids
 
 @dataclass(frozen=True)
 class Try:
-    """A worker's computation of one clock's gradient. `step`: whose rate it has; None: that of the clock."""
+    """A worker's computation of one step's gradient. `step`: sets the rate; None: `clock` does."""
 
     worker: int
     clock: int
@@ -36,8 +36,8 @@ class Try:
 class Workers:
     """What workers do, without any.
 
-    ids: by table the distinct ids of a worker's batch of a clock. gradient: of a try, with what it pulled. factor: with
-    bound 0, what a clock's sum is multiplied by, from its sum of squares and whether all pushes were finite.
+    ids: by table the distinct ids of a worker's batch of a step. gradient: of a try, with what it pulled. factor: with
+    bound 0, what a step's sum is multiplied by, from its sum of squares and whether all pushes were finite.
     """
 
     ids: Callable[[int, int], list[Ids]]
@@ -65,7 +65,7 @@ def replay(shards: Sequence[ServerShard], logs: Sequence[LogFile], workers: Work
     spans = {(log.header.begin, log.header.end, log.header.workers) for log in logs}
     if len(spans) != 1 or len(logs) != len(shards):
         raise ValueError(
-            f"event logs of {count_of(len(logs), 'server')} for {len(shards)}, of clocks and workers {sorted(spans)}"
+            f"event logs of {count_of(len(logs), 'server')} for {len(shards)}, of steps and workers {sorted(spans)}"
         )
     ((begin, end, count),) = spans
     check_whole(logs)
@@ -75,7 +75,7 @@ def replay(shards: Sequence[ServerShard], logs: Sequence[LogFile], workers: Work
     _Replay(shards, logs, workers).run()
     for shard, log in zip(shards, logs, strict=True):
         if done_of(shard.take_events()) != done_of(log.events):
-            raise ValueError(f"server {log.header.server}: the log of clocks {begin} to {end} is not what they give")
+            raise ValueError(f"server {log.header.server}: the log of steps {begin} to {end} is not what they give")
 
 
 def done_of(events: Iterable[PushEvent]) -> list[PushEvent]:
@@ -83,7 +83,7 @@ def done_of(events: Iterable[PushEvent]) -> list[PushEvent]:
 
 
 def check_whole(logs: Sequence[LogFile]) -> None:
-    """Raise ValueError unless every server did each (worker, clock) of the segment exactly once."""
+    """Raise ValueError unless every server did each (worker, step) of the segment exactly once."""
     for log in logs:
         head = log.header
         done = [(event.clock, event.worker) for event in done_of(log.events)]
@@ -91,8 +91,8 @@ def check_whole(logs: Sequence[LogFile]) -> None:
         if sorted(done) != due:
             odd = sorted(set(done) ^ set(due)) or sorted(each for each in set(done) if done.count(each) > 1)
             raise ValueError(
-                f"server {head.server}, clocks {head.begin} to {head.end}: {count_of(len(done), 'push')} of "
-                f"{len(due)}; not once: (clock, rank) {odd[:3]}"
+                f"server {head.server}, steps {head.begin} to {head.end}: {count_of(len(done), 'push')} of "
+                f"{len(due)}; not once: (step, rank) {odd[:3]}"
             )
 
 

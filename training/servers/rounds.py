@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-START = -1  # scope of what workers agree on before the first clock
+START = -1  # scope of what workers agree on before the first step
 
 
 @dataclass(frozen=True)
 class RoundKey:
-    """scope: a clock, or START. channel: rounds of a channel are counted by themselves. number: in its channel."""
+    """scope: a step, or START. channel: rounds of a channel are counted by themselves. number: in its channel."""
 
     scope: int
     channel: str

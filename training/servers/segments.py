@@ -11,7 +11,7 @@ from sparkring.training.servers.event_log import LogFile, decode
 
 @dataclass(frozen=True)
 class Segment:
-    """What all servers of an attempt did between two cuts, in their order."""
+    """What all servers of an attempt did between two coordinated stops, in their order."""
 
     attempt: int
     begin: int
@@ -39,7 +39,7 @@ def read_segments(events: Storage) -> list[Segment]:
     for each in chain:  # not before: a server that died as logs were written ended its attempt, and wrote none
         if [log.header.server for log in each.logs] != list(range(each.logs[0].header.servers)):
             raise ValueError(
-                f"{events.uri}: attempt {each.attempt}, clocks {each.begin} to {each.end}: not one log of each server"
+                f"{events.uri}: attempt {each.attempt}, steps {each.begin} to {each.end}: not one log of each server"
             )
     return chain
 
@@ -57,6 +57,6 @@ def check_all_there(segments: Sequence[Segment], steps: int, where: str) -> None
     for end, begin in zip(ends, begins, strict=True):
         if begin != end:
             raise ValueError(
-                f"{where}: there are no logs of clocks {end} to {begin}: they are missing, or that part "
+                f"{where}: there are no logs of steps {end} to {begin}: they are missing, or that part "
                 "of the run was not on parameter servers, and cannot be made again from logs"
             )

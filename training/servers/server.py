@@ -1,9 +1,8 @@
 """One server process: a shard, one thread per connection, one lock.
 
 A worker's requests on a connection are answered in their order. Some wait: a pull until the bound allows it, a push
-with bound 0 until all have come, a round until all have taken part; with backup workers, who has no gradient to give
-until it is known which make the step. Where the shard finds its own promise broken the
-whole process ends, with the reason.
+with bound 0 until all have come, a round until all have taken part; with backup workers, a rank without a gradient
+waits until the step's gradients are chosen. If the shard finds its own bound broken, the process ends with the reason.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class Server:
         self._rounds = Rounds(place.workers)
         self._definition = b""
         self._kept: dict[str, bytes] = {}
-        self._begun_at: int | None = None  # clocks done at the last cut; None: workers have not begun
+        self._begun_at: int | None = None  # steps done at the last coordinated stop; None: workers have not started
         self._failure: BaseException | None = None
         self._closed = threading.Event()
         self._connections: set[socket.socket] = set()
@@ -312,7 +311,7 @@ class Server:
     def write_log(self, request: messages.WriteLogRequest, body: Buffer) -> Answer:
         clock = request.clock
         if not self.shard.is_drained(clock):
-            raise BrokenPromise(f"the log is cut at clock {clock}, where {self.shard.applied} are done")
+            raise BrokenPromise(f"coordinated stop at step {clock}, where {self.shard.applied} are done")
         if self._backup is not None:
             try:
                 self._backup.cut(clock)

@@ -1,7 +1,7 @@
 """What one server holds, and how pushes change it: no sockets, no threads, one call at a time.
 
 A server has slices of the dense parameters with an optimizer of its own, and some buckets of each table. A push is of
-(worker, clock): it is applied once, and a repeat is refused. With bound 0 the pushes of a clock are kept until all have
+(worker, step): it is applied once, and a repeat is refused. With bound 0 the pushes of a step are kept until all have
 come, summed in the order of the workers and applied as one step; else each is applied when it comes. With backup
 workers (backup.py) those make the step that the first server names, and the others are dropped. A worker's gradient is
 that of  n x sum over its rows of weight_i * loss_i / global_rows,  n parts of a global batch, so n pushes are one step
@@ -38,14 +38,14 @@ Array = NDArray[Any]
 
 
 class BrokenPromise(RuntimeError):
-    """The server's own bound was broken, or a worker does not keep to the protocol: it must not go on."""
+    """The server's own bound was broken, or a worker does not keep to the protocol: it must not continue."""
 
 
 @dataclass(frozen=True)
 class Push:
-    """One worker's gradient of one clock, as far as it is of this server.
+    """One worker's gradient of one step, as far as it is of this server.
 
-    attempt: number of the try at the clock. version: at the pull. norm: of the worker's whole gradient. lr: of the
+    attempt: number of the try at the step. version: at the pull. norm: of the worker's whole gradient. lr: of the
     step. dense: (elements,) of this server's slices. absent: numbers of the slices that no gradient reached. rows: by
     table distinct ids (u,) and gradients (u, dim).
     """
@@ -65,7 +65,7 @@ class Push:
 class ShardCounts:
     """What a server has seen since it began; gaps and lags as histograms, value -> how often."""
 
-    gaps: Counter[int] = field(default_factory=Counter)  # clocks ahead of the slowest worker, at each pull
+    gaps: Counter[int] = field(default_factory=Counter)  # steps ahead of the slowest worker, at each pull
     lags: Counter[int] = field(default_factory=Counter)  # of each push that was applied
     applied: int = 0
     repeated: int = 0
@@ -99,17 +99,17 @@ class ServerShard:
         self.tables = [Table(spec) for spec in definition.tables]
         self.own_buckets = np.flatnonzero(bucket_owners(servers) == server)
         self.version = 0
-        self.applied = [0] * definition.workers  # clocks that are done, by worker
+        self.applied = [0] * definition.workers  # steps that are done, by worker
         self.counts = ShardCounts()
         self.events: list[PushEvent] = []
-        self._latest = [(-1, 0)] * definition.workers  # clock and try of the last pull
+        self._latest = [(-1, 0)] * definition.workers  # step and try of the last pull
         self._pulled: dict[int, int] = {}  # by worker, the version of a last pull whose push has not come
-        self._tries = [0] * definition.workers  # of the last clock that is done
-        self._retrying: set[int] = set()  # workers that compute a rejected clock again
+        self._tries = [0] * definition.workers  # of the last step that is done
+        self._retrying: set[int] = set()  # workers that compute a rejected step again
         self._held: dict[int, Push] = {}  # with bound 0, by worker
         self._making: list[tuple[BatchShare, Push]] = []  # those of the sum, in its order
         self._sum: tuple[torch.Tensor, frozenset[int], list[tuple[Ids, Array]]] | None = None
-        self._answer: tuple[int, float, int | None] | None = None  # of the last clock that was complete
+        self._answer: tuple[int, float, int | None] | None = None  # of the last step that was complete
         self._copied = False  # to a checkpoint, since the last update
         self._loaded = [np.zeros(0, np.int64) for _ in self.tables]  # buckets, sorted
 
@@ -128,7 +128,7 @@ class ServerShard:
     def may_begin(self, worker: int, clock: int, attempt: int) -> bool:
         """Return whether a worker's pull may be answered.
 
-        Every worker must have done clock - bound steps; and while one recomputes a rejected step, no other starts a new
+        Every worker must have done `clock` - bound steps; while one recomputes a rejected step, no other starts a new
         one, so its next lag is below the number of workers.
         """
         bound = self.definition.bound
@@ -147,13 +147,11 @@ class ServerShard:
             return self.version, self.weights.clone(), self.look_up(ids)
         latest, done = self._latest[worker], self.applied[worker]
         if not done - 1 <= clock <= done or (clock, attempt) < latest:
-            raise ValueError(
-                f"rank {worker} pulls clock {clock}, try {attempt}, after clock, try {latest}; {done} done"
-            )
+            raise ValueError(f"rank {worker} pulls step {clock}, try {attempt}, after step, try {latest}; {done} done")
         gap, bound = clock - self.slowest, self.definition.bound
         if bound is not None and gap > bound:
             raise BrokenPromise(
-                f"rank {worker} begins clock {clock} when all have done {self.slowest}: bound = {bound} does not allow "
+                f"rank {worker} starts step {clock} when all have done {self.slowest}: bound = {bound} does not allow "
                 "it"
             )
         self._log_unused(worker)
@@ -169,7 +167,7 @@ class ServerShard:
     # --- push ----------------------------------------------------------------------------------------------------
 
     def push(self, push: Push) -> ShardStatus:
-        """Take a worker's gradient of a clock."""
+        """Take a worker's gradient of a step."""
         if self.definition.backup:
             return self._hold(push)
         worker, done = push.worker, self.applied[push.worker]
@@ -179,11 +177,11 @@ class ServerShard:
                 self._log_unused(worker)
             return ShardStatus.REPEATED
         if push.clock > done:
-            raise BrokenPromise(f"rank {worker} pushes clock {push.clock}, and has done {done} of them")
+            raise BrokenPromise(f"rank {worker} pushes step {push.clock}, and has done {done} of them")
         lag, limit = self.version - push.version, self.definition.lag_limit
         if lag < 0 or (limit is not None and lag > limit):
             raise BrokenPromise(
-                f"the push of rank {worker}, clock {push.clock} has a version lag of {lag}: with bound = "
+                f"the push of rank {worker}, step {push.clock} has a version lag of {lag}: with bound = "
                 f"{self.definition.bound} it is 0 to {limit}"
             )
         is_finite = math.isfinite(push.norm) and _is_finite(push)
@@ -240,7 +238,7 @@ class ServerShard:
             version: server version at the pull.
         """
         event = PushEvent(kind, worker, attempt, clock, self.version - version)
-        event.packed()  # raises now, not at the cut, where it does not fit
+        event.packed()  # raises now, not at the coordinated stop, where it does not fit
         self.events.append(event)
 
     def _step(self, dense: torch.Tensor, absent: frozenset[int], rows: Sequence[tuple[Ids, Array]], lr: float) -> None:
@@ -260,7 +258,7 @@ class ServerShard:
     # --- bound 0 -------------------------------------------------------------------------------------------------
 
     def _add_up(self, making: list[tuple[BatchShare, Push]]) -> None:
-        """Make the mean, in this order, of the pushes that make a clock."""
+        """Make the mean, in this order, of the pushes that make a step."""
         pushes = [push for _, push in making]
         bad_worker = next((p.worker for p in pushes if not (math.isfinite(p.norm) and _is_finite(p))), None)
         # zeros of absent slices change no sum
@@ -287,11 +285,11 @@ class ServerShard:
         return self._answer[1:] if self._answer is not None and self._answer[0] == clock else None
 
     def settle(self, clock: int, factor: float) -> None:
-        """Apply a complete clock's gradient times `factor`, or skip it where that is not finite. Once a clock."""
+        """Apply a complete step's gradient times `factor`, or skip it where that is not finite. Once a step."""
         if clock < self.slowest:
             return
         if clock > self.slowest or self._sum is None:
-            raise BrokenPromise(f"clock {clock} is settled before all pushes have come")
+            raise BrokenPromise(f"step {clock} is committed before all pushes have come")
         (dense, absent, rows), self._sum = self._sum, None
         making, self._making, self._held = self._making, [], {}
         for part, push in making:
@@ -339,10 +337,10 @@ class ServerShard:
             self._add_up([(part, self._held[worker]) for worker, part in chosen])
         return self.answer(clock)
 
-    # --- between clocks ------------------------------------------------------------------------------------------
+    # --- between steps ------------------------------------------------------------------------------------------
 
     def begin(self, clock: int) -> None:
-        """Let every worker begin at a clock."""
+        """Let every worker begin at a step."""
         self.applied = [clock] * self.definition.workers
 
     def restart(self, worker: int) -> tuple[int, int]:
@@ -386,7 +384,7 @@ class ServerShard:
     def save(self, table: int, buckets: NDArray[np.int64], most_bytes: int) -> TableDump:
         """Copy the content of some buckets: what changed since the last checkpoint, or all where that is more.
 
-        Workers ask for parts of the buckets, so changes are noted anew from the next update, or cut, on.
+        Workers ask for parts of the buckets, so changes are noted again from the next update, or cut, on.
         """
         self._copied = True
         return self.tables[table].copy_changes(buckets, most_bytes)

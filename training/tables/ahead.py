@@ -71,9 +71,9 @@ def ahead_tensors(parts: Sequence[RowsAhead], batches: int, like: Array) -> dict
 
 
 def rows_ahead_of(files: Sequence[Mapping[str, RowFile]], buckets: NDArray[np.int64]) -> list[RowsAhead]:
-    """Read the pulls that a checkpoint has of `buckets`; those of a run without lag are none.
+    """Read a checkpoint's outstanding pulls of `buckets`; returns [] for runs without lag.
 
-    `files`: of a table, of all ranks, those of earlier steps included, of which the newest count.
+    `files`: files of a table from all ranks, including earlier steps; the newest count.
     """
     counted = [(int(whole(file["ahead_batches"])[0]), file) for file in files if "ahead_batches" in file]
     batches = max((count for count, _ in counted), default=0)

@@ -47,7 +47,7 @@ class Alone:
 
 
 class TorchExchange:
-    """All-to-all of torch.distributed between the hosts' memories, which tables are in: Gloo, also beside NCCL.
+    """All-to-all of torch.distributed between the hosts' memories, which tables are in: Gloo, also besides NCCL.
 
     Bytes sent per rank and call: those of the rows for other ranks.
     """

@@ -157,7 +157,7 @@ def check_whole(table: str, files: Sequence[Mapping[str, RowFile]]) -> list[_Spa
         else:
             follows[part.buckets] &= clocks[part.buckets] == part.since
         clocks[part.buckets] = part.clock
-    follows &= clocks == clocks.max()  # all ranks save at one clock
+    follows &= clocks == clocks.max()  # all ranks save at one step
     odd = np.flatnonzero((times != 1) | ~follows)
     if len(odd):
         how = "missing" if not times[odd[0]] else "stored twice" if times[odd[0]] > 1 else "without some of its changes"

@@ -55,7 +55,7 @@ class HeldIds:
         return np.concatenate([np.zeros(0, np.int64), *self._gone])
 
     def mark_saved(self) -> None:
-        self._marks[:] = SAVED  # of free slots too: what takes one is marked anew
+        self._marks[:] = SAVED  # of free slots too: what takes one is marked again
         self._gone = []
 
     def touch(self, slots: Slots, clock: int) -> None:

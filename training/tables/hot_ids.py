@@ -1,9 +1,9 @@
-"""The ids that batches use most, counted in bounded memory (Misra-Gries, in batches and merged: Agarwal 2012,
-https://doi.org/10.1145/2213556.2213562).
+"""The ids that batches use most, counted in bounded memory.
 
-1,024 counters are kept. Where there would be more, the largest that has no place is taken off all of them; its sum is
-`missed`. So a count is never too high, and too low by at most `missed`, which is at most a 1,025th of all uses. An id
-of a larger share is among the counters.
+Misra-Gries, in batches and merged: Agarwal 2012, https://doi.org/10.1145/2213556.2213562. 1,024 counters are kept.
+Where there would be more, the largest that has no place is taken off all of them; its sum is `missed`. So a count is
+never too high, and too low by at most `missed`, which is at most a 1,025th of all uses. An id of a larger share is
+among the counters.
 """
 
 from __future__ import annotations

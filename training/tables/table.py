@@ -77,7 +77,7 @@ class TableDump:
 
     Of changes since another dump of the same buckets: ids, rows, use and seen have those that changed, `removed` and
     `forgotten` the ids that were evicted, and those that were no longer waiting, before these were stored. since: (1,)
-    the clock of the dump before; (0,) where this is the whole content.
+    the step of the dump before; (0,) where this is the whole content.
     """
 
     buckets: NDArray[np.int64]
@@ -121,7 +121,7 @@ class Table:
         self.scale = np.broadcast_to(np.asarray(spec.scale, spec.dtype), (spec.dim,))
         self.clock = 0  # pushes so far
         self.counts = np.zeros((BUCKETS, 2), np.int64)  # rows admitted, evicted
-        self._saved_at: int | None = None  # the clock of the last checkpoint
+        self._saved_at: int | None = None  # the step of the last checkpoint
         self._key = table_key(spec.seed, spec.name)
         self._held = HeldIds(None if spec.max_rows is None else spec.max_rows // BUCKETS)
         self._waiting = HeldIds(WAITING)  # to be admitted
@@ -228,7 +228,7 @@ class Table:
         return self.dump(buckets) if changes is None else changes
 
     def mark_saved(self) -> None:
-        """Begin to note changes anew: a checkpoint has the content of every bucket."""
+        """Begin to note changes again: a checkpoint has the content of every bucket."""
         self._held.mark_saved()
         self._waiting.mark_saved()
         self._saved_at = self.clock

@@ -50,7 +50,7 @@ class RankParts:
     gather: Callable[[bytes], list[bytes]]  # between all ranks
     hooks: Hooks
     checkpoints: Checkpointer
-    latest: CheckpointInfo | None  # the checkpoint to go on from
+    latest: CheckpointInfo | None  # the checkpoint to continue from
     splits: Splits
 
     def whole_split(self) -> WholeSplit:
@@ -87,7 +87,7 @@ def open_checkpoints(ctx: WorkerContext, config: RunConfig, run: Storage, hooks:
 
 
 def check_usable(trainer: dict[str, Any], tables: Mapping[str, Sequence[Mapping[str, RowFile]]]) -> None:
-    """Raise ValueError where training cannot go on from a checkpoint's values, or a table lacks some of its rows."""
+    """Raise ValueError where training cannot continue from a checkpoint's values, or a table lacks some of its rows."""
     TypeAdapter(LoopRecord).validate_python(trainer)
     for name, files in tables.items():
         check_whole(name, files)

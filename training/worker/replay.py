@@ -186,7 +186,7 @@ class _Replayer:
 
 
 class _Batches:
-    """One rank's batches of a segment, by clock; the last ones are kept."""
+    """One rank's batches of a segment, by step; the last ones are kept."""
 
     def __init__(self, reader: Reader, begin: int, end: int) -> None:
         self._batches: Iterator[Batch] = reader.batches(reader.epochs.consumed_at(begin), end - begin)
@@ -202,7 +202,7 @@ class _Batches:
 
 
 class _Ranks:
-    """What ranks compute, all by one strategy: a rank's step depends on its number, its clock and what it pulled."""
+    """What ranks compute, all by one strategy: a rank's gradient depends on its number, its step and what it pulled."""
 
     def __init__(self, strategy: ServersStrategy, batches: Sequence[_Batches], lr_at: Callable[[int], float]) -> None:
         self.strategy, self.batches, self.lr_at = strategy, batches, lr_at

@@ -53,7 +53,7 @@ class ServerTotals:
 
     __pydantic_config__ = CLOSED
 
-    gaps: dict[int, Count]  # clocks that a rank was ahead of the slowest when it began one -> how often
+    gaps: dict[int, Count]  # steps that a rank was ahead of the slowest when it began one -> how often
     lags: dict[int, Count]  # updates of a server between a rank's pull and its push -> how often
     applied: Count  # pushes
     repeated: Count  # pushes that came again, and were not applied again
@@ -103,7 +103,7 @@ class WorkerResult:
     engine: str  # what carries gradients: horovod, torch-gloo, torch-nccl, servers, none
     world: Count  # ranks of the attempt that returned
     threads_per_rank: Count  # of torch
-    finished: bool  # False: asked to stop; the same command goes on from the last checkpoint
+    finished: bool  # False: asked to stop; the same command continues from the last checkpoint
     steps: Count  # optimizer steps since the run began, skipped ones included
     consumed_samples: Count  # over all ranks and epochs
     skipped_steps: Count  # their gradients were not finite
@@ -373,7 +373,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineGap:
-    """The loss of the model beside that of a baseline, on the same test rows.
+    """The loss of the model next to that of a baseline, on the same test rows.
 
     Made by `gap_to` in pipelines/evaluation/evaluate.py.
     """
@@ -456,8 +456,8 @@ class Evaluated:
 
     scores: Annotated[dict[str, Scores], _has(MODEL)] = field(default_factory=dict)  # MODEL first, then baselines
     trees_gap: BaselineGap | None = None  # None: no trees were fitted
-    best_gap: BaselineGap | None = None  # beside the baseline of the least loss, unless that is trees
-    guess_gap: BaselineGap | None = None  # beside a constant guess by the training rows' labels; None: of no table
+    best_gap: BaselineGap | None = None  # next to the baseline of the least loss, unless that is trees
+    guess_gap: BaselineGap | None = None  # next to a constant guess by the training rows' labels; None: of no table
     missing: dict[str, str] = field(default_factory=dict)  # baseline that could not be computed -> why
     calibration: CalibrationFit | None = None  # None: none was fitted
     labels: dict[str, LabelBalance] = field(default_factory=dict)  # by split, train first; empty: not measured

@@ -89,7 +89,7 @@ def make_weighted_reader(config: DataConfig, request: ReadRequest, rank: DataRan
 
 
 def data_gather(strategy: Ranks, ctx: WorkerContext, timeout_s: float) -> AllGather:
-    """All-gather of JSON values between data ranks: one answer per data rank, in their order."""
+    """Make an all-gather of JSON values over data ranks: one answer per data rank, in rank order."""
     everyone = peers(strategy, ctx, timeout_s)
 
     def gather(value: Any) -> list[Any]:

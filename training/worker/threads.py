@@ -1,7 +1,7 @@
 """Choose torch's threads of a rank by what its network computes: a small one gains nothing by more than one.
 
 Measured (benchmarks/results/threads_2core_202611.md): with 25 million multiply-adds in a forward pass and fewer, two
-threads make 0.8 to 1.1 times the steps of one, with 50 million 1.5 times, with 400 million 1.8 times. Beside other work
+threads make 0.8 to 1.1 times the steps of one, with 50 million 1.5 times, with 400 million 1.8 times. With other work
 those of a small net make half of one's or less, since they wait for each other at every operation
 (benchmarks/results/busy_machine_2core_202611.md).
 """

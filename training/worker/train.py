@@ -119,7 +119,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
         initial = agreed_model(made, config, manifest, ctx, strategy)
         hooks = Hooks(config.train.hooks, ctx.rank == 0)
         checkpoints = open_checkpoints(ctx, config, run, hooks, strategy)
-        # once for the dense part and the tables: where all are damaged, both begin anew
+        # once for the dense part and the tables: where all are damaged, both begin again
         latest = checkpoints.latest(config.checkpoint.verify)
         if latest is not None and strategy.replaces_ranks:
             checkpoints.hold(latest)  # a new process reads it again, however late
@@ -205,7 +205,7 @@ def _train(parts: Parts, began: float) -> WorkerResult:
         servers=server_totals(strategy),
         started=parts.model.started,
     )
-    if result.finished:  # else: asked to stop; the last checkpoint is where the next command goes on
+    if result.finished:  # else: asked to stop; the last checkpoint is where the next command continues
         exported_step = load_exported_step(parts, state)
         with strategy.averaged():
             export(parts, state.step)

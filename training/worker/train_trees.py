@@ -163,7 +163,7 @@ def _train(parts: TreesParts, began: float) -> WorkerResult:
         measured={},
         train_left_out=left_out(reader),
     )
-    if result.finished:  # else: asked to stop; the last checkpoint is where the next command goes on
+    if result.finished:  # else: asked to stop; the last checkpoint is where the next command continues
         rounds = exported_rounds(config, state)
         ranks.keep_rounds(rounds)
         result = score_valid(parts, valid, replace(result, exported_step=rounds, weights=MODEL_FOLDER))
@@ -185,7 +185,7 @@ def exported_rounds(config: RunConfig, state: TrainerState) -> int:
 def refit(parts: TreesParts, train: Reader, valid: Reader, rounds: int) -> None:
     """Grow the best number of rounds again, on the training and the validation rows together. Collective.
 
-    A command that goes on here begins the refit again, and ends with the same bits.
+    A command that continues here begins the refit again, and ends with the same bits.
     """
     training = hold_training(parts, train, valid)
     parts.strategy.begin(tree_params(parts, training), training)

@@ -68,7 +68,7 @@ class CatalogSnapshot(SourceSnapshot):
         return table
 
     def check_unchanged(self) -> None:
-        """Raise EtlError if a file or partition was added, removed or written, or a view defined anew."""
+        """Raise EtlError if a file or partition was added, removed or written, or a view defined again."""
         self._compare(look_up(self.session(), self.key, self.config)[1])
 
     def _compare(self, found: QueryReads) -> None:

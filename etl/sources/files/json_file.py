@@ -210,7 +210,7 @@ def _is_text(value: str) -> bool:
 
 
 def _offsets(values: list[Any]) -> pa.Array:
-    """Return the start of each list or map, None for a null one. offsets: (values + 1,)"""
+    """Return the start of each list or map, (values + 1,); None for a null one."""
     begins = [0, *accumulate(len(value or ()) for value in values)]
     return pa.array(
         [None if v is None else begin for v, begin in zip(values, begins, strict=False)] + begins[-1:], pa.int32()

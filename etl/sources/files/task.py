@@ -27,7 +27,7 @@ FOUND = "file int, problem string, key string, records long"  # what `check` giv
 
 
 def unreadable(error: OSError) -> str:
-    """Say of a file that it cannot be read to its end, as where it is cut or damaged and compressed."""
+    """Describe why a file cannot be read to its end: it is truncated, damaged or compressed otherwise."""
     return f"cannot be read ({first_line(error)}): it is cut or damaged, or its suffix names another compression"
 
 

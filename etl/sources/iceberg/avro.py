@@ -17,7 +17,7 @@ from sparkring.conf.plain_text import count_of
 
 MOST_BYTES = 128 << 20  # of a file, compressed and not; writers split manifests at 8 MB
 MOST_OBJECTS = 1 << 25  # of Python, about, that pyiceberg makes of a file: at most 1.5 GB
-OF_A_RECORD = 16  # objects, beside those of its fields
+OF_A_RECORD = 16  # objects, besides those of its fields
 MAGIC, SYNC_BYTES = b"Obj\x01", 16
 LONGEST = 10  # bytes of an integer
 FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}

@@ -12,7 +12,7 @@ ONE_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}  # schemes of the same store
 
 
 def split_host(path: str) -> tuple[str, str]:
-    """`s3://bucket/a/b` -> (`s3://bucket`, `/a/b`); a local path, which may be written in three ways, has no host."""
+    """Split `s3://bucket/a/b` -> (`s3://bucket`, `/a/b`); a local path in any spelling has no host."""
     host = HOST.match(path)
     if host is None or host[0].startswith("file:"):
         return "", path[len(host[0]) :] if host else path
@@ -20,7 +20,7 @@ def split_host(path: str) -> tuple[str, str]:
 
 
 def is_below(location: str, folders: Sequence[str]) -> bool:
-    """Whether a file is in one of the folders, links followed. Never for a path with `.` or `..`.
+    """Return whether a file is in one of the folders, links followed. False for `.` or `..` in paths.
 
     A local folder may be spelled in any way: by a link to it, from the working directory.
     """

@@ -38,16 +38,16 @@ CHUNK_ROWS = 1 << 18  # test rows multiplied at a time
 def als_predictions(
     spark: SparkSession, config: AlsConfig, train: SplitRows, test: SplitRows, columns: tuple[str, str, str]
 ) -> Array:
-    """Fit on the positive training rows and predict the test rows, (N,), of which more is earlier.
+    """Fit on the positive training rows and predict the test rows, (N,), a higher value ranking earlier.
 
     ValueError without a positive training row, or where the vectors have more than MOST_FACTORS numbers.
 
     Args:
         spark: the job's session.
-        config: of the factorization.
+        config: settings of the factorization.
         train: rows to fit on.
         test: rows to score.
-        columns: of list, item and label.
+        columns: columns of list, item and label.
     """
     from pyspark.ml.recommendation import ALS  # with scipy, of use for this baseline alone
 
@@ -99,7 +99,7 @@ def positive_pairs(spark: SparkSession, train: SplitRows, group: str, item: str,
 
 
 def numbered(pairs: DataFrame, side: str) -> DataFrame:
-    """The distinct values of LIST or ITEM in their order, each with a NUMBER from 0: ALS takes whole numbers."""
+    """Enumerate the distinct values of LIST or ITEM in order from 0: ALS takes whole numbers."""
     place = F.row_number().over(Window.orderBy(side)) - 1
     return pairs.select(side).distinct().withColumn(NUMBER, place)
 
@@ -116,7 +116,7 @@ def check_size(rank: int, lists: int, items: int) -> None:
 
 
 def vectors(factors: DataFrame, numbers: DataFrame, side: str, values: pa.ChunkedArray) -> tuple[Array, Array]:
-    """The vectors (known + 1, R) of a side, the last one 0 for unknown values, and the place (N,) of each value."""
+    """Return a side's vectors (known + 1, R), the last 0 for unknown, and each value's place (N,)."""
     joined = factors.join(numbers, factors["id"] == numbers[NUMBER])
     rows = to_arrow(joined.select(side, "features")).sort_by(side)
     known, found = rows[side].combine_chunks().cast(values.type), rows["features"].combine_chunks()
@@ -127,6 +127,6 @@ def vectors(factors: DataFrame, numbers: DataFrame, side: str, values: pa.Chunke
 
 
 def products(lists: Array, of_list: Array, items: Array, of_item: Array) -> Array:
-    """The product of each row's two vectors, (N,) float32, CHUNK_ROWS at a time."""
+    """Compute the product of each row's two vectors, (N,) float32, CHUNK_ROWS at a time."""
     chunks = [slice(start, start + CHUNK_ROWS) for start in range(0, len(of_list), CHUNK_ROWS)]
     return np.concatenate([np.einsum("nr,nr->n", lists[of_list[c]], items[of_item[c]]) for c in chunks])

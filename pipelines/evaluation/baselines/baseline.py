@@ -59,7 +59,7 @@ class Baselines:
         return {name: each.scores for name, each in self.fitted.items()}
 
     def beside(self, others: Baselines) -> Baselines:
-        """These, and then others."""
+        """Combine these baselines with others."""
         return Baselines(self.fitted | others.fitted, self.missing | others.missing)
 
 
@@ -69,7 +69,7 @@ def fit_baselines(
     """Fit and score the baselines; without scalar features, the constant guess alone. One that fails is a warning.
 
     Args:
-        kind: the task.
+        kind: kind of the task.
         train: rows to fit on.
         test: rows to score.
         read: the model's input columns, and its labels.
@@ -82,13 +82,13 @@ def fit_baselines(
 
 
 def best_baseline(scores: Mapping[str, Scores]) -> str:
-    """The name of the one with the least loss; empty where none has a loss. MODEL is no baseline."""
+    """Return the baseline with the least loss; "" if none has a loss. MODEL is no baseline."""
     losses = {name: each["loss"] for name, each in scores.items() if name != MODEL and "loss" in each}
     return min(losses, key=lambda name: losses[name], default="")
 
 
 def beside_baselines(result: TrainResult, model: ModelConfig) -> list[str]:
-    """What the model is beside trees, and beside the best baseline where that is another: words after "it is"."""
+    """Compare the model with trees, and with the best other baseline: words after "it is"."""
     loss, best = model.kind.metric("loss").title, best_baseline(result.scores)
     named = ((result.trees_gap, named_beside(model)), (result.best_gap, best))
     return [gap.describe(loss, name) for gap, name in named if gap is not None]
@@ -109,8 +109,8 @@ def fit_and_score(
     """Fit all baselines, trees in a thread of their own and the others meanwhile; then score them.
 
     Args:
-        kind: the task.
-        has_features: without, there is the constant guess alone.
+        kind: kind of the task.
+        has_features: whether there are features; without, only the constant guess is fitted.
         read_training: reads the training rows; it is called once.
         test_files: reads the test rows, not scaled, file by file.
     """

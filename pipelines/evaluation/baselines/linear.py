@@ -56,7 +56,7 @@ def linear_fits(kind: TaskKind, has_features: bool) -> dict[str, Fit]:
 
 
 def fit_means(train: Design) -> Model:
-    """Always predict the training rows' mean, or a label's share of them."""
+    """Fit a model that always predicts the training rows' mean, or a label's share of them."""
     means = train.means(train.labels)
     return Model(lambda rows: of_labels([np.full(len(rows.labels), mean) for mean in means]), len(train.labels))
 
@@ -92,7 +92,7 @@ def probabilities(train: Design, labels: Array) -> tuple[Array, Callable[[Design
 
 
 def fit_class_rates(train: Design) -> Model:
-    """Always predict the training rows' share of each class, so the most frequent one."""
+    """Fit a model that always predicts the training rows' share of each class."""
     rates = np.bincount(train.labels[:, 0].astype(np.int64), train.weights) / train.total
     return Model(lambda rows: np.broadcast_to(rates, (len(rows.labels), len(rates))), len(train.labels))
 

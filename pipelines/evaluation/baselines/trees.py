@@ -27,7 +27,7 @@ SEED = 0
 
 
 def named_beside(model: ModelConfig) -> str:
-    """What a verdict calls the baseline, beside a model that may be of trees itself."""
+    """Name the baseline next to a model that may be of trees itself."""
     return "scikit-learn's trees with its defaults" if model.is_trees else "gradient-boosted trees"
 
 
@@ -65,7 +65,7 @@ def _probabilities(train: Design, labels: Array) -> tuple[Array, Callable[[Desig
 
 
 def cells(design: Design) -> Array:
-    """Numbers, masks and codes of each row, (N, K) float64; NaN for a code that no training row has."""
+    """Return numbers, masks and codes of each row, (N, K) float64; NaN for a code without training rows."""
     numbers = design.values.shape[1] - len(design.cardinalities)
     firsts = np.cumsum([numbers, *design.cardinalities])[:-1]
     found = design.values.copy()
@@ -78,7 +78,7 @@ def cells(design: Design) -> Array:
 
 
 def _fit(train: Design, labels: Array, loss: str) -> Any:
-    """A fitted model of scikit-learn."""
+    """Fit a scikit-learn model."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     numbers = train.values.shape[1] - len(train.cardinalities)

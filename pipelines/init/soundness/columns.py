@@ -12,7 +12,7 @@ CODES = 0.9  # of the distinct texts have a digit
 
 
 def codes(column: pa.ChunkedArray) -> Array:
-    """A number for each distinct value, null among them, from 0: (N,) int64."""
+    """Enumerate the distinct values, null among them, from 0: (N,) int64."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     encoded = column.dictionary_encode(null_encoding="encode").combine_chunks()
@@ -22,12 +22,12 @@ def codes(column: pa.ChunkedArray) -> Array:
 
 
 def microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Dates and timestamps as microseconds since 1970; what is finer is cut off."""
+    """Convert dates and timestamps to microseconds since 1970, truncated."""
     return column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
 
 
 def numbers(column: pa.ChunkedArray) -> Array:
-    """Numbers or dates as float64, (N,); NaN for a null."""
+    """Convert numbers or dates to float64, (N,); NaN for a null."""
     if pa.types.is_temporal(column.type):
         column = microseconds(column)
     found: Array = column.cast(pa.float64(), safe=False).to_numpy()
@@ -35,7 +35,7 @@ def numbers(column: pa.ChunkedArray) -> Array:
 
 
 def values_of(column: pa.ChunkedArray) -> Values:
-    """A column's values; of others than texts, numbers and dates their codes alone."""
+    """Return a column's values; only codes unless they are texts, numbers or dates."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return Values(codes(column), numbers(column), is_text=False, is_whole=False)

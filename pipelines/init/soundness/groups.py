@@ -57,7 +57,7 @@ class CellRows:
         return replace(self, cells=self.cells[kept], labels=self.labels[kept])
 
     def without(self, columns: Sequence[str]) -> CellRows:
-        """The rows without the cells of some columns."""
+        """Return the rows without the cells of some columns."""
         kept = [k for k, owner in enumerate(self.owners) if owner not in columns]
         return replace(self, cells=self.cells[:, kept], owners=[self.owners[k] for k in kept])
 
@@ -116,9 +116,9 @@ def find_grouping(rows: CellRows, columns: Mapping[str, Values], in_order: bool)
     """Find the columns that most likely name groups.
 
     Args:
-        rows: features and labels.
-        columns: of the table, the label left out.
-        in_order: whether rows are in the order in which somebody wrote them.
+        rows: rows with features and labels.
+        columns: columns of the table, without the label.
+        in_order: whether rows are in the order in which they were written.
     """
     possible = [c for c in candidates(columns, in_order) if not is_of_interactions(c, columns)]
     asked = [(c, looks_like_groups(c, columns, in_order)) for c in possible]
@@ -161,7 +161,7 @@ def _may_name(name: str, values: Values) -> bool:
 
 
 def _with_another(name: str, codes: Array, columns: Mapping[str, Values]) -> PossibleGroups | None:
-    """The column with the one that best tells its runs apart: a name that is given again another year."""
+    """Combine the column with the one that best tells its runs apart, such as the year of a reused name."""
     found = []
     for other, values in columns.items():
         if other != name and (values.is_text or values.is_whole) and _together(values.codes, 3.0):
@@ -175,9 +175,9 @@ def _with_another(name: str, codes: Array, columns: Mapping[str, Values]) -> Pos
 
 
 def may_be_unlikely(candidate: PossibleGroups, columns: Mapping[str, Values]) -> bool:
-    """Whether features alone may speak for groups: of codes such as K17, or of many texts, none in many of the rows.
+    """Return whether features alone may indicate groups: many codes such as K17, or many rare texts.
 
-    Of few words, such as towns, features tell the value too, and rows of new ones are hardly meant.
+    With few words, such as towns, features predict the value too, and rows of new ones are unlikely.
     """
     values = columns[candidate.names[-1]]
     if not values.is_text or _many(candidate.codes) < (MANY_CODES if values.is_code else MANY_WORDS):
@@ -186,7 +186,7 @@ def may_be_unlikely(candidate: PossibleGroups, columns: Mapping[str, Values]) ->
 
 
 def codes_of(*codes: Array) -> Array:
-    """A number for each distinct combination, (N,)."""
+    """Enumerate the distinct combinations, (N,)."""
     found = np.zeros(len(codes[0]), np.int64)
     for each in codes:
         found = np.unique(found * (each.max() + 1) + each, return_inverse=True)[1]
@@ -202,17 +202,17 @@ def _runs(codes: Array) -> int:
 
 
 def _by_chance(codes: Array) -> float:
-    """Runs of equal values that so many rows would have in any order."""
+    """Estimate the runs of equal values in random order."""
     return len(codes) * (1 - float(np.square(np.bincount(codes) / len(codes)).sum()))
 
 
 def _together(codes: Array, most: float = SPLIT_RUNS) -> bool:
-    """Whether equal values stand together in the file."""
+    """Return whether equal values are adjacent in the file."""
     return _runs(codes) <= most * (codes.max() + 1) and _runs(codes) < 0.5 * _by_chance(codes)
 
 
 def _stands_in_parts(codes: Array) -> bool:
-    """Whether equal values stand together, but of some in several places."""
+    """Return whether equal values are adjacent, but some in several places."""
     return not _together(codes) and _runs(codes) < 0.3 * _by_chance(codes)
 
 
@@ -235,7 +235,7 @@ def judge(rows: CellRows, candidate: PossibleGroups, why: str) -> Grouping | Non
 
 
 def is_of_interactions(candidate: PossibleGroups, columns: Mapping[str, Values]) -> bool:
-    """Whether each row is one of many possible pairs with another id, as of users and films, which are known later."""
+    """Return whether rows are sparse pairs with another id, such as users and films, known later."""
     many = _many(candidate.codes)
     for name, other in columns.items():
         if name in candidate.names or not NAMED.fullmatch(name) or TIMES.fullmatch(name):
@@ -249,13 +249,13 @@ def is_of_interactions(candidate: PossibleGroups, columns: Mapping[str, Values])
 
 
 def _repeats(*codes: Array) -> bool:
-    """Whether two rows have the same values."""
+    """Return whether two rows have the same values."""
     found = codes_of(*codes)
     return _many(found) < len(found)
 
 
 def looks_like_groups(candidate: PossibleGroups, columns: Mapping[str, Values], in_order: bool) -> str:
-    """Why values look like groups, apart from what they are worth to trees; "" where nothing says so."""
+    """Explain why values look like groups, regardless of their worth to trees, or return ""."""
     names, codes = candidate.names, candidate.codes
     ordered = {n: each for n, each in columns.items() if each.numbers is not None and n not in names}
     if met := next((name for name, each in ordered.items() if meets_seldom(codes, each.codes)), None):
@@ -269,7 +269,7 @@ def looks_like_groups(candidate: PossibleGroups, columns: Mapping[str, Values], 
 
 
 def meets_seldom(groups: Array, other: Array) -> bool:
-    """Whether two rows of a group hardly ever have the same value of another column, though by chance many would."""
+    """Return whether rows of a group share another column's value far less often than by chance."""
 
     def pairs(codes: Array) -> float:
         counts = np.bincount(codes).astype(float)
@@ -280,7 +280,7 @@ def meets_seldom(groups: Array, other: Array) -> bool:
 
 
 def rises(groups: Array, numbers: Array | None) -> bool:
-    """Whether a column rises, or falls, within each group in the order of the file, and not over the whole file."""
+    """Return whether a column rises or falls within each group in file order, but not over the file."""
     assert numbers is not None
     same, steps = groups[1:] == groups[:-1], np.sign(np.diff(numbers))
     within, across = steps[same], steps[~same]
@@ -293,7 +293,7 @@ def rises(groups: Array, numbers: Array | None) -> bool:
 
 
 def sample_groups(groups: Array, most: int) -> Array:
-    """Rows of whole groups, in their order, at most so many; of each group no more than leaves room for 20 others."""
+    """Sample whole groups' rows in order, at most `most`; each group leaves room for 20 others."""
     draw = np.random.default_rng(SEED)
     order = draw.permutation(len(groups))
     by_group = order[np.argsort(groups[order], kind="stable")]
@@ -305,7 +305,7 @@ def sample_groups(groups: Array, most: int) -> Array:
 
 
 def group_folds(groups: Array) -> Array:
-    """A fold of each row, (N,), all rows of a group in one: the largest groups first, each into the emptiest fold."""
+    """Assign folds (N,), a group's rows together: largest groups first, into the emptiest fold."""
     codes, of = np.unique(groups, return_inverse=True)
     sizes, filled, fold = np.bincount(of), np.zeros(FOLDS), np.zeros(len(codes), int)
     order = np.random.default_rng(SEED).permutation(len(codes))
@@ -328,7 +328,7 @@ def gap_of(rows: CellRows, groups: Array) -> Gap:
 
 
 def cross_validated(rows: CellRows, folds: Array) -> Array:
-    """Predictions of each row by trees that were grown on the other folds: (N,) values, or (N, C) probabilities."""
+    """Predict each row by trees grown on the other folds: (N,) values, or (N, C) probabilities."""
     shape = len(rows.labels) if rows.is_number else (len(rows.labels), int(rows.labels.max()) + 1)
     found = np.zeros(shape)
     for fold in range(FOLDS):
@@ -339,7 +339,7 @@ def cross_validated(rows: CellRows, folds: Array) -> Array:
 
 
 def predict(train: CellRows, cells: Array, into: Array) -> Array:
-    """Predictions of some rows' cells by trees that were grown on others. `into`: zeros of their shape."""
+    """Predict some rows by trees grown on others. `into`: zeros of the predictions' shape."""
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
     kind = ExtraTreesRegressor if train.is_number else ExtraTreesClassifier
@@ -359,7 +359,7 @@ def predict(train: CellRows, cells: Array, into: Array) -> Array:
 
 
 def losses_of(rows: CellRows, predictions: Array) -> Array:
-    """The squared error or the log loss of each row, (N,)."""
+    """Compute the squared error or the log loss of each row, (N,)."""
     if rows.is_number:
         return np.square(predictions - rows.labels)
     found: Array = -np.log(np.maximum(predictions[np.arange(len(predictions)), rows.labels.astype(np.int64)], 1e-12))
@@ -367,7 +367,7 @@ def losses_of(rows: CellRows, predictions: Array) -> Array:
 
 
 def shares_hidden(rows: CellRows, groups: Array) -> bool:
-    """Whether what trees do not know of a group's rows is alike in them, more than chance would give."""
+    """Return whether what trees miss in a group's rows is similar among them, beyond chance."""
     of = np.unique(groups, return_inverse=True)[1]
     if rows.owners:
         predictions = cross_validated(rows, group_folds(groups))

@@ -41,10 +41,10 @@ def find_leaks(columns: Mapping[str, Values], labels: Array, is_number: bool, in
     """Yield the columns that give the label away alone; else two or three that do together.
 
     Args:
-        columns: of N rows.
+        columns: columns of N rows by name.
         labels: (N,) float64: values, or numbers of classes.
-        is_number: whether they are values.
-        in_order: whether rows are in the order in which somebody wrote them.
+        is_number: whether the labels are values.
+        in_order: whether rows are in the order in which they were written.
     """
     kept = np.flatnonzero(np.isfinite(labels))[:MOST_ROWS]
     y, some = labels[kept], {name: of.take(kept) for name, of in columns.items()}
@@ -64,14 +64,14 @@ def find_leaks(columns: Mapping[str, Values], labels: Array, is_number: bool, in
 
 
 def _how_one(of: Values, y: Array, is_number: bool, open_: float, rest: float) -> str:
-    """How a column gives the label; "" where it does not.
+    """Describe how a column gives the label; "" if it does not.
 
     Args:
-        of: the column.
-        y: labels.
-        is_number: whether they are values.
-        open_: what the column leaves open.
-        rest: what the best of the other columns leaves open.
+        of: values of the column.
+        y: labels of the rows.
+        is_number: whether the labels are values.
+        open_: uncertainty left by the column.
+        rest: uncertainty left by the best other column.
     """
     if open_ <= SURE or (open_ <= LIKELY and rest >= FAR_MORE * open_):
         return how_much(open_, y, is_number)
@@ -85,7 +85,7 @@ def _how_one(of: Values, y: Array, is_number: bool, open_: float, rest: float) -
 
 
 def how_much(open_: float, y: Array, is_number: bool) -> str:
-    """Words for what is left open."""
+    """Describe in words the uncertainty that is left."""
     if open_ < 1e-7:
         return "says what {label} is in all rows that were looked at"
     if is_number:
@@ -94,17 +94,17 @@ def how_much(open_: float, y: Array, is_number: bool) -> str:
 
 
 def base_error(y: Array) -> float:
-    """The share of rows that are not of the most frequent class."""
+    """Return the share of rows that are not of the most frequent class."""
     return 1 - float(np.bincount(codes_of(y)).max()) / len(y)
 
 
 def left_open(of: Values, y: Array, is_number: bool) -> float:
-    """What a column alone leaves open of the label: 0 nothing, 1 all."""
+    """Return the uncertainty about the label that a column alone leaves: 0 nothing, 1 all."""
     return left_of_ranks(of, y) if is_number else left_of_classes(of, y)
 
 
 def left_of_classes(of: Values, y: Array) -> float:
-    """The rows that the column gives wrong, of those that the most frequent class gives wrong."""
+    """Return the rows predicted wrong by the column, relative to the most frequent class."""
     classes, wrong = codes_of(y), []
     if len(y) >= ROWS_PER_VALUE * (of.codes.max() + 1):
         wrong.append(_wrong_by_value(of.codes, classes))
@@ -120,7 +120,7 @@ def _wrong_by_value(codes: Array, classes: Array) -> float:
 
 
 def _wrong_by_tree(numbers: Array, classes: Array) -> float:
-    """Rows that a tree of few leaves gives wrong, by thresholds of one number."""
+    """Return the share of rows that a tree of few leaves predicts wrong, by thresholds of one number."""
     from sklearn.tree import DecisionTreeClassifier
 
     tree = DecisionTreeClassifier(max_leaf_nodes=2 * (classes.max() + 1), min_samples_leaf=FEWEST_OF_CLASS // 2)
@@ -131,7 +131,7 @@ def _wrong_by_tree(numbers: Array, classes: Array) -> float:
 
 
 def left_of_ranks(of: Values, y: Array) -> float:
-    """The variance of the label's ranks that the column leaves open, by the rows next to each in its order."""
+    """Return the variance of the label's ranks the column leaves, by neighboring rows in its order."""
     ranks = _middle_ranks(y)
     spread, found = float(ranks.var()), []
     if len(y) >= ROWS_PER_VALUE * (of.codes.max() + 1):
@@ -146,14 +146,14 @@ def left_of_ranks(of: Values, y: Array) -> float:
 
 
 def _middle_ranks(y: Array) -> Array:
-    """Ranks between 0 and 1; of equal values the middle of theirs."""
+    """Return ranks between 0 and 1; equal values share their middle rank."""
     _, of, counts = np.unique(y, return_inverse=True, return_counts=True)
     found: Array = ((np.cumsum(counts) - counts / 2) / len(y))[of]
     return found
 
 
 def _left_by_neighbors(numbers: Array, ranks: Array, y: Array) -> float:
-    """The mean square of ranks less the mean of the NEIGHBORS on either side; of equal numbers all are neighbors."""
+    """Return the mean square of ranks less their NEIGHBORS' mean on either side, ties included."""
     if _is_affine(numbers, y):
         return 0.0
     values, of, counts = np.unique(numbers, return_inverse=True, return_counts=True)
@@ -167,7 +167,7 @@ def _left_by_neighbors(numbers: Array, ranks: Array, y: Array) -> float:
 
 
 def _is_affine(numbers: Array, y: Array) -> bool:
-    """Whether numbers are the label times one number plus another."""
+    """Return whether numbers are the label times one number plus another."""
     both = np.isfinite(numbers)
     if both.sum() < FEWEST_OF_CLASS or not numbers[both].std() or not y[both].std():
         return False
@@ -175,7 +175,7 @@ def _is_affine(numbers: Array, y: Array) -> bool:
 
 
 def _says_range(of: Values, y: Array) -> bool:
-    """Whether each of a few values stands for a range of the label that no other value is in."""
+    """Return whether each of a few values stands for a separate range of the label."""
     bins = int(of.codes.max()) + 1
     if not 2 <= bins <= MOST_BINS or len(y) < ROWS_PER_VALUE * bins or base_error(of.codes) * len(y) < FEWEST_OF_CLASS:
         return False
@@ -188,7 +188,7 @@ def _says_range(of: Values, y: Array) -> bool:
 
 
 def _how_shifted(of: Values, y: Array) -> str:
-    """Whether a column has the labels of the rows next to its own."""
+    """Describe how a column has the labels of adjacent rows, or return ""."""
     if of.numbers is None or np.mean(y[1:] == y[:-1]) > 0.5 or len(np.unique(y)) < 20:
         return ""
     if np.mean(of.numbers[:-1] == y[1:]) > SHIFTED:
@@ -199,7 +199,7 @@ def _how_shifted(of: Values, y: Array) -> str:
 
 
 def _pairs(columns: Mapping[str, Values], y: Array, left: Mapping[str, float]) -> Iterator[Leak]:
-    """Two numbers whose difference, sum or ratio decides a class."""
+    """Yield two numbers whose difference, sum or ratio decides a class."""
     numbers = {n: of.numbers[:MOST_PAIR_ROWS] for n, of in columns.items() if of.numbers is not None}
     numbers = {n: of for n, of in numbers.items() if np.isfinite(of).all() and len(np.unique(of)) > 2}
     classes = codes_of(y[:MOST_PAIR_ROWS])
@@ -218,7 +218,7 @@ def _pairs(columns: Mapping[str, Values], y: Array, left: Mapping[str, float]) -
 
 
 def _sums(columns: Mapping[str, Values], y: Array) -> Iterator[Leak]:
-    """Two or three numbers whose weighted sum, or the product of whose powers, is the label."""
+    """Yield two or three numbers whose weighted sum, or product of powers, is the label."""
     numbers = {n: of.numbers for n, of in columns.items() if of.numbers is not None}
     numbers = {n: of for n, of in numbers.items() if np.isfinite(of).all() and of.std() > 0}
     numbers = dict([*numbers.items()][:MOST_SUMMED])
@@ -233,7 +233,7 @@ def _sums(columns: Mapping[str, Values], y: Array) -> Iterator[Leak]:
 
 
 def _exact_terms(terms: Mapping[str, Array], target: Array) -> tuple[str, ...]:
-    """The fewest names, at most MOST_TERMS, whose weighted sum leaves EXACT open at most; () where there are none."""
+    """Return the fewest names, at most MOST_TERMS, whose weighted sum is EXACT enough, or ()."""
     table = np.column_stack([*terms.values(), target])
     table = (table - table.mean(axis=0)) / np.maximum(table.std(axis=0), 1e-300)
     products = table.T @ table / len(table)

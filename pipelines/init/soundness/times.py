@@ -20,7 +20,7 @@ BLOCKS = 20  # of time, whose losses are independent of each other, or nearly
 
 
 def time_gap(rows: CellRows, timeless: CellRows, times: Array) -> Gap:
-    """Losses of the latest rows by trees of as many other rows: of any time (random), and of earlier ones (grouped).
+    """Compare losses of the latest rows by trees of rows of any time (random) and earlier ones (grouped).
 
     Args:
         rows: with all features, by which trees may know rows of about the same time.

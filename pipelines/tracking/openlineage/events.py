@@ -1,7 +1,7 @@
 """Make OpenLineage run events of a journal's operations.
 
 An event is a function of the operations up to its own: the same ones, in the same order, whenever they are made. So
-the number of those that were sent is all that must be known to go on.
+the number of those that were sent is all that must be known to continue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Send the OpenLineage events of journals, in a thread of their own: neither training nor MLflow waits for a collector.
 
 An event follows the operation it is made of once that is in MLflow, which gives run ids and model versions. Its time is
-that of the operation. What the collector has is counted on disk, so that the next job or `replay` goes on behind it.
+that of the operation. What the collector has is counted on disk, so that the next job or `replay` continues behind it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class EventSink:
 
 
 def emit(client: OpenLineageClient, event: event_v2.RunEvent) -> None:
-    """Send an event; one that the collector refuses for what it is ends in the log. Else raises StoreUnreachable."""
+    """Send an event; rejected events (4xx) are logged and dropped. Other errors raise StoreUnreachable."""
     try:
         client.emit(event)
     except Exception as error:  # of whichever transport the user has set

@@ -1,4 +1,4 @@
-"""Jobs whose steps were measured beside a prediction, as MLflow has them."""
+"""Jobs whose steps were measured next to a prediction, as MLflow has them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Shown:
         self.client.set_tag(run, ERROR, why)
 
     def forget_failure(self, run: str) -> None:
-        """Remove the tags that `failure` set, of a run that goes on."""
+        """Remove the tags that `failure` set, of a run that continues."""
         tags = self.client.get_run(run).data.tags
         if ERROR in tags:
             self.client.set_tag(run, NOTE, without_headline(tags.get(NOTE, ""), FAILED))

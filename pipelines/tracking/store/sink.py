@@ -174,7 +174,7 @@ class MlflowSink:
             return False
         failures = self.journal.state["failures"] = self.journal.state.get("failures", 0) + 1
         if failures < MOST_FAILURES and kind not in self._given_up:
-            self.journal.done(self.journal.state["done"])  # a replay goes on counting
+            self.journal.done(self.journal.state["done"])  # a replay continues counting
             return True
         self.journal.state["given_up"] = [*self._given_up, kind]
         return False

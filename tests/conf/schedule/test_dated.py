@@ -93,7 +93,7 @@ def test_a_recipe_without_a_schedule_keeps_its_braces(tmp_path: Path) -> None:
     [
         ({"date": "2024-02-29"}, "--date 2024-02-29: is before schedule.begin, 2024-03-01"),
         ({"date": "2024-12-02"}, "--date 2024-12-02: is in the future"),
-        ({"date": "2024-04-10T07"}, "no day of America/New_York begins then"),
+        ({"date": "2024-04-10T07"}, "is not the start of its day in America/New_York"),
         ({"date": "2024-04-10", "start": "2024-04-11"}, "are two dates; give one"),
         ({"start": "2024-04-10", "end": "2024-04-11T00:00:00+00:00"}, "ends 2024-04-11T04:00:00"),
         ({"start": "2024-04-10", "end": "soon"}, "not an instant such as"),

@@ -74,16 +74,16 @@ def test_the_number_of_an_hour_counts_hours() -> None:
 @pytest.mark.parametrize(
     ("schedule", "text", "message"),
     [
-        (DAYS, "2024-03-05T07", "no day of UTC begins then; the one that it is in is 2024-03-05"),
-        (NEW_YORK, "2024-03-05T00:00:00+00:00", "no day of America/New_York begins then; .* is 2024-03-04"),
+        (DAYS, "2024-03-05T07", "is not the start of its day in UTC; use 2024-03-05"),
+        (NEW_YORK, "2024-03-05T00:00:00+00:00", "is not the start of its day in America/New_York; use 2024-03-04"),
         (HOURS, "2024-03-05", "a whole day; this schedule's dates are each a whole hour, such as 2026-01-01T00"),
-        (HOURS, "2024-03-05T07:30", "no hour of UTC begins then; the one that it is in is 2024-03-05T07"),
+        (HOURS, "2024-03-05T07:30", "is not the start of its hour in UTC; use 2024-03-05T07"),
         (DAYS, "yesterday", "no date; this schedule's are each a whole day, such as 2026-01-01"),
         (DAYS, "2024-13-01", "no date"),
         (DAYS, "9999-12-31", "is in no year from 1 to 9999"),
-        (WEEKS, "2024-03-05", "no week of UTC begins then; the one that it is in is 2024-03-04"),
-        (MONTHS, "2024-03-05", "no month of America/New_York begins then; the one that it is in is 2024-03-01"),
-        (MONTHS, "2024-03-01T00:00:00+00:00", "no month .* is in is 2024-02-01"),
+        (WEEKS, "2024-03-05", "is not the start of its week in UTC; use 2024-03-04"),
+        (MONTHS, "2024-03-05", "is not the start of its month in America/New_York; use 2024-03-01"),
+        (MONTHS, "2024-03-01T00:00:00+00:00", "is not the start of its month in .*; use 2024-02-01"),
     ],
 )
 def test_a_date_of_another_granularity_is_refused(schedule: ScheduleConfig, text: str, message: str) -> None:

@@ -76,7 +76,7 @@ def test_backwards_the_last_date_is_still_the_newest() -> None:
         ("2024-02-01", "2024-03-05", "--from-date 2024-02-01: is before schedule.begin"),
         ("2024-03-01", "2024-12-01", "--to-date 2024-12-01: its interval ends 2024-12-02.* in the future"),
         ("2024-03-05", "2024-03-01", "--from-date 2024-03-05 is after --to-date 2024-03-01"),
-        ("2024-03-01T05", "2024-03-05", "no day of UTC begins then"),
+        ("2024-03-01T05", "2024-03-05", "is not the start of its day in UTC"),
     ],
 )
 def test_dates_that_there_are_not_are_refused(first: str, last: str, message: str) -> None:

@@ -432,7 +432,7 @@ def test_the_command_line_runs_a_date(tmp_path: Path, job: Any, capsys: pytest.C
         (["run", "--rerun"], "--date: say which date"),
         (["run", "--date", "2024-02-01"], "is before schedule.begin"),
         (["run", "--date", "2199-01-01"], "is in the future"),
-        (["run", "--date", "2024-03-05T07"], "no day of UTC begins then"),
+        (["run", "--date", "2024-03-05T07"], "is not the start of its day in UTC"),
     ],
 )
 def test_a_date_that_cannot_be_run_is_a_usage_error(

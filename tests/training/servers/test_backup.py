@@ -250,5 +250,5 @@ def test_what_cannot_be_is_refused() -> None:
     made.ready(0, 5)
     made.ready(2, 5)
     made.made(5, 0.0, None)
-    with pytest.raises(ValueError, match=r"cut at clock 6, in step 6, where streams have done \[7, 5\]"):
+    with pytest.raises(ValueError, match=r"stop at step 6, during step 6, where streams have done \[7, 5\]"):
         made.cut(6)

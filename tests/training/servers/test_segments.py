@@ -47,7 +47,7 @@ def test_what_an_attempt_did_after_the_checkpoint_that_the_next_began_with_count
     write(run, 3, 9, 20, servers=3)
     assert spans(run) == [(1, 0, 5), (3, 5, 9), (3, 9, 20)]
     check_all_there(read_segments(run.at(EVENTS)), 20, "here")
-    with pytest.raises(ValueError, match="here: there are no logs of clocks 20 to 25: they are missing, or that part"):
+    with pytest.raises(ValueError, match="here: there are no logs of steps 20 to 25: they are missing, or that part"):
         check_all_there(read_segments(run.at(EVENTS)), 25, "here")
     assert server_problems(run, range(20)) == []
 
@@ -75,13 +75,13 @@ def test_logs_that_are_missing_are_named(run: Storage) -> None:
         read_segments(run.at(EVENTS))
     write(run, 1, 0, 5)
     write(run, 1, 8, 9)
-    with pytest.raises(ValueError, match="here: there are no logs of clocks 5 to 8: they are missing, or"):
+    with pytest.raises(ValueError, match="here: there are no logs of steps 5 to 8: they are missing, or"):
         check_all_there(read_segments(run.at(EVENTS)), 9, "here")
     (problem,) = server_problems(run, range(10))
     assert problem.endswith("servers logged nothing of 4 steps, such as [5, 6, 7, 9]")
     assert server_problems(run, [*range(5), 8]) == [], "the others were not on servers"
     run.at(EVENTS).delete(file_name(1, 8, 9, 1))
-    with pytest.raises(ValueError, match="attempt 1, clocks 8 to 9: not one log of each server"):
+    with pytest.raises(ValueError, match="attempt 1, steps 8 to 9: not one log of each server"):
         read_segments(run.at(EVENTS))
     assert len(server_problems(run, range(5))) == 1
 
@@ -89,4 +89,4 @@ def test_logs_that_are_missing_are_named(run: Storage) -> None:
 def test_a_push_that_a_server_lacks_is_a_problem_of_the_audit(run: Storage) -> None:
     write(run, 1, 0, 5, lost=1)
     (problem,) = server_problems(run, range(5))
-    assert "attempt 1: server 0, clocks 0 to 5: 9 pushes of 10; not once: (clock, rank) [(4, 1)]" in problem
+    assert "attempt 1: server 0, steps 0 to 5: 9 pushes of 10; not once: (step, rank) [(4, 1)]" in problem

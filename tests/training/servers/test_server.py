@@ -198,7 +198,7 @@ def test_a_server_whose_promise_is_broken_ends_and_says_which() -> None:
         with pytest.raises(RequestFailed, match="gone"):
             run_clock(client, 1) if False else client.write_logs(3)
         wait_for(lambda: hasattr(made[0], "ended_with"))
-        assert "the log is cut at clock 3" in str(made[0].ended_with)  # type: ignore[attr-defined]
+        assert "coordinated stop at step 3" in str(made[0].ended_with)  # type: ignore[attr-defined]
         client.close()
 
 

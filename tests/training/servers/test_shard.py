@@ -173,10 +173,10 @@ def test_a_push_above_max_lag_is_computed_again_and_the_next_try_is_in_time() ->
 
 def test_a_clock_that_was_not_reached_is_refused_and_so_is_a_try_that_is_over() -> None:
     shard = alone(2, bound=None)
-    with pytest.raises(BrokenPromise, match="pushes clock 1, and has done 0"):
+    with pytest.raises(BrokenPromise, match="pushes step 1, and has done 0"):
         shard.push(pushed(shard, 0, 1))
     shard.pull(0, 0, 1, ids_of(0, 0))
-    with pytest.raises(ValueError, match="try 0, after clock, try"):
+    with pytest.raises(ValueError, match="try 0, after step, try"):
         shard.pull(0, 0, 0, ids_of(0, 0))
 
 

@@ -22,7 +22,7 @@ class PartsAudit:
     _logs: dict[int, AuditLog] = field(default_factory=dict)  # by stream
 
     def record(self, epoch: int, step: int, batch: Batch) -> None:
-        """Record a part that a step was made of; `epoch`, `step`: of its clock."""
+        """Record a batch share of a step; `epoch`, `step`: position of that step."""
         assert batch.part is not None
         self._log(batch.part.stream).record(epoch, step, batch)
 

@@ -45,7 +45,7 @@ def as_text(value: Any, spark_type: str) -> str:
     if isinstance(value, (float, np.floating)) and float(value).is_integer():
         if abs(float(value)) >= INEXACT_IN_DOUBLE:
             raise ValueError(f"the category {value!r} is a float that may be another whole number; give an integer")
-        return str(int(value))  # pandas keeps integers beside nulls as floats; no category is a float in Spark
+        return str(int(value))  # pandas keeps integers next to nulls as floats; no category is a float in Spark
     return str(value)
 
 

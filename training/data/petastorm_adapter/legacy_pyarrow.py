@@ -48,7 +48,7 @@ class HadoopFileSystem(fsspec.implementations.arrow.HadoopFileSystem):
     standby namenode as not found.
     """
 
-    cachable = False  # petastorm's failover connects anew
+    cachable = False  # petastorm's failover connects again
     fsid = property(operator.attrgetter("_fs_token"))  # petastorm's failover would wrap fsspec's cached one as a method
 
     def __init__(self, host: str = "default", port: int = 0, user: str | None = None, **options: Any) -> None:

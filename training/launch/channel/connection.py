@@ -42,7 +42,7 @@ class Connection(asyncio.Protocol):
         self.ended = self._loop.create_future()  # with the reason, never an exception
 
     def trust(self) -> None:
-        """The other side has proved itself."""
+        """Accept the peer, which has proved the secret."""
         self._frames.limit = MAX_FRAME_BYTES
         self.authenticated.set_result(None)
 

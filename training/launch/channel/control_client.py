@@ -55,7 +55,7 @@ class DriverEnded(DriverUnreachable):
 
 
 def all_refused(problems: Iterable[OSError]) -> bool:
-    """Whether every address answered that nobody listens at the port."""
+    """Return whether every address answered that nobody listens at the port."""
     return all(isinstance(problem, ConnectionRefusedError) for problem in problems)
 
 
@@ -63,10 +63,10 @@ def why_unreachable(agent: str, port: int, problems: Mapping[str, OSError], wait
     """Explain why an agent finds no driver, the most likely reason first.
 
     Args:
-        agent: its name.
-        port: of the driver.
-        problems: the last error by address.
-        wait_s: seconds that an agent has waited which came by itself; None: the driver has started the agent.
+        agent: name of the agent.
+        port: port of the driver.
+        problems: last error by address.
+        wait_s: seconds that a self-started agent waited; None if the driver started the agent.
     """
     tried = "; ".join(f"{address}:{port}: {type(why).__name__}: {why}" for address, why in problems.items())
     if wait_s is None:
@@ -85,9 +85,9 @@ class ControlClient:
     """
 
     def __init__(self, endpoint: Endpoint, agent: str, on_message: Callable[[ToAgent | None], None], patience_s: float):
-        """`on_message` runs in the loop; None: the driver is gone, and `why_gone` says how that is known.
+        """Connect to the driver. `on_message` runs in the loop; None: the driver is gone (see `why_gone`).
 
-        It is after `patience_s` seconds without an answer, or REFUSED_S seconds of refused connections.
+        It is gone after `patience_s` seconds without an answer, or REFUSED_S seconds of refused connections.
         """
         self._endpoint, self._agent, self._patience_s = endpoint, agent, patience_s
         self._on_message = on_message
@@ -149,7 +149,7 @@ class ControlClient:
             self._connection.abort()
 
     def _take_heartbeat(self) -> bytes:
-        """The frame of the newest heartbeat, else of a sign of life. With the lock."""
+        """Return the frame of the newest heartbeat, else a keep-alive. Requires the lock."""
         newest, self._heartbeat = self._heartbeat or KeepAlive(), None
         return encode(newest)
 

@@ -44,7 +44,7 @@ Answer = Callable[[StoreRequest], Awaitable[StoreReply]]
 
 
 def note_claim(tls: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-    """Note the name of a server that a client asks for."""
+    """Record the name of a server that a client asks for."""
     if name:
         CLAIM.get([]).append(name)
 
@@ -70,13 +70,13 @@ class ControlServer:
     """
 
     def __init__(self, host: str, answer: Answer | None = None, port: int = 0, shared_secret: str | None = None):
-        """Listen.
+        """Listen for agents.
 
         Args:
             host: address of the interface.
             answer: replies to the rendezvous.
-            port: 0: any free one.
-            shared_secret: that agents know; None: a new one, sent with the certificate.
+            port: port to listen on; 0 for any free one.
+            shared_secret: secret that agents know; None makes one, sent with the certificate.
         """
         self._answer = answer
         if shared_secret is None:
@@ -155,14 +155,14 @@ class ControlServer:
         return known is not None and known.connection is not None
 
     def left_at(self, agent: str) -> float:
-        """Monotonic time at which the agent's connection ended; infinite while it is connected."""
+        """Return the monotonic time at which the agent's connection ended; infinite while connected."""
         known = self._agents.get(agent)
         return math.inf if known is None else known.left_at
 
     def silent_s(self, agent: str) -> float:
-        """Seconds without bytes from an agent, as of the last time everything that had come was read.
+        """Return the seconds without bytes from an agent, as of the last time all input was read.
 
-        So a driver that was held up, or a clock that jumps, makes nobody silent.
+        So neither a delayed driver nor a jumping clock makes an agent silent.
         """
         known = self._agents.get(agent)
         if known is None:
@@ -208,7 +208,7 @@ class ControlServer:
             self._start(self._serve(sock, address))
 
     async def _serve(self, sock: socket.socket, address: object) -> None:
-        """One connection, from its handshake to its end, or that of the server."""
+        """Serve one connection, from its handshake to its end, or that of the server."""
         connection = Connection(self._on_message, ToDriver)
         try:
             await self._follow(connection, sock, address)

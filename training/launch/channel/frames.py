@@ -32,12 +32,12 @@ class ProtocolError(ConnectionError):
 
 
 def new_secret() -> str:
-    """256 random bits as hex."""
+    """Return 256 random bits as hex."""
     return secrets.token_hex(32)
 
 
 def encode(message: Message, number: int = 0) -> bytes:
-    """The frame of a message. ValueError where it is too large, TypeError where a value is not JSON."""
+    """Encode a message as a frame. ValueError if it is too large, TypeError for a value that is not JSON."""
     kind = type(message).__name__
     fields: dict[str, Any] = {"kind": kind, **vars(message)}
     if number:
@@ -81,7 +81,7 @@ def _checks(accepted: Any) -> Mapping[str, Check]:
 
 
 def length_of(prefix: bytes | bytearray, limit: int) -> int:
-    """The length a frame announces; checked before a byte of the body is read."""
+    """Return the length a frame announces; checked before a byte of the body is read."""
     (length,) = _LENGTH.unpack_from(prefix)
     if not 0 < length <= limit:
         raise ProtocolError(f"frame of {count_of(length, 'byte', ',')}; 1 to {limit:,} are accepted")
@@ -96,7 +96,7 @@ class FrameParser:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Bodies that are complete now. Raises ProtocolError for a length out of bounds."""
+        """Yield the bodies that are complete now. Raises ProtocolError for a length out of bounds."""
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             end = _LENGTH.size + length_of(self._buffer, self.limit)
@@ -114,7 +114,7 @@ class SocketChannel:
     """
 
     def __init__(self, sock: socket.socket, accepted: Any):
-        """`accepted`: the union of the message classes this end takes."""
+        """Wrap a socket. `accepted`: the union of the message classes this end takes."""
         self.sock = sock
         self._accepted = accepted
         self._lock = threading.Lock()
@@ -125,7 +125,7 @@ class SocketChannel:
             self.sock.sendall(frame)
 
     def receive(self) -> Any:
-        """The next message. EOFError where the other side has closed, ProtocolError for what is not accepted."""
+        """Receive the next message. EOFError if the peer closed, ProtocolError for an unaccepted message."""
         length = length_of(self._read(_LENGTH.size), MAX_FRAME_BYTES)
         return decode(self._read(length), self._accepted)[0]
 

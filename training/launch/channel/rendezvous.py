@@ -51,7 +51,7 @@ class Store:
         return b""
 
     def put(self, key: str, value: bytes) -> None:
-        """ValueError where it does not fit."""
+        """Store a value. ValueError if it does not fit."""
         grown = self._bytes + len(value) - len(self._values.get(key, b""))
         if len(value) > MAX_VALUE_BYTES or grown > MAX_STORE_BYTES:
             raise ValueError(f"rendezvous: {key!r} of {count_of(len(value), 'byte')} does not fit")
@@ -112,7 +112,7 @@ class RendezvousProxy:
             writer.close()
 
     async def _reply(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
-        """(HTTP status, body)."""
+        """Return (HTTP status, body) for a request."""
         try:
             async with asyncio.timeout(REQUEST_S):
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")

@@ -299,7 +299,7 @@ def choose_interface(local_address: str, wanted: str | None) -> tuple[str, str]:
 
 
 def host_key(address: str) -> str:
-    """Name what shares memory and loopback: machine, network namespace and address together."""
+    """Return a key for what shares memory and loopback: machine, network namespace and address."""
     parts = [socket.gethostname(), address]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/net", "/proc/self/ns/ipc"):
         try:

@@ -31,13 +31,13 @@ class ChildProcess:
     """One rank or server of one attempt. The fork server starts it with `child_fds`, and says its pid and its end."""
 
     def __init__(self, child: Child, attempt: int, client: ControlClient, lines_per_s: float | None):
-        """Open what the process is started with.
+        """Open the pipes and sockets that the process is started with.
 
         Args:
-            child: which rank or server.
-            attempt: of the launch.
-            client: to the driver.
-            lines_per_s: as in AgentOptions.
+            child: which rank or server to start.
+            attempt: number of the launch's attempt.
+            client: connection to the driver.
+            lines_per_s: limit of log lines, see AgentOptions.
         """
         self.child, self.attempt, self.pid = child, attempt, 0
         self.was_killed = False  # by the driver's order

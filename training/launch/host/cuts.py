@@ -16,15 +16,15 @@ REPEAT_S = 1.0  # after which an offer is sent again, since its answer may be lo
 
 
 def steps_ahead(step_s: float | None, left: int, least: int = 1) -> int:
-    """Steps from the last one passed to the one to offer: the running one, and as many more as LEAD_S holds.
+    """Return the steps from the last one passed to the one to offer: the running one and LEAD_S more.
 
-    Where a step is longer than that, an announcement comes in time nearly always, and waiting for one costs less than
-    one more step before a stop. So it does near the end, where a stop would come too late.
+    If a step is longer than that, an announcement nearly always comes in time, and waiting for one costs less than one
+    more step before a stop. So it does near the end, where a stop would come too late.
 
     Args:
-        step_s: seconds of a step; None: not known yet.
-        left: steps to the end of training.
-        least: see RankCuts.begin.
+        step_s: seconds of a step; None if unknown.
+        left: number of steps to the end of training.
+        least: least steps ahead, see RankCuts.begin.
     """
     ahead = max(least, FIRST_LEAD if step_s is None else 1 + int(LEAD_S / max(step_s, 1e-6)))
     return ahead if ahead < left else max(1, min(least, left))
@@ -34,7 +34,7 @@ class RankCuts:
     """Used by two threads: one reads the driver's messages, the other makes steps."""
 
     def __init__(self, send_offer: Callable[[int, int], None], clock: Callable[[], float] = time.monotonic):
-        """`send_offer`: sends (number of the cut, step) to the driver."""
+        """Start outside of training. `send_offer`: sends (number of the stop, step) to the driver."""
         self._send_offer, self._clock = send_offer, clock
         self._changed = threading.Condition()
         self._passed: int | None = None  # steps made; None: a program that does not take part, or not yet
@@ -46,12 +46,12 @@ class RankCuts:
         self._last_number = 0  # of the cuts announced
 
     def begin(self, step: int, last: int, least: int = 1) -> None:
-        """Take part from now on.
+        """Take part in coordinated stops from now on.
 
         Args:
-            step: that have been made.
-            last: of all.
-            least: steps from the last one passed to a cut; more than one where a step has rows of later ones.
+            step: number of steps done.
+            last: number of steps in all.
+            least: steps from the last one passed to a stop; more than one if a step uses rows of later ones.
         """
         with self._changed:
             self._passed, self._passed_at, self._last, self._least = step, self._clock(), last, least
@@ -61,7 +61,7 @@ class RankCuts:
             self._answer()
 
     def after(self, step: int) -> tuple[bool, bool]:
-        """Whether to stop, and whether to write a checkpoint, now that `step` steps have been made."""
+        """Return (whether to stop, whether to write a checkpoint) after `step` steps."""
         with self._changed:
             self._recent_s.append(self._clock() - self._passed_at)
             if self._offer is not None and self._offer[1] <= step:
@@ -70,9 +70,9 @@ class RankCuts:
             return self._announced.pop(step, (False, False)) if self._announced else (False, False)
 
     def next(self, least: int = 0) -> int | None:
-        """The step of the next cut, as far as this rank knows: one that is announced, or that it has offered.
+        """Return the step of the next coordinated stop, announced or offered by this rank, or None.
 
-        `least`: before it has begun, the steps made: a rank that takes another's place may hear of cuts long made.
+        `least`: steps done before it started: a replacement process may receive old announcements.
         """
         with self._changed:
             offered = [] if self._offer is None else [self._offer[1]]

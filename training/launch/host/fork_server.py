@@ -53,7 +53,7 @@ class ForkServer:
     """The agent's end. The fork server ends, and its rank, with the agent's process."""
 
     def __init__(self, preload: Iterable[str], environment: Mapping[str, str]):
-        """`preload`: modules to import before the first rank is forked; absent ones are skipped."""
+        """Start the fork server. `preload`: modules to import before the first fork; absent ones are skipped."""
         self._socket, theirs = socket.socketpair()
         self._process: subprocess.Popen[bytes] | None = None
         shared = find_shared(environment)
@@ -73,7 +73,7 @@ class ForkServer:
         socket.send_fds(self._socket, [b"f"], fds)
 
     def kill(self, role: Role) -> None:
-        """SIGKILL the rank, or the servers, and what they have started."""
+        """Send SIGKILL to the rank, or the servers, and all they have started."""
         with contextlib.suppress(OSError):
             self._channel.send(KillChildren(role))
 
@@ -94,7 +94,7 @@ class ForkServer:
             end_process(self._process)
 
     def _is_closed(self, within_s: float) -> bool:
-        """Whether the other end is closed, as it is when the fork server has ended, or will be so soon."""
+        """Return whether the other end is closed, as after the fork server's end, or closes within `within_s`."""
         if self._socket.fileno() < 0:
             return True
         poll = select.poll()

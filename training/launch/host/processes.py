@@ -32,7 +32,7 @@ def import_before_forks(names: Iterable[str]) -> None:
 
 
 def usable_cores() -> int:
-    """Count the cores that this process may use: of its affinity, and no more than its cgroup's quota; at least 1."""
+    """Count the cores this process may use: by its affinity and its cgroup's quota; at least 1."""
     limits: list[str] = []
     with contextlib.suppress(OSError, ValueError):
         limits = cpu_limits(Path("/proc/self/cgroup").read_text())
@@ -52,7 +52,7 @@ def cpu_limits(cgroups: str, root: Path = Path("/sys/fs/cgroup")) -> list[str]:
 
     Args:
         cgroups: content of its `/proc/<pid>/cgroup`.
-        root: where they are mounted. In a container its own cgroup may be this.
+        root: folder where they are mounted. In a container its own cgroup may be this.
     """
     found = []
     for folder, is_old in _cgroup_folders(cgroups, "cpu", root):
@@ -63,9 +63,9 @@ def cpu_limits(cgroups: str, root: Path = Path("/sys/fs/cgroup")) -> list[str]:
 
 
 def usable_memory(cgroups: str | None = None, root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Count the bytes of memory that this machine has, and no more than the limits of this process's cgroups.
+    """Return the bytes of memory of this machine, up to the limits of this process's cgroups.
 
-    `cgroups`, `root`: as those of `cpu_limits`; None: this process's.
+    `cgroups`, `root`: see `cpu_limits`; None: this process's.
     """
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ def usable_memory(cgroups: str | None = None, root: Path = Path("/sys/fs/cgroup"
 
 
 def _cgroup_folders(cgroups: str, controller: str, root: Path) -> Iterator[tuple[Path, bool]]:
-    """Folders of a process's cgroups and of all above them, and whether each is of version 1."""
+    """Yield folders of a process's cgroups and their parents, and whether each is of version 1."""
     for line in cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -103,13 +103,13 @@ def adopt_orphans() -> None:
 
 
 def end_descendants(keep: Collection[int] = (), timeout_s: float = 5.0) -> None:
-    """SIGKILL every process below this one until none is left.
+    """Send SIGKILL to every process below this one until none is left.
 
     A family may fork while it is being killed.
 
     Args:
         keep: children that stay, with all below them.
-        timeout_s: after which it is given up.
+        timeout_s: seconds after which it gives up.
     """
     me, deadline = psutil.Process(), time.monotonic() + timeout_s
     while time.monotonic() < deadline:

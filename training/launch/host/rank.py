@@ -99,11 +99,11 @@ class WorkerContext:
         timing: WindowTiming | None = None,
         means: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
-        """Report values; rank 0's are the run's.
+        """Report values; those of rank 0 become the run's.
 
         Args:
             step: the same on every rank.
-            values: of this rank.
+            values: values of this rank.
             timing: seconds of the logging window that ends at this step; None: no window ends.
             means: (total, count) of this rank; the driver adds those of all ranks up, divides, and gives the quotients
                 to rank 0's values. Every rank must report the same names at the same steps.
@@ -134,11 +134,11 @@ class WorkerContext:
         self.send(ChildEvent(Child("rank", self.rank), self.attempt, str(name), data))
 
     def should_stop(self) -> bool:
-        """Whether the driver wants training to end at the next step, with a checkpoint."""
+        """Return whether the driver wants training to end at the next step, with a checkpoint."""
         return self._stop_wanted
 
     def should_checkpoint(self) -> bool:
-        """Whether the driver has asked for a checkpoint; True once per request."""
+        """Return whether the driver has asked for a checkpoint; True once per request."""
         wanted, self._checkpoint_wanted = self._checkpoint_wanted, False
         return wanted
 
@@ -150,11 +150,11 @@ class WorkerContext:
         self._cuts.begin(step, last, lookahead)
 
     def next_cut(self, least: int = 0) -> int | None:
-        """The step after which a cut will be, or may be; None: no cut is asked for. `least`: see RankCuts.next."""
+        """Return the step of the next, possible, coordinated stop, or None. `least`: see RankCuts.next."""
         return self._cuts.next(least)
 
     def cut_after(self, step: int) -> tuple[bool, bool]:
-        """Whether all ranks stop, and whether all write a checkpoint, after this step: the same answer on each."""
+        """Return whether all ranks stop, and whether all write a checkpoint, after this step."""
         return self._cuts.after(step)
 
     def ask_checkpoint(self) -> None:
@@ -342,7 +342,7 @@ def _run_script(entry: Entry) -> None:
 
 
 def has_files_of(folder: Path, archive: Path) -> bool:
-    """Whether every file of the archive is in the folder with the same bytes."""
+    """Return whether every file of the archive is in the folder with the same bytes."""
     with zipfile.ZipFile(archive) as files:
         return all(
             (folder / file.filename).is_file() and zlib.crc32((folder / file.filename).read_bytes()) == file.CRC
@@ -374,7 +374,7 @@ def describe_error(error: BaseException, child: Child, attempt: int) -> ChildErr
 
 
 def _says_it_all(error: BaseException) -> bool:
-    """Whether this folder's code alone led to the error, and no other error: no frame adds to its message."""
+    """Return whether only this folder's code led to the error, so that no frame adds to its message."""
     files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     return error.__cause__ is None and {os.path.dirname(file) for file in files} == {os.path.dirname(__file__)}
 

@@ -11,7 +11,7 @@ LIBRARY = os.path.dirname(os.path.abspath(os.__file__))
 
 
 def library_first(path: list[str], folder: str) -> list[str]:
-    """Order a search path: Python's library, what else there is in its order, and `folder` last, which may be new."""
+    """Order a search path: Python's library, the others in their order, and `folder`, possibly new, last."""
     places = [each or folder for each in path]  # some are no paths, but names that a finder of modules knows
     found = list(dict.fromkeys(os.path.abspath(each) if os.path.exists(each) else each for each in places))
     library = [each for each in found if _is_library(each)]
@@ -25,7 +25,7 @@ def _is_library(path: str) -> bool:
 
 
 def working_folder() -> str:
-    """The working directory; the root where it was removed."""
+    """Return the working directory; the root if it was removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -48,7 +48,7 @@ def put_after_library(folder: str) -> None:
 
 
 def shadowed_modules() -> list[str]:
-    """Files on the search path, outside of Python's library, that are named as one of its modules: never imported."""
+    """List files on the search path that are shadowed by modules of Python's library: never imported."""
     found = []
     for folder in sys.path:
         if _is_library(folder) or "-packages" in folder or not os.path.isdir(folder):

@@ -53,7 +53,7 @@ class SharedImports:
         self.users = 0  # of `shared_imports`
 
     def serves(self, environment: Mapping[str, str]) -> bool:
-        """Whether libraries would be imported in the same way with this environment."""
+        """Return whether libraries would be imported in the same way with this environment."""
         return _read_at_import(rank_environment(environment)) == _read_at_import(self._environment)
 
     def fork(self, preload: Iterable[str], server: socket.socket) -> bool:
@@ -146,7 +146,7 @@ def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def search_path() -> list[str]:
-    """Where this process finds modules, wherever another one's working directory is; its own one is the last."""
+    """Return the absolute module search path of this process; its working directory is the last."""
     return library_first(sys.path, working_folder())
 
 

@@ -129,7 +129,7 @@ class HostAgents:
         return self._all_ended.wait(limit_s)
 
     def result(self) -> Bye:
-        """The driver's last message. LaunchError where the agents ended without it."""
+        """Return the driver's last message. LaunchError if the agents ended without it."""
         if self.error is not None:
             where = "; look at the log of host 0" if isinstance(self.error, DriverGone) else ""
             raise LaunchError(f"{self.error}{where}") from self.error
@@ -137,7 +137,7 @@ class HostAgents:
 
 
 def agent_name(options: JoinOptions, slot: int) -> str:
-    """Name an agent of this host; TLS takes it for the name of a server."""
+    """Return the name of an agent of this host; TLS takes it for the name of a server."""
     return f"host{options.placement.rank}-{slot}-{options.process[:8]}"
 
 
@@ -205,7 +205,7 @@ class JoinedHosts:
         return not self.missing()
 
     def _strangers(self) -> dict[int, str]:
-        """Addresses, by rank, from which hosts called that have another secret."""
+        """Return addresses, by rank, of hosts that called with another secret."""
         found = ((rank_of(name), address) for name, address in [*self._group.server.other_secret.items()])
         return {rank: address for rank, address in found if rank is not None}
 
@@ -230,16 +230,16 @@ class JoinedHosts:
         return "; ".join([secret] * bool(refused) + [waited] * bool(late))
 
     def missing(self) -> list[int]:
-        """Ranks of the hosts that are not here with all their agents."""
+        """List the ranks of hosts that lack some of their agents."""
         return self._absent(self._here())
 
     def _absent(self, ready: Sequence[AgentReady]) -> list[int]:
-        """Ranks of the hosts that do not have all their agents among these."""
+        """List the ranks of hosts that do not have all their agents among these."""
         ranks = [each.joined.rank for each in ready if each.joined is not None]
         return [rank for rank in range(self._options.placement.count) if ranks.count(rank) < self._options.ranks]
 
     def _here(self) -> list[AgentReady]:
-        """Agents that are ready and connected."""
+        """List the agents that are ready and connected."""
         return [each for each in self._group.ready if self._group.server.is_connected(each.agent.name)]
 
     def differences(self, ready: Sequence[AgentReady]) -> list[str]:
@@ -253,7 +253,7 @@ class JoinedHosts:
         return [*found]
 
     def slots(self) -> int:
-        """Count the ranks that there is room for on hosts that answer."""
+        """Count the ranks that fit on hosts that answer."""
         self._group.look()
         self._name_strangers()
         self._judge_late()
@@ -318,7 +318,7 @@ class JoinedHosts:
         self._group.close(self._end)
 
     def _is_awaited(self) -> bool:
-        """Whether a host may still come that does not know why the job has not begun."""
+        """Return whether an uninformed host may still come, before the job starts."""
         informed = {*self._strangers()}
         return self._stays and not self._accepted and not informed.issuperset(self._absent(self._group.ready))
 
@@ -365,7 +365,7 @@ def driver_addresses(place: Placement) -> tuple[str, str]:
 
 
 def any_address(address: str) -> str:
-    """The address that stands for all of this host's, of the same family."""
+    """Return the address that stands for all of this host's, of the same family."""
     return "::" if ":" in address else "0.0.0.0"
 
 
@@ -388,7 +388,7 @@ def own_addresses() -> set[str]:
 
 
 def doubles(ready: Sequence[AgentReady], place: Placement) -> list[str]:
-    """Name the ranks that more than one host was given."""
+    """List the ranks that more than one host was given."""
     hosts: dict[int, dict[str, str]] = {}
     for each in ready:
         if each.joined is not None:
@@ -415,7 +415,7 @@ def unequal(name: str, mine: Joined, theirs: Joined | None) -> list[str]:
 
 
 def visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs that this process may use: by CUDA_VISIBLE_DEVICES, else all of the host."""
+    """List the GPUs that this process may use: by CUDA_VISIBLE_DEVICES, else all of the host."""
     named = env.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return tuple(gpu.strip() for gpu in named.split(",") if gpu.strip())
@@ -423,6 +423,6 @@ def visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def share(gpus: Sequence[str], ranks: int, slot: int) -> tuple[str, ...]:
-    """The GPUs of one of a host's ranks: as many for each; none where there are fewer than ranks."""
+    """Return the GPUs of one of a host's ranks, equally many for each; () with fewer GPUs than ranks."""
     each = len(gpus) // ranks
     return tuple(gpus[slot * each : (slot + 1) * each])

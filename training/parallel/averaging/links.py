@@ -1,4 +1,4 @@
-"""What ranks that train apart say to each other.
+"""Messages between ranks that train apart.
 
 Bytes that one of n replicas sends for a mean: 2 (n-1)/n x bytes of the tensors, by the engine's all-reduce; for an
 exchange: those of the tensors to each peer.

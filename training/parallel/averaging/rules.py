@@ -1,8 +1,8 @@
 """What becomes of the replicas' weights when a window of steps ends.
 
-`local_sgd` (https://arxiv.org/abs/1805.09767): every replica goes on with the mean, x_i' = mean(x).
+`local_sgd` (https://arxiv.org/abs/1805.09767): every replica continues with the mean, x_i' = mean(x).
 
-`diloco` (https://arxiv.org/abs/2311.08105): all go on with an anchor a that follows the mean by Nesterov's momentum,
+`diloco` (https://arxiv.org/abs/2311.08105): all continue with an anchor a that follows the mean by Nesterov's momentum,
 d = a - mean(x); m' = momentum m + d; a' = a - lr (d + momentum m'); x_i' = a'. It is local_sgd with lr 1, momentum 0.
 Within a window, the anchor is evaluated that would be if the window ended there, so it has all rows. Memory: two more
 tensors as large as the weights.
@@ -11,8 +11,8 @@ tensors as large as the weights.
 x_i' = x_i + beta / n (c - x_i); c' = c + beta (mean(x) - c), so the sum of all replicas and c stays; the center is
 evaluated. Memory: one more tensor.
 
-`gossip` (https://arxiv.org/abs/1705.09056): a replica goes on with the mean of itself and its peers: both neighbors on
-a ring (of two, the other one), or one other replica, drawn anew for each window (of an odd number one has none). The
+`gossip` (https://arxiv.org/abs/1705.09056): a replica takes the mean of itself and its peers: both neighbors on a
+ring (of two, the other one), or one other replica, drawn again for each window (of an odd number one has none). The
 mean over all stays and is evaluated; without gradients, distances to it shrink on a ring by (1 + 2 cos(2 pi / n)) / 3
 or more in each window.
 """

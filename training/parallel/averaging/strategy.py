@@ -2,8 +2,8 @@
 
 A replica's gradient is that of  n x sum over its rows of weight_i * loss_i / global_rows,  n replicas, so the mean of
 the replicas' gradients is the gradient of the global batch, whatever rows each has. In a checkpoint, `model` and
-`optimizer` are the means over the replicas, which a run of any other world or strategy goes on from; what differs
-between replicas is beside them, by replica.
+`optimizer` are the means over the replicas, which a run of any other world or strategy continues from; what differs
+between replicas is next to them, by replica.
 
 Bytes sent per replica and step: those of the rule, 2 (n-1)/n x bytes of the trained weights but for gossip, / every;
 three times that for AdamW with inner_state: averaged. An evaluation or a checkpoint inside a window sends the mean once
@@ -199,7 +199,7 @@ class AveragedStrategy(Strategy):
         have = {name.split(".")[1] for name in stored if name.startswith(f"{AVERAGING}.")}
         room = {part: tensors for part, tensors in averaging.items() if part in have}
         replicas = [part for part in have if part.startswith(f"{self.settings.kind}-")]
-        if len(replicas) == self.links.replicas:  # else each goes on from the means
+        if len(replicas) == self.links.replicas:  # else each continues from the means
             room[self.own_key] = self._room(stored)
         elif MEAN in have and not self.rule.evaluates_mean and self.rule.shared().keys() <= have:  # of this kind
             room[MEAN] = dict(zip(names, (weight.clone() for weight in self._weights()), strict=True))

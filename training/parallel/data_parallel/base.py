@@ -21,7 +21,7 @@ class CodecState:
     """What a gradient codec carries from step to step, by name of the parameter."""
 
     residuals: dict[str, torch.Tensor] = field(default_factory=dict)  # this rank's, shaped as the gradient
-    factors: dict[str, torch.Tensor] = field(default_factory=dict)  # PowerSGD's (columns, r), alike on all ranks
+    factors: dict[str, torch.Tensor] = field(default_factory=dict)  # PowerSGD's (columns, r), equal on all ranks
 
 
 class DataParallel(ABC):
@@ -48,7 +48,7 @@ class DataParallel(ABC):
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Hook the gradients of a model with values; return the module to call forward on."""
+        """Register hooks on the gradients of a model with values; return the module to call forward on."""
 
     def owned_parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
         """Return parameters for the optimizer: the trainable ones, or the shards this rank owns."""

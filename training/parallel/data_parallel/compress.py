@@ -1,5 +1,6 @@
-"""Sum gradients through a codec with error feedback (https://arxiv.org/abs/1901.09847): what a step does not send is
-added to the next gradient of the same rank.
+"""Sum gradients through a codec with error feedback (https://arxiv.org/abs/1901.09847).
+
+What a step does not send is added to the next gradient of the same rank.
 
     p = gradient + residual;  residual' = p - sent(p)
 
@@ -48,7 +49,7 @@ from sparkring.training.parallel.data_parallel.reduce import Bucket, Transport
 class Collectives(Transport):
     """What codecs and averages are built on: start a collective over `ranks`, then wait for its result."""
 
-    leads = True  # of the processes that are one rank here, this one speaks for them
+    leads = True  # of the processes that are one rank here, True on the process that represents its replica
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
@@ -237,7 +238,7 @@ class PowerTransport(CodecTransport):
         for bucket in buckets:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 if is_factored(view.shape, self.columns):
-                    random = torch.Generator().manual_seed(zlib.crc32(names[parameter].encode()))  # alike on all ranks
+                    random = torch.Generator().manual_seed(zlib.crc32(names[parameter].encode()))  # equal on all ranks
                     first = torch.randn(matrix_shape(view.shape)[1], self.columns, generator=random)
                     self.factors[parameter] = first.to(view)
 

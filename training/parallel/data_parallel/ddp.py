@@ -1,8 +1,8 @@
-"""Sum gradients by torch's all-reduce, as DistributedDataParallel does (https://arxiv.org/abs/2006.15704), in the
-buckets of reduce.py; in two levels where ranks share hosts (Gloo; NCCL finds the hosts itself).
+"""Sum gradients by torch's all-reduce, as DistributedDataParallel does (https://arxiv.org/abs/2006.15704).
 
-torch's own DDP is not used: it takes no parameters that are cut over pipeline or tensor axes, and a layer that a step
-does not reach is an error to it, or another all-reduce in every step (find_unused_parameters).
+It uses the buckets of reduce.py, in two levels where ranks share hosts (Gloo; NCCL finds the hosts itself). torch's DDP
+is not used: it takes no parameters that are cut over pipeline or tensor axes, and a layer that a step does not reach is
+an error to it, or another all-reduce in every step (find_unused_parameters).
 
 Bytes sent per rank and step: 2 (w-1)/w x bytes of the gradients, once per step whatever the accumulation.
 Memory per fp32 parameter with AdamW: 16 bytes (weight 4, gradient 4 in the buckets, moments 8).
@@ -64,9 +64,9 @@ class GroupTransport(Collectives):
 
 
 class HostTransport(Transport):
-    """All-reduce in two levels, for ranks that share hosts: sum within the host so that each of its l ranks holds 1/l,
-    sum those over the h hosts, gather within the host (https://arxiv.org/abs/1711.04325, section 2.2).
+    """All-reduce in two levels, for ranks that share hosts (https://arxiv.org/abs/1711.04325, section 2.2).
 
+    Sum within the host so that each of its l ranks holds 1/l, sum those over the h hosts, gather within the host.
     Bytes a host sends to others: 2 (h-1)/h x bytes of the gradients, where one ring over all w ranks sends 2 (w-1)/w.
     The first level runs behind backward, the others when the gradients are waited for.
     """

@@ -122,8 +122,10 @@ class MemoryMeter(TorchDispatchMode):
 
 
 class RankMemoryMeter(MemoryMeter):
-    """Of a rank that trains, the memory of its device: what a GPU's rank holds on the host (offloaded shards, columns)
-    is not in it. Tensors of a trace, as torch makes to see how a DTensor is cut, have no memory there.
+    """The device memory of a rank that trains.
+
+    What a GPU's rank holds on the host (offloaded shards, columns) is not in it. Tensors of a trace, as torch makes to
+    see how a DTensor is sharded, have no memory there.
     """
 
     def __init__(self, device: torch.device, resized: Callable[[], Iterable[torch.Tensor]] = lambda: ()) -> None:

@@ -107,7 +107,7 @@ def _depth_first(rank: int, ranks: int, micro: int, per_rank: int, split: bool) 
 
 
 class Deadlock(RuntimeError):
-    """No rank can go on; the message has the action each rank waits at."""
+    """No rank can continue; the message has the action each rank waits at."""
 
 
 class SimulatedRun(NamedTuple):

@@ -1,6 +1,6 @@
 """Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053) and sequence parallelism (2205.05198).
 
-Both by torch's DTensor styles, from the sharding plan beside the model.
+Both by torch's DTensor styles, from the sharding plan next to the model.
 
 Bytes sent per rank, block and pass of x_BTM (n bytes): 2 all-reduces forward and 2 backward, each 2 (t-1)/t x n; with
 sequence parallelism the same volume as 4 all-gathers and 4 reduce-scatters of (t-1)/t x n. The embedding adds one

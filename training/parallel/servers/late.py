@@ -21,7 +21,7 @@ LATE = "late"  # name of the LateNote at the first server
 class LateNote:
     """What became of the residuals, for the process that replaces rank 0's.
 
-    clock: of the push that follows. version: of the first server at its pull. part: (clock, stream) with backup
+    clock: of the push that follows. version: of the first server at its pull. part: (step, stream) with backup
     workers. waiting: names of the residuals that no step before it has. added: those of them that it has.
     """
 

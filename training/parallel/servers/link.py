@@ -1,4 +1,4 @@
-"""What ranks on servers say to each other, through rounds at the first server."""
+"""Messages between ranks on servers, through rounds at the first server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ServersAt:
 class ServerLink(Meeting):
     """One rank's way to the servers, and through them to the other ranks.
 
-    Rounds before the first step are numbered; later ones are numbered anew at each step where ranks meet, so that a
+    Rounds before the first step are numbered; later ones are numbered again at each step where ranks meet, so that a
     rank that takes another's place can take part in those it has missed.
     """
 
@@ -41,7 +41,7 @@ class ServerLink(Meeting):
         self.is_replacement = False
         self.clock = 0  # steps that this rank has made since the run began
         self.begun = False  # steps may be made
-        self.met_at: int | None = None  # the step after which ranks have met, and not gone on
+        self.met_at: int | None = None  # the step after which ranks have met, and not continued
         self._scope, self._number = START, 0
         self._gathers: list[_Gather] = []
 
@@ -64,7 +64,7 @@ class ServerLink(Meeting):
             self._scope, self._number = step, 0
 
     def part(self, mine: bytes) -> list[bytes]:
-        """Meet a last time, and go on."""
+        """Meet a last time, and continue."""
         answers = self.client.round(self._scope, PART, 0, mine)
         self.met_at = None
         return answers
@@ -95,7 +95,7 @@ class ServerLink(Meeting):
         return unpack_tensors(self.meet(mine)[0])
 
     def wait_for_all(self) -> None:
-        """Wait until every rank has made as many steps; they stay there until all go on (`part`)."""
+        """Wait until every rank has made as many steps; they stay there until all continue (`part`)."""
         self.meet(b"", at=self.clock)
 
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:

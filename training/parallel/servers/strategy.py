@@ -162,7 +162,7 @@ class ServersStrategy(Strategy):
         return [distinct_ids(name, module, batch.on_host)[0] for name, module in self._served.modules.items()]
 
     def compute(self, batch: Batch, pulled: Pulled, ids: list[Ids]) -> torch.Tensor:
-        """Accumulate the gradient of a batch with what was pulled: a function of these, the seed, rank and clock."""
+        """Accumulate the gradient of a batch with what was pulled: a function of these, the seed, rank and step."""
         self._pulled, self._ids = pulled, ids
         self._write_weights(pulled.weights)
         self._served.take(ids, pulled.rows)

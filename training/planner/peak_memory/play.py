@@ -33,7 +33,7 @@ from sparkring.training.planner.peak_memory.timeline import GRADIENT, LOSS, PART
 from sparkring.training.planner.trace import Trace, Untraceable, repeated
 from sparkring.training.planner.workload import RankParameters, Workload
 
-CUT_LOSS = 3  # tensors like the logits that torch's loss_parallel makes beside the log-softmax
+CUT_LOSS = 3  # tensors like the logits that torch's loss_parallel makes besides the log-softmax
 # cuBLAS's, of forward's thread and of backward's: 32 MiB each on Hopper, 8 MiB on other GPUs
 # (https://docs.pytorch.org/docs/stable/notes/cuda.html, "cuBLAS workspaces")
 WORKSPACES = {"cuda": 2 * 32 * 2**20}

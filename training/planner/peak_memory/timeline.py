@@ -95,7 +95,7 @@ class Recorder(MemoryMeter):
         self.returning: tuple[str, ...] = ()  # and of backward
         self.is_loss = False
         self.sent: Any = None  # outputs that are kept until they are sent
-        self.undone: dict[str, int] = {}  # units whose backward has begun, with the size of their output
+        self.undone: dict[str, int] = {}  # units whose backward has started, with the size of their output
 
     def begin(self) -> None:
         """Leave out what was there before."""

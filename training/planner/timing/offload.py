@@ -2,8 +2,8 @@
 
 fully_shard copies a shard to the device before each gather, in its own dtype, and the reduced gradient back after each
 reduction (torch 2.13, FSDPParam.all_gather_inputs and foreach_reduce). Both are from and to pinned memory, in the
-streams of the collectives, and so beside compute as these are. Not so gradients of later passes, which the host adds to
-those that it has: it waits for the copy before it starts more operations.
+streams of the collectives, and so parallel to compute as these are. Not so gradients of later passes, which the host
+adds to its own: it waits for the copy before it starts more operations.
 
 The host's cores update the shards of all devices of a machine at once, as fast as its memory is: 2.57 s for 10^10
 parameters and 0.22 s for 10^9 by Adam (https://arxiv.org/abs/2101.06840, table 4), 28 bytes each, are 0.43 and 0.50 of
@@ -26,7 +26,7 @@ ADDED = 3  # tensors that the host reads or writes to add a gradient to another
 class ShardCopies:
     """Bytes that a rank copies in a step.
 
-    forward, backward: from and to the device beside compute. added: that the host adds.
+    forward, backward: from and to the device, parallel to compute. added: that the host adds.
     """
 
     forward: float
@@ -50,7 +50,7 @@ def host_bytes_per_s(cluster: Cluster, world: int) -> float:
 
 
 class CopySeconds(NamedTuple):
-    """Seconds of a step's copies. forward, backward: beside compute. waited: that nothing runs beside."""
+    """Seconds of a step's copies. forward, backward: parallel to compute. waited: without any compute."""
 
     forward: float = 0.0
     backward: float = 0.0

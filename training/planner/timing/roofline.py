@@ -5,7 +5,7 @@ its time is that of whole waves of tiles (https://docs.nvidia.com/deeplearning/p
 a tile's loop over k has a beginning and an end, which cost as much as `reached.depth` of k; small tiles load more than
 they compute. The library takes the best tile. No operation is faster than its bytes through the memory.
 
-`depth` and `attention` are of one dtype (`Device.reached_flops`). What they stand for beside products takes as long in
+`depth` and `attention` are of one dtype (`Device.reached_flops`). What they stand for besides products takes as long in
 any other: a loop begins and ends by waiting for memory, and the exponentials of attention's softmax are computed in
 fp32 by units of their own (https://arxiv.org/abs/2407.08608, section 3.2). So only products follow the dtype's peak.
 

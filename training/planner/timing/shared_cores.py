@@ -1,4 +1,4 @@
-"""What a step costs on CPUs beyond its operations: nothing runs beside a rank's own work there, and ranks share cores.
+"""What a step costs on CPUs beyond its operations: nothing runs parallel to a rank's own work, and ranks share cores.
 
 A strategy's own code starts operations and copies buffers, which a GPU's host does while the device computes; the
 counts below are those of torch 2.13, from its profiler and from steps of a model that is all overhead. Ranks that are

@@ -3,7 +3,7 @@
 A rank asks the owners of its ids (8 bytes each) for their rows and sends them the gradients, by the bytes of
 training/tables/sharded.py: a call for counts, and one each for ids, rows and gradients. They go through Gloo, on GPUs
 too, so a rank sends at most `HOST_BYTES_PER_S`. Owners look rows up and update them on a core, at rates that
-benchmarks/results/sparse_tables_rates_2core_202611.md has measured. Nothing of it runs beside compute, unless
+benchmarks/results/sparse_tables_rates_2core_202611.md has measured. Nothing of it runs parallel to compute, unless
 `tables.lag` says so.
 """
 

@@ -4,9 +4,9 @@ A step is `micro` passes through a pipeline of p ranks. With f and b seconds of 
 included, and one stage per rank, 1F1B and GPipe take (micro - 1) (f + b) on that rank after the first pass through all
 of them (https://arxiv.org/abs/2104.04473, section 2.2); other schedules are simulated by their tables
 (training/parallel/model_parallel/schedules.py). Tensor and context ranks exchange inside a pass, where nothing can run
-beside it. Gradients, and the weights that ZeRO gathers, are exchanged beside compute: C seconds of compute and X of
-exchange take max(X, C + `reached.contention` X) together. Then the optimizer moves each owned parameter's state through
-memory: the device's, or with offload (offload.py) the host's.
+next to it. Gradients, and the weights that ZeRO gathers, are exchanged parallel to compute: C seconds of compute and X
+of exchange take max(X, C + `reached.contention` X) together. Then the optimizer moves the state of each owned parameter
+through memory: the device's, or with offload (offload.py) the host's.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class StepTime:
     pipeline rank waits for others. exchange: over the batch axes, as far as it is waited for. optimizer: its step.
     offload: shards are copied between host and device, as far as it is waited for.
     tables: rows of sparse tables are fetched and updated.
-    hidden: of exchanges beside compute; no part of the total.
+    hidden: of exchanges parallel to compute; not in the total.
     """
 
     compute: float = 0.0
