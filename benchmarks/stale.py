@@ -17,7 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 MOST = 50  # commits on what a result measures before it is listed
 COMMIT = re.compile(r'\bcommit"?:? "?([0-9a-f]{7,40})\b')
 
-# What each result measures, by the beginning of its name; the first that fits counts.
+# What each result measures, by the beginning of its name; the longest that fits counts.
 MEASURES: dict[str, tuple[str, ...]] = {
     "airflow": ("pipelines/schedule", "examples/schedulers"),
     "arena": ("pipelines/init", "training/models/tabular.py", "training/trees", "pipelines/job/blend.py"),
@@ -75,7 +75,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
 
 def measured(name: str) -> tuple[str, ...]:
     """What the result file of this name measures. KeyError where MEASURES has nothing for it."""
-    return next((paths for prefix, paths in MEASURES.items() if name.startswith(prefix)), None) or MEASURES[name]
+    return MEASURES[max(filter(name.startswith, MEASURES), key=len, default=name)]
 
 
 def git(*words: str) -> str:

@@ -25,7 +25,7 @@ from sparkring.conf.errors import ConfigError
 from sparkring.conf.recipe_file import AUTO, EXTENDS, LAYOUT, PARALLEL, read_recipe
 from sparkring.conf.rules.families import of_family
 from sparkring.conf.rules.recipe import RECIPE, leaves
-from sparkring.conf.rules.rule import find_problems
+from sparkring.conf.rules.rule import find_problems, nearest
 from sparkring.conf.schedule.dated import ORIGIN, DateRequest, apply_date
 from sparkring.conf.schedule.dates import DataInterval
 from sparkring.conf.schema import NAME, REFERENCE, RUN_NAME
@@ -188,14 +188,18 @@ def problem_line(
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(names))}"
         return f"{key}: unknown key{where}; {hint}"
     if error["type"] == "missing":
-        return f"{key}: is required and missing"
+        return _unknown_name(location[:-1], values, origins, model) or f"{key}: is required and missing"
+    if error["type"] == "union_tag_not_found":
+        name = re.sub(r"\W", "", error["ctx"]["discriminator"])
+        rule = f"is required and missing; it is one of {', '.join(_kinds_at(error['loc'], name, model))}"
+        return _unknown_name(location, values, origins, model) or f"{key}.{name}: {rule}"
     rule = error["msg"].removeprefix("Value error, ")
     expected = (error.get("ctx") or {}).get("expected")
     if error["type"] == "literal_error" and isinstance(error["input"], str) and expected:
         options, given = re.findall(r"'([^']+)'", expected), error["input"]
         near = [SYNONYMS[given]] if SYNONYMS.get(given) in options else difflib.get_close_matches(given, options, n=1)
         rule += f"; did you mean {near[0]!r}?" if near else ""
-    if error["type"] in ("model_type", "dict_type"):
+    if error["type"] in ("model_type", "dict_type", "model_attributes_type"):
         rule = _block_rule(key, sorted(_known_keys(error["loc"], model)))
     if error["type"] == "string_pattern_mismatch":
         rule = _pattern_rule(error["ctx"]["pattern"], error["input"]) or rule
@@ -212,6 +216,36 @@ def problem_line(
         joint = "." if within and within[0] in _known_keys(error["loc"], model) else ": "
         return f"{key}{joint}{rule}{where}"
     return f"{key} = {given[:MOST_SHOWN]}: {rule}{where}"
+
+
+def _unknown_name(location: list[Any], values: dict[str, Any], origins: dict[str, str], model: type[BaseModel]) -> str:
+    """Say that overrides set keys of a block that the recipe does not have, where names are the user's; else "".
+
+    Args:
+        location: keys of the user that lead to the block.
+        values: of the recipe, with the overrides.
+        origins: of keys.
+        model: whose schema knows the keys.
+    """
+    key, above = ".".join(map(str, location)), values
+    own = {origin for each, origin in origins.items() if each.startswith(f"{key}.")}
+    if own != {"command line"} or _known_keys(tuple(location[:-1]), model):
+        return ""
+    for part in location[:-1]:
+        above = above[part]
+    others = [*above] if isinstance(above, dict) else []
+    return f"{key}: the recipe has none of that name; {nearest(location[-1], {*others} - {location[-1]})}"
+
+
+def _kinds_at(location: tuple[Any, ...], name: str, model: type[BaseModel]) -> list[str]:
+    """The values of the key `name` that tell the kinds of a block apart."""
+    schema = schema_of(model)
+    nodes = [schema]
+    for part in location:
+        nodes = _nodes_below(schema, nodes, part)
+    kinds = (variant for outer in nodes for variant in _variants(schema, outer))
+    tags = (kind.get("properties", {}).get(name, {}) for kind in kinds)
+    return sorted({word for tag in tags for word in tag.get("enum", [tag["const"]] if "const" in tag else [])})
 
 
 def _block_rule(key: str, names: list[str]) -> str:

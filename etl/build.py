@@ -256,7 +256,7 @@ def assemble(job: RowsJob, request: BuildRequest, stored: StoredRows) -> Dataset
     check_weighted(config.weight, stored.profile.weighted, splits)
     files = numbered_files([part.files for part in stored.parts], list(splits))
     with job.timed("fit"):
-        features = fit_state(stored.profile, first.columns, first.inputs, config, splits)
+        features = fit_state(stored.profile, first.columns, first.inputs, config)
     rows_by_file = [(file.split, file.rows) for file in files]
     return DatasetManifest(
         name=request.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,7 +15,6 @@ from sparkring.etl.errors import EtlError
 from sparkring.etl.shards.quarantine import PORTION
 from sparkring.etl.split import SPLIT
 
-log = logging.getLogger(__name__)
 MOST_CLASSES, SHOWN = 10_000, 10
 MOST_GROUPS = 100 * MOST_CLASSES  # of rows by class, split and portion
 ClassCounts = Mapping[str, Mapping[str, int]]
@@ -70,24 +68,14 @@ def added(counts: Iterable[ClassCounts]) -> ClassCounts:
     return total
 
 
-def fit_label(
-    columns: Iterable[Column], counts: ClassCounts, declared: Sequence[str] | None, rows: Mapping[str, int]
-) -> State:
-    """Fit the state of a string label; {} without one. `rows`: by split.
-
-    EtlError where no row has a tag.
-    """
+def fit_label(columns: Iterable[Column], counts: ClassCounts, declared: Sequence[str] | None) -> State:
+    """Fit the state of a string label; {} without one. EtlError where no row has a tag."""
     label = text_label(columns)
     if label is None:
         return {}
     state = label_state(label, counts, declared)
     if not state["values"]:
         raise EtlError(f"etl.label = {label.name!r}: no row has a tag; there is nothing to learn")
-    what, trained = "tags" if is_tags(label) else "classes", counts.get("train", {})
-    if untrained := [name for name in state["values"] if not trained.get(name)]:
-        log.warning("etl.label = %r: no training row is of the %s %s", label.name, what, untrained[:SHOWN])
-    if constant := [name for name in state["values"] if is_tags(label) and trained.get(name) == rows.get("train")]:
-        log.warning("etl.label = %r: every training row is of the tags %s", label.name, constant[:SHOWN])
     return {"labels": [state]}
 
 

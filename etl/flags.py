@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
@@ -18,7 +17,6 @@ from sparkring.etl.classes import ClassCounts, counts_in_order
 from sparkring.etl.errors import EtlError
 from sparkring.etl.split import SPLIT
 
-log = logging.getLogger(__name__)
 ONE, ODD, NULL = "__one", "__odd", "__null_label"
 
 
@@ -81,14 +79,7 @@ def flags_state(labels: Sequence[str], counts: ClassCounts, odd: Mapping[str, in
             "odd": {label: odd.get(label, 0) for label in labels}}  # fmt: skip
 
 
-def fit_flags(columns: Iterable[Column], counts: ClassCounts, odd: Mapping[str, int], rows: Mapping[str, int]) -> State:
-    """Fit the state of several label columns; {} for one label. `rows`: number of rows by split."""
+def fit_flags(columns: Iterable[Column], counts: ClassCounts, odd: Mapping[str, int]) -> State:
+    """Fit the state of several label columns; {} for one label."""
     labels = several_labels(columns)
-    if not labels:
-        return {}
-    trained = counts.get("train", {})
-    for label in labels:
-        if not odd.get(label) and trained.get(label, 0) in (0, rows.get("train", 0)):
-            value = int(trained.get(label, 0) > 0)
-            log.warning("etl.label: %r is %d in every training row: there is nothing to learn of it", label, value)
-    return {"flags": flags_state(labels, counts, odd)}
+    return {"flags": flags_state(labels, counts, odd)} if labels else {}

@@ -65,9 +65,7 @@ def merged(profiles: Sequence[Profile]) -> Profile:
     )
 
 
-def fit_state(
-    profile: Profile, columns: Sequence[Column], inputs: dict[str, str], config: EtlConfig, splits: Mapping[str, int]
-) -> State:
+def fit_state(profile: Profile, columns: Sequence[Column], inputs: dict[str, str], config: EtlConfig) -> State:
     """Fit the feature state of a dataset; {} for text.
 
     Args:
@@ -75,14 +73,13 @@ def fit_state(
         columns: columns that are stored.
         inputs: Spark type by feature column.
         config: the etl block of the recipe.
-        splits: number of rows by split.
     """
     if profile.statistics is None:
         return {}
     return (
         fit(profile.statistics, config.features, inputs)
-        | fit_label(columns, profile.classes, config.classes, splits)
-        | fit_flags(columns, profile.classes, profile.odd, splits)
+        | fit_label(columns, profile.classes, config.classes)
+        | fit_flags(columns, profile.classes, profile.odd)
         | fit_weight(config.weight, profile.statistics)
     )
 

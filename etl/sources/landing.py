@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from pyspark import StorageLevel
+from pyspark import StorageLevel, TaskContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructField, StructType
@@ -141,8 +141,6 @@ def _write_file(
     root_uri: str, names: list[str], row_group: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Write the sorted rows of one partition to a file; one record of it, or none for no rows."""
-    from pyspark import TaskContext
-
     tables = (table.rename_columns(names) for table in _row_groups(batches, row_group))
     first = next(tables, None)
     if first is None:

@@ -107,7 +107,7 @@ def type_of_ddl(ddl: str) -> DataType:
         return DataType.fromDDL(ddl)
     if is_remote():
         return type_by_server(SparkSession.builder.getOrCreate(), ddl)
-    from pyspark.sql.types import _parse_datatype_string
+    from pyspark.sql.types import _parse_datatype_string  # private to PySpark
 
     return _parse_datatype_string(ddl)
 

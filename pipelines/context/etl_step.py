@@ -29,7 +29,7 @@ from sparkring.conf.manifest import (
 )
 from sparkring.conf.rules.dataset import label_problems
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.etl.errors import EtlError
+from sparkring.etl.errors import EtlError, innermost
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 
@@ -241,7 +241,6 @@ def data_errors_named() -> Iterator[None]:
     """Make EtlError of what Spark says of a file, or of a value: no number, an overflow, a division by zero."""
     from pyspark.errors import PySparkException
 
-    from sparkring.etl.errors import innermost
     from sparkring.etl.spark_platform.jvm import JavaThrew
 
     try:

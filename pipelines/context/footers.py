@@ -12,12 +12,12 @@ from sparkring.conf.storage import Storage
 from sparkring.etl.sources.files.listing import LOOKED_AT, spread
 
 
-def read_footers(folder: Storage, files: Sequence[str]) -> Iterator[pq.FileMetaData]:
-    """Yield the footers of files; of many, of some that are spread over them.
+def read_footers(folder: Storage, files: Sequence[str], most: int = LOOKED_AT) -> Iterator[pq.FileMetaData]:
+    """Yield the footers of files; of more than `most`, of some that are spread over them.
 
     A file that cannot be read says nothing here: the readers name it, and what is wrong with it.
     """
-    for path in spread(tuple(files), LOOKED_AT):
+    for path in spread(tuple(files), most):
         try:
             with folder.fs.open_input_file(folder.path(path)) as file:
                 footer = pq.ParquetFile(file).metadata

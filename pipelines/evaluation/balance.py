@@ -56,12 +56,11 @@ def label_balance(
         return {}
 
 
-def only_label(balance: LabelBalance) -> str:
-    """Return the label that every row has; "" where there are several."""
+def is_constant(balance: LabelBalance) -> bool:
+    """Whether each row has the same label, or the same of several."""
     if balance.mean is not None:
-        return "" if balance.std or balance.std is None else f"{balance.mean:g}"
-    whole = [name for name, share in balance.shares.items() if share > 0]
-    return whole[0] if len(whole) == 1 and balance.shares[whole[0]] == 1 else ""
+        return balance.std == 0
+    return all(share in (0, 1) for share in balance.shares.values())
 
 
 def constant_guess(kind: TaskKind, train: LabelBalance, prediction: np.ndarray) -> np.ndarray:

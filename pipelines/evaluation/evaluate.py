@@ -26,7 +26,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.pipelines import serving
 from sparkring.pipelines.context.context import JobContext
 from sparkring.pipelines.context.etl_step import Dataset
-from sparkring.pipelines.evaluation.balance import constant_guess, label_balance, only_label
+from sparkring.pipelines.evaluation.balance import constant_guess, is_constant, label_balance
 from sparkring.pipelines.evaluation.baselines.baseline import (
     NEEDS_SPARK,
     Baselines,
@@ -384,8 +384,8 @@ def unproven(evaluated: Evaluated, report: ReportConfig) -> list[str]:
     if not report.must_beat_guess or gap is None:
         return []
     remedy = "report.must_beat_guess=false promotes it all the same"
-    if train is not None and (label := only_label(train)):
-        return [f"each training row has the same label ({label}), so nothing was learned; {remedy}"]
+    if train is not None and is_constant(train):
+        return [f"each training row has the same label, so nothing was learned; {remedy}"]
     if gap.is_better:
         return []
     width = "with one row there is no interval" if gap.half_width is None else f"± {gap.half_width:.2g}"

@@ -29,6 +29,7 @@ from sparkring.pipelines.tracking.tags import COMMIT, DATE, FINGERPRINT, RECIPE
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label, send_left_behind
 from sparkring.pipelines.tracking.views import NOTE
 from sparkring.pipelines.validate.folders import DATASETS, check_folders
+from sparkring.pipelines.validate.labels import warn_of_labels
 from sparkring.pipelines.validate.tables import check_tables
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def run_etl(
         found = etl_step.find(config, fingerprint)
         if found is not None:
             log.info("dataset: %s is there already", found.folder.uri)
+            warn_of_labels(config, found.manifest, found.folder)
             publication.on_dataset(found)
             send_left_behind(tracking)
             send_events_left_behind(tracking)
@@ -74,6 +76,7 @@ def run_etl(
             spark = session()
             describe_job(tracker, resolved, spark, fingerprint)
             built = etl_step.build(spark, resolved, sources, commit, tracker, publication.check)
+            warn_of_labels(config, built.manifest, built.folder)
             lineage.record_dataset(tracker, config, built)
             tracker.metrics(JOB, 0, etl_cost(spark, built.seconds.get("total_s", 0.0)))
             publication.on_dataset(built)

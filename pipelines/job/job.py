@@ -17,10 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.stored import StoredError
+from sparkring.etl.spark_platform.application import application_id
 from sparkring.pipelines import serving
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.context import PERSONAL, JobContext, Publication
@@ -136,7 +139,7 @@ def run_parts(
                 )
             timings["etl_s"] = time.monotonic() - building
             run.tracker.metrics(JOB, 0, etl_cost(spark, timings["etl_s"]))
-        check_against(config, found)
+            check_against(config, found)
         if fixed:
             assert isinstance(session, JobSession), "others are not replaced"
             spark = second_application(run.tracker, session, fixed)
@@ -150,8 +153,6 @@ def run_parts(
 
 def second_application(tracker: Tracker, session: JobSession, settings: Mapping[str, str]) -> SparkSession:
     """Go on in an application whose executors stay: Spark runs no barrier stage in an elastic one."""
-    from sparkring.etl.spark_platform.application import application_id
-
     words = " ".join(f"--conf {key}={value}" for key, value in settings.items())
     log.info(
         "spark.dynamicAllocation.enabled = true: Spark runs no barrier stage in such an application; training runs in "
@@ -264,7 +265,6 @@ def imported_meanwhile() -> Iterator[None]:
 def import_for_evaluation() -> None:
     """Import the library of the baselines, and what torch imports at its first operation on the meta device."""
     import_library()
-    import torch
 
     torch.zeros(1, device="meta").add(1)
 

@@ -8,12 +8,15 @@ by collectives in turns with products (training/worker/exchange_rate.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch.distributed as dist
 from pyspark.sql import SparkSession
 
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.clusters.cluster import (
     GIB,
     GIGA,
@@ -30,10 +33,15 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.plain_text import count_of
 from sparkring.conf.rank_info import RankInfo
+from sparkring.conf.storage import open_storage
 from sparkring.pipelines.launch.barrier import launch_options, run_barrier
 from sparkring.pipelines.launch.netcheck import NetReport, join_ranks, measure_links, measuring_job, summarize
+from sparkring.training.data.request import DataRank
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.model.recipe_model import pick_columns
+from sparkring.training.planner.timing.operations import trace_operations
+from sparkring.training.planner.timing.roofline import BACKWARD_ATTENTION, BACKWARD_MEMORY, OperationTable
+from sparkring.training.worker.exchange_rate import exchange_cost
 
 if TYPE_CHECKING:
     from sparkring.training.worker.exchange_rate import ExchangeCost
@@ -70,13 +78,6 @@ def payload_of(config: RunConfig, dataset: tuple[str, DatasetManifest] | None) -
 
 def measure(ctx: WorkerContext) -> dict[str, Any]:
     """Measure links, products, memory, operators, the host, storage and the reader, on every rank."""
-    from dataclasses import asdict
-
-    import torch.distributed as dist
-
-    from sparkring.conf.blocks.data import DataConfig
-    from sparkring.conf.storage import open_storage
-    from sparkring.training.data.request import DataRank
     from sparkring.training.worker import hardware
 
     device, info = join_ranks(ctx), ctx.rank_info
@@ -118,10 +119,6 @@ def ranks_at_once(facts: Mapping[str, Any], is_gpu: bool) -> int:
 
 def measure_device(ctx: WorkerContext, device: Any) -> dict[str, Any]:
     """Measure products, memory and operators on this rank."""
-    from dataclasses import asdict
-
-    from sparkring.training.planner.timing.operations import trace_operations
-    from sparkring.training.planner.timing.roofline import BACKWARD_ATTENTION, BACKWARD_MEMORY, OperationTable
     from sparkring.training.worker import hardware
 
     ctx.heartbeat(0, "matrix products")
@@ -141,8 +138,6 @@ def measure_device(ctx: WorkerContext, device: Any) -> dict[str, Any]:
 
 def measure_host(ctx: WorkerContext, device: Any) -> dict[str, Any]:
     """Measure the host's memory, an optimizer's step there, and copies between it and the device, on this rank."""
-    from dataclasses import asdict
-
     from sparkring.training.worker import hardware
 
     ctx.heartbeat(0, "host memory")
@@ -167,8 +162,6 @@ class MeasuringRank(NamedTuple):
 
 def gather_measuring(info: RankInfo, at_once: int) -> list[MeasuringRank]:
     """Gather `MeasuringRank` of each rank, by rank. Collective."""
-    import torch.distributed as dist
-
     found: list[Any] = [None] * info.world_size
     dist.all_gather_object(found, MeasuringRank(info.node_rank, info.local_rank, at_once))
     return found
@@ -188,10 +181,6 @@ def exchange_groups(measuring: Sequence[MeasuringRank]) -> dict[str, list[list[i
 
 def exchange_costs(measuring: Sequence[MeasuringRank]) -> dict[str, ExchangeCost | None]:
     """Measure exchanges of ranks on CPUs, by kind of group; None for those that this rank is not in. Collective."""
-    import torch.distributed as dist
-
-    from sparkring.training.worker.exchange_rate import exchange_cost
-
     found: dict[str, ExchangeCost | None] = {}
     for name, groups in exchange_groups(measuring).items():
         made = [dist.new_group(ranks) for ranks in groups if len(ranks) > 1]

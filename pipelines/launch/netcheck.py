@@ -9,10 +9,13 @@ saves time.
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +185,6 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
 
 def join_ranks(ctx: WorkerContext) -> Any:
     """Form the process group of all ranks; return this rank's device."""
-    from datetime import timedelta
-
     from sparkring.training.parallel.process_groups import start_process_group
     from sparkring.training.worker.device import pick_device
 
@@ -195,9 +196,6 @@ def join_ranks(ctx: WorkerContext) -> Any:
 
 def measure_links(ctx: WorkerContext, device: Any) -> dict[str, Any]:
     """Measure every pair of ranks alone, then the ring."""
-    import os
-    import socket
-
     import torch
     import torch.distributed as dist
 

@@ -185,7 +185,7 @@ def ray_cluster(launch: LaunchConfig) -> Iterator[RayCluster]:
 @contextmanager
 def asked_of_autoscaler(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
     """Have Ray's autoscaler, where there is one, keep room for `bundles` meanwhile, in place of lost nodes too."""
-    from ray.autoscaler.sdk import request_resources
+    from ray.autoscaler.sdk import request_resources  # of a cluster that scales
 
     request_resources(bundles=[dict(each) for each in bundles])
     try:

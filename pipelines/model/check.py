@@ -24,6 +24,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.model.sample import PREDICTIONS, ROWS
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.scratch import scratch_folder
+from sparkring.pipelines.tracking.client import client_limits
 from sparkring.pipelines.tracking.mlmodel import MLMODEL, read_mlmodel
 from sparkring.training.launch.failure import LaunchError
 from sparkring.training.model.folder import changed_files
@@ -80,7 +81,6 @@ def serve_check(target: str, tracking: TrackingConfig, say: Callable[[str], None
 def find_folder(target: str, tracking: TrackingConfig, scratch: Path) -> Path:
     """Return the local folder of an MLflow model, copied if it is registered. StoredError if not ours."""
     if REGISTERED.fullmatch(target):
-        from sparkring.pipelines.tracking.client import client_limits
         from sparkring.pipelines.tracking.store.fetch import copy_model, find_model  # MLflow: seconds
 
         with client_limits(tracking):

@@ -21,7 +21,7 @@ def main(model: Path, rows: Path) -> dict[str, Any]:
     from mlflow.pyfunc.scoring_server import invocations
 
     served = mlflow.pyfunc.load_model(str(model))
-    import sparkring
+    import sparkring  # the checkout's, which the model's code must not take the place of
 
     answers: dict[str, Any] = {}
     if rows.exists():

@@ -265,7 +265,9 @@ def known_dataset(config: RunConfig) -> tuple[str, DatasetManifest] | None:
 
 
 def pinned_without_spark(config: RunConfig) -> PinnedDataset | None:
-    """Pin the sources of a recipe whose sources need no Spark; None if they are missing."""
+    """Pin the sources of a recipe whose sources need no Spark; None if they, or pyspark, are missing."""
+    if not has_spark():
+        return None
     try:
         return etl_step.pin(config, _no_session)
     except ValueError:

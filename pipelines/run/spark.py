@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ from sparkring.etl.spark_platform.jvm import (
 from sparkring.pipelines.run.jvm_options import OPTIONS, found_archive, is_refused, options_of
 from sparkring.pipelines.run.package import ship_code
 from sparkring.pipelines.run.spark_remote import check_versions, open_remote
-from sparkring.pipelines.run.spark_settings import CONNECT_MODE, remote_of, session_settings, submitted
+from sparkring.pipelines.run.spark_settings import CONNECT_MODE, VARIABLE, remote_of, session_settings, submitted
 from sparkring.training.launch.failure import Cancelled, LaunchError
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,11 @@ class Opened:
             else:
                 self.spark.stop()
 
+    def forget_log(self) -> None:
+        """Delete the JVM's log: nobody needs it of a session that did not fail."""
+        if self.jvm_log is not None:
+            self.jvm_log.unlink(missing_ok=True)
+
 
 class NotWanted(Exception):
     """Nobody waits any longer for the session that is being opened."""
@@ -117,7 +122,7 @@ def open_session(
     hide_error_copies()
     check_versions(name, pyspark.__version__, pyspark.__version__)
     if (remote := remote_of(name, config, os.environ)) is not None:
-        return open_connect(name, config, launch, remote)
+        return open_connect(name, config, launch, remote, data_bytes, unwanted)
     is_own = not submitted()
     home = os.environ.get("SPARK_HOME") if is_own and not borrowed else None
     if home and (found := version_of_home(Path(home))):  # before its JVM starts, which another PySpark cannot talk to
@@ -144,17 +149,44 @@ def open_session(
     return Opened(spark, borrowed, jvm_log)
 
 
-def open_connect(name: str, config: SparkConfig, launch: LaunchConfig, remote: str) -> Opened:
-    """Open a session of Spark Connect, or take over the one there is."""
+def open_connect(
+    name: str, config: SparkConfig, launch: LaunchConfig, remote: str, data_bytes: int | None, unwanted: threading.Event
+) -> Opened:
+    """Open a session of Spark Connect, or take over the one there is.
+
+    Args:
+        name: of the recipe.
+        config: of the session.
+        launch: the number of ranks.
+        remote: `sc://host:port/...`, or `local[n]` for a server in a JVM of this process.
+        data_bytes: of all sources; None where that is not known.
+        unwanted: as of `open_session`.
+    """
     at = {"master": remote} if remote.startswith("local") else {}
     settings = session_settings(name, config.model_copy(update=at), launch.world, is_submitted=not at)
-    borrowed = CONNECT_MODE in os.environ
+    borrowed, jvm_log = CONNECT_MODE in os.environ, None
     with variables({"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)} if at else {}):
-        spark = open_remote(name, settings, remote)
+        if at and not borrowed and active_context() is None and config.log == "file":
+            options = options_of(settings, data_bytes, found_archive(os.environ))
+            with variables(user_variables(os.environ), without=[VARIABLE]):  # else spark-submit is a client's
+                jvm_log = start_quick_jvm(settings, options, unwanted)
+        with log_named(jvm_log):
+            spark = open_remote(name, settings, remote)
     check_versions(name, pyspark.__version__, spark.version)
     if not at:  # the server's Python need not have our code, and tasks of the ETL are of it too
         ship_code(spark)
-    return Opened(spark, borrowed, None)
+    return Opened(spark, borrowed, jvm_log)
+
+
+@contextmanager
+def log_named(jvm_log: Path | None) -> Iterator[None]:
+    """Add the log of a JVM to an error of a server of Spark Connect in it."""
+    try:
+        yield
+    except LaunchError as error:
+        if jvm_log is None:
+            raise
+        raise LaunchError(f"{error}; the log of its JVM: {jvm_log}") from error
 
 
 def hide_error_copies() -> None:
@@ -165,7 +197,7 @@ def hide_error_copies() -> None:
     level = logging.INFO if logging.getLogger().isEnabledFor(logging.DEBUG) else logging.CRITICAL
     if importlib.util.find_spec("pyspark.logger") is None:  # it is there from 4.0 on
         return
-    from pyspark.logger import PySparkLogger
+    from pyspark.logger import PySparkLogger  # PySpark 3 has none
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         # Made by PySpark's own: a plain logger of that name would raise TypeError for what PySpark gives it.
@@ -182,10 +214,11 @@ def held_session(opened: Opened, launch: LaunchConfig) -> Iterator[SparkSession]
         return
     if not is_classic(spark):
         try:
-            with end_of_jvm_named(None):
+            with end_of_jvm_named(opened.jvm_log):
                 yield spark
         finally:
             opened.close()
+        opened.forget_log()
         return
     with end_of_jvm_named(opened.jvm_log), jvm_held(spark, launch.grace_s + AFTER_GRACE_S):
         try:
@@ -193,8 +226,7 @@ def held_session(opened: Opened, launch: LaunchConfig) -> Iterator[SparkSession]
             yield spark
         finally:
             opened.close()
-    if opened.jvm_log is not None:  # nobody needs it of a session that did not fail
-        opened.jvm_log.unlink(missing_ok=True)
+    opened.forget_log()
 
 
 @contextmanager
@@ -249,10 +281,12 @@ def user_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def variables(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the block."""
-    before = {name: os.environ.get(name) for name in changes}
+def variables(changes: Mapping[str, str], without: Sequence[str] = ()) -> Iterator[None]:
+    """Set environment variables for the block, in which those of `without` are not set."""
+    before = {name: os.environ.get(name) for name in [*changes, *without]}
     os.environ.update(changes)
+    for name in without:
+        os.environ.pop(name, None)
     try:
         yield
     finally:
@@ -458,5 +492,4 @@ def close_unused(opening: Future[Opened], unwanted: threading.Event) -> None:
     with contextlib.suppress(Exception):  # what was wrong with it is of no interest: another error is on its way
         opened = result_of(opening)
         opened.close()
-        if opened.jvm_log is not None:
-            opened.jvm_log.unlink(missing_ok=True)
+        opened.forget_log()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import warnings
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyspark
@@ -19,6 +20,7 @@ from sparkring.pipelines.run.spark_settings import PORT, VARIABLE
 from sparkring.training.launch.failure import LaunchError
 
 REACH_S = 10.0
+PORT_KEY = "spark.connect.grpc.binding.port"
 PLUGIN = "ClassNotFoundException: org.apache.spark.sql.connect.SparkConnectPlugin"
 
 
@@ -38,6 +40,8 @@ def open_remote(name: str, settings: Mapping[str, str], remote: str) -> SparkSes
         if key != "spark.master" and (is_own or key.startswith("spark.sql.")):
             builder = builder.config(key, value)
     try:
+        if is_own and PORT_KEY in settings:
+            look_at_port(int(settings[PORT_KEY]))
         with warnings.catch_warnings():
             # PySpark sets them again in the session, after it has started the server with them.
             warnings.filterwarnings("ignore", message="Failed to set spark")
@@ -54,12 +58,20 @@ def open_remote(name: str, settings: Mapping[str, str], remote: str) -> SparkSes
         if PLUGIN not in str(error):
             raise LaunchError(
                 f"Spark Connect ({remote}): its server in this process did not start: {innermost(error)}; where a port "
-                f"is taken (the server's is {PORT}), name another in spark.conf of the recipe: "
-                "{spark.connect.grpc.binding.port: '15003'}"
+                f"is taken (the server's is {settings.get(PORT_KEY, PORT)}), name another in spark.conf of the recipe: "
+                f"{{{PORT_KEY}: '15003'}}"
             ) from error
         raise ConfigError(name, [no_server(remote)]) from error
     except PySparkException as error:
         raise LaunchError(f"Spark Connect ({remote}): no session: {first_line(error)}") from error
+
+
+def look_at_port(port: int) -> None:
+    """Have PySpark's client call a server of this process at its port; it would call the default one."""
+    from pyspark.sql.connect.client import core
+
+    builder: Any = getattr(core, "DefaultChannelBuilder", None) or core.ChannelBuilder  # of Spark 4, of 3.5
+    builder.default_port = staticmethod(lambda: port)
 
 
 def no_server(remote: str) -> str:

@@ -24,15 +24,16 @@ from sparkring.conf.rules.dataset import DATASET, DECLARED, OnDataset
 from sparkring.conf.rules.foreseen import foreseen_names, foreseen_problems
 from sparkring.conf.rules.recipe import RECIPE, metric_problems
 from sparkring.conf.rules.rule import Rule, find_problems
-from sparkring.conf.storage import open_storage
+from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context.etl_step import Dataset
+from sparkring.pipelines.launch.slots import slots_ceiling, too_few_slots
 from sparkring.pipelines.model.model_start import start_problems
 from sparkring.pipelines.model.plan import device_of, knows_its_size, layout_problems_of, runs_here
 from sparkring.pipelines.run.installed import has_spark, is_installed
 from sparkring.pipelines.run.problems import Problems, refusals
 from sparkring.pipelines.validate.folders import storage_problems
-from sparkring.pipelines.validate.labels import label_range_problems
+from sparkring.pipelines.validate.labels import label_range_problems, one_label_problems, warn_of_labels
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.data.decoding.cells import own_decoder
 from sparkring.training.hooks import hook_problems
@@ -66,8 +67,7 @@ def validate(config: RunConfig, tables: bool = True) -> Problems:
     try:
         folder = open_storage(config.dataset)
         manifest = read_manifest(folder)
-        found = against_problems(config, manifest) or label_range_problems(config, manifest, folder)
-        return problems + Problems(found)
+        return problems + _dataset_problems(config, manifest, folder)
     except (ManifestError, OSError) as error:
         return problems + Problems(data=[f"dataset = {config.dataset!r}: {error}"])
 
@@ -88,10 +88,15 @@ def recipe_problems(config: RunConfig) -> Problems:
 
 
 def check_against(config: RunConfig, dataset: Dataset) -> None:
-    """Raise ConfigError for settings this dataset or model cannot meet, before a process is started."""
-    problems = against_problems(config, dataset.manifest)
-    if problems := problems or label_range_problems(config, dataset.manifest, dataset.folder):
-        raise ConfigError(dataset.folder.uri, problems)
+    """Raise one error with what this dataset cannot give, before a process is started; warn of its labels."""
+    _dataset_problems(config, dataset.manifest, dataset.folder).raise_any(dataset.folder.uri)
+    warn_of_labels(config, dataset.manifest, dataset.folder)
+
+
+def _dataset_problems(config: RunConfig, manifest: DatasetManifest, folder: Storage) -> Problems:
+    """What of the recipe this dataset cannot meet by its columns and values, or a dataset of one label."""
+    found = against_problems(config, manifest) or label_range_problems(config, manifest, folder)
+    return Problems(found, data=[] if found else one_label_problems(config, manifest, folder))
 
 
 def check_foreseen(config: RunConfig, manifest: DatasetManifest | None) -> None:
@@ -116,7 +121,6 @@ def slot_problems(config: RunConfig) -> list[str]:
     """Check that the recipe's own local Spark has a slot for every rank."""
     if config.launch.is_without_spark or not has_spark():
         return []
-    from sparkring.pipelines.launch.slots import slots_ceiling, too_few_slots
     from sparkring.pipelines.run.spark_settings import expected_master, session_settings, submitted
 
     master = expected_master(config.name, config.spark, config.launch.world)

@@ -36,6 +36,7 @@ def test_it_is_known_what_each_result_measures(monkeypatch: pytest.MonkeyPatch) 
     missing = [path for name in results for path in script.measured(name) if not (ROOT / path).exists()]
     assert not missing and len(results) > 40
     assert not [prefix for prefix in script.MEASURES if not any(name.startswith(prefix) for name in results)]
+    assert not [prefix for prefix, paths in script.MEASURES.items() if script.measured(f"{prefix}_x.md") != paths]
     with pytest.raises(KeyError):
         script.measured("nothing_of_ours.md")
 

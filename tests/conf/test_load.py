@@ -227,3 +227,26 @@ def test_no_recipe_ends_in_another_error(tmp_path: Path, text: str, words: str) 
     if ":" in text and not text.startswith("#"):
         with pytest.raises((ConfigError, ValueError)):
             load_config("flights", [f"model.args.x={text.partition(':')[2]}", "nosuch=1"])
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (
+            "etl.features.seat.transform=log1p",
+            "etl.features.seat: the recipe has none of that name; did you mean",
+        ),
+        ("etl.features.x.foo=1", "etl.features.x: the recipe has none of that name; there are ['"),
+        (
+            "etl.sources.flight.format=csv",
+            "etl.sources.flight: the recipe has none of that name; did you mean 'flights'?",
+        ),
+        ("etl.features.x={foo: 1}", "etl.features.x.kind: is required and missing; it is one of categorical, cyclic, "),
+        ("etl.features.x=1", "etl.features.x = 1: must be a block of keys: column, "),
+    ],
+)
+def test_an_override_of_what_the_recipe_has_not_is_one_line_in_our_words(override: str, line: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config("flights", [override])
+    assert raised.value.problems[0].startswith(line), raised.value.problems
+    assert len(raised.value.problems) == 1

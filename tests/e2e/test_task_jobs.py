@@ -104,5 +104,5 @@ def test_a_regression_that_loses_to_the_mean_is_registered_without_the_alias(
     (folder,) = (path.parent for path in (tmp_path / "runs").rglob("summary.json"))
     assert json.loads((folder / "summary.json").read_text())["version"] == "1"
     html = (folder / "report.html").read_text()
-    assert "of mean; r2" in html and "the alias &#39;champion&#39; was not given to it" in html
+    assert "of mean; report.must_beat: r2" in html and "the alias &#39;champion&#39; was not given to it" in html
     assert MlflowClient(given.tracking.store_uri).get_registered_model("regression").aliases == {}

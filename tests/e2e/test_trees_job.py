@@ -52,7 +52,7 @@ def write_recipe(folder: Path) -> None:
         "train": {"global_batch": 200, "epochs": 1, "threads_per_rank": 1},
         "launch": {"world": 2},
         "parallel": {"engine": "auto"},
-        "report": {"must_beat": ["loss"]},
+        "report": {"must_beat": ["loss"], "must_beat_guess": False},
         "promote": {"rules": [{"metric": "loss", "min_relative_change": 0.0, "confidence": 0.9}]},
         "predict": {"rows": "made", "to": "scored", "keep": ["id"]},
     }

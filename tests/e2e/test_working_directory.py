@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.ports import unused_port
+from tests.spark_connect import OVERLAY, needs_connect
 from tests.training.launch.host.test_search_path import NAMES
 
 MARKER = "ran"
@@ -37,6 +39,15 @@ etl:
 FIGURE = """
 from sparkring.pipelines.report.figures import curves, to_svg
 assert "<svg" in to_svg(curves({"loss": [(1, 2.0), (2, 1.0)]}, "loss"))
+"""
+CONNECT = """
+import sys
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.pipelines.run.spark import spark_session
+config = SparkConfig(conf={"spark.connect.grpc.binding.port": sys.argv[1]})
+with spark_session("x", config, LaunchConfig(world=1)) as spark:
+    print(type(spark).__module__, spark.range(5).mapInArrow(lambda batches: batches, "id long").count())
 """
 SCRIPT = "import queue, random, evil_free\nprint('queue of', queue.__file__, evil_free.X)\n"
 
@@ -87,3 +98,11 @@ def test_nothing_that_a_job_starts_imports_a_file_named_as_a_module_of_pythons(p
     done = run(planted, "-P", "-m", "sparkring.pipelines.cli", "launch", "--world", "2", "train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("of the folder") + done.stderr.count("of the folder") == 2, done.stdout + done.stderr
+
+
+@pytest.mark.spark
+def test_nor_do_workers_of_a_server_of_spark_connect_in_the_process(planted: Path) -> None:
+    needs_connect()
+    path = os.pathsep.join([str(Path(__file__).parents[2]), str(OVERLAY)])
+    done = run(planted, "-P", "-c", CONNECT, str(unused_port()), PYTHONPATH=path, SPARK_REMOTE="local[2]")
+    assert (done.returncode, done.stdout) == (0, "pyspark.sql.connect.session 5\n"), done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pyarrow as pa
 import pytest
 
@@ -36,24 +34,15 @@ def test_rows_without_a_label_are_named_with_the_check_that_leaves_them_out() ->
         check_flags(LABELS, counted(__null_label_1=[0, 1, 2, 5]))
 
 
-def test_the_state_has_the_labels_in_their_order_and_a_constant_one_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_state_has_the_labels_in_their_order() -> None:
     counts = {"train": {"a": 4, "b": 2}, "test": {"a": 1, "b": 0}}
-    with caplog.at_level(logging.WARNING):
-        state = fit_flags(COLUMNS, counts, {"b": 0}, {"train": 4, "test": 2})
+    state = fit_flags(COLUMNS, counts, {"b": 0})
     values = {"values": LABELS, "counts": {"test": [1, 0], "train": [4, 2]}, "odd": {"a": 0, "b": 0}}
     assert state == {"flags": values}
-    assert [record.getMessage() for record in caplog.records] == [
-        "etl.label: 'a' is 1 in every training row: there is nothing to learn of it"
-    ]
-    caplog.clear()
-    fit_flags(COLUMNS, {"train": {"a": 0, "b": 0}}, {"b": 3}, {"train": 4})
-    assert [record.getMessage() for record in caplog.records] == [
-        "etl.label: 'a' is 0 in every training row: there is nothing to learn of it"
-    ], "`b` has other values"
 
 
 def test_one_label_is_not_several_and_texts_are_none_of_several() -> None:
-    assert several_labels(COLUMNS[:2]) == [] and fit_flags(COLUMNS[:2], {}, {}, {}) == {}
+    assert several_labels(COLUMNS[:2]) == [] and fit_flags(COLUMNS[:2], {}, {}) == {}
     text = Column(name="kind", dtype="string", role="label", logical="string")
     with pytest.raises(EtlError, match=r"etl.label = \['a', 'kind'\]: 'kind' is string; of several labels each"):
         several_labels([COLUMNS[1], text])
@@ -62,16 +51,11 @@ def test_one_label_is_not_several_and_texts_are_none_of_several() -> None:
         several_labels([COLUMNS[1], day])
 
 
-def test_tags_that_no_training_row_has_or_every_one_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_state_of_tags_has_those_of_all_splits() -> None:
     tags = [Column(name="tags", dtype="string", layout="ragged", role="label", logical="array<string>")]
     counts = {"train": {"k": 4, "l": 2}, "test": {"m": 1}}
-    with caplog.at_level(logging.WARNING):
-        (state,) = fit_label(tags, counts, None, {"train": 4, "test": 2})["labels"]
+    (state,) = fit_label(tags, counts, None)["labels"]
     assert (state["kind"], state["values"]) == ("tags", ["k", "l", "m"])
     assert state["counts"] == {"train": [4, 2, 0], "test": [0, 0, 1]}
-    assert [record.getMessage() for record in caplog.records] == [
-        "etl.label = 'tags': no training row is of the tags ['m']",
-        "etl.label = 'tags': every training row is of the tags ['k']",
-    ]
     with pytest.raises(EtlError, match=r"etl.label = 'tags': no row has a tag"):
-        fit_label(tags, {}, None, {"train": 4})
+        fit_label(tags, {}, None)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +16,6 @@ from sparkring.conf.errors import ConfigError
 from sparkring.etl.spark_platform import application
 from sparkring.etl.spark_platform.application import callers_session
 from sparkring.etl.spark_platform.jvm import activate
-
-ROOT = Path(__file__).parents[2]
 
 
 def write_table(folder: Path) -> Path:
@@ -137,25 +132,6 @@ def test_arguments_that_a_function_does_not_take_are_refused_before_spark_starts
     monkeypatch.setattr("sparkring.pipelines.run.spark.spark_session", lambda *_: pytest.fail("Spark was started"))
     with pytest.raises(TypeError, match="too many positional arguments"):
         sparkring.launch(lambda ctx: ctx.rank, world=2, args=(1,))
-
-
-TWICE = """
-import sparkring
-
-if __name__ == "__main__":
-    print([sparkring.launch(lambda ctx: ctx.rank, world, preload=()).results for world in (1, 2)])
-    from pyspark import SparkContext
-    print(SparkContext._active_spark_context)
-"""
-
-
-@pytest.mark.spark
-def test_a_session_of_a_launch_ends_with_it(tmp_path: Path) -> None:
-    """The second one was told that `local[1]` has one slot, which the first one had opened."""
-    (tmp_path / "twice.py").write_text(TWICE)
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, tmp_path / "twice.py"], env=env, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["[[0], [0, 1]]", "None"], done.stderr[-3000:]
 
 
 @pytest.mark.spark

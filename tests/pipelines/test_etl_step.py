@@ -27,9 +27,11 @@ from sparkring.conf.manifest import (
     ManifestError,
     WindowPart,
 )
+from sparkring.conf.sources import FilesSource
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import PinnedSources
 from sparkring.etl.errors import EtlError
+from sparkring.etl.sources.pin import pin as pin_source
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.context import etl_step
 from sparkring.pipelines.context.etl_step import (
@@ -278,3 +280,29 @@ def test_a_damaged_page_of_a_file_among_others_is_an_error_of_the_data_that_name
     (tmp_path / "b.parquet").write_bytes(bytes(data))
     with pytest.raises(EtlError, match=r"/b\.parquet: it is damaged or cut \("), data_errors_named():
         spark.read.parquet(str(tmp_path)).selectExpr("sum(v)").collect()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("suffix", "codec", "damage"),
+    [
+        ("gz", "gzip", "cut"),
+        ("gz", "gzip", "flipped"),
+        ("bz2", "bz2", "cut"),
+        ("bz2", "bz2", "flipped"),
+        ("zst", "zstd", "cut"),  # its frames need no checksum
+    ],
+)
+def test_a_compressed_text_among_others_that_breaks_in_the_middle_is_named(
+    spark: Any, tmp_path: Path, suffix: str, codec: str, damage: str
+) -> None:
+    for name in "abc":
+        with pa.output_stream(str(tmp_path / f"{name}.txt.{suffix}"), compression=codec) as sink:
+            sink.write(b"".join(b"%d\n" % (n * 7919 % 10007) for n in range(20_000)))
+    broken = tmp_path / f"b.txt.{suffix}"
+    data, half = bytearray(broken.read_bytes()), len(broken.read_bytes()) // 2
+    data[half : half + 40] = bytes(0xA5 ^ byte for byte in data[half : half + 40])
+    broken.write_bytes(bytes(data[:half] if damage == "cut" else data))
+    texts = FilesSource.model_validate({"path": str(tmp_path), "format": "text"})
+    with pytest.raises(EtlError, match=rf"/b\.txt\.{suffix}: it is damaged or cut \("), data_errors_named():
+        pin_source("t", texts).read(spark).collect()

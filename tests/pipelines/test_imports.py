@@ -79,31 +79,44 @@ def test_a_command_imports_only_what_it_runs(command: str, after: dict[str, tupl
     assert code in (Exit.OK, Exit.USAGE, Exit.DATA) and not imported
 
 
-@pytest.mark.parametrize(
-    ("module", "unwanted"),
-    [
-        ("pipelines.job.job", BEFORE_A_RECIPE_IS_CHECKED),  # the rest while Spark starts: `import_later_parts`
-        ("pipelines.validate.recipe", ("pyspark", *BEFORE_A_RECIPE_IS_CHECKED)),
-        ("pipelines.run.spark_settings", ("pyspark", "torch", *BEFORE_A_RECIPE_IS_CHECKED)),
-        ("pipelines.launch.slots", ("pyspark", "torch", *BEFORE_A_RECIPE_IS_CHECKED)),
-    ],
-)
-def test_a_module_leaves_to_others_what_only_later_work_needs(module: str, unwanted: tuple[str, ...]) -> None:
-    program = f"import sys, sparkring.{module}; print(*(name for name in sys.argv[1:] if name in sys.modules))"
-    command = [sys.executable, "-c", program, *unwanted]
+RUNS_HERE = """
+from sparkring.conf.load import load_config
+from sparkring.pipelines.model.plan import runs_here
+assert runs_here(load_config("flights", []).config)
+"""
+MODULES = ("run.spark_settings", "launch.slots", "validate.recipe", "job.job")
+STATEMENTS = {  # in one process: none imports more than those below it may
+    "run.spark_settings": ("pyspark", "torch", *BEFORE_A_RECIPE_IS_CHECKED),
+    "launch.slots": ("pyspark", "torch", *BEFORE_A_RECIPE_IS_CHECKED),
+    RUNS_HERE: ("pyspark",),
+    "validate.recipe": ("pyspark", *BEFORE_A_RECIPE_IS_CHECKED),
+    "job.job": BEFORE_A_RECIPE_IS_CHECKED,  # the rest while Spark starts: `import_later_parts`
+}
+IMPORTING = """
+import json, sys
+for statement, unwanted in json.loads(sys.argv[1]).items():
+    exec(statement if "import" in statement else f"import sparkring.pipelines.{statement}")
+    print(json.dumps([statement, [name for name in unwanted if name in sys.modules]]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, list[str]]:
+    """Statement -> which of its unwanted modules were there after it."""
+    command = [sys.executable, "-c", IMPORTING, json.dumps(STATEMENTS)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stdout) == (0, "\n"), (done.stdout, done.stderr[-2000:])
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(map(json.loads, done.stdout.splitlines()))
 
 
-def test_where_ranks_will_run_is_known_without_pyspark() -> None:
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_leaves_to_others_what_only_later_work_needs(module: str, imported: dict[str, list[str]]) -> None:
+    assert imported[module] == []
+
+
+def test_where_ranks_will_run_is_known_without_pyspark(imported: dict[str, list[str]]) -> None:
     """Also after it was asked whether there is a session: who has one has imported it."""
-    program = (
-        "import sys; from sparkring.conf.load import load_config\n"
-        "from sparkring.pipelines.model.plan import runs_here\n"
-        "print(runs_here(load_config('flights', []).config), 'pyspark' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.stdout == "True False\n", done.stderr[-2000:]
+    assert imported[RUNS_HERE] == []
 
 
 COLLECTIONS = """

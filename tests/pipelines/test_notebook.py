@@ -143,6 +143,20 @@ refused, spark.range(3).count()
     assert ast.literal_eval(notebook[0].run(code).value) == ([refused, refused], 3)
 
 
+def test_a_session_of_a_launch_ends_with_it(notebook: tuple[Kernel, list[Cell]]) -> None:
+    """The second one was told that `local[1]` has one slot, which the first one had opened."""
+    code = """
+from pyspark import SparkContext
+spark.stop()
+ranks = [sparkring.launch(lambda ctx: ctx.rank, world, preload=()).results for world in (1, 2)]
+left = SparkContext._active_spark_context
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+ranks, left
+"""
+    cell = notebook[0].run(code)
+    assert cell.value == "([[0], [0, 1]], None)", cell.error
+
+
 def test_an_error_of_a_cells_function_is_shown_with_rank_and_traceback(notebook: tuple[Kernel, list[Cell]]) -> None:
     code = """
 def broken(ctx):

@@ -412,22 +412,62 @@ with spark_session("x", SparkConfig(), LaunchConfig(world=1)) as spark:
 """
 
 
-@pytest.mark.slow  # a message of Java that names the cause is tested above
-def test_a_user_id_without_a_name_works(tmp_path: Path) -> None:
-    """As a container of OpenShift has it, with a home that cannot be written."""
-    os.chmod(tmp_path, 0o777)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path), "HOME": "/"}
-    command = ["setpriv", "--reuid", "54321", "--regid", "0", "--clear-groups", sys.executable, "-c"]
-    for folder in tmp_path.parents[:2]:
-        os.chmod(folder, 0o755)
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that all may write in; those of pytest are below one of its user's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        yield Path(folder)
+
+
+def as_nameless(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python as a user id without a name, home or group; skips the test where that may not be done.
+
+    It may look into every folder, as Python's own may be in another user's home.
+    """
+    left_out = ("HOME", "USER", "LOGNAME", "HADOOP_USER_NAME", "SPARK_USER")
+    environment = {key: value for key, value in os.environ.items() if key not in left_out}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder)} | variables
+    user = ["setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups"]
+    command = [*user, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", sys.executable]
     try:
-        can = subprocess.run([*command, "import sparkring.conf"], env=environment, cwd=tmp_path, capture_output=True)
+        can = subprocess.run(
+            [*command, "-c", "import sparkring.conf"], env=environment, cwd=folder, capture_output=True
+        )
     except FileNotFoundError:
         pytest.skip("no setpriv here")
     if can.returncode:
         pytest.skip("this user may not run programs as another")
-    done = subprocess.run([*command, NAMELESS], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    return subprocess.run([*command, *words], env=environment, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.slow  # the whole job is below, and a message of Java that names the cause is tested above
+def test_a_user_id_without_a_name_works(open_folder: Path) -> None:
+    """As a container of OpenShift has it, with a home that cannot be written."""
+    done = as_nameless(open_folder, "-c", NAMELESS, HOME="/")
     assert done.stdout == "5\n", done.stderr
+
+
+WHOLE_JOB = """
+name: nameless
+etl:
+  sources: {raw: {path: raw.csv, format: csv, columns: {a: double, y: bigint}}}
+  rows: raw
+  features: {a: {kind: numeric}}
+  label: y
+model: {task: binary, args: {width: 4, blocks: 1}}
+train: {steps: 2, global_batch: 32}
+launch: {world: 1}
+report: {must_beat_guess: false}
+"""
+
+
+def test_a_whole_job_of_a_user_id_without_a_name_and_a_home_ends_well(open_folder: Path) -> None:
+    (open_folder / "raw.csv").write_text("a,y\n" + "".join(f"{n * 7919 % 101},{n % 2}\n" for n in range(300)))
+    (open_folder / "nameless.yaml").write_text(WHOLE_JOB)
+    done = as_nameless(open_folder, "-m", "sparkring.pipelines.cli", "run", "nameless.yaml")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr and "verdict" in done.stdout
 
 
 VERBOSE = """

@@ -6,23 +6,27 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.errors import ConfigError
 from sparkring.conf.load import load_config
 from sparkring.etl.spark_platform.jvm import JavaThrew
 from sparkring.pipelines.model.plan import runs_here
+from sparkring.pipelines.run import spark as spark_module
 from sparkring.pipelines.run import spark_remote, spark_settings
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.spark_remote import check_reachable, check_versions
 from sparkring.pipelines.run.spark_settings import remote_of
 from sparkring.pipelines.validate.recipe import slot_problems
 from sparkring.training.launch.failure import LaunchError
+from tests.spark_connect import OVERLAY, needs_connect
 
 
 @pytest.mark.parametrize(
@@ -204,3 +208,60 @@ def test_two_places_for_spark_are_an_error_of_the_configuration(tmp_path: Path) 
         words, cwd=tmp_path, env={**os.environ, "SPARK_REMOTE": "sc://h"}, capture_output=True, text=True
     )
     assert done.returncode == Exit.USAGE and "SPARK_REMOTE" in done.stderr, done.stderr
+
+
+TAKEN = """
+import sys
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.pipelines.cli.exits import exit_code, message
+from sparkring.pipelines.run.spark import spark_session
+config = SparkConfig(conf={"spark.connect.grpc.binding.port": sys.argv[1]})
+try:
+    with spark_session("x", config, LaunchConfig(world=1)):
+        pass
+except Exception as error:
+    print(message(error))
+    sys.exit(exit_code(error))
+"""
+
+
+@pytest.mark.spark
+def test_of_a_server_whose_port_is_taken_one_line_is_shown_that_names_the_log() -> None:
+    needs_connect()
+    path = os.pathsep.join([str(Path(__file__).parents[2]), str(OVERLAY)])
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        command = [sys.executable, "-c", TAKEN, str(taken.getsockname()[1])]
+        environment = os.environ | {"PYTHONPATH": path, "SPARK_REMOTE": "local[1]"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == Exit.RESOURCES and done.stderr == "", done.stderr
+    (line,) = done.stdout.splitlines()
+    log = Path(line.rpartition("; the log of its JVM: ")[2])
+    assert "did not start: Failed to bind to address" in line and "BindException" in log.read_text()
+    log.unlink()
+
+
+def test_a_server_in_this_process_has_a_jvm_with_a_log_that_is_started_as_no_client(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[str | None] = []
+
+    def start(*_: Any) -> Path:
+        seen.append(os.environ.get("SPARK_REMOTE"))
+        return tmp_path / "jvm.log"
+
+    def fails(*_: Any) -> None:
+        seen.append(os.environ.get("SPARK_REMOTE"))
+        raise LaunchError("its server did not start")
+
+    monkeypatch.setenv("SPARK_REMOTE", "local[2]")
+    monkeypatch.setattr(spark_module, "active_context", lambda: None)
+    monkeypatch.setattr(spark_module, "start_quick_jvm", start)
+    monkeypatch.setattr(spark_module, "open_remote", fails)
+    with pytest.raises(LaunchError, match=r"its server did not start; the log of its JVM: .*jvm\.log"):
+        spark_module.open_session("r", SparkConfig(), LaunchConfig(), None, threading.Event())
+    assert seen == [None, "local[2]"]
+    with pytest.raises(LaunchError, match=r"its server did not start$"):
+        spark_module.open_session("r", SparkConfig(log="console"), LaunchConfig(), None, threading.Event())

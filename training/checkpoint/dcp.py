@@ -52,7 +52,7 @@ class JsonLoadPlanner(DefaultLoadPlanner):
     """Reads values that are not tensors from JSON."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        from torch.distributed.checkpoint._nested_dict import set_element
+        from torch.distributed.checkpoint._nested_dict import set_element  # private to torch
 
         path = self.mappings[read_item.dest_index.fqn]
         set_element(self.original_state_dict, path, decode_value(json.loads(value.getvalue())))
@@ -153,7 +153,7 @@ def fill_state(
 
 def state_shapes(state: dict[str, Any]) -> dict[str, list[int] | None]:
     """Return global shapes by flat names of the index; None for values that are not tensors."""
-    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict  # private to torch
 
     flat, _ = flatten_state_dict(state)
     return {name: list(value.shape) if isinstance(value, torch.Tensor) else None for name, value in flat.items()}

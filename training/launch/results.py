@@ -5,6 +5,7 @@ JSON where it is JSON, else what torch saves and loads without running code. Wha
 
 from __future__ import annotations
 
+import _codecs
 import base64
 import contextlib
 import dataclasses
@@ -21,6 +22,7 @@ from typing import Any, Literal
 
 import cloudpickle
 
+from sparkring.conf.storage import open_storage
 from sparkring.training.launch.messages import RankResult, StoredResult
 
 MAX_SENT_BYTES = 8 << 20  # in one message to the driver, which may hold 16 MiB
@@ -133,8 +135,6 @@ def _saved(plain: Any, value: Any, name: str, folder: str | None) -> bytes:
 
 def _loaded(data: bytes) -> Any:
     """Load tensors to the CPU, numpy arrays and scalars, and containers; nothing in the file runs."""
-    import _codecs
-
     import numpy as np
     import torch
     from numpy._core import multiarray
@@ -146,9 +146,6 @@ def _loaded(data: bytes) -> Any:
 
 
 def _store(data: bytes, folder: str | None) -> StoredResult:
-    from sparkring.conf.storage import (
-        open_storage,  # here: it loads pyarrow, which the start of every rank would pay for
-    )
 
     storage = open_storage(folder or tempfile.mkdtemp(prefix=_PREFIX))
     file = f"{_PREFIX}{uuid.uuid4().hex}"
@@ -157,7 +154,6 @@ def _store(data: bytes, folder: str | None) -> StoredResult:
 
 
 def _fetch(stored: StoredResult) -> bytes:
-    from sparkring.conf.storage import open_storage
 
     folder, file = stored.folder, stored.file
     storage = open_storage(folder)

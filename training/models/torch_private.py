@@ -68,7 +68,7 @@ def dtensor_types() -> tuple[type[DTensor], ...]:
 
 def local_shape_and_offset(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return sizes and offsets of this rank's shard of the whole tensor."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # private to torch
 
     return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
 
@@ -134,7 +134,7 @@ def meta_device() -> Iterator[None]:
 
 def fake_tensors() -> AbstractContextManager[object]:
     """Give tensors a shape and device without memory; autocast sees the device, unlike on meta."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensorMode  # private to torch: a version without it fails here alone
 
     return FakeTensorMode()
 
@@ -184,7 +184,7 @@ def replace_child(container: nn.Module, key: str, module: nn.Module) -> None:
 
 def checkpoint_wrapper(module: nn.Module, **options: Any) -> nn.Module:
     """Wrap a module in torch's activation checkpointing."""
-    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
+    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper  # only where it is asked for
 
     wrapped: nn.Module = checkpoint_wrapper.checkpoint_wrapper(module, **options)
     return wrapped
@@ -192,7 +192,9 @@ def checkpoint_wrapper(module: nn.Module, **options: Any) -> nn.Module:
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the module inside torch's activation checkpointing wrapper, or the module itself."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (  # only where it is asked for
+        CheckpointWrapper,
+    )
 
     return module._checkpoint_wrapped_module if isinstance(module, CheckpointWrapper) else module
 
@@ -213,14 +215,14 @@ def replaced_trunc_normal(make: Callable[[Callable[..., Any]], Callable[..., tor
 
 def stage_backward_input(*args: Any, **kwargs: Any) -> Any:
     """Compute the gradients of a pipeline stage's inputs."""
-    from torch.distributed.pipelining import _backward
+    from torch.distributed.pipelining import _backward  # private to torch: a version without it fails here alone
 
     return _backward.stage_backward_input(*args, **kwargs)
 
 
 def stage_backward_weight(*args: Any, **kwargs: Any) -> Any:
     """Compute the gradients of a pipeline stage's weights."""
-    from torch.distributed.pipelining import _backward
+    from torch.distributed.pipelining import _backward  # private to torch: a version without it fails here alone
 
     return _backward.stage_backward_weight(*args, **kwargs)
 
@@ -294,7 +296,7 @@ def abort_together(backends: Sequence[Any]) -> None:
 
 def fsdp_groups(module: nn.Module | FSDPModule) -> list[Any]:
     """Return fully_shard's parameter groups of one module it was called on."""
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard  # with sympy: a second
 
     return _groups_of(fully_shard.state(module))  # type: ignore[attr-defined]
 
@@ -309,7 +311,7 @@ def _groups_of(state: Any) -> list[Any]:
 
 def fsdp_parameters(root: FSDPModule) -> Iterator[Any]:
     """Yield fully_shard's records of the parameters of `root` and everything below."""
-    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp import FSDPModule  # with sympy: a second
 
     for module in root.modules():  # type: ignore[attr-defined]
         if isinstance(module, FSDPModule):
@@ -375,7 +377,7 @@ def _end_backward(state: Any) -> None:
 
 def run_backward_hooks(root: FSDPModule) -> None:
     """Gather, reduce and free a root as if a backward had passed through all of it."""
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard  # with sympy: a second
 
     state = fully_shard.state(root)  # type: ignore[attr-defined]
     inner = [g for s in state._state_ctx.all_states if s is not state for g in _groups_of(s)]
@@ -391,7 +393,7 @@ def run_backward_hooks(root: FSDPModule) -> None:
 
 def reduce_after_split_backward(root: FSDPModule) -> None:
     """Reduce what a backward in two halves has left, whose end no autograd hook sees."""
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard  # with sympy: a second
 
     state = fully_shard.state(root)  # type: ignore[attr-defined]
     for each in state._state_ctx.all_states:

@@ -91,7 +91,7 @@ class Residuals:
         for name, gradient in reached:
             late = self.late[name].to(gradient.device) * scale
             if is_dtensor(gradient):
-                from torch.distributed.tensor import distribute_tensor
+                from torch.distributed.tensor import distribute_tensor  # with sympy: a second
 
                 late = distribute_tensor(late, gradient.device_mesh, gradient.placements, src_data_rank=None)
             gradient.add_(late)

@@ -127,7 +127,7 @@ def _copy(target: torch.Tensor, source: Any) -> None:
     elif is_dtensor(source):
         target.to_local().copy_(source.to_local())
     else:
-        from torch.distributed.tensor import distribute_tensor
+        from torch.distributed.tensor import distribute_tensor  # with sympy: a second
 
         whole = distribute_tensor(source.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
         target.to_local().copy_(whole.to_local())

@@ -29,7 +29,10 @@ LAKE_MARKS = {
 }
 WILDCARDS = "*?["
 ANY_FOLDERS = "**"
-COMPRESSED = r"\.gz|\.bz2|\.zst"
+COMPRESSED = r"\.gz|\.bz2|\.zst|\.lz4"
+DECOMPRESSED = {"csv": ("gz", "bz2", "zst", "lz4"), "json": ("gz", "bz2", "zst", "lz4"), "text": ("gz", "bz2", "zst")}
+# Of a text in the form that other programs write, Spark's own lz4 takes the first bytes for a length: gigabytes.
+PACKED = re.compile(r"\.(gz|bz2|zst|lz4|xz|lzma|lzo|br|Z|snappy|deflate|zip|7z|rar|tar|tgz|tbz2?|txz)$", re.IGNORECASE)
 LOOKED_AT = 16  # files of a table that are examined
 T = TypeVar("T")
 
@@ -104,7 +107,26 @@ def list_files(name: str, config: FilesSource, keep: Keep = lambda values: True)
         missing = info.type == pafs.FileType.NotFound
         what = "no such file or folder" if missing else _why_no_files(there, pattern, config)
         raise EtlError(f"{key}: {what}; the table {name!r} is missing")
+    _refuse_packed(key, config.format, files)
     return FileList(storage, files)
+
+
+def _refuse_packed(key: str, kind: str, files: Iterable[SourceFile]) -> None:
+    """Raise EtlError for a file whose suffix is that of a compression, or an archive, that this format is not read of.
+
+    Args:
+        key: names the source.
+        kind: format of the source.
+        files: of the source.
+    """
+    known = DECOMPRESSED.get(kind, ())
+    for file in files if known else ():
+        packed = PACKED.search(file.path)
+        if packed and packed[1].lower() not in known:
+            raise EtlError(
+                f"{key}: {file.path}: .{packed[1]} is not read; decompress it, or compress it as "
+                f"{', '.join(f'.{suffix}' for suffix in known)}"
+            )
 
 
 def _key(name: str, config: FilesSource) -> str:
@@ -130,6 +152,7 @@ def _list_partitions(name: str, config: FilesSource, storage: Storage, keep: Kee
         raise NoFiles(
             f"{key}: no {config.format} files in the partitions {kept} ({count_of(there, 'folder was')} seen there)"
         )
+    _refuse_packed(key, config.format, files)
     _refuse_lake_tables(name, config, storage, [i.path for i in lister.seen], [f.full for f in files])
     return FileList(storage, tuple(sorted(files, key=lambda file: file.path)))
 

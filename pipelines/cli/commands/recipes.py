@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from sparkring.conf.tasks import TABLE_TASKS, Families
 from sparkring.pipelines.cli.arguments import Commands, add_command, add_group, add_recipe_command, load, show_examples
 from sparkring.pipelines.run.exit_codes import Exit
 from sparkring.pipelines.run.installed import has_spark
+
+if TYPE_CHECKING:
+    from sparkring.conf.blocks.etl import EtlConfig
 
 
 def add_commands(commands: Commands) -> None:
@@ -131,10 +134,20 @@ def _validate(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.validate.recipe import validate  # imports torch: not for a key that is misspelt
 
     validate(resolved.config, tables=not arguments.no_tables).raise_any(arguments.recipe)
-    left_out = resolved.config.etl is not None and not has_spark()
-    note = "; its etl block was not looked at: pyspark, which knows its types, is not installed" if left_out else ""
+    note = _not_looked_at(resolved.config.etl, not arguments.no_tables)
     print(f"{arguments.recipe}: valid, digest {resolved.digest}{note}")
     return Exit.OK
+
+
+def _not_looked_at(etl: EtlConfig | None, tables: bool) -> str:
+    """Say what of an etl block only a job finds wrong; "" without one. `tables`: whether its tables were looked at."""
+    if etl is None:
+        return ""
+    if not has_spark():
+        return "; its etl block was not looked at: pyspark, which knows its types, is not installed"
+    if not tables:
+        return "; its tables were not looked at"
+    return "; the tables' rows were not read: `sparkring etl` checks each, and finds files that are damaged further in"
 
 
 def _schema(_: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.tasks import DEVIANCE, LabelForm, TaskKind
@@ -79,7 +80,6 @@ def cells(design: Design) -> Array:
 def _fit(train: Design, labels: Array, loss: str) -> Any:
     """Fit a scikit-learn model."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     numbers = train.values.shape[1] - len(train.cardinalities)
     coded = [numbers + n for n, count in enumerate(train.cardinalities) if count <= MOST_CODES]

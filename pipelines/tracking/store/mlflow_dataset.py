@@ -8,6 +8,8 @@ from typing import Any
 from mlflow.data.dataset import Dataset
 from mlflow.data.dataset_source import DatasetSource
 
+from sparkring.conf.manifest import MANIFEST_NAME
+from sparkring.conf.storage import open_storage
 from sparkring.pipelines.tracking import ops
 
 DIGEST_CHARACTERS = 36  # of a fingerprint; MLflow keeps no more
@@ -24,8 +26,6 @@ class SparkringSource(DatasetSource):
         return "sparkring"
 
     def load(self) -> str:
-        from sparkring.conf.manifest import MANIFEST_NAME
-        from sparkring.conf.storage import open_storage
 
         return open_storage(self.uri).read_bytes(MANIFEST_NAME).decode()
 

@@ -192,7 +192,7 @@ class RunModels:
         return StoredModel(None, identity, location, ready, scored)
 
     def described(self, run: str, model: StoredModel) -> MlflowModel:
-        from mlflow.models import Model
+        from mlflow.models import Model  # with pyfunc: seconds
 
         return Model(run_id=run, artifact_path=_folder(model.identity))
 

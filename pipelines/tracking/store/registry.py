@@ -91,7 +91,7 @@ class Registry:
 
     def fetch(self, version: Version, into: Path) -> Storage:
         """Copy a version's files into a folder; the model folder among them. StoredError where they are not there."""
-        from mlflow.artifacts import download_artifacts
+        from mlflow.artifacts import download_artifacts  # seconds
 
         where = f"version {version.version} of {self.name!r} ({version.source})"
         try:

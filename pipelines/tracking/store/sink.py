@@ -452,8 +452,8 @@ def _save_pyfunc(target: str, data: Path, code: Path | None, op: ops.Model, mode
         model: run and LoggedModel of the model.
     """
     import mlflow.pyfunc  # two seconds, and only a job that ends well needs it
-    from mlflow.models import ModelSignature
-    from mlflow.types import Schema
+    from mlflow.models import ModelSignature  # with pyfunc
+    from mlflow.types import Schema  # with pyfunc
 
     outputs = Schema.from_json(json.dumps(op.outputs)) if op.outputs else None
     signature = ModelSignature(Schema.from_json(json.dumps(op.inputs)), outputs) if op.inputs else None
@@ -532,4 +532,4 @@ def replay(config: TrackingConfig) -> tuple[int, int]:
 def import_client(config: TrackingConfig) -> None:
     """Import what the first call of the store would import, beside this module."""
     if config.uri is None:
-        import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+        import mlflow.store.tracking.sqlalchemy_store  # of an embedded store alone # noqa: F401

@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from itertools import cycle, islice
 
@@ -26,26 +27,34 @@ from sparkring.conf.rank_info import RankInfo
 from sparkring.training.trees.collective import connected
 from sparkring.training.worker.agreement import torch_peers
 
-rank, world = map(int, sys.argv[1:3])
-dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=60))
-peers = torch_peers(timedelta(seconds=60))
+rank, limit_s = int(sys.argv[1]), 60.0
+out = sys.stdout
 
-def gather(data):
-    if data.startswith(b"{"):
-        print("OPEN", flush=True, file=sys.__stdout__)  # sys.stdout is XGBoost's now
-        sys.stdin.readline()  # until strangers have come
-    return peers.gather(data)
-
-print("BEFORE", flush=True)
-sys.stdin.readline()
-with connected(RankInfo(rank=rank, local_rank=rank, world_size=world, local_size=world), gather, 60.0):
-    print("JOINED", flush=True)
+def told(word):
+    print(word, flush=True, file=out)  # sys.stdout is XGBoost's at times
     sys.stdin.readline()
-    draw = np.random.default_rng(rank)
-    rows = draw.normal(size=(300, 4)).astype(np.float32)
-    data = xgboost.QuantileDMatrix(rows, (rows[:, 0] * rows[:, 1] > 0).astype(np.float32), nthread=1)
-    trees = xgboost.train({"objective": "binary:logistic", "nthread": 1, "seed": 1}, data, 10)
-print("TREES", trees.save_raw().hex(), flush=True)
+
+while line := sys.stdin.readline():
+    world, port = map(int, line.split())
+    limit = timedelta(seconds=limit_s)
+    place = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=world, timeout=limit)
+    peers = torch_peers(limit)
+
+    def gather(data):
+        if data.startswith(b"{"):
+            told("OPEN")  # until strangers have come
+        return peers.gather(data)
+
+    told("BEFORE")
+    with connected(RankInfo(rank=rank, local_rank=rank, world_size=world, local_size=world), gather, limit_s):
+        told("JOINED")
+        draw = np.random.default_rng(rank)
+        rows = draw.normal(size=(300, 4)).astype(np.float32)
+        data = xgboost.QuantileDMatrix(rows, (rows[:, 0] * rows[:, 1] > 0).astype(np.float32), nthread=1)
+        trees = xgboost.train({"objective": "binary:logistic", "nthread": 1, "seed": 1}, data, 10)
+    dist.destroy_process_group()
+    print(trees.save_raw().hex(), flush=True, file=out)
 """
 
 
@@ -86,39 +95,51 @@ def visit(strangers: ExitStack, ports: set[int], each: int) -> None:
                 one.sendall(saying)
 
 
-def train(world: int, strangers_each: int = 0) -> list[str]:
-    """Return each rank's trees. Strangers come to XGBoost's ports before the ranks join, and again once they have."""
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port()), "OMP_NUM_THREADS": "1"}
-    with ExitStack() as strangers:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", RANK, str(rank), str(world)],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[list[subprocess.Popen[str]]]:
+    """Start the processes of all trainings: to import what ranks use takes longer than a training."""
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    started: list[subprocess.Popen[str]] = []
+    with ExitStack() as ended:
+        for rank in range(3):
+            command = [sys.executable, "-c", RANK, str(rank)]
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-            for rank in range(world)
-        ]
-        for rank in ranks:
-            strangers.callback(rank.wait)
-            strangers.callback(rank.kill)
-        of_torch: list[set[int]] = []
+            started.append(ended.enter_context(process))
+            ended.callback(process.kill)
+        yield started
+
+
+def tell(ranks: list[subprocess.Popen[str]], line: str) -> None:
+    for rank in ranks:
+        assert rank.stdin
+        rank.stdin.write(f"{line}\n")
+        rank.stdin.flush()
+
+
+def said(ranks: list[subprocess.Popen[str]]) -> list[str]:
+    """Read the next line of each rank."""
+    return [rank.stdout.readline().strip() for rank in ranks if rank.stdout]
+
+
+def train(ranks: list[subprocess.Popen[str]], strangers_each: int = 0) -> list[str]:
+    """Return each rank's trees. Strangers come to XGBoost's ports before the ranks join, and again once they have."""
+    tell(ranks, f"{len(ranks)} {unused_port()}")
+    of_torch: list[set[int]] = []
+    with ExitStack() as strangers:
         for word in ("BEFORE", "OPEN", "JOINED"):
-            for rank in ranks:
-                assert rank.stdout and rank.stdout.readline().strip() == word
+            assert said(ranks) == [word] * len(ranks)
             of_torch = of_torch or [ports_of(rank) for rank in ranks]
             for rank, known in zip(ranks, of_torch, strict=True):
                 visit(strangers, ports_of(rank) - known, strangers_each)
-            for rank in ranks:
-                assert rank.stdin
-                rank.stdin.write("go\n")
-                rank.stdin.flush()
-        said = [rank.communicate(timeout=120)[0].split() for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0] * world
-    return [trees for _, trees in said]
+            tell(ranks, "go")
+        return said(ranks)
 
 
 @pytest.mark.parametrize(("world", "strangers"), [(2, 200), (3, 12)])
-def test_strangers_at_each_port_of_xgboost_change_no_bit(world: int, strangers: int) -> None:
-    assert train(world, strangers) == train(world)
+def test_strangers_at_each_port_of_xgboost_change_no_bit(
+    ranks: list[subprocess.Popen[str]], world: int, strangers: int
+) -> None:
+    undisturbed = train(ranks[:world])
+    assert all(undisturbed) and train(ranks[:world], strangers) == undisturbed

@@ -166,6 +166,7 @@ class JoinedHosts:
     def __init__(self, options: JoinOptions, group: WorkerGroup, own: HostAgents):
         self._options, self._group, self._own = options, group, own
         self._accepted: set[str] = set()
+        self._named: set[str] = set()  # addresses of hosts with another secret
         self._end, self._stays = Bye(REFUSED, "the driver has failed"), False
         self._began = time.monotonic()
 
@@ -196,6 +197,7 @@ class JoinedHosts:
     def _have_all_come(self) -> bool:
         if (bye := self._own.result()).why:  # another driver has sent our own agents away
             raise LaunchError(bye.why)
+        self._name_strangers()
         ready = self._here()
         if found := [*doubles(ready, self._options.placement), *self.differences(ready)]:
             lines = "\n".join(f"  - {line}" for line in found)
@@ -206,6 +208,17 @@ class JoinedHosts:
         """Return addresses, by rank, of hosts that called with another secret."""
         found = ((rank_of(name), address) for name, address in [*self._group.server.other_secret.items()])
         return {rank: address for rank, address in found if rank is not None}
+
+    def _name_strangers(self) -> None:
+        """Log each address from which a host with another secret has called, once."""
+        for rank, address in self._strangers().items():
+            if address not in self._named:
+                self._named.add(address)
+                log.warning(
+                    "a host with another secret, %s, tried to join from %s, and has ended: set SPARKRING_SECRET there "
+                    "to that of host 0, and start it again; where it is another job's, %s",
+                    self._options.placement.name_of(rank), address, OWN_PORT,
+                )  # fmt: skip
 
     def _why_missing(self) -> str:
         """Say which hosts are not here, and why as far as it is known."""
@@ -242,6 +255,7 @@ class JoinedHosts:
     def slots(self) -> int:
         """Count the ranks that fit on hosts that answer."""
         self._group.look()
+        self._name_strangers()
         self._judge_late()
         return len([each for each in self._here() if not self._group.is_lost(each.agent.name)])
 

@@ -136,7 +136,7 @@ class GradientReducer:
         elif index not in bucket.filled:
             view.copy_(local_tensor(grad))
         if is_dtensor(parameter):
-            from torch.distributed.tensor import DTensor
+            from torch.distributed.tensor import DTensor  # with sympy: a second
 
             shape, stride = parameter.shape, parameter.stride()
             parameter.grad = DTensor.from_local(

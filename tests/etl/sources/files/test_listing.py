@@ -128,3 +128,31 @@ def test_a_question_mark_begins_the_options_of_a_uri(path, root, pattern):
 def test_a_missing_table_is_one_clear_error(tmp_path, path):
     with pytest.raises(EtlError, match=r"etl\.sources\.t\.path.*the table 't' is missing"):
         list_files("t", FilesSource(path=str(tmp_path / path), columns={"a": "int"}))
+
+
+@pytest.mark.parametrize("suffix", ["xz", "XZ", "lzma", "zip", "7z", "snappy", "deflate", "tgz", "Z"])
+@pytest.mark.parametrize("kind", ["csv", "json", "text"])
+@pytest.mark.parametrize("form", ["file", "glob", "partitions"])
+def test_a_compression_that_is_not_read_is_named_before_a_row_is(tmp_path, kind, suffix, form):
+    folder = tmp_path / "day=2024-01-31" if form == "partitions" else tmp_path
+    folder.mkdir(exist_ok=True)
+    (folder / f"a.{kind}.gz").write_bytes(b"")
+    name = f"b.{kind}.{suffix}" if form != "partitions" or kind == "text" else f"b.{suffix}.{kind}"
+    (folder / name).write_bytes(b"")
+    path = {"file": tmp_path / name, "glob": tmp_path / "*", "partitions": tmp_path}[form]
+    columns, partitions = {} if kind == "text" else {"a": "int"}, {"day": "date"} if form == "partitions" else {}
+    source = FilesSource(path=str(path), format=kind, columns=columns, partitions=partitions)
+    if name.endswith(kind):
+        assert len(list_files("t", source).files) == 2
+    else:
+        with pytest.raises(EtlError, match=rf"b\.{kind}\.{suffix}: \.{suffix} is not read; decompress it, or .*\.gz"):
+            list_files("t", source)
+
+
+def test_lz4_is_read_where_arrow_decompresses_and_not_where_spark_does(tmp_path):
+    (tmp_path / "a.txt.lz4").write_bytes(b"")  # Spark's own lz4 filled the memory of its JVM with one of 20 kB
+    path = str(tmp_path / "*")
+    assert list_files("t", FilesSource(path=path, format="csv", columns={"a": "int"})).files
+    assert list_files("t", FilesSource(path=path, format="binaryFile")).files
+    with pytest.raises(EtlError, match=r"a\.txt\.lz4: \.lz4 is not read; decompress it, or compress it as \.gz, \.bz2"):
+        list_files("t", FilesSource(path=path, format="text"))

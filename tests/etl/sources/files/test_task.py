@@ -76,7 +76,7 @@ def test_undeclared_keys_are_told_up_to_a_limit(tmp_path, monkeypatch):
     assert found[0] == ("l", 2) and len(found) == 2
 
 
-@pytest.mark.parametrize(("suffix", "codec"), [("gz", "gzip"), ("bz2", "bz2"), ("zst", "zstd")])
+@pytest.mark.parametrize(("suffix", "codec"), [("gz", "gzip"), ("bz2", "bz2"), ("zst", "zstd"), ("lz4", "lz4")])
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
 @pytest.mark.parametrize("kind", ["csv", "json"])
 def test_a_compressed_file_that_breaks_in_the_middle_is_named(tmp_path, suffix, codec, damage, kind):

@@ -442,7 +442,7 @@ def test_a_logistic_regression_is_that_of_dense_one_hot_columns(tmp_path: Path) 
     def make(seed: int) -> dict[str, Any]:
         rows = learnable(seed)
         rows["gaps"] = pa.array([None if v is None else 1e6 + 1e3 * v for v in rows["gaps"].to_pylist()], pa.float64())
-        more = {"filled": learnable(seed + 1)["gaps"], "same": np.full(120, 0.1)}
+        more = {"filled": learnable(seed + 1)["gaps"], "same": np.full(120, 0.5)}
         return rows | more | {"code": rows["code"] + (seed >= 10)}
 
     filled = Column(name="filled", dtype="float64", nulls="fill", fill=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
 import socket
@@ -212,17 +213,25 @@ def test_a_host_with_another_secret_ends_alone_and_is_named_on_either_side(start
         stranger.result()
 
 
-def test_a_job_waits_on_for_the_host_whose_number_one_with_another_secret_has_used(start: Callable[..., Job]) -> None:
-    """Anyone who reaches the port can say that, of every number."""
+def test_a_job_waits_on_for_the_host_whose_number_one_with_another_secret_has_used(
+    start: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anyone who reaches the port can say that, of every number. Its log says at once, and once, who has called."""
     job = start(replace(FIRST, wait_s=3600.0))
-    stranger = job.join(other(), secret="another secret of enough letters")
-    with ThreadPoolExecutor() as pool:
+    with caplog.at_level(logging.WARNING), ThreadPoolExecutor() as pool:
         gathering = pool.submit(job.hosts.gather, 2)
-        wait_for(job.hosts._strangers)
-        assert stranger.wait(60.0)
+        for _ in range(2):  # started again as it was
+            stranger = job.join(other(), secret="another secret of enough letters")
+            wait_for(lambda: "tried to join" in caplog.text)
+            assert stranger.wait(60.0)
         job.join(other())
         gathering.result()
     assert job.hosts.slots() == 2
+    named = [record.getMessage() for record in caplog.records if "tried to join" in record.getMessage()]
+    assert len(named) == 1 and named[0].startswith(
+        "a host with another secret, NODE_RANK=1 (h1), tried to join from 127.0.0.1, and has ended: set "
+        "SPARKRING_SECRET"
+    )
 
 
 def test_a_client_that_is_no_host_ends_no_wait(start: Callable[..., Job]) -> None:
