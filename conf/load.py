@@ -223,9 +223,9 @@ def _unknown_name(location: list[Any], values: dict[str, Any], origins: dict[str
 
     Args:
         location: keys of the user that lead to the block.
-        values: of the recipe, with the overrides.
-        origins: of keys.
-        model: whose schema knows the keys.
+        values: values of the recipe, with the overrides.
+        origins: file and line of each key, or the command line.
+        model: class that defines the known keys.
     """
     key, above = ".".join(map(str, location)), values
     own = {origin for each, origin in origins.items() if each.startswith(f"{key}.")}
@@ -238,7 +238,7 @@ def _unknown_name(location: list[Any], values: dict[str, Any], origins: dict[str
 
 
 def _kinds_at(location: tuple[Any, ...], name: str, model: type[BaseModel]) -> list[str]:
-    """The values of the key `name` that tell the kinds of a block apart."""
+    """List the values of the key `name`, which tells the kinds of a block apart."""
     schema = schema_of(model)
     nodes = [schema]
     for part in location:

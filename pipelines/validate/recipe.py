@@ -94,7 +94,7 @@ def check_against(config: RunConfig, dataset: Dataset) -> None:
 
 
 def _dataset_problems(config: RunConfig, manifest: DatasetManifest, folder: Storage) -> Problems:
-    """What of the recipe this dataset cannot meet by its columns and values, or a dataset of one label."""
+    """Return the settings that this dataset cannot satisfy, or that all its labels are equal."""
     found = against_problems(config, manifest) or label_range_problems(config, manifest, folder)
     return Problems(found, data=[] if found else one_label_problems(config, manifest, folder))
 
