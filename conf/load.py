@@ -219,13 +219,13 @@ def problem_line(
 
 
 def _unknown_name(location: list[Any], values: dict[str, Any], origins: dict[str, str], model: type[BaseModel]) -> str:
-    """Describe overrides of a block that the recipe lacks, where the user chooses the names; "" if there are none.
+    """Say that overrides set keys of a block that the recipe does not have, where names are the user's; else "".
 
     Args:
-        location: path of keys to the block.
-        values: the recipe with its overrides.
-        origins: source of each key's value, such as "command line".
-        model: class that declares the keys.
+        location: keys of the user that lead to the block.
+        values: values of the recipe, with the overrides.
+        origins: file and line of each key, or the command line.
+        model: class that defines the known keys.
     """
     key, above = ".".join(map(str, location)), values
     own = {origin for each, origin in origins.items() if each.startswith(f"{key}.")}
@@ -238,7 +238,7 @@ def _unknown_name(location: list[Any], values: dict[str, Any], origins: dict[str
 
 
 def _kinds_at(location: tuple[Any, ...], name: str, model: type[BaseModel]) -> list[str]:
-    """List the values of the key `name` that select the kind of a block."""
+    """List the values of the key `name`, which tells the kinds of a block apart."""
     schema = schema_of(model)
     nodes = [schema]
     for part in location:

@@ -130,7 +130,7 @@ class TaskKind:
 
 class _BinaryKind(TaskKind):
     def text_problem(self, classes: Sequence[str]) -> str:
-        if len(classes) > 2:  # one class is an error in the data, which every kind of label reports
+        if len(classes) > 2:  # a single class is reported with the labels of all kinds
             return f" of {count_of(len(classes), 'class')} ({some(classes)}); set model.task to multiclass"
         return ""
 

@@ -57,7 +57,7 @@ def label_balance(
 
 
 def is_constant(balance: LabelBalance) -> bool:
-    """Return whether all rows have the same label, or the same values of several labels."""
+    """Return whether each row has the same label, or the same of several."""
     if balance.mean is not None:
         return balance.std == 0
     return all(share in (0, 1) for share in balance.shares.values())

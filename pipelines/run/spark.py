@@ -155,12 +155,12 @@ def open_connect(
     """Open a session of Spark Connect, or take over the one there is.
 
     Args:
-        name: the recipe's name.
-        config: settings of the session.
-        launch: gives the number of ranks.
+        name: name of the recipe.
+        config: the recipe's spark block.
+        launch: the number of ranks.
         remote: `sc://host:port/...`, or `local[n]` for a server in a JVM of this process.
-        data_bytes: size of all sources; None where that is not known.
-        unwanted: event that ends the start, see `open_session`.
+        data_bytes: size of all sources in bytes; None if unknown.
+        unwanted: see `open_session`.
     """
     at = {"master": remote} if remote.startswith("local") else {}
     settings = session_settings(name, config.model_copy(update=at), launch.world, is_submitted=not at)

@@ -94,7 +94,7 @@ def _is_text(label: Column) -> bool:
 
 
 def _is_all(found: Mapping[str, str], labels: Sequence[Column], manifest: DatasetManifest) -> bool:
-    """Return whether every label of a dataset is among those found."""
+    """Return whether all labels of a dataset are among those found."""
     has_tags = len(labels) == 1 and _is_text(labels[0]) and not manifest.classes
     return bool(found) and len(found) == (len(manifest.label_names) if has_tags else len(labels))
 
@@ -132,7 +132,7 @@ def group_ranges(footer: pq.FileMetaData, column: str) -> Iterator[Range | None]
 
 
 def value_range(folder: Storage, files: Iterable[str], column: str) -> Range | None:
-    """Return the least and the largest value of a column by the Parquet footers; None where no footer has them."""
+    """Return a column's least and largest value by the footers of Parquet files; None without statistics."""
     footers = read_footers(folder, tuple(files))
     known = [each for footer in footers for each in group_ranges(footer, column) if each is not None]
     return (min(low for low, _ in known), max(high for _, high in known)) if known else None

@@ -94,7 +94,7 @@ def check_against(config: RunConfig, dataset: Dataset) -> None:
 
 
 def _dataset_problems(config: RunConfig, manifest: DatasetManifest, folder: Storage) -> Problems:
-    """List recipe settings that this dataset's columns and values cannot satisfy; if there are none, a single label."""
+    """Return the settings that this dataset cannot satisfy, or that all its labels are equal."""
     found = against_problems(config, manifest) or label_range_problems(config, manifest, folder)
     return Problems(found, data=[] if found else one_label_problems(config, manifest, folder))
 

@@ -112,12 +112,12 @@ def list_files(name: str, config: FilesSource, keep: Keep = lambda values: True)
 
 
 def _refuse_packed(key: str, kind: str, files: Iterable[SourceFile]) -> None:
-    """Raise EtlError for a file with the suffix of a compression or an archive that this format cannot be read from.
+    """Raise EtlError for a file with the suffix of an archive, or of a compression that this format is not read from.
 
     Args:
         key: names the source.
         kind: format of the source.
-        files: files of the source.
+        files: files of the source, by path.
     """
     known = DECOMPRESSED.get(kind, ())
     for file in files if known else ():

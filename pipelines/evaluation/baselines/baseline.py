@@ -22,7 +22,7 @@ from sparkring.conf.manifest import Column
 from sparkring.conf.secrets import redact
 from sparkring.conf.tasks import LabelForm, TaskKind
 from sparkring.pipelines.evaluation.baselines.design import Array, Design, DesignReader, Scale
-from sparkring.pipelines.evaluation.baselines.linear import Fit, Model, linear_fits
+from sparkring.pipelines.evaluation.baselines.linear import BaselineModel, Fit, linear_fits
 from sparkring.pipelines.evaluation.baselines.trees import TREES, grow, named_beside
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.training.metrics import task_scores
@@ -133,11 +133,11 @@ def fit_and_score(
     return Baselines(missing=missing).beside(found)
 
 
-def _fit(fit: Fit, training: Callable[[], tuple[Design, Scale]]) -> Model:
+def _fit(fit: Fit, training: Callable[[], tuple[Design, Scale]]) -> BaselineModel:
     return fit(training()[0])
 
 
-def score(kind: TaskKind, models: Mapping[str, Model], test_files: Iterable[Design]) -> Baselines:
+def score(kind: TaskKind, models: Mapping[str, BaselineModel], test_files: Iterable[Design]) -> Baselines:
     """Predict the test rows file by file, and score each model on all of them."""
     labels, weights, missing = list[Array](), list[Array | None](), dict[str, str]()
     predictions = {name: list[Array]() for name in models}
@@ -163,7 +163,7 @@ def score(kind: TaskKind, models: Mapping[str, Model], test_files: Iterable[Desi
     return Baselines(missing=missing).beside(found)
 
 
-def _predict(model: Model, rows: Design, earlier: Sequence[Array]) -> Array:
+def _predict(model: BaselineModel, rows: Design, earlier: Sequence[Array]) -> Array:
     found = model.predict(rows)
     if sum(each.size for each in earlier) + found.size > MOST_PREDICTIONS:
         raise ValueError(f"more than {MOST_PREDICTIONS:,} predictions of test rows, which the driver does not hold")
@@ -171,7 +171,15 @@ def _predict(model: Model, rows: Design, earlier: Sequence[Array]) -> Array:
 
 
 def _score(kind: TaskKind, labels: Array, weights: Array | None, predictions: Array, rows: int) -> Fitted:
-    """Score the predictions; a class that no training row has gets the probability 0."""
+    """Score the predictions; a class that no training row has gets the probability 0.
+
+    Args:
+        kind: the task.
+        labels: (N,) or (N, L).
+        weights: (N,), or None.
+        predictions: (N,), (N, C) or (N, L).
+        rows: number of training rows.
+    """
     if kind.form is LabelForm.CLASS and (more := int(labels.max()) + 1 - predictions.shape[1]) > 0:
         predictions = np.pad(predictions, ((0, 0), (0, more)))
     return Fitted(task_scores(kind, labels, predictions, weights, kind.baseline_metrics), predictions, rows)

@@ -29,7 +29,7 @@ MOST_COEFFICIENTS = 5_000_000  # of a multinomial regression: its solvers keep s
 
 
 @dataclass(frozen=True)
-class Model:
+class BaselineModel:
     """A fitted baseline. predict: rows -> (N,) probabilities of 1 or values, (N, C) or (N, L) probabilities.
 
     rows: training rows that it was fitted on.
@@ -39,7 +39,7 @@ class Model:
     rows: int
 
 
-Fit = Callable[[Design], Model]
+Fit = Callable[[Design], BaselineModel]
 
 
 def linear_fits(kind: TaskKind, has_features: bool) -> dict[str, Fit]:
@@ -55,10 +55,10 @@ def linear_fits(kind: TaskKind, has_features: bool) -> dict[str, Fit]:
     return dict([constant, linear] if has_features else [constant])
 
 
-def fit_means(train: Design) -> Model:
+def fit_means(train: Design) -> BaselineModel:
     """Fit a model that always predicts the training rows' mean, or a label's share of them."""
     means = train.means(train.labels)
-    return Model(lambda rows: of_labels([np.full(len(rows.labels), mean) for mean in means]), len(train.labels))
+    return BaselineModel(lambda rows: of_labels([np.full(len(rows.labels), mean) for mean in means]), len(train.labels))
 
 
 def of_labels(predictions: Sequence[Array]) -> Array:
@@ -66,12 +66,12 @@ def of_labels(predictions: Sequence[Array]) -> Array:
     return predictions[0] if len(predictions) == 1 else np.column_stack(predictions)
 
 
-def fit_logistic(train: Design) -> Model:
+def fit_logistic(train: Design) -> BaselineModel:
     """Fit a logistic regression of each label. ValueError for more than MOST_LABELS."""
     if (labels := train.labels.shape[1]) > MOST_LABELS:
         raise ValueError(f"{count_of(labels, 'label')}, more than {MOST_LABELS}: each would be fitted in turn")
     fits = [probabilities(train, each) for each in train.labels.T]
-    return Model(  # times the class: that of 1, or 0 where no training row has it
+    return BaselineModel(  # times the class: that of 1, or 0 where no training row has it
         lambda rows: of_labels([predicted(rows)[:, -1] * classes[-1] for classes, predicted in fits]), len(train.labels)
     )
 
@@ -91,20 +91,20 @@ def probabilities(train: Design, labels: Array) -> tuple[Array, Callable[[Design
     return classes, lambda rows: model.predict_proba(rows.matrix())
 
 
-def fit_class_rates(train: Design) -> Model:
+def fit_class_rates(train: Design) -> BaselineModel:
     """Fit a model that always predicts the training rows' share of each class."""
     rates = np.bincount(train.labels[:, 0].astype(np.int64), train.weights) / train.total
-    return Model(lambda rows: np.broadcast_to(rates, (len(rows.labels), len(rates))), len(train.labels))
+    return BaselineModel(lambda rows: np.broadcast_to(rates, (len(rows.labels), len(rates))), len(train.labels))
 
 
-def fit_multinomial(train: Design) -> Model:
+def fit_multinomial(train: Design) -> BaselineModel:
     """Fit a multinomial regression. ValueError for more than MOST_COEFFICIENTS."""
     count = train.classes
     if (coefficients := count * train.coefficients) > MOST_COEFFICIENTS:
         raise ValueError(f"{count_of(coefficients, 'coefficient', ',')}, more than {MOST_COEFFICIENTS:,}")
     some = train.sampled(design.MOST_CELLS // count)  # the solver has a probability of each row and class
     classes, predicted = probabilities(some, some.labels[:, 0])
-    return Model(partial(with_classes, classes, predicted, count), len(some.labels))
+    return BaselineModel(partial(with_classes, classes, predicted, count), len(some.labels))
 
 
 def with_classes(classes: Array, predicted: Callable[[Design], Array], count: int, rows: Design) -> Array:
@@ -114,7 +114,7 @@ def with_classes(classes: Array, predicted: Callable[[Design], Array], count: in
     return found
 
 
-def fit_linear(train: Design) -> Model:
+def fit_linear(train: Design) -> BaselineModel:
     """Fit a linear regression."""
     from sklearn.linear_model import Ridge
 
@@ -122,18 +122,18 @@ def fit_linear(train: Design) -> Model:
     return _fitted(model, train)
 
 
-def fit_rate(train: Design) -> Model:
+def fit_rate(train: Design) -> BaselineModel:
     """Fit a Poisson regression with a log link."""
     from sklearn.linear_model import PoissonRegressor
 
     return _fitted(PoissonRegressor(alpha=REGULARIZATION, max_iter=ITERATIONS), train)
 
 
-def _fitted(model: Any, train: Design) -> Model:
+def _fitted(model: Any, train: Design) -> BaselineModel:
     """Fit a regression of scikit-learn."""
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(train.matrix(), train.labels[:, 0], sample_weight=train.weights)
-    return Model(lambda rows: model.predict(rows.matrix()), len(train.labels))
+    return BaselineModel(lambda rows: model.predict(rows.matrix()), len(train.labels))

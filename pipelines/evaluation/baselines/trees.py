@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from sparkring.conf.blocks.model import ModelConfig
 from sparkring.conf.tasks import DEVIANCE, LabelForm, TaskKind
 from sparkring.pipelines.evaluation.baselines.design import Array, Design
-from sparkring.pipelines.evaluation.baselines.linear import Model, of_labels, with_classes
+from sparkring.pipelines.evaluation.baselines.linear import BaselineModel, of_labels, with_classes
 
 TREES = "gradient-boosted trees (scikit-learn)"
 MOST_CODES = 255  # of a feature that is split by sets of its codes; one of more is split by the order of its values
@@ -31,7 +31,7 @@ def named_beside(model: ModelConfig) -> str:
     return "scikit-learn's trees with its defaults" if model.is_trees else "gradient-boosted trees"
 
 
-def grow(kind: TaskKind, train: Design) -> Model:
+def grow(kind: TaskKind, train: Design) -> BaselineModel:
     """Fit on the training rows, or evenly spaced ones of so many that a fit takes seconds.
 
     ValueError for more than MOST_OUTPUTS classes or labels.
@@ -41,7 +41,7 @@ def grow(kind: TaskKind, train: Design) -> Model:
     if outputs > MOST_OUTPUTS:
         raise ValueError(f"{outputs} classes or labels, more than {MOST_OUTPUTS}: trees would be grown for each")
     some = train.sampled(max(1000, MOST_CELLS // (max(train.values.shape[1], 1) * max(outputs, 1))))
-    return Model(_predictor(kind, some), len(some.labels))
+    return BaselineModel(_predictor(kind, some), len(some.labels))
 
 
 def _predictor(kind: TaskKind, train: Design) -> Callable[[Design], Array]:

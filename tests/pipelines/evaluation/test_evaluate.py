@@ -23,7 +23,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.pipelines.evaluation.balance import OTHER, constant_guess, is_constant
 from sparkring.pipelines.evaluation.baselines.baseline import score
 from sparkring.pipelines.evaluation.baselines.design import Design
-from sparkring.pipelines.evaluation.baselines.linear import Model
+from sparkring.pipelines.evaluation.baselines.linear import BaselineModel
 from sparkring.pipelines.evaluation.evaluate import (
     HeldOut,
     check_finite,
@@ -260,7 +260,7 @@ def test_an_auc_that_does_not_exist_is_neither_the_models_nor_a_baselines() -> N
     """It was nan of the model and 0.5000 of baselines."""
     assert known_scores({"loss": 0.5, "auc": math.nan}) == {"loss": 0.5}
     rows = Design(np.ones((4, 1)), np.zeros((4, 1), np.int32), np.zeros((4, 1)), None, (), 1)
-    assert "auc" not in score(BINARY, {"guess": Model(lambda _: np.full(4, 0.1), 0)}, [rows]).scores["guess"]
+    assert "auc" not in score(BINARY, {"guess": BaselineModel(lambda _: np.full(4, 0.1), 0)}, [rows]).scores["guess"]
     assert math.isnan(known_scores({"loss": math.nan})["loss"])
 
 

@@ -311,7 +311,7 @@ def scores_of(kind: TaskKind, labels: list[int], guess: Any) -> dict[str, float]
     """The scores of one guess for all rows, of which each is a file."""
     cell = (np.ones((1, 1)), np.zeros((1, 1), np.int32))
     files = [designs.Design(*cell, np.array([[label]]), None, (), 1) for label in labels]
-    return score(kind, {"guess": linear.Model(lambda _: np.array([guess]), 0)}, files).scores["guess"]
+    return score(kind, {"guess": linear.BaselineModel(lambda _: np.array([guess]), 0)}, files).scores["guess"]
 
 
 def test_rates_of_classes_are_probabilities_and_a_class_without_training_rows_has_none() -> None:
