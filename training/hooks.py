@@ -1,8 +1,8 @@
 """Hooks: code of the user's that looks on while a model trains (train.hooks), and sees plain values.
 
 They run on rank 0, in the training thread, between two steps; a step's loss is summed over the ranks for them, where
-ranks meet in each step anyway. A hook cannot change training: it gets no model and no tensor, and random states and
-gradient mode are put back after it.
+ranks synchronize in each step anyway. A hook cannot change training: it gets no model and no tensor, and random states
+and gradient mode are put back after it.
 """
 
 from __future__ import annotations

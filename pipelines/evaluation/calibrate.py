@@ -34,7 +34,7 @@ Slopes = Callable[[Array], tuple[float, Array, Array]]
 FOLDS = 5
 FEWEST = 100  # validation rows, of equal weights; fewer say too little
 MOST_ODDS = 36.0  # log-odds of the largest probability below 1
-FEWEST_OTHERS = 10  # of them beside the most frequent class: without any, every probability would go to 0 or 1
+FEWEST_OTHERS = 10  # of them besides the most frequent class: without any, every probability would go to 0 or 1
 
 
 @dataclass(frozen=True)

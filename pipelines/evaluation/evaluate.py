@@ -1,4 +1,4 @@
-"""What the trained model is worth on the held-out split, beside the baselines."""
+"""Scores of the trained model on the held-out split, next to the baselines'."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class HeldOut:
     labels: np.ndarray  # (N,) float64; 0 or 1, a class number, or a value; (N, labels) of 0 and 1
     scores: np.ndarray  # (N,), or (N, classes) or (N, labels)
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)  # column of report.share_by -> (N,) values as text
-    weights: np.ndarray | None = None  # (N,) float64, how much each row counts; None: all alike
+    weights: np.ndarray | None = None  # (N,) float64, how much each row counts; None: all equal
 
     def calibrated(self, fit: CalibrationFit | None) -> HeldOut:
         """Return the same rows with calibrated scores, if the model has a calibration."""
@@ -320,7 +320,7 @@ def compared_splits(config: RunConfig, dataset: Dataset, trained: Trained) -> di
 
 
 def evaluate_text(config: RunConfig, manifest: DatasetManifest, folder: Storage, train: WorkerResult) -> Evaluated:
-    """Score a language model by perplexity per token, beside a model of token frequencies; with a sample of text."""
+    """Score a language model by perplexity per token, next to a model of token frequencies; with a sample of text."""
     split, test = config.train.test_split, train.test
     scores = {MODEL: test | {"perplexity": perplexity(test["loss"])}}
     if config.report.baselines:

@@ -62,7 +62,7 @@ def make_ranking(config: RankingConfig, values: pa.ChunkedArray, labels: Array, 
         config: the recipe's `report.ranking`.
         values: (all rows,) of the column `group`, as `places_in_order` takes them.
         labels: (all rows,) 0 or 1.
-        weights: (all rows,) how much each row counts; None: all alike.
+        weights: (all rows,) how much each row counts; None: all equal.
     """
     numbers = places_in_order(values)
     counted = (numbers >= 0) & (np.ones(len(labels), bool) if weights is None else weights > 0)

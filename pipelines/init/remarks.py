@@ -1,4 +1,4 @@
-"""Say what a person should know of a column: how it is written, whose hours it has, which of its texts are alike."""
+"""Describe a column to a person: how it is written, its time zone, and which of its texts are similar."""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ def rows_of(sample: TableSample, found: Columns, label: str) -> CellRows:
     cells, owners = [], []
     for name, feature in found.features.items():
         if feature.get("column", name) != name:
-            continue  # a code beside its amount
+            continue  # a code next to its amount
         column = column_of(sample, found, name)
         values = sample.rows.column(column)
         if sample.types[column] in DATES:

@@ -480,7 +480,7 @@ def session_ahead(
 
 
 def result_of(opening: Future[Opened]) -> Opened:
-    """Wait in short steps: of a signal that comes just before a long wait Python would hear after it only."""
+    """Wait in short steps: Python handles a signal that comes just before a long wait only after it."""
     while wait([opening], timeout=POLL_S).not_done:
         pass
     return opening.result()

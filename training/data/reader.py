@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 class ParquetReader:
     """One split of one dataset, as one data rank sees it.
 
-    `batches` may be called again and again, one at a time. Raises ValueError for settings no plan can meet, DataError
+    `batches` may be called again and again, one at a time. Raises ValueError for settings that fit no plan, DataError
     (a ValueError) for data that is not what the manifest says; both before the first batch wherever that can be known.
     """
 

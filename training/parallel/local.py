@@ -98,7 +98,7 @@ class PreparedModel:
 
 
 class LocalStep:
-    """What a rank computes by itself in a step. What ranks exchange, and when they meet, is a strategy's business.
+    """A rank's own computation in a step. A strategy decides what ranks exchange, and when they synchronize.
 
     Strategies change `averaged_ranks`, `is_alone`, `residuals` and `make_tables` before `prepare`.
     """

@@ -272,7 +272,7 @@ class ServerShard:
             every = [push.rows[number] for push in pushes]
             ids, sums = summed(np.concatenate([i for i, _ in every]), np.concatenate([grads for _, grads in every]))
             rows.append((ids, (sums / len(pushes)).astype(table.spec.dtype, copy=False)))
-        squares = float(np.square(dense.numpy(), dtype=np.float64).sum())  # numpy: alike for any number of threads
+        squares = float(np.square(dense.numpy(), dtype=np.float64).sum())  # numpy: equal for any number of threads
         squares += sum(float(np.square(grads, dtype=np.float64).sum()) for _, grads in rows)
         self._answer = (pushes[0].clock, squares, bad_worker)
         self._making, self._sum = making, (dense, absent, rows)

@@ -277,7 +277,7 @@ def make_callbacks(
 
 
 def loss_seen(strategy: Strategy, loss_sum: float) -> float:
-    """Return the loss hooks see, over a step's global batch. Collective where ranks meet in each step.
+    """Return the loss hooks see, over a step's global batch. Collective where ranks synchronize in each step.
 
     Where they do not (parallel.averaging, parallel.servers), nothing makes them: rank 0's rows stand for all. NaN where
     its gradient came too late for the step.

@@ -1,4 +1,4 @@
-"""A process beside the agents of a host that imports once what all their fork servers need, and forks these.
+"""A process next to a host's agents that imports once what all their fork servers need, and forks these.
 
 torch and Horovod take two to three seconds of a core to import. Without this process every rank's fork server imports
 them itself. It takes requests over a socket from every process that has its other end: the one that made it, and what

@@ -76,7 +76,7 @@ class HostAgents:
         self._left = False
         self._byes: list[Bye] = []
         self._running, self._lock, self._all_ended = options.ranks, threading.Lock(), threading.Event()
-        self.error: Exception | None = None  # of the first agent that could not go on
+        self.error: Exception | None = None  # of the first agent that could not continue
         threads_per_rank = max(1, usable_cores() // options.ranks)
         self._options = AgentOptions(
             endpoint,
