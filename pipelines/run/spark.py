@@ -160,7 +160,7 @@ def open_connect(
         launch: the number of ranks.
         remote: `sc://host:port/...`, or `local[n]` for a server in a JVM of this process.
         data_bytes: size of all sources in bytes; None if unknown.
-        unwanted: see `open_session`.
+        unwanted: set once nobody needs the session any more.
     """
     at = {"master": remote} if remote.startswith("local") else {}
     settings = session_settings(name, config.model_copy(update=at), launch.world, is_submitted=not at)

@@ -174,7 +174,7 @@ def _score(kind: TaskKind, labels: Array, weights: Array | None, predictions: Ar
     """Score the predictions; a class that no training row has gets the probability 0.
 
     Args:
-        kind: the task.
+        kind: task that the labels belong to.
         labels: (N,) or (N, L).
         weights: (N,), or None.
         predictions: (N,), (N, C) or (N, L).
