@@ -61,22 +61,23 @@ VERBS = frozenset(  # in the imperative; a new one is added here
         """
 Abort Accept Accumulate Add Aggregate Agree Allocate Allow Analyze Answer Append Apply Arrange Ask Assemble Assign
 Attach Average Be Begin Blend Bound Bring Build Calibrate Call Cancel Change Check Choose Classify Clip Close Code
-Collect Combine Commit Compare Compile Complete Compute Concatenate Connect Convert Copy Count Create Cross-validate
-Cut Decide Decode Decorate Delete Derive Describe Destroy Detach Detect Disable Divide Do Double Download Draw Drop
-Emit Enable Enclose Encode End Ensure Enter Enumerate Estimate Evaluate Evict Examine Exchange Execute Exit Expand
-Explain Export Extend Extract Fail Fetch Fill Filter Find Finish Fit Flatten Flush Fold Follow Forget Fork Form Format
-Free Gather Generate Give Go Group Grow Halve Hand Handle Hash Have Hide Hold Identify Ignore Import Initialize Insert
-Install Interpolate Invert Iterate Join Judge Keep Kill Learn Leave Let Limit Line Link List Listen Load Locate Lock
-Log Look Make Map Mark Match Measure Meet Merge Minimize Mix Mount Move Multiply Name Normalize Note Notify Offer Open
-Order Orthonormalize Overwrite Pack Pad Pair Parse Partition Pass Pause Permute Persist Pick Pickle Pin Place Plan
-Play Plot Point Poll Predict Prefix Prepare Print Process Project Propagate Prove Provide Prune Publish Pull Push Put
-Quantize Query Queue Quote Raise Rank Read Rebuild Receive Recompute Reconnect Record Recover Redact Reduce Refresh
-Refuse Register Rehash Reject Release Reload Remove Rename Render Renew Reorder Repeat Replace Replay Report Reproduce
-Request Require Reserve Reset Reshape Resolve Restore Resume Retry Return Reuse Revert Rewrite Roll Rotate Round Route
-Run Sample Save Say Scale Schedule Score Search See Seed Select Send Serialize Serve Set Shard Shorten Show Simulate
-Skip Sleep Slice Sort Specify Split Spread Stack Start Step Stop Store Strip Submit Subtract Suggest Sum Summarize
-Swap Switch Synchronize Take Tell Terminate Test Thin Time Trace Track Train Transform Translate Truncate Try Turn
-Undo Unpack Unwrap Update Upload Use Validate Verify View Wait Wake Warn Watch Weigh Wrap Write Yield Zip
+Collect Combine Commit Compare Compile Complete Compute Concatenate Connect Continue Convert Copy Count Create
+Cross-validate Cut Decide Decode Decorate Delete Derive Describe Destroy Detach Detect Disable Divide Do Double
+Download Draw Drop Emit Enable Enclose Encode End Ensure Enter Enumerate Estimate Evaluate Evict Examine Exchange
+Execute Exit Expand Explain Export Extend Extract Fail Fetch Fill Filter Find Finish Fit Flatten Flush Fold Follow
+Forget Fork Form Format Free Gather Generate Give Go Group Grow Halve Hand Handle Hash Have Hide Hold Identify Ignore
+Import Initialize Insert Install Interpolate Invert Iterate Join Judge Keep Kill Learn Leave Let Limit Line Link List
+Listen Load Locate Lock Log Look Make Map Mark Match Measure Meet Merge Minimize Mix Mount Move Multiply Name
+Normalize Note Notify Offer Open Order Orthonormalize Overwrite Pack Pad Pair Parse Partition Pass Pause Permute
+Persist Pick Pickle Pin Place Plan Play Plot Point Poll Predict Prefix Prepare Print Process Project Propagate Prove
+Provide Prune Publish Pull Push Put Quantize Query Queue Quote Raise Rank Read Rebuild Receive Recompute Reconnect
+Record Recover Redact Reduce Refresh Refuse Register Rehash Reject Release Reload Remove Rename Render Renew Reorder
+Repeat Replace Replay Report Reproduce Request Require Reserve Reset Reshape Resolve Restore Resume Retry Return Reuse
+Revert Rewrite Roll Rotate Round Route Run Sample Save Say Scale Schedule Score Search See Seed Select Send Serialize
+Serve Set Shard Shorten Show Simulate Skip Sleep Slice Sort Specify Split Spread Stack Start Step Stop Store Strip
+Submit Subtract Suggest Sum Summarize Swap Switch Synchronize Take Tell Terminate Test Thin Time Trace Track Train
+Transform Translate Truncate Try Turn Undo Unpack Unwrap Update Upload Use Validate Verify View Wait Wake Warn Watch
+Weigh Wrap Write Yield Zip
 """,
     )
 )
