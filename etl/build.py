@@ -156,7 +156,7 @@ class PinnedSources(PinnedDataset):
 def pinned_sources(
     config: EtlConfig, sources: Mapping[str, SourceSnapshot], settings: Mapping[str, str]
 ) -> PinnedSources:
-    """Say which dataset would be made of these sources.
+    """Describe the dataset that would be made of these sources.
 
     Args:
         config: the etl block.

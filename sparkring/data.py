@@ -83,7 +83,7 @@ class DataReader:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Say where the run stands, and in what order it reads; JSON-able, and the same on every rank."""
+        """Return the run's position and reading order; JSON-able, and the same on every rank."""
         return {"consumed_samples": self._consumed, "order": dict(self._reader.order_state())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -88,7 +88,7 @@ def wanted_fingerprint(config: RunConfig, sources: PinnedDataset) -> str:
 
 
 def why_built(config: RunConfig, sources: PinnedDataset) -> str:
-    """Say what of the newest dataset of this name is another than of the one that would be built; '' of the first."""
+    """Describe how the newest dataset of this name differs from the one that would be built; '' for the first."""
     from sparkring.etl.fingerprint import made_of, what_differs
 
     newest = newest_dataset(config)

@@ -109,7 +109,7 @@ def read_scored(kind: TaskKind, folder: Storage, files: list[str]) -> Validation
 
 
 def shift_between(balance: Mapping[str, LabelBalance], valid: str) -> str:
-    """Say how the labels of validation rows differ from those of training rows; "" where they do not."""
+    """Describe how the labels of validation rows differ from those of training rows; "" where they do not."""
     if "train" not in balance or valid not in balance:
         return ""
     train, other = balance["train"], balance[valid]

@@ -374,12 +374,12 @@ def has_alias(config: RunConfig, result: TrainResult) -> bool:
 
 
 def reasons_against(evaluated: Evaluated, report: ReportConfig) -> list[str]:
-    """Say why a model is not promoted, a line for each reason: a better baseline, or a gain that is not sure."""
+    """Explain why a model is not promoted, a line for each reason: a better baseline, or an uncertain gain."""
     return lost_to(evaluated.scores, report, evaluated.missing) + unproven(evaluated, report)
 
 
 def unproven(evaluated: Evaluated, report: ReportConfig) -> list[str]:
-    """Say why it is not known that a table's model is better than a constant guess: [] where it is, or nobody asks."""
+    """Explain why a table's model is not known to beat a constant guess: [] where it is, or where this is not asked."""
     gap, train = evaluated.guess_gap, evaluated.labels.get("train")
     if not report.must_beat_guess or gap is None:
         return []

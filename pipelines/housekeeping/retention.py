@@ -134,7 +134,7 @@ class Pointer:
 
 
 def protect(recipe: str, inventory: Inventory, tracked: TrackedState) -> Protected:
-    """Say which runs and datasets of the recipe somebody needs."""
+    """List the runs and datasets of the recipe that are still needed."""
     runs, datasets = dict[str, str](), dict(inventory.others)
     for model in tracked.aliased:
         why = f"{model.model}@{model.alias}"

@@ -346,7 +346,7 @@ def report(job: JobContext, result: TrainResult, held_out: HeldOut | None) -> No
 
 
 def conclude(job: JobContext, result: TrainResult, lost: list[str]) -> Exit:
-    """Say whether the model is good enough; the job's exit code. `lost`: a line for each baseline that is better."""
+    """Log a model that is not good enough; return the exit code. `lost`: a line for each baseline that is better."""
     if lost:
         job.tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})
     if result.promotion is not None:

@@ -168,7 +168,7 @@ class BarrierStage:
             self._error = spark_reason(error, workers_python(self._spark))
 
     def trouble(self) -> str | None:
-        """Say why the stage is over; None while it runs."""
+        """Explain why the stage is over; None while it runs."""
         return None if self._thread is None or self._thread.is_alive() else self._error
 
     def end(self, patience_s: float) -> None:

@@ -127,7 +127,7 @@ class AgentActors:
             self._runs.append(actor.run.remote(options, index, f"{name}-{index}"))
 
     def trouble(self) -> str | None:
-        """Say why an actor has ended; None while all run."""
+        """Explain why an actor has ended; None while all run."""
         try:
             ended, _ = ray.wait(self._runs, timeout=0) if self._runs else ([], [])
             if not ended:
@@ -213,7 +213,7 @@ def room(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, float], held: in
 def too_little_room(
     launch: LaunchConfig, asks: Mapping[str, float], found: int, nodes: Collection[Mapping[str, Any]]
 ) -> str:
-    """Say what Ray has, and what is asked."""
+    """Describe what Ray has, and what is requested."""
     least, key = (launch.min_world, "launch.min_world") if launch.min_world else (launch.world, "launch.world")
     have = {name: sum(node["Resources"].get(name, 0) for node in nodes) for name in asks}
     return (

@@ -352,7 +352,7 @@ def end_writers(log: Path) -> None:
 
 
 def silent_too_long(path: Path, now: float) -> str:
-    """Say why a JVM that has not started is not waited for any longer; empty where it is.
+    """Explain why a JVM that has not started is not waited for any longer; empty where it is.
 
     Downloads of packages may take long, and name each file. One whose main thread has died may live on in others.
     """

@@ -75,7 +75,7 @@ def look_at_port(port: int) -> None:
 
 
 def no_server(remote: str) -> str:
-    """Say what to do where PySpark, as that of PyPI before 4.0, brings no server that it could start."""
+    """Explain what to do where PySpark, as that of PyPI before 4.0, has no server that it could start."""
     version = pyspark.__version__
     return (
         f"Spark Connect ({remote}): PySpark {version} has no server of its own; set spark.conf of the recipe to "

@@ -154,7 +154,7 @@ class WorkerGroup:
             self.note(*received)
 
     def dismiss(self, bye: Bye | None = None) -> None:
-        """Say bye to every agent that is ready by now."""
+        """Send a goodbye to every agent that is ready by now."""
         self.look()
         for agent in self._agents:
             self.server.send(agent, bye or Bye())

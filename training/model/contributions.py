@@ -75,7 +75,7 @@ def joined(parts: Sequence[Contributions]) -> Contributions:
 
 
 def contribution_problem(config: RunConfig, manifest: DatasetManifest) -> str | None:
-    """Say why a model's predictions have no contributions; None where they have."""
+    """Explain why a model's predictions have no contributions; None where they have."""
     model = config.model
     if not model.kind.is_table:
         return f"model.task = {model.task!r}: a raw prediction is known of the tasks of tables alone"

@@ -415,7 +415,7 @@ class Client:
         return None if any(reply.sum is None for reply in replies) else global_squares(replies)
 
     def made(self, step: int, norm: float, bad_worker: int | None) -> None:
-        """Say that all servers have made a step."""
+        """Report to the first server that all servers have made a step."""
         self.connections[0].call(messages.MadeRequest(step, norm, bad_worker), messages.Done)
 
     def counted(self) -> list[BatchShare]:

@@ -41,7 +41,7 @@ class Shown:
         self.client, self.experiment, self.model = client, experiment, model
 
     def failure(self, run: str, error: str) -> None:
-        """Say why a run failed, in a tag and in the first line of its description."""
+        """Show why a run failed, in a tag and in the first line of its description."""
         why = for_terminal(reason_line(error))[:LONGEST_ERROR]
         note = self.client.get_run(run).data.tags.get(NOTE, "")
         self.client.set_tag(run, NOTE, with_headline(note, FAILED + in_markdown(why), FAILED))

@@ -221,7 +221,7 @@ class JoinedHosts:
                 )  # fmt: skip
 
     def _why_missing(self) -> str:
-        """Say which hosts are not here, and why as far as it is known."""
+        """Describe which hosts are missing, and why as far as it is known."""
         strangers, name_of = self._strangers(), self._options.placement.name_of
         refused = [f"{name_of(rank)} at {strangers[rank]}" for rank in self.missing() if rank in strangers]
         late = [name_of(rank) for rank in self.missing() if rank not in strangers]
@@ -401,7 +401,7 @@ def doubles(ready: Sequence[AgentReady], place: Placement) -> list[str]:
 
 
 def unequal(name: str, mine: Joined, theirs: Joined | None) -> list[str]:
-    """Say what a host was started with that this one was not."""
+    """Describe what a host was started with that this one was not."""
     if theirs is None:
         return [f"{name}: was not started as a host that joins"]
     if theirs.problem:
