@@ -55,7 +55,7 @@ def add_split(rows: DataFrame, config: SplitConfig, key: list[str]) -> DataFrame
 
 
 def check_splits(counts: dict[str, int], config: SplitConfig) -> dict[str, int]:
-    """Put the counts in stored order. Raises EtlError for an empty split, or one without rows to fit features on."""
+    """Sort the counts into stored order. Raises EtlError for an empty split, or one without rows to fit features on."""
     names = split_names(config) if config.kind != "column" else sorted(counts, key=lambda n: (n != "train", n))
     full = {name: counts.get(name, 0) for name in names}
     if "train" not in full:

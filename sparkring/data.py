@@ -87,7 +87,7 @@ class DataReader:
         return {"consumed_samples": self._consumed, "order": dict(self._reader.order_state())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken, on any number of ranks.
+        """Continue from a saved state, on any number of ranks.
 
         ValueError names each setting by which this reader would continue in another order.
         """

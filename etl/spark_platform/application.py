@@ -234,7 +234,7 @@ def workers_python(spark: SparkSession) -> str:
 
 
 def start_python(spark: SparkSession, python: str) -> None:
-    """Have executors start this Python from now on; a server of Spark Connect has its own."""
+    """Make executors start this Python from now on; a server of Spark Connect has its own."""
     if is_classic(spark):
         spark.sparkContext.pythonExec = python
 

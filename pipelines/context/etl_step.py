@@ -155,7 +155,7 @@ def require(config: RunConfig, fingerprint: str) -> Dataset:
 
 
 def foresee(spark: SparkSession, config: RunConfig, sources: PinnedDataset) -> DatasetManifest | None:
-    """Let Spark analyze what would be built: the manifest it would have, without rows; None where rows decide it.
+    """Make Spark analyze what would be built: the manifest it would have, without rows; None where rows decide it.
 
     EtlError where the views, checks or features do not fit the tables. Nothing is read or written.
     """
@@ -238,7 +238,7 @@ def _check_label(config: RunConfig, columns: Sequence[Column], state: State) -> 
 
 @contextmanager
 def data_errors_named() -> Iterator[None]:
-    """Make EtlError of what Spark says of a file, or of a value: no number, an overflow, a division by zero."""
+    """Convert Spark's error about a file or a value to EtlError: no number, an overflow, a division by zero."""
     from pyspark.errors import PySparkException
 
     from sparkring.etl.spark_platform.jvm import JavaThrew

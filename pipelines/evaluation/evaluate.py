@@ -164,7 +164,7 @@ def evaluate_table(
 
 
 def known_scores(scores: Mapping[str, float]) -> dict[str, float]:
-    """Leave out the scores that do not exist, as an AUC of one class; a loss that is no number stays."""
+    """Omit scores that do not exist, such as an AUC of one class; a loss that is no number stays."""
     return {name: value for name, value in scores.items() if name == "loss" or not math.isnan(value)}
 
 

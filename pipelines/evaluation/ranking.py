@@ -56,7 +56,7 @@ class Ranking:
 
 
 def make_ranking(config: RankingConfig, values: pa.ChunkedArray, labels: Array, weights: Array | None) -> Ranking:
-    """Put the rows of a weight above 0 into lists. A row without a value is in none: nobody knows whose it is.
+    """Group the rows of a weight above 0 into lists. A row without a value is in none: its list is unknown.
 
     Args:
         config: the recipe's `report.ranking`.

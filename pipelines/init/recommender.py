@@ -74,7 +74,7 @@ class Factors(nn.Module):
 
 
 def recommender_project(data: str, roles: Roles, folder: Path) -> Project:
-    """Look at the interactions and decide. ConfigError where the file or its columns will not do."""
+    """Inspect the interactions and choose a recipe. ConfigError where the file or its columns will not do."""
     sample = read_sample(data)
     found = decide_interactions(sample, roles)
     name = run_name(folder.resolve().name)

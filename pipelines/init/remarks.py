@@ -108,7 +108,7 @@ def missing_class_remark(values: Any) -> str:
 
 
 def null_lines(sample: TableSample, columns: Iterable[str]) -> list[str]:
-    """Name the texts of a CSV file's columns that are nulls: a line for common words, and one for each column of others."""
+    """Name the texts of a CSV file's columns that are nulls: a line for common words, one per column of others."""
     read = {name: sample.texts[name] for name in columns if name in sample.texts and sample.texts[name].nulls}
     words: dict[str, list[str]] = {}
     for name, found in read.items():

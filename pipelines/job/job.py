@@ -152,7 +152,7 @@ def run_parts(
 
 
 def second_application(tracker: Tracker, session: JobSession, settings: Mapping[str, str]) -> SparkSession:
-    """Go on in an application whose executors stay: Spark runs no barrier stage in an elastic one."""
+    """Continue in an application whose executors stay: Spark runs no barrier stage in an elastic one."""
     words = " ".join(f"--conf {key}={value}" for key, value in settings.items())
     log.info(
         "spark.dynamicAllocation.enabled = true: Spark runs no barrier stage in such an application; training runs in "

@@ -181,7 +181,7 @@ class BarrierStage:
 
 
 def _run_agent(options: AgentOptions, stage: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Be an agent, as a Spark task, until the driver says bye; the batches hold its index."""
+    """Run as an agent in a Spark task until the driver says bye; the batches hold its index."""
     from pyspark import SparkFiles  # of a worker: a client of Spark Connect alone has none
 
     (index,) = (index for batch in batches for index in batch.column(0).to_pylist())

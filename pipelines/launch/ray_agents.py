@@ -150,7 +150,7 @@ class RayAgent:
     """The actor of one rank; its environment is that of Ray's worker."""
 
     def run(self, options: AgentOptions, index: int, name: str) -> None:
-        """Be an agent until the driver says bye."""
+        """Run as an agent until the driver says bye."""
         gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids())
         with contextlib.suppress(DriverGone):  # Ray reports it, or the driver is gone too
             Agent(replace(options, environment={**os.environ}), index, name, gpus).run()
@@ -184,7 +184,7 @@ def ray_cluster(launch: LaunchConfig) -> Iterator[RayCluster]:
 
 @contextmanager
 def asked_of_autoscaler(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
-    """Have Ray's autoscaler, where there is one, keep room for `bundles` meanwhile, in place of lost nodes too."""
+    """Make Ray's autoscaler, where there is one, keep room for `bundles` meanwhile, in place of lost nodes too."""
     from ray.autoscaler.sdk import request_resources  # of a cluster that scales
 
     request_resources(bundles=[dict(each) for each in bundles])

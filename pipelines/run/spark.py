@@ -258,7 +258,7 @@ def ended_jvm(pid: int, code: int, jvm_log: Path | None) -> str:
 
 @contextmanager
 def interrupts_kept() -> Iterator[None]:
-    """Put back what Ctrl-C does: PySpark's own handler calls the JVM in the middle of another call, which fails."""
+    """Restore what Ctrl-C does: PySpark's own handler calls the JVM in the middle of another call, which fails."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield

@@ -67,7 +67,7 @@ def open_remote(name: str, settings: Mapping[str, str], remote: str) -> SparkSes
 
 
 def look_at_port(port: int) -> None:
-    """Have PySpark's client call a server of this process at its port; it would call the default one."""
+    """Make PySpark's client call a server of this process at its port; it would call the default one."""
     from pyspark.sql.connect.client import core  # with grpc, which only a client needs
 
     builder: Any = getattr(core, "DefaultChannelBuilder", None) or core.ChannelBuilder  # of Spark 4, of 3.5

@@ -219,7 +219,7 @@ class Checkpointer:
         return self._first_good(lambda good: good[::-1], verify)
 
     def hold(self, info: CheckpointInfo) -> None:
-        """Let a checkpoint stay while this process saves others, whatever retention says."""
+        """Keep a checkpoint while this process saves others, whatever retention says."""
         self._writer.held = info.step
 
     def best(self, mode: Literal["min", "max"] = "min", verify: bool = True) -> CheckpointInfo | None:

@@ -35,7 +35,7 @@ class Backup:
     """The steps of one attempt."""
 
     def __init__(self, workers: int, backup: int, clock: int) -> None:
-        """Begin with step `clock`, of `workers` - `backup` batch shares."""
+        """Start with step `clock`, of `workers` - `backup` batch shares."""
         self.streams, self.backup, self.step = workers - backup, backup, clock
         self.late: Counter[int] = Counter()  # by worker: gradients that came too late
         self._done = [clock] * self.streams  # by stream: steps before which all batch shares are done

@@ -340,7 +340,7 @@ class ServerShard:
     # --- between steps ------------------------------------------------------------------------------------------
 
     def begin(self, clock: int) -> None:
-        """Let every worker begin at a step."""
+        """Make every worker start at a step."""
         self.applied = [clock] * self.definition.workers
 
     def restart(self, worker: int) -> tuple[int, int]:

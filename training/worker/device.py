@@ -38,7 +38,7 @@ class SeenGpu:
 
 
 def see_gpu(local_rank: int) -> SeenGpu:
-    """Look at the GPU that this rank would take."""
+    """Check the GPU that this rank would take."""
     machine = BOOT_ID.read_text().strip() if BOOT_ID.exists() else socket.gethostname()
     gpu = None
     if torch.cuda.is_available():

@@ -533,7 +533,7 @@ class TrainResult(Spent, Published, Evaluated, Trained, RunIdentity):
 
     @classmethod
     def of(cls, *steps: RunIdentity | Trained | Evaluated | Published | Spent) -> TrainResult:
-        """Put the results of a job's steps together."""
+        """Join the results of a job's steps."""
         return cls(**{name: value for step in steps for name, value in vars(step).items()})
 
     def to_json(self) -> bytes:

@@ -55,7 +55,7 @@ class Shown:
             self.client.delete_tag(run, ERROR)
 
     def link(self, recipe: str) -> None:
-        """Put links to the recipe's pages into the experiment's description, unless it has some."""
+        """Add links to the recipe's pages to the experiment's description, unless it has some."""
         note = self.client.get_experiment(self.experiment).tags.get(NOTE, "")
         if not has_links(note, recipe):
             pages = {"runs": runs_page(self.experiment)}

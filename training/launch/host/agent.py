@@ -256,7 +256,7 @@ class Agent:
             self._inbox.put(message)
 
     async def _ask_store(self, method: StoreMethod, key: str, value: bytes) -> bytes | None:
-        """Have the driver's store answer a request of the rank's Horovod client.
+        """Make the driver's store answer a request of the rank's Horovod client.
 
         TimeoutError after our patience.
         """

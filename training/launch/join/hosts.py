@@ -325,7 +325,7 @@ class JoinedHosts:
 
 @contextmanager
 def joined_hosts(options: JoinOptions, check: Check) -> Iterator[JoinedHosts]:
-    """Be host 0: listen for the others, and run the agents of this host. `check` as of WorkerGroup."""
+    """Run host 0: listen for the others, and run the agents of this host. `check` as of WorkerGroup."""
     place = options.placement
     bind, address = driver_addresses(place)
     shared = SharedPort(place.port, options.secret)

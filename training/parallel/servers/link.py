@@ -152,7 +152,7 @@ class _Gather:
         return link.client.round(scope, self._channel, number, mine, self._connection)
 
     def check(self) -> None:
-        """Go on with the rounds of a rank that died; RuntimeError where it died between those of one purpose."""
+        """Continue the rounds of a rank that died; RuntimeError where it died between those of one purpose."""
         if not self._behind:
             return
         self._later = 1 + self._link.client.last_scope(self._channel, self._link.rank, self._connection)
