@@ -130,7 +130,7 @@ class TaskKind:
 
 class _BinaryKind(TaskKind):
     def text_problem(self, classes: Sequence[str]) -> str:
-        if len(classes) > 2:  # one class is the data's fault, and is said of any label
+        if len(classes) > 2:  # a dataset of one class is an error of the data, whatever its label
             return f" of {count_of(len(classes), 'class')} ({some(classes)}); set model.task to multiclass"
         return ""
 
