@@ -69,7 +69,7 @@ def decide_type(counts: Mapping[str, int]) -> TextType:
 
 
 def _are_words(counts: Mapping[str, int], nulls: Collection[str] = ()) -> bool:
-    """Whether booleans are two other words than true and false, as Yes and No: classes of their own name."""
+    """Return whether booleans are two other words than true and false, as Yes and No: classes of their own name."""
     words = {text for text in counts if text not in nulls}
     return len(words) <= 2 and not {word.lower() for word in words} <= {"true", "false"}
 

@@ -105,7 +105,7 @@ def written_otherwise(texts: Iterable[str]) -> WrittenForm | None:
 
 
 def odd_numbers_sql(texts: Iterable[str]) -> str:
-    """SQL that reads a column of plain numbers some of which are written as these texts; "" where it is not certain."""
+    """Return SQL for a column of plain numbers, some written as these texts; "" if it is not certain."""
     written = written_otherwise(texts)
     return written.sql if written is not None and written.what in BESIDE_PLAIN else ""
 

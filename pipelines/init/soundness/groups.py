@@ -311,9 +311,9 @@ def rises(groups: Array, numbers: Array | None) -> bool:
 
 
 def is_nested(rows: CellRows, units: tuple[Array, Array]) -> bool:
-    """Whether the label's means in pairs of two units do not follow from one of these: room 3 is another in each house.
+    """Return whether the label's means in pairs of two units follow from neither alone, as room 3 of each house.
 
-    As of a two-way analysis of variance of the means: of units such as stores and products both have effects.
+    By a two-way analysis of variance of the means: of units such as stores and products both have effects.
     """
     labels = (
         rows.labels[:, None] if rows.is_number else np.eye(int(rows.labels.max()) + 1)[rows.labels.astype(np.int64)]
