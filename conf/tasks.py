@@ -130,7 +130,7 @@ class TaskKind:
 
 class _BinaryKind(TaskKind):
     def text_problem(self, classes: Sequence[str]) -> str:
-        if len(classes) > 2:  # a single class is reported with the labels of all kinds
+        if len(classes) > 2:  # a dataset of one class is an error of the data, whatever its label
             return f" of {count_of(len(classes), 'class')} ({some(classes)}); set model.task to multiclass"
         return ""
 

@@ -29,7 +29,7 @@ from sparkring.training.launch.channel import control_client
 from sparkring.training.launch.host.processes import usable_cores
 from sparkring.training.launch.host.shared_imports import shared_imports
 from tests.descendants import Descendants, imports_for_all
-from tests.helpers.codegen import COMPILED, INTERPRETED
+from tests.helpers.codegen import COMPILED
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 if not os.environ.get("SPARKRING_TEST_GPU"):  # ranks with device `auto` would take them: results of tests are the CPU's
@@ -40,20 +40,17 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process that a test star
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # Of all JVMs that tests start, clusters and users' own sessions too: what a short job's has.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", options_of({"spark.master": "local"}, 0, found_archive(os.environ)))
+# Of all sessions that tests start: how they read their plans. Removed where a job is to be as a user's.
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).resolve().parent / "helpers/spark_conf")
 FIRST_STATES: dict[str, list[Any]] = {}  # by module: of its generators, before its first test
 ROOT = Path(__file__).resolve().parent.parent
 SPARK_DAEMONS = ("pyspark.daemon", "pyspark/daemon", "sparkring.pipelines.run.worker_daemon")
 KEPT = SimpleNamespace(modules=0)  # how many were imported when collections of garbage last left out what there was
-LONGEST = (
-    *(
-        "test_job",
-        "test_worker",
-        "test_mesh",
-        "test_cost",
-        "test_spark_submit",
-        "test_mlflow_store",
-    ),
-    *("test_baseline", "test_etl_build", "test_recover", "test_jdbc", "test_tutorials", "test_lake_job"),
+LONGEST = (  # above 20 s on a quiet machine of two cores (benchmarks/suite.py); those whose name begins so
+    *("test_job", "test_worker", "test_mesh", "test_notebook", "test_cost", "test_chaos", "test_spark_submit"),
+    *("test_on_ray", "test_etl_build", "test_spark.py", "test_etl_shard", "test_jdbc", "test_hosts", "test_tutorials"),
+    *("test_baseline", "test_layouts", "test_source.py", "test_tables", "test_state", "test_etl_files"),
+    *("test_collective", "test_kernels", "test_lake_job", "test_working_directory"),
 )
 # Both of hypothesis' limits are durations, and a fixture of one folder for all examples is what our tests want.
 hypothesis.settings.register_profile(
@@ -208,10 +205,7 @@ def private_mounts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One session for the whole suite, with the settings of a short job's on this machine.
-
-    But it interprets plans: to compile those of a build of few rows takes a quarter of its time.
-    """
+    """One session for the whole suite, with the settings of a short job's on this machine."""
     from pyspark.sql import SparkSession
 
     from sparkring.conf.blocks.spark import SparkConfig
@@ -224,7 +218,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     settings |= {
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        **INTERPRETED,
         OPTIONS: options_of(settings, 0, found_archive(os.environ)),
     } | ({"spark.jars": jar} if (jar := driver_jar()) else {})
     builder = SparkSession.builder
@@ -241,8 +234,8 @@ def compiled_plans(spark: Any) -> Iterator[None]:
     for key, value in COMPILED.items():
         spark.conf.set(key, value)
     yield
-    for key, value in INTERPRETED.items():
-        spark.conf.set(key, value)
+    for key in COMPILED:
+        spark.conf.unset(key)
 
 
 def quicken_stores() -> None:

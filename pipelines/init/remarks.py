@@ -15,7 +15,7 @@ from sparkring.etl.sources.files.read import quoted
 from sparkring.etl.sources.values import convert
 from sparkring.pipelines.init.sample import TableSample
 from sparkring.pipelines.init.text_types import FEWEST_VALUES, count_texts, decide_type, is_null_word, is_number
-from sparkring.pipelines.init.written import written_otherwise
+from sparkring.pipelines.init.written import odd_numbers_sql, written_otherwise
 
 SHOWN = 5
 PLURALS = {"double": "numbers", "bigint": "whole numbers"}
@@ -120,7 +120,9 @@ def null_lines(sample: TableSample, columns: Iterable[str]) -> list[str]:
             what = PLURALS.get(found.kind, f"{found.kind}s")
             rows, known = sum(found.odd.values()), len(sample.rows) - sample.rows.column(name).null_count
             shown = listed([f"{text!r} ({count_of(count, 'row')})" for text, count in found.odd.items()])
-            lines.append(f"{name}: all but {rows:,} of {known + rows:,} are {what}; a null is each {shown}")
+            sql = odd_numbers_sql(found.odd) if is_number(found.kind) else ""
+            remedy = f"; as string in columns, {sql.format(quoted(name))} in the view reads them" * bool(sql)
+            lines.append(f"{name}: all but {rows:,} of {known + rows:,} are {what}; a null is each {shown}{remedy}")
     return lines
 
 

@@ -41,6 +41,8 @@ MOST_ROWS = 200_000  # that are looked at
 FEWEST_TIMES = 20
 LONG_LIVED = 0.5  # of the time of the table, in the median group
 UNSEEN = 0.05  # of the later rows
+SELDOM = 0.1  # rows of a value in training for each later one: those of a season's first days teach nothing of it
+FEWEST_ROWS = 5  # for each value of a part of dates that others follow from
 GROWS = 0.995  # rank correlation with time
 DAY_US = 86_400_000_000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -48,6 +50,7 @@ PERIODS = {"hour": 1, "weekday": 7, "month": 366}  # days in which a part of a d
 PARTS = {
     "year": pc.year, "month": pc.month, "quarter": pc.quarter, "week": pc.iso_week, "day": pc.day,
     "weekday": pc.day_of_week, "day of the year": pc.day_of_year, "hour": pc.hour,
+    "year and month": lambda dates: pc.add(pc.multiply(pc.year(dates), 12), pc.month(dates)),
 }  # fmt: skip
 YEARLY = ("year", "month", "quarter", "week", "day of the year")  # parts that a table of less than two years has once
 
@@ -297,8 +300,12 @@ def unseen_parts(sample: TableSample, found: Columns, times: Times) -> list[str]
             continue
         values = codes(sample.rows.column(column))
         same = {each for each, of in parts.items() if of.max() == values.max() == codes_of(of, values).max()}
-        unseen = float(np.mean(~np.isin(values[times.later], values[~times.later])))
-        is_part = same or (TIMES.fullmatch(column) and sample.types[column] in WHOLE)
+        later, earlier = (np.bincount(values[of], minlength=values.max() + 1) for of in (times.later, ~times.later))
+        unseen = float(later[earlier < SELDOM * later].sum() / later.sum())
+        follows = any(
+            codes_of(of, values).max() == of.max() < len(of) / FEWEST_ROWS for of in parts.values()
+        )  # a season
+        is_part = same or follows or (TIMES.fullmatch(column) and sample.types[column] in WHOLE)
         if is_part and (unseen > UNSEEN or (same & {*YEARLY} and days < 2 * PERIODS["month"])):
             made.append(name)
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -53,17 +53,25 @@ def decide_type(counts: Mapping[str, int]) -> TextType:
     keeps a word for null that it has often, as `None` may stand for no alley, and `NA` for Namibia.
     """
     texts = pa.array(list(counts), pa.string())
-    if (kind := text_type(texts)) != "string":
+    if (kind := text_type(texts)) == "boolean" and _are_words(counts):
+        return TextType("string")
+    if kind != "string":
         zones = {found[1] for text in counts if kind == "timestamp" and (found := OFFSET.search(text))}
         return TextType(kind, zones=tuple(sorted(zones)))
     if not any(map(CODE.fullmatch, counts)):
         types = {each: nulls for each in TEXT_TYPES if (nulls := _nulls(counts, each)) is not None}
         if types:
             best = min(types, key=lambda each: sum(types[each].values()))
-            return TextType(best, types[best])
+            return TextType("string" if best == "boolean" and _are_words(counts, types[best]) else best, types[best])
     rows = sum(counts.values())
     rare = {text: count for text, count in counts.items() if is_null_word(text) and count < OFTEN * rows}
     return TextType("string", rare)
+
+
+def _are_words(counts: Mapping[str, int], nulls: Collection[str] = ()) -> bool:
+    """Return whether booleans are two other words than true and false, as Yes and No: classes of their own name."""
+    words = {text for text in counts if text not in nulls}
+    return len(words) <= 2 and not {word.lower() for word in words} <= {"true", "false"}
 
 
 def _nulls(counts: Mapping[str, int], kind: str) -> dict[str, int] | None:

@@ -33,7 +33,9 @@ DECIMAL_COMMAS = "numbers with a decimal comma"
 OTHER_SIGNS, MANY_DIGITS = "numbers with another sign for minus", "numbers of more digits than a double keeps"
 SIGNED = re.compile(rf"\({DIGITS}\)|[\u2212\u2013]{DIGITS}|{DIGITS} ?-")
 SIGNED_OTHERWISE = re.compile(r"\(.*\)|.*[0-9] ?-")  # ($5.00): other SQL would take it for more than nothing
-SIGNED_SQL = "CAST(concat(IF({0} RLIKE '[(\u2212\u2013]|-$', '-', ''), regexp_replace({0}, '[^0-9.]', '')) AS double)"
+SIGNED_SQL = (
+    "CAST(concat(IF({0} RLIKE '^ *-|[(\u2212\u2013]|-$', '-', ''), regexp_replace({0}, '[^0-9.]', '')) AS double)"
+)
 UNITS = "numbers with a unit"
 NUMBERS = {
     "percentages": rf"{DIGITS} ?%",
@@ -44,6 +46,7 @@ NUMBERS = {
     r"|[+-]?[0-9]{1,3}(?:\.[0-9]{3}){2,}",
     UNITS: rf"{DIGITS} ?(?P<unit>[^\W\d_]{{1,12}}(?:/[^\W\d_]{{1,6}})?[23\u00b2\u00b3]?|\u00b0[CF]?)",
 }
+BESIDE_PLAIN = (OTHER_SIGNS, "amounts with a currency", "numbers with thousands separators")  # read by the same SQL
 POINT_SQL = "CAST(regexp_replace({}, '[^0-9.-]', '') AS double)"
 COMMA_SQL = "CAST(replace(regexp_replace({}, '[^0-9,-]', ''), ',', '.') AS double)"
 DECIMAL_COMMA = re.compile(r",[0-9]{1,2}(?![0-9,])|\.[0-9]{3},")
@@ -77,7 +80,7 @@ def written_otherwise(texts: Iterable[str]) -> WrittenForm | None:
     if mixed := _mixed_dates(values, fewest):
         return mixed
     signed = [text for text in values if SIGNED.fullmatch(text)]
-    plain = sum(re.fullmatch(DIGITS, text) is not None and not text.startswith("-") for text in values)
+    plain = sum(re.fullmatch(DIGITS, text) is not None for text in values)
     if signed and len(signed) + plain >= fewest and not any(map(DECIMAL_COMMA.search, values)):
         return WrittenForm(OTHER_SIGNS, signed[0], SIGNED_SQL)
     if any(map(SIGNED_OTHERWISE.fullmatch, values)):
@@ -101,6 +104,12 @@ def written_otherwise(texts: Iterable[str]) -> WrittenForm | None:
     return None
 
 
+def odd_numbers_sql(texts: Iterable[str]) -> str:
+    """Return SQL for a column of plain numbers, some written as these texts; "" if it is not certain."""
+    written = written_otherwise(texts)
+    return written.sql if written is not None and written.what in BESIDE_PLAIN else ""
+
+
 def _mixed_dates(texts: list[str], fewest: float) -> WrittenForm | None:
     """Find dates of several forms, each of which has one reading."""
     groups: dict[str, list[str]] = {}
@@ -118,6 +127,8 @@ def _mixed_dates(texts: list[str], fewest: float) -> WrittenForm | None:
 
 def _tried(sql: str) -> str:
     """Return SQL that gives null for a text that is no such date, in place of an error."""
+    if sql.startswith("to_timestamp("):
+        return f"try_{sql}"
     return re.sub(r"to_date\((.*)\)", r"CAST(try_to_timestamp(\1) AS date)", sql)
 
 
@@ -158,9 +169,22 @@ def _date_sql(what: str, texts: list[str]) -> str | None:
     }[what]
     for order in orders:
         if all(_is_date(dict(zip(order, part, strict=True))) for part in parts):
-            column = "substring_index({}, ' ', 1)" if any(" " in text for text in texts) else "{}"
-            return f"to_date({column}, '{mark.join(order)}')"
+            times = [text.partition(" ")[2] for text in texts]
+            if not any(times):
+                return f"to_date({{}}, '{mark.join(order)}')"
+            if (form := _time_form(times)) is not None:
+                return f"to_timestamp({{}}, '{mark.join(order)}{form}')"
+            return f"to_date(substring_index({{}}, ' ', 1), '{mark.join(order)}')"
     return None
+
+
+def _time_form(times: list[str]) -> str | None:
+    """Spark's pattern of what stands behind a date; None where it is no time. `times`: some may be empty."""
+    if not all(re.fullmatch(r"([0-9]{1,2}:[0-9]{2}(:[0-9]{2})?)?", time) for time in times):
+        return None
+    colons = {time.count(":") for time in times}
+    seconds = {1: "", 2: ":ss"}.get(*colons - {0}) if len(colons - {0}) == 1 else "[:ss]"
+    return f"[ H:mm{seconds}]" if 0 in colons else f" H:mm{seconds}"
 
 
 def _is_date(parts: dict[str, int]) -> bool:

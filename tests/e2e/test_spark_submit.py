@@ -39,8 +39,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def variables() -> dict[str, str]:
-    """Environment of Spark's scripts: every JVM below them is one for short jobs, as that of `make demo` is."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """Environment of Spark's scripts: every JVM below them is one for short jobs, as that of `make demo` is.
+
+    Its plans are compiled, as a user's.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_CONF_DIR")}
     short = options_of({"spark.master": "local[2]"}, 0, found_archive(os.environ))
     return environment | {
         "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(SPARK_HOME), "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -98,7 +98,8 @@ def environment(folder: Path) -> dict[str, str]:
     for name, line in starts.items():
         (scripts / name).write_text(f"#!/bin/sh\n{line}\n")
         (scripts / name).chmod(0o755)
-    return os.environ | {
+    own = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}  # the suite's
+    return own | {
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "SPARK_HOME": str(spark),
         "PYSPARK_PYTHON": sys.executable, "MLFLOW_DISABLE_TELEMETRY": "true",
     }  # fmt: skip

@@ -68,9 +68,10 @@ from sparkring.pipelines.cli import console
 sys.exit(console())
 """
 VALIDATE_AND_PLAN = f"""{NO_SPARK}
-from sparkring.pipelines.cli import main
-words = ["recipe.yaml", *sys.argv[1:]]
-print("CODES", int(main(["config", "validate", *words])), int(main(["plan", "show", *words])))
+from sparkring.pipelines.cli import console, main
+words = sys.argv[2:4]  # the recipe and its dataset
+print("CODES", int(main(["config", "validate", *words])), int(main(["plan", "show", *words])), flush=True)
+sys.exit(console())
 """
 CLEAN = {"OMP_NUM_THREADS": "1", "SPARKRING_SECRET": "a secret of enough letters"}
 
@@ -92,8 +93,12 @@ def command(folder: Path, *words: str) -> list[str]:
 
 
 def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return execute(command(folder, *words), folder, **variables)
+
+
+def execute(line: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), **CLEAN, **variables}
-    return subprocess.run(command(folder, *words), cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+    return subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
 
 
 def result_of(folder: Path) -> TrainResult:
@@ -106,9 +111,12 @@ def weights_of(folder: Path) -> str:
     return hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
-def test_one_host_trains_to_the_report_where_pyspark_is_not_installed(folder: Path) -> None:
-    done = run(folder, "tracking.enabled=true", f"tracking.root={folder}/mlflow")
+def test_one_host_checks_plans_and_trains_to_the_report_where_pyspark_is_not_installed(folder: Path) -> None:
+    whole = command(folder, "tracking.enabled=true", f"tracking.root={folder}/mlflow")
+    whole[2] = VALIDATE_AND_PLAN
+    done = execute(whole, folder)
     assert done.returncode in (Exit.OK, Exit.QUALITY), done.stderr[-3000:]
+    assert "CODES 0 0" in done.stdout.splitlines(), done.stdout + done.stderr
     result = result_of(folder)
     assert result.train.steps == 30 and result.train.world == 2 and result.version
     assert {"majority rate", "logistic regression (scikit-learn)"} <= result.scores.keys()
@@ -210,13 +218,6 @@ def test_a_command_that_needs_spark_names_the_extra_where_pyspark_is_missing() -
     assert exit_code(error) == Exit.USAGE
     assert message(error).endswith("this command needs Spark, which is not installed: pip install 'sparkring[spark]'")
     assert exit_code(ModuleNotFoundError("No module named 'mine'", name="mine")) == Exit.BUG
-
-
-def test_a_recipe_on_a_dataset_is_checked_and_planned_without_pyspark(folder: Path) -> None:
-    command = [sys.executable, "-c", VALIDATE_AND_PLAN, f"dataset={folder}/dataset"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1:] == ["CODES 0 0"], done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,13 @@ def test_a_cluster_without_room_is_named_with_what_it_has(folder: Path, cluster:
     assert "launch.world = 4 must fit" in done.stderr and "nodes there are 2 CPU" in done.stderr
 
 
-def test_a_dataset_that_is_not_there_is_named_before_a_cluster_is_asked_for(folder: Path) -> None:
-    done = run(folder, f"dataset={folder}/nope", "launch.on=ray", RAY_ADDRESS="127.0.0.1:1")
-    assert done.returncode == Exit.DATA, done.stderr[-3000:]
-    assert f"{folder}/nope: not a dataset: the folder does not exist" in done.stderr
+def test_a_dataset_that_is_not_there_is_named_before_a_cluster_is_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    words = [f"dataset={folder}/nope", "launch.on=ray"]
+    assert main(["train", f"{folder}/recipe.yaml", *words]) == Exit.DATA
+    assert f"{folder}/nope: not a dataset: the folder does not exist" in capsys.readouterr().err
 
 
 def test_ray_does_not_build_a_dataset(folder: Path) -> None:

@@ -462,6 +462,7 @@ report: {must_beat_guess: false}
 """
 
 
+@pytest.mark.slow  # a message of Java that names the cause is tested above
 def test_a_whole_job_of_a_user_id_without_a_name_and_a_home_ends_well(open_folder: Path) -> None:
     (open_folder / "raw.csv").write_text("a,y\n" + "".join(f"{n * 7919 % 101},{n % 2}\n" for n in range(300)))
     (open_folder / "nameless.yaml").write_text(WHOLE_JOB)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ MANY_CODES, MANY_WORDS = 40, 100
 BY_HEART = 1.3  # times the loss: the features alone know which value a row is of
 FEW = 0.1  # of the pairs of rows that are expected by chance
 SPLIT_RUNS = 1.2  # runs of equal values in the file for each value, where rows of a value stand together
+NO_EFFECT = 3.0  # times what pairs differ by beside the effects of both
 SPARSE = 0.3  # of all pairs of two ids are rows
 SHUFFLES = 200
 BY_NAME = "by its name"
@@ -35,7 +37,8 @@ UNIT = (
     "unit|store|shop|outlet|site|station|school|household|family|animal|plot|batch|lot|session|trial|run|episode|"
     "player|driver|vehicle|student|pupil|worker|employee|account|card|group|grp|cluster|storm|well|farm|hospital|"
     "clinic|doctor|physician|ward|child|mother|engine|series|recording|speaker|writer|author|case|firm|"
-    "tree|mouse|rat|cow|dog|chick|rabbit|experiment|block|household|pair|litter|dam|field|team"
+    "tree|mouse|rat|cow|dog|chick|rabbit|experiment|block|household|pair|litter|dam|field|team|room|bed|building|plate|"
+    "tank|cage|pen|bench"
 )
 NAMED = re.compile(
     rf"(?!(?i:n|no|num|number|count|total|avg|mean)[_. ])(?:(?i:(?:.*[_. -])?(?:id|uid|uuid|{UNIT})"
@@ -136,10 +139,14 @@ def find_grouping(rows: CellRows, columns: Mapping[str, Values], in_order: bool)
 
 @dataclass(frozen=True)
 class PossibleGroups:
-    """Columns that may name groups together. codes: (N,) a number for each combination of their values."""
+    """Columns that may name groups together. codes: (N,) a number for each combination of their values.
+
+    units: codes of two units, of which one may be numbered anew within each of the other, as rooms are in buildings.
+    """
 
     names: tuple[str, ...]
     codes: Array
+    units: tuple[Array, Array] | None = None
 
 
 def candidates(columns: Mapping[str, Values], in_order: bool) -> Iterator[PossibleGroups]:
@@ -154,6 +161,18 @@ def candidates(columns: Mapping[str, Values], in_order: bool) -> Iterator[Possib
             yield both
         if FEWEST_ROWS <= len(codes) / _many(codes) <= MOST_ROWS_A_VALUE:
             yield PossibleGroups((name,), codes)
+    yield from _numbered_again(columns)
+
+
+def _numbered_again(columns: Mapping[str, Values]) -> Iterator[PossibleGroups]:
+    """Yield two columns with names of units that together name more than either alone."""
+    units = [n for n, of in columns.items() if (of.is_text or of.is_whole) and NAMED.fullmatch(n)]
+    for one, other in combinations([name for name in units if _many(columns[name].codes) > 1], 2):
+        codes = columns[one].codes, columns[other].codes
+        both = codes_of(*codes)
+        is_finer = max(map(_many, codes)) < _many(both) and _many(both) >= FEWEST_VALUES
+        if is_finer and FEWEST_ROWS <= len(both) / _many(both) <= MOST_ROWS_A_VALUE:
+            yield PossibleGroups((one, other), both, codes)
 
 
 def _may_name(name: str, values: Values) -> bool:
@@ -222,6 +241,8 @@ def judge(rows: CellRows, candidate: PossibleGroups, why: str) -> Grouping | Non
     kept = sample_groups(codes, min(MOST_ROWS, MOST_CELLS // max(len(rows.owners), 1)))
     some, groups = rows.take(kept), codes[kept]
     gap, rest = gap_of(some, groups), some.without(candidate.names)
+    if candidate.units is not None and not (gap.is_clear and is_nested(rows, candidate.units)):
+        return None
     if not why:
         if not gap.is_clear or not rest.owners:
             return None
@@ -287,6 +308,29 @@ def rises(groups: Array, numbers: Array | None) -> bool:
     if len(within) < 20 or np.count_nonzero(within) < len(within) / 2:
         return False
     return any(np.mean(way * within >= 0) >= 0.98 and np.mean(way * across < 0) > 0.3 for way in (1, -1))
+
+
+def is_nested(rows: CellRows, units: tuple[Array, Array]) -> bool:
+    """Return whether the label's means in pairs of two units follow from neither alone, as room 3 of each house.
+
+    By a two-way analysis of variance of the means: of units such as stores and products both have effects.
+    """
+    labels = (
+        rows.labels[:, None] if rows.is_number else np.eye(int(rows.labels.max()) + 1)[rows.labels.astype(np.int64)]
+    )
+    pairs = codes_of(*units)
+    first = np.unique(pairs, return_index=True)[1]
+    means = np.column_stack([np.bincount(pairs, each) for each in labels.T]) / np.bincount(pairs)[:, None]
+    one, other = (np.eye(_many(codes))[codes[first]] for codes in units)
+
+    def rest(design: Array) -> float:
+        return float(np.square(means - design @ np.linalg.lstsq(design, means)[0]).sum())
+
+    both, freedom = rest(np.column_stack([one, other])), len(means) - one.shape[1] - other.shape[1] + 1
+    if freedom < 1:
+        return False
+    effects = ((rest(b) - both) / (a.shape[1] - 1) for a, b in ((one, other), (other, one)))
+    return min(effects) < NO_EFFECT * both / freedom
 
 
 # --- what trees say

@@ -79,6 +79,18 @@ def test_where_the_order_of_time_matters_rows_are_split_by_it_without_what_says_
     assert "at_weekday" in view and not any(name in view for name in ("year", "week,", "odometer", "at_month"))
 
 
+def test_categories_that_say_when_a_row_is_are_left_out_whatever_they_are_called(tmp_path: Path) -> None:
+    rows = dated(trend=5)
+    at = pd.to_datetime(rows["at"])
+    rows = rows.assign(
+        named=at.dt.month_name(), short=at.dt.strftime("%y/%m"), part="Q" + at.dt.quarter.astype(str),
+        season=pd.Series(["cold", "mild", "hot", "wet"])[(at.dt.month % 12 // 3).to_numpy()].to_numpy(),
+        kind=at.dt.day_name(), size_class=np.where(rows["size"] > 0, "large", "small"),
+    )  # fmt: skip
+    etl, _, _ = project(tmp_path, rows)
+    assert etl["split"]["kind"] == "time" and {*etl["features"]} == {"size", "at_weekday", "kind", "size_class"}
+
+
 def test_parts_of_dates_that_repeat_stay(tmp_path: Path) -> None:
     etl, _, _ = project(tmp_path, dated(trend=5, days=4 * DAYS))
     assert {"at_month", "at_weekday"} <= {*etl["features"]} and "year" not in etl["features"]

@@ -113,8 +113,9 @@ def test_odd_texts_are_found_beside_values_of_any_type(kind: str) -> None:
         ({str(i): 5 for i in range(40)} | {"1.5": 1, "later": 1}, "double"),
         ({str(i): 5 for i in range(FEWEST_VALUES)} | {"A": 50}, "string"),  # too many rows
         ({str(i): 5 for i in range(FEWEST_VALUES)} | {f"A{i}": 1 for i in range(9)}, "string"),  # too many texts
+        ({"yes": 50, "no": 50, "Yes": 1}, "boolean"),
         ({"yes": 50, "no": 50, "maybe": 1}, "string"),
-        ({"yes": 50, "no": 50, "NA": 1}, "boolean"),
+        ({"yes": 50, "no": 50, "NA": 1}, "string"),  # classes of their own name
         ({"00123": 50, "10115": 50, "NA": 1}, "string"),  # zip codes
         ({"NA": 50}, "string"),
         ({str(i): 5 for i in range(40)} | {"1.5": 1}, "double"),  # no oddity: a narrower type would lose it
@@ -228,3 +229,41 @@ def test_the_zone_of_hours_is_said_where_the_file_has_another(form: str, tmp_pat
         data = write(tmp_path, at=[f"{m:%Y-%m-%d %H:%M:%S}-05:00" for m in moments], y=NUMBER)
     zone = {"parquet": "America/New_York", "csv": "-05:00"}[form]
     assert f"from_utc_timestamp(`at`, '{zone}')" in decide(data, "y").remarks["at"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "sql"),
+    [
+        (["(1.25)", "(7)"], "CAST(concat(IF(`a` RLIKE"),
+        (["\u22121.25"], "CAST(concat(IF(`a` RLIKE"),
+        (["$5", "$7.25"], "CAST(regexp_replace(`a`, '[^0-9.-]', '') AS double)"),
+        (["1'234"], "CAST(regexp_replace(`a`, '[^0-9.-]', '') AS double)"),
+        (["n.v.", "ask Anna"], ""),
+        (["(1.25)", "n.v."], ""),
+        (["5 kg"], ""),  # the others may be of another unit
+    ],
+)
+def test_the_sql_is_said_that_reads_numbers_among_others_that_are_written_otherwise(
+    tmp_path: Path, texts: list[str], sql: str
+) -> None:
+    data = write(tmp_path, a=[*texts, *NUMBER[len(texts) :]], y=["u", "v"] * (ROWS // 2))
+    (line,) = null_lines(read_sample(data), ["a"])
+    assert f"a: all but {len(texts)} of 1,200 are whole numbers" in line
+    assert (f"; as string in columns, {sql}" in line) if sql else "in columns" not in line
+
+
+@pytest.mark.parametrize("words", [("Yes", "No"), ("yes", "no"), ("Y", "N"), ("t", "f"), ("TRUE", "no")])
+def test_classes_have_the_words_of_the_file(tmp_path: Path, words: tuple[str, str]) -> None:
+    data = write(tmp_path, a=NUMBER, y=some("NA", 9, [words[i % 2] for i in range(ROWS)]))
+    sample, found = read_sample(data), decide(data, "y")
+    assert sample.types["y"] == "string" and sample.options == {"nulls": {"y": ["NA"]}}
+    assert found.label.task == "binary" and sorted(found.label.classes) == sorted(words)
+    assert f"two values: {', '.join(sorted(words))}" in found.label.why
+
+
+@pytest.mark.parametrize("words", [("true", "false"), ("True", "False"), ("Yes", "no", "NO", "yes", "y")])
+def test_booleans_of_their_own_words_or_of_several_spellings_stay_booleans(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    data = write(tmp_path, a=NUMBER, y=[words[i % len(words)] for i in range(ROWS)])
+    assert read_sample(data).types["y"] == "boolean" and decide(data, "y").label.task == "binary"

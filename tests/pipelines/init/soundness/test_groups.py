@@ -132,3 +132,35 @@ def test_ids_whose_rows_are_pairs_as_of_users_and_films_name_no_groups() -> None
     columns = {"userId": values(users, is_text=False), "filmId": values(films, is_text=False)}
     rows = CellRows(np.column_stack([users, films]).astype(float), [*columns], labels, is_number=True)
     assert find_grouping(rows, columns, in_order=True) is None
+
+
+def rooms(sites: int, rooms_each: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Site, room (numbered anew in each site), a number of the pair, and cells: both, and a fact of the room."""
+    draw = np.random.default_rng(seed)
+    site, room = draw.integers(0, sites, MANY), draw.integers(0, rooms_each, MANY)
+    pair = site * rooms_each + room
+    return site, room, pair, np.column_stack([site, room, draw.normal(size=sites * rooms_each)[pair]]).astype(float)
+
+
+@pytest.mark.parametrize(("sites", "rooms_each"), [(5, 6), (4, 12), (12, 5)])
+@pytest.mark.parametrize("names", [("site", "room"), ("building_id", "bed_no")])
+def test_two_columns_that_only_together_name_groups_are_found(
+    sites: int, rooms_each: int, names: tuple[str, str]
+) -> None:
+    site, room, pair, cells = rooms(sites, rooms_each)
+    draw = np.random.default_rng(1)
+    labels = 2 * draw.normal(size=sites * rooms_each)[pair] + 0.3 * draw.normal(size=MANY)
+    columns = {names[0]: values(site, is_code=False), names[1]: values(room, is_text=False)}
+    found = find_grouping(CellRows(cells, [*names, "fact"], labels, True), columns, in_order=False)
+    assert found is not None and found.columns == names and found.groups == len(np.unique(pair))
+
+
+def test_two_columns_of_which_each_has_its_own_effect_name_no_groups_together() -> None:
+    """As stores and the days or kinds of what they sell: what is known of each tells the pair."""
+    site, room, _, cells = rooms(5, 6)
+    draw = np.random.default_rng(1)
+    labels = 2 * draw.normal(size=5)[site] + draw.normal(size=6)[room] + 0.3 * draw.normal(size=MANY)
+    columns = {"site": values(site, is_code=False), "room": values(room, is_text=False)}
+    assert find_grouping(CellRows(cells[:, :2], ["site", "room"], labels, True), columns, in_order=False) is None
+    noise = draw.normal(size=MANY)
+    assert find_grouping(CellRows(cells, ["site", "room", "fact"], noise, True), columns, in_order=False) is None
