@@ -76,7 +76,7 @@ class DataReader:
         epochs; None: the rest of the epoch.
         """
         if not self._close.alive:
-            raise ValueError("the reader is closed; open the dataset again, and go on by load_state_dict")
+            raise ValueError("the reader is closed; open the dataset again, and continue by load_state_dict")
         self._consumed = self._consumed if from_sample is None else from_sample
         for batch in self._reader.batches(self._consumed, steps):
             self._consumed = batch.consumed_samples

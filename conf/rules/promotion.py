@@ -108,7 +108,7 @@ def drift_column_problems(config: RunConfig, manifest: DatasetManifest) -> Itera
 def _column_problems(rule: DriftRule, manifest: DatasetManifest) -> Iterator[str]:
     if rule.inputs and not manifest.parts:
         yield (
-            f"columns = {rule.inputs!r}: the dataset is not made of parts, so nothing has counted its values; build it "
+            f"columns = {rule.inputs!r}: the dataset has no day partitions, so its values are not counted; build it "
             "with etl.interval, or compare `prediction` only"
         )
         return

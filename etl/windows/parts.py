@@ -180,14 +180,14 @@ def find_part(storage: Storage, fingerprint: str) -> Part | None:
     try:
         part = read(Part, storage, PART_NAME)
     except StoredError as error:
-        log.warning("writing the part anew: %s", error)
+        log.warning("writing the day partition again: %s", error)
         return None
     damaged = [f.path for f in part.files if storage.size_bytes(f.path) != f.bytes]
     others = [part.statistics, *(keys.path for keys in part.keys.values())]
     damaged += [path for path in others if not storage.exists(path)]
     if damaged or part.fingerprint != fingerprint:
         why = f"damaged files {damaged[:3]}" if damaged else "other fingerprint"
-        log.warning("writing the part %s anew: %s", storage.uri, why)
+        log.warning("writing the day partition %s again: %s", storage.uri, why)
         return None
     return part
 

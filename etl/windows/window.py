@@ -229,7 +229,7 @@ def _find_or_write(job: RowsJob, name: str, pinned: Sequence[PinnedPart]) -> lis
         if (part := find_part(storage, one.fingerprint)) is not None:
             found[part.interval] = PartFolder(part, at, is_new=False)
         elif one.sources is None:
-            raise EtlError(f"{storage.uri}: the part was whole when the window was pinned, and is not now; run again")
+            raise EtlError(f"{storage.uri}: this day partition was whole when it was pinned, and is not now; run again")
         else:
             new.append(NewPart(at, new_folder(), one.fingerprint, one.sources))
     for batch in batches([one.sources.own_bytes for one in new]):
@@ -345,7 +345,7 @@ def read_statistics(storage: Storage, part: Part) -> Statistics:
     """Read a day partition's statistics. `storage`: its folder. StoredError where they are not what was written."""
     data, where = storage.read_bytes(part.statistics), f"{storage.uri}/{part.statistics}"
     if hashlib.sha256(data).hexdigest() != part.statistics_sha256:
-        raise EtlError(f"{where}: is not what was written; delete {storage.uri}, and the part is written anew")
+        raise EtlError(f"{where}: is not what was written; delete {storage.uri}, and it is written again")
     return Statistics.from_bytes(data, where)
 
 

@@ -58,13 +58,13 @@ def message(error: BaseException) -> str:
         return (
             f"a Python worker of Spark ended in the middle of a task ({ended}), as by the kernel where memory runs "
             "short (`dmesg` says so), or by a crash of a library: fewer slots (launch.world, spark.master) or a larger "
-            "machine leave each more memory; the same command goes on from what is done"
+            "machine leave each more memory; the same command continues from what is done"
         )
     if not (full := _no_room(error)):
         return str(error) or "interrupted"
     return (
         f"{full}: make room there, or point the storage or tracking key of that folder elsewhere; then give the same "
-        "command again, which goes on from the last checkpoint"
+        "command again, which continues from the last checkpoint"
     )
 
 

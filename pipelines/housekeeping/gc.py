@@ -187,7 +187,7 @@ class _Deleter:
         except OSError as error:
             self.failed += 1
             self._needed |= self._parts.get(deletion.path, frozenset())
-            self._show(f"failed   {storage.at(deletion.path).uri}: {error}; a later gc goes on with it")
+            self._show(f"failed   {storage.at(deletion.path).uri}: {error}; a later gc continues with it")
             return
         self.done.append(deletion)
         where = storage.at(deletion.path).uri
@@ -227,7 +227,7 @@ class _Deleter:
             if record.folder in self._known_runs or record.status != "running" or gone:
                 continue
             if deletion.kind == "part" or deletion.path.endswith(f"-{record.fingerprint[:12]}"):
-                return f"the run {record.folder} has begun meanwhile"
+                return f"the run {record.folder} has started meanwhile"
         return ""
 
 

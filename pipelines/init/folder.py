@@ -152,7 +152,7 @@ def next_commands(project: Project) -> list[str]:
         f"sparkring run {RECIPE} --limit-rows {project.limit_rows}   # every part on some rows: a minute",
         f"sparkring run {RECIPE}",
         *([f"sparkring predict {RECIPE}   # writes {predict['to']}"] if predict else []),
-        f"sparkring serve-check models:/{project.recipe['name']}@champion   # installs the model anew, and compares",
+        f"sparkring serve-check models:/{project.recipe['name']}@champion   # installs the model again, and compares",
         f"sparkring ui {RECIPE}   # runs, charts and models in the browser",
     ]
 

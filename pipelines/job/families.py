@@ -64,7 +64,7 @@ def train_best(job: JobContext, start: StartPoint | None) -> tuple[JobContext, T
     families = job.config.model.families
     if len(families) == 1:
         return job, *train(job, start)
-    log.info("training %s, one after the other; the better one goes on", " and ".join(families))
+    log.info("training %s, one after the other; the better one is kept", " and ".join(families))
     jobs, trained, seconds = dict[Family, JobContext](), dict[Family, Trained](), Counter[str]()
     for family in families:
         jobs[family] = job.of_family(family)

@@ -288,7 +288,7 @@ def going_on_said(run: Storage, family: Family | None = None) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit):
         step = latest_step(run)
         where = f"at the checkpoint of step {step}" if step is not None else "at step 0: there is no checkpoint yet"
-        log.warning("stopped; the same command goes on %s", where if family is None else f"with the {family}, {where}")
+        log.warning("stopped; the same command continues %s%s", "" if family is None else f"with the {family}, ", where)
         raise
 
 

@@ -132,7 +132,7 @@ def resolve_model_start(
         return resolved, None
     if run.exists(RECORD):
         record = read(ModelStart, run, RECORD)
-        log.info("training starts %s (as it had begun)", record.text)
+        log.info("training starts %s (as it had started)", record.text)
     else:
         record = copy_weights(resolved.config, start, manifest, run)
         log.info("training starts %s", record.text)

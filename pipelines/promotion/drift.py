@@ -67,7 +67,7 @@ def trained_reference(name: str, config: RunConfig, manifest: DatasetManifest) -
 
 def _over_parts(name: str, manifest: DatasetManifest, root: Storage) -> Reference:
     if not manifest.parts:
-        raise NoReference(f"{name} is not made of parts, so nothing has counted its values", absent=False)
+        raise NoReference(f"{name} has no day partitions (etl.interval), so its values are not counted", absent=False)
     return Reference(name, manifest, root)
 
 
@@ -100,7 +100,7 @@ def _statistics_of(
         before = merge(part_statistics(reference.root, reference.manifest.parts))
         now = merge(part_statistics(dataset.manifest.files_folder(dataset.folder), parts))
     except (StoredError, EtlError, OSError) as error:
-        raise NoReference(f"what the parts have counted cannot be read: {error}", absent=False) from error
+        raise NoReference(f"the counts of the day partitions cannot be read: {error}", absent=False) from error
     return before, now
 
 

@@ -71,7 +71,7 @@ def resolve_start(
         return resolved, None
     if run.exists(START):
         start = read(StartDecision, run, START)
-        log.info("training starts %s (as it had begun)", start.text)
+        log.info("training starts %s (as it had started)", start.text)
     else:
         start = decide_start(resolved.config, block, manifest, run, day, champion)
         run.put_atomic(START, json.dumps(asdict(start), indent=1).encode())

@@ -252,7 +252,7 @@ def ended_jvm(pid: int, code: int, jvm_log: Path | None) -> str:
     where = f"; its log: {jvm_log}" if jvm_log is not None else ""
     return (
         f"Spark's JVM (process {pid}) ended in the middle of the job, by {how}{where}. Where memory is short, lower "
-        "spark.driver.memory or launch.world, or take a larger machine; the same command goes on from what is done"
+        "spark.driver.memory or launch.world, or take a larger machine; the same command continues from what is done"
     )
 
 

@@ -133,7 +133,7 @@ def backfill(
                 continue
             codes[step.ds] = run_step(load(step.ds), step, request, shared, exit_of)
             if not Exit(codes[step.ds]).lets_next_date_run:
-                log.error("%s ended with exit code %d: the dates after it are not begun", step.ds, codes[step.ds])
+                log.error("%s ended with exit code %d: the dates after it are not started", step.ds, codes[step.ds])
                 break
     code, line = summarize(steps, codes)
     say(line)

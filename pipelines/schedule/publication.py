@@ -73,7 +73,7 @@ def pin_anew(
     sources = etl_step.pin(config, session, known)
     deciding = sources.shared_digest
     if known is not NONE_KNOWN and earlier is not None and deciding != earlier.parts_digest:
-        log.info("a source that is read whole, the recipe or the code has changed: all parts are looked at")
+        log.info("a source that is read whole, the recipe or the code has changed: all day partitions are checked")
         sources = etl_step.pin(config, session)
     return sources, deciding
 

@@ -33,7 +33,7 @@ def wait_for(
             raise NotReady(
                 f"schedule.wait_for: {missing[0]} is not there"
                 + (f", nor are {len(missing) - 1} more" if len(missing) > 1 else "")
-                + f", after {timeout_s:.0f} s (schedule.wait_timeout); the date is not begun: try again later"
+                + f", after {timeout_s:.0f} s (schedule.wait_timeout); the date is not started: try again later"
             )
         log.info("waiting for %s, %.0f s more", missing[0], left_s)
         sleep(min(LOOK_EVERY_S, left_s))

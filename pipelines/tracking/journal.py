@@ -81,7 +81,7 @@ class Journal:
                     left = left[os.write(self._ops, left) :]
             except OSError as error:
                 if len(self._unwritten) == 1:
-                    log.error("%s/ops.jsonl: %s; training goes on, and tracking in memory", self.folder, error)
+                    log.error("%s/ops.jsonl: %s; training continues, and tracking in memory", self.folder, error)
                 return
             if len(self._unwritten) > 1:
                 log.info("%s/ops.jsonl can be written again", self.folder)

@@ -72,7 +72,7 @@ def _trained(config: RunConfig) -> Iterator[str]:
 def _recorded(config: RunConfig) -> Iterator[str]:
     tracking, runs = config.tracking.named(config.name), Runs(config.storage.runs, config.name)
     going = [r for r in runs.records() if r.status != "finished" and r.training_digest == training_digest(config)]
-    begun = f"; may go on with {going[-1].folder}" if going and config.checkpoint.resume else ""
+    begun = f"; may continue {going[-1].folder}" if going and config.checkpoint.resume else ""
     yield f"run      {runs.storage.uri}{begun}"
     if config.tracking.enabled:
         yield (

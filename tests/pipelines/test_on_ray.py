@@ -125,6 +125,6 @@ def test_training_shrinks_when_a_node_is_lost_and_grows_when_one_comes(folder: P
         started.terminate()
         started.wait(120)
     cluster.remove_node(added)
-    assert "the same command goes on at the checkpoint of step" in log.read_text()
+    assert "the same command continues at the checkpoint of step" in log.read_text()
     with pytest.raises(ValueError, match="not enough values"):
         result_of(folder)  # it was stopped

@@ -206,7 +206,7 @@ def test_a_stop_says_where_the_command_goes_on(
         run.put_atomic(f"checkpoints/step-{step}/{MARKER}", encode_marker(step, "g", 1, None, files))
     with pytest.raises(KeyboardInterrupt), going_on_said(run):
         raise KeyboardInterrupt
-    assert caplog.messages == [f"stopped; the same command goes on {said}"]
+    assert caplog.messages == [f"stopped; the same command continues {said}"]
 
 
 def test_what_sparse_tables_hold_and_their_most_used_ids_are_recorded(tmp_path: Path) -> None:

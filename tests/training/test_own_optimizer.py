@@ -39,7 +39,7 @@ def test_an_elementwise_optimizer_goes_with_shards(config: OptimConfig, states: 
     ("config", "why"),
     [
         (optim("Normalized"), "is not elementwise: stepping half of a matrix gives other values"),
-        (optim("Forgetful"), "does not go on from a checkpoint as if it had not stopped"),
+        (optim("Forgetful"), "does not continue from a checkpoint as if it had not stopped"),
         (optim("WithClosure"), "its step fails: TypeError: "),
         (optim("NOT_ONE"), "not a class derived from torch.optim.Optimizer"),
         (optim("SignMomentum", args={"betta": 1}), "cannot be made as Class(groups, lr=0.001, **{'betta': 1}): "),

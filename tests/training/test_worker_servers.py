@@ -207,7 +207,7 @@ def test_a_rank_that_died_just_before_an_evaluation_to_which_no_other_had_come_e
     """Its next process would not evaluate, and the other would wait for it there."""
     words = (FEW_MEETINGS[1], "train.epochs=2", "parallel.servers.bound=null", f"{MODELS}Slow")
     job = Job(tmp_path / "run", hashed, *SERVED, *words, f"train.hooks=[{OWN}:DiesAtMeeting]")
-    with pytest.raises(WorkerFailed, match="rank 0 died while ranks met after step 10"):
+    with pytest.raises(WorkerFailed, match="rank 0 died at the synchronization point after step 10"):
         job.run(group, 2)
     job.run(group, 2, attempt=2)
     assert job.result.finished

@@ -168,7 +168,7 @@ class DiskCache:
         with self._lock:
             was, self.enabled = self.enabled, False
         if was:
-            log.warning("cache %s cannot be written (%s); reading goes on without it", self.folder, error)
+            log.warning("cache %s cannot be written (%s); reading continues without it", self.folder, error)
 
 
 class CachedFiles(FileOpener):

@@ -219,7 +219,7 @@ class Engine:
             if each == group:
                 return PlacedPiece(state.order, start, stop, state.placed[1][first : first + stop - start])
             first += stop - start
-        raise AssertionError(f"lane {state.order.lane} has no piece of row group {group} in window {window}")
+        raise AssertionError(f"shard {state.order.lane} has no segment of row group {group} in window {window}")
 
     def _window_in_pool(self, state: _LaneState, window: int) -> Ints:
         """Return the pool positions (rows,) of a window's segments, laid end to end."""

@@ -89,7 +89,7 @@ class FileSource:
         except (OSError, pa.ArrowException) as error:
             raise DataError(
                 f"{file.path}, row group {inside}: cannot be read ({error}); file damaged or storage failing: "
-                "rebuild the dataset, or set on_corrupt to quarantine to go on without it"
+                "rebuild the dataset, or set on_corrupt to quarantine to continue without it"
             ) from error
 
     def _parquet(self, file: DataFile, handle: pa.NativeFile) -> pq.ParquetFile:

@@ -380,7 +380,7 @@ class Attempt:
     def _replace(self, state: RankState, failure: Failure) -> None:
         assert self._replacing is not None
         number = self._replacements.count(state.rank)
-        log.warning("%s; the others go on, and its process number %d is started", failure.headline, number + 1)
+        log.warning("%s; the others continue, and its process number %d is started", failure.headline, number + 1)
         began = self._dead[state.rank].since if state.rank in self._dead else time.monotonic()
         self._dead[state.rank] = Waiting(number, began)
         furthest = self._deaths.setdefault(state.rank, failure)  # the next process may die as it begins

@@ -48,8 +48,8 @@ REMEDIES: dict[str, str] = {
     "SIGSEGV, SIGBUS and SIGABRT from native code, whose last lines name it",
     "lost": "look at that host and its executor's log; launch.max_attempts is how often this may happen",
     "hang": "its stack is where it stands; launch.hang_timeout_s is how long is too long",
-    "server": "what ended it is in its last lines, or came from outside, as for memory; training goes on from the last "
-    "checkpoint",
+    "server": "what ended it is in its last lines, or came from outside, as for memory; training continues from the "
+    "last checkpoint",
     "start": "look at that host's load; launch.start_timeout_s is how long ranks may take",
 }
 

@@ -184,7 +184,7 @@ class Server:
     @property
     def backup(self) -> Backup:
         if self._backup is None:
-            raise RefusedRequest("there are no backup workers, or they have not begun, or this is not the first server")
+            raise RefusedRequest("there are no backup workers, they have not started, or this is not the first server")
         return self._backup
 
     def _wait(self, until: Callable[[], bool]) -> None:

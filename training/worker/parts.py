@@ -110,8 +110,8 @@ def check_continues(
         message = f"{latest.uri}: was trained on other batches: {'; '.join(differences)}"
         if not keep.allow_other_order:
             raise ValueError(
-                f"{message}. Give the run another name, set checkpoint.resume=false to start anew, "
-                "or checkpoint.allow_other_order=true to go on all the same"
+                f"{message}. Give the run another name, set checkpoint.resume=false to start again, "
+                "or checkpoint.allow_other_order=true to continue all the same"
             )
         log.warning("%s; going on because checkpoint.allow_other_order is set", message)
 

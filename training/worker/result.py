@@ -553,7 +553,7 @@ def read_result(folder: Storage) -> TrainResult:
     """Read the result in a run folder. ManifestError if summary.json is missing or damaged."""
     if not folder.exists(SUMMARY):
         raise ManifestError(
-            f"{folder.uri}: has no {SUMMARY}: the run has not finished (the same command goes on with it), "
+            f"{folder.uri}: has no {SUMMARY}: the run has not finished (the same command continues it), "
             "or this is no folder of a run"
         )
     return read(TrainResult, folder, SUMMARY, ManifestError)

@@ -216,7 +216,7 @@ def _why_no_table(spark: SparkSession, table: str, error: PySparkException | Jav
 
 def _difference(before: QueryReads, after: QueryReads) -> str:
     if before.views != after.views:
-        return "a view is defined anew"
+        return "a view is defined again"
     old, new = ({file for table in reads.tables if isinstance(table, ReadTable) for file in table.files}
                 for reads in (before, after))  # fmt: skip
     if old == new:

@@ -33,7 +33,7 @@ def _add_launch(commands: Commands) -> None:
     ]
     sub = add_command(commands, "launch", _launch, text, examples)
     sub.add_argument("--world", type=count, metavar="N", help="ranks; default: the cores of this machine")
-    sub.add_argument("--min-world", type=count, metavar="N", help="go on with as few where hosts fail")
+    sub.add_argument("--min-world", type=count, metavar="N", help="continue with as few where hosts fail")
     sub.add_argument("--max-attempts", type=count, default=1, metavar="N", help="failures in a row (default: 1)")
     sub.add_argument("--hang-timeout", type=float, metavar="S", help="without output or progress; default: no limit")
     sub.add_argument("--master", metavar="URL", help="of Spark; default: this machine, or what spark-submit says")

@@ -137,5 +137,5 @@ def test_columns_that_the_dataset_does_not_have(tmp_path: Path) -> None:
         "drift.rules.0: columns = 'xx': no numeric or categorical feature is made of such a column, so nothing has "
         "counted its values; did you mean 'x'?"
     ]
-    assert "is not made of parts" in found(parts=False, drift={"rules": [PSI]})[0]
+    assert "has no day partitions" in found(parts=False, drift={"rules": [PSI]})[0]
     assert found(parts=False, drift={"rules": [PSI | {"columns": ["prediction"]}]}) == []

@@ -147,7 +147,7 @@ def test_a_damaged_part_is_written_anew(tmp_path, damage: str, caplog) -> None:
         "marker": lambda: storage.put_atomic(PART_NAME, b"{"),
         "other": lambda: storage.put_atomic(PART_NAME, replace_print(part).encode()),
     }[damage]()
-    assert find_part(storage, "1" * 64) is None and "anew" in caplog.text
+    assert find_part(storage, "1" * 64) is None and "again" in caplog.text
     again = parts._publish(storage, "data-2", write(storage, "data-2"))
     assert again.files[0].path.startswith("data-2/") and find_part(storage, "1" * 64) == again
 

@@ -273,7 +273,7 @@ def test_a_dataset_that_a_run_takes_meanwhile_stays_with_all_parts(
         monkeypatch.setattr(gc, "decide", decide_and_begin)
         code, lines = collect(house)
     kept = [line for line in lines if line.startswith("kept ")]
-    assert code == Exit.OK and len(kept) == 3 and "has begun meanwhile" in kept[0]
+    assert code == Exit.OK and len(kept) == 3 and "has started meanwhile" in kept[0]
     assert [dataset.exists() for dataset in house.datasets] == [number == 0, number == 1, True]
     assert len(list(house.home.glob("datasets/parts/sales/*"))) == 4
     check_nothing_dangles(house)

@@ -93,7 +93,7 @@ def test_what_is_not_there_is_no_drift_and_what_is_damaged_holds(days: Any, tmp_
     before = nights.window(tmp_path, "gone", [gone])
     (tmp_path / gone.folder / "statistics.arrow").unlink()
     (found,) = input_drift(drift(columns=["x"]), now, dataset_reference(DriftDataset(dataset=before.folder.uri)))
-    assert found.exceeded and found.action == "hold" and "what the parts have counted cannot be read" in found.note
+    assert found.exceeded and found.action == "hold" and "the counts of the day partitions cannot be read" in found.note
 
 
 def test_a_reference_is_a_dataset_over_parts(days: Any, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_reference_is_a_dataset_over_parts(days: Any, tmp_path: Path) -> None:
     with pytest.raises(NoReference, match=r"drift.against: .*not a dataset"):
         dataset_reference(DriftDataset(dataset=str(tmp_path)))
     whole: Dataset = nights.write_dataset(tmp_path / "whole", ["a"], 5.0)
-    with pytest.raises(NoReference, match="is not made of parts"):
+    with pytest.raises(NoReference, match="has no day partitions"):
         trained_reference("version 1", nights.config(), whole.manifest)
     over = nights.window(root, "own", parts[:1]).manifest
     assert trained_reference("version 1", nights.config(dataset=str(root / "own")), over).root.uri == str(root)

@@ -467,7 +467,7 @@ def test_a_full_disk_ends_no_job_and_loses_no_metric(tmp_path: Path, private_mou
     command = [*private_mounts, sys.executable, "-c", textwrap.dedent(program)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    for said in ("No space left on device; training goes on, and tracking in memory", "can be written again",
+    for said in ("No space left on device; training continues, and tracking in memory", "can be written again",
                  "steps True", "lost ['artifact big.bin']", "files []", "mode 0o40700"):  # fmt: skip
         assert said in done.stdout, done.stdout
     assert done.stdout.count("ERROR") == 2, "once for the journal and once for the artifact"

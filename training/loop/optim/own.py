@@ -64,8 +64,8 @@ def optimizer_problems(optim: OptimConfig, is_sharded: bool) -> list[str]:
         whole = _stepped(optim, _weights(), STEPS)
         if not _close(_resumed(optim), whole):
             return [
-                f"{key}: does not go on from a checkpoint as if it had not stopped; what it remembers of a parameter "
-                "must be tensors and numbers in self.state[parameter]"
+                f"{key}: does not continue from a checkpoint as if it had not stopped; what it remembers of a "
+                "parameter must be tensors and numbers in self.state[parameter]"
             ]
         halves = [_stepped(optim, _weights(rows), STEPS, rows) for rows in HALVES] if is_sharded else []
     except ValueError as error:

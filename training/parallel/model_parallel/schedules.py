@@ -143,7 +143,7 @@ def simulate(table: Table, stages: int) -> SimulatedRun:
                 moved = True
         if not moved:
             stuck = [f"rank {r} at {a[at[r]]}" for r, a in enumerate(table) if at[r] < len(a)]
-            raise Deadlock(f"the schedule cannot go on: {'; '.join(stuck)}")
+            raise Deadlock(f"the schedule cannot continue: {'; '.join(stuck)}")
     work = max(sum(COST[action.kind] for action in actions) for actions in table)
     return SimulatedRun(max(clock), (max(clock) - work) / work, peak)
 

@@ -81,8 +81,8 @@ class ServerLink(Meeting):
         # others may wait at a later synchronization point, which this rank still reaches
         if (meets or self.client.last_scope(MAIN) == step) and step > self.client.last_scope(PART, self.rank):
             raise RuntimeError(
-                f"rank {self.rank} died while ranks met after step {step}, to evaluate or to write a checkpoint; "
-                "nobody knows what it had done, so training goes on from the last checkpoint"
+                f"rank {self.rank} died at the synchronization point after step {step}, whose evaluation or "
+                "checkpoint it may not have finished, so training continues from the last checkpoint"
             )
         self._scope = step
 

@@ -204,7 +204,7 @@ def test_a_server_too_old_to_say_what_a_table_is_made_of_is_named() -> None:
         ("INSERT INTO events VALUES (99, DATE '2024-01-09')", "such as day=2024-01-09"),
         ("ALTER TABLE events DROP PARTITION (day = '2024-01-01')", "such as day=2024-01-01/"),
         ("DROP TABLE events", "no such table; there is ['seen']"),
-        ("CREATE OR REPLACE VIEW seen AS SELECT id FROM events", "a view is defined anew"),
+        ("CREATE OR REPLACE VIEW seen AS SELECT id FROM events", "a view is defined again"),
     ],
 )
 def test_a_change_after_the_pin_is_noticed_before_and_after_reading(catalog: Catalog, change: str, said: str) -> None:

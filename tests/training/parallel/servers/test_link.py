@@ -46,7 +46,7 @@ def test_a_rank_takes_the_place_of_one_that_died_before_a_meeting_or_after_it(
 def test_a_rank_that_died_while_ranks_met_or_was_the_first_to_come_there_is_not_replaced(
     meets: bool, scopes: dict[str, int]
 ) -> None:
-    with pytest.raises(RuntimeError, match="rank 1 died while ranks met after step 10"):
+    with pytest.raises(RuntimeError, match="rank 1 died at the synchronization point after step 10"):
         link(Kept(**scopes)).go_on(10, meets)
 
 
