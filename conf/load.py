@@ -219,7 +219,7 @@ def problem_line(
 
 
 def _unknown_name(location: list[Any], values: dict[str, Any], origins: dict[str, str], model: type[BaseModel]) -> str:
-    """Say that overrides set keys of a block that the recipe does not have, where names are the user's; else "".
+    """Describe overrides of a block that the recipe lacks, where the user chooses the names; "" if there are none.
 
     Args:
         location: keys of the user that lead to the block.

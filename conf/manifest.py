@@ -282,7 +282,7 @@ class CheckResult(TypedDict):
 
 
 class WindowPart(Stored):
-    """A part that a dataset shares with others: `folder`, below `files_folder`, has its `_part.json`."""
+    """A day partition that datasets share: `folder`, below `files_folder`, has its `_part.json`."""
 
     interval: FolderName
     fingerprint: Sha256
@@ -291,9 +291,9 @@ class WindowPart(Stored):
 
 
 class DatasetManifest(Stored):
-    """What a dataset is. One over parts has no files of its own: it lists theirs, in the order of intervals.
+    """What a dataset is. One over day partitions has no other files: it lists theirs, in the order of intervals.
 
-    `missing`: intervals of the window that have no part, as the recipe allowed.
+    `missing`: intervals of the window without a day partition, as the recipe allowed.
     """
 
     format_version: Annotated[int, up_to(FORMAT_VERSION)] = FORMAT_VERSION

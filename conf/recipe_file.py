@@ -79,7 +79,7 @@ def read_chain(recipe: str) -> list[RecipeValues]:
 def extend(
     under: RecipeValues, over: RecipeValues, takes_null: TakesNull, of_other_kinds: OfOtherKinds
 ) -> RecipeValues:
-    """Put the values of one recipe over those of another: blocks key by key, everything else as a whole.
+    """Merge the values of one recipe over those of another: blocks key by key, everything else as a whole.
 
     A block that becomes one of another kind loses the keys that this kind does not have; a parallel block whose layout
     becomes auto loses those that a plan chooses.

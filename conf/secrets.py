@@ -123,7 +123,7 @@ def _spellings(value: str) -> set[str]:
 
 
 def hide_values(text: str, names: Mapping[str, str]) -> str:
-    """Put `$NAME` in the place of secrets that are known, however they are written.
+    """Replace known secrets, in every spelling, by `$NAME`.
 
     names: secret -> the variable that holds it.
     """

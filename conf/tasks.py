@@ -94,11 +94,11 @@ class TaskKind:
         return next(metric for metric in self.metrics if metric.name == name)
 
     def text_problem(self, classes: Sequence[str]) -> str:
-        """Say why a label of texts does not fit the task; "" if it does. classes: [] if not known yet."""
+        """Explain why a label of texts does not fit the task; "" if it does. classes: [] if not known yet."""
         return ""
 
     def range_problem(self, label: str, low: float, high: float) -> str:
-        """Say why a label with values from `low` to `high` does not fit the task; "" if it does."""
+        """Explain why a label with values from `low` to `high` does not fit the task; "" if it does."""
         return ""
 
     def initial_outputs(self, mean: float, deviation: float) -> dict[str, float]:

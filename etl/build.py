@@ -2,7 +2,7 @@
 
 A dataset is the folder `<root>/<name>-<fingerprint[:12]>/`. One without `etl.interval` has its files there: each build
 writes to its own `data-<build id>/`, so a crash leaves the dataset that was there before, or none, and files no
-manifest lists. One with intervals is a manifest over parts (`etl/windows/`).
+manifest lists. One with intervals is a manifest over day partitions (`etl/windows/`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class PinnedDataset(ABC):
 
     fingerprint: str
     missing: tuple[str, ...] = ()
-    shared_digest: str = ""  # of what decides all parts alike; "" without parts, or if no part was looked at
+    shared_digest: str = ""  # of what decides all day partitions; "" without them, or if none was looked at
 
     @property
     @abstractmethod
@@ -97,7 +97,7 @@ class PinnedDataset(ABC):
 
     @property
     def part_fingerprints(self) -> dict[str, str]:
-        """The fingerprint of each part by its interval; {} without intervals."""
+        """The fingerprint of each day partition by its interval; {} without intervals."""
         return {}
 
     @abstractmethod
@@ -156,7 +156,7 @@ class PinnedSources(PinnedDataset):
 def pinned_sources(
     config: EtlConfig, sources: Mapping[str, SourceSnapshot], settings: Mapping[str, str]
 ) -> PinnedSources:
-    """Say which dataset would be made of these sources.
+    """Describe the dataset that would be made of these sources.
 
     Args:
         config: the etl block.
@@ -191,7 +191,7 @@ class BuildRequest:
 class Built:
     """A finished dataset and its URI. `rebuilt` is False if it was found; `seconds` by stage are then empty.
 
-    `written_parts`: intervals of a window whose parts were written, not found.
+    `written_parts`: intervals of a window whose day partitions were written, not found.
     """
 
     manifest: DatasetManifest
@@ -292,7 +292,7 @@ def _split_info(rows: Sequence[int]) -> SplitInfo:
 
 
 def numbered_files(parts: Sequence[Sequence[DataFile]], splits: Sequence[str]) -> list[DataFile]:
-    """List the files of each split, part after part, with rows numbered through.
+    """List the files of each split, one day partition after another, with rows numbered through.
 
     `parts`: the files of each, oldest first. `splits`: in the order of storing.
     """

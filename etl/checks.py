@@ -142,7 +142,7 @@ def checked_of(table: pa.Table, checks: list[CheckConfig]) -> Checked:
 
 
 def add(parts: Iterable[Checked]) -> Checked:
-    """Add what was counted of parts that have no row in common."""
+    """Add the counts of day partitions that have no row in common."""
     quarantined, splits, failing = Counter[str](), Counter[str](), Counter[str]()
     rows_in = 0
     for part in parts:

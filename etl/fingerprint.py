@@ -35,7 +35,7 @@ def made_of(config: EtlConfig, contents: Mapping[str, str], settings: Mapping[st
 
     Args:
         config: the etl block.
-        contents: fingerprints of what is read, by name: the sources, or the parts of a window.
+        contents: fingerprints of what is read, by name: the sources, or the day partitions of a window.
         settings: the recipe's `spark.conf`.
     """
     found: dict[str, Any] = {}

@@ -50,7 +50,7 @@ NO_ROWS = Profile(Checked(0, {}, {}, {}))
 
 
 def merged(profiles: Sequence[Profile]) -> Profile:
-    """Add the profiles of at least one part; parts have no row in common."""
+    """Add the profiles of day partitions, at least one, that have no row in common."""
     odd, weighted = Counter[str](), Counter[str]()
     for one in profiles:
         odd.update(one.odd)

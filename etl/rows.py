@@ -1,4 +1,4 @@
-"""From the rows of the views to shards: marked, counted, quarantined, written. The same for datasets and parts."""
+"""Mark, count, quarantine and write the views' rows as shards, for datasets and for day partitions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ log = logging.getLogger(__name__)
 
 STAGES = {"read": "read sources", "check": "check rows", "write": "write shards", "fit": "fit features"}
 DEAD_BUILD_AGE = timedelta(days=1)
-BUILD = re.compile(r"data-[0-9a-f]{12}")  # the folder of a build, below its dataset or part
+BUILD = re.compile(r"data-[0-9a-f]{12}")  # the folder of a build, below its dataset or day partition
 TEXT_BYTES = "text_bytes"
 DUPLICATES = "duplicates"
 LIMIT_SALT, LIMIT_BUCKETS = "sparkring.limit", 1_000_000_000  # of the hash; apart from those of split and order
@@ -111,12 +111,12 @@ class Written:
 
 @dataclass(frozen=True)
 class Portion:
-    """Rows, with SPLIT, that become files of their own: a dataset's, or those of a part of a window.
+    """Rows, with SPLIT, that become files of their own: a dataset's, or a day partition's.
 
     Files go to `folder`, which is in the folder `at` below the job's storage; `tables` are what checks refer to.
     `on_counted`, given the counts, raises EtlError where the rows must not become shards, else gives the rows by split,
     in the order of storing. `is_whole`: these are all rows of the dataset, so that what is wrong with a split or a
-    label is known before anything is written; of a part of a window only the window knows.
+    label is known before anything is written; of a day partition only the window knows.
     """
 
     rows: DataFrame

@@ -13,7 +13,7 @@ from sparkring.conf.errors import first_line
 from sparkring.etl.errors import EtlError
 
 SPLIT = "__split"
-UNDIVIDED = "rows"  # the one split of a part whose window decides which split it is of
+UNDIVIDED = "rows"  # the one split of a day partition, whose window decides its split
 FITTED = ("train", UNDIVIDED)  # splits whose rows features may be fitted on
 
 
@@ -55,7 +55,7 @@ def add_split(rows: DataFrame, config: SplitConfig, key: list[str]) -> DataFrame
 
 
 def check_splits(counts: dict[str, int], config: SplitConfig) -> dict[str, int]:
-    """Put the counts in stored order. Raises EtlError for an empty split, or one without rows to fit features on."""
+    """Sort the counts into stored order. Raises EtlError for an empty split, or one without rows to fit features on."""
     names = split_names(config) if config.kind != "column" else sorted(counts, key=lambda n: (n != "train", n))
     full = {name: counts.get(name, 0) for name in names}
     if "train" not in full:

@@ -458,7 +458,7 @@ def _load_pyfunc(path: str) -> TablePredictor | Writer:
 
 
 def extend_packages(top: str) -> None:
-    """Let the packages of `top` that are imported find modules that a folder of Python's path has and theirs lacks.
+    """Make the imported packages of `top` find modules that a folder of Python's path has and theirs lacks.
 
     They may be those that another model brought, which carries what its own family needs only.
     """

@@ -60,7 +60,7 @@ class Recipe:
         family: str | None = None,
         overwrite: bool = False,
     ) -> Recipe:
-        """Look at a table and write a recipe for it into a folder, as `sparkring init table` does.
+        """Inspect a table and write a recipe for it into a folder, as `sparkring init table` does.
 
         The same table and arguments give the recipe that is there, so that a cell of a notebook can run again. Raises
         ConfigError where the table, the label or the task will not do, or the folder has another recipe or other files.

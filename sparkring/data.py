@@ -70,7 +70,7 @@ class DataReader:
         return self._consumed // self._reader.epochs.samples
 
     def batches(self, from_sample: int | None = None, steps: int | None = None) -> Iterator[Batch]:
-        """Read this rank's part of the next global batches.
+        """Read this rank's share of the next global batches.
 
         `from_sample`: rows of all ranks that were consumed before; None: continue. `steps`: how many batches, across
         epochs; None: the rest of the epoch.
@@ -83,11 +83,11 @@ class DataReader:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Say where the run stands, and in what order it reads; JSON-able, and the same on every rank."""
+        """Return the run's position and reading order; JSON-able, and the same on every rank."""
         return {"consumed_samples": self._consumed, "order": dict(self._reader.order_state())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken, on any number of ranks.
+        """Continue from a saved state, on any number of ranks.
 
         ValueError names each setting by which this reader would continue in another order.
         """

@@ -1,8 +1,8 @@
 """Hooks: code of the user's that looks on while a model trains (train.hooks), and sees plain values.
 
 They run on rank 0, in the training thread, between two steps; a step's loss is summed over the ranks for them, where
-ranks meet in each step anyway. A hook cannot change training: it gets no model and no tensor, and random states and
-gradient mode are put back after it.
+ranks synchronize in each step anyway. A hook cannot change training: it gets no model and no tensor, and random states
+and gradient mode are put back after it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StepSeen:
     """A step that was made."""
 
     step: int  # since the run began, this one included
-    epoch: float  # begun epochs and the part of this one, as in the charts
+    epoch: float  # finished epochs and the fraction of this one, as in the charts
     consumed_samples: int  # over all ranks and epochs
     loss: float  # mean over the rows of the global batch; under parallel.averaging over those of rank 0
     lr: float

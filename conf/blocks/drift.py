@@ -50,7 +50,7 @@ class DriftRule(Strict):
 
 
 class DriftConfig(Strict):
-    """Distributions of this run's data and predictions against a reference, by what the parts have counted."""
+    """Distributions of this run's data and predictions against a reference, by what the day partitions have counted."""
 
     against: Literal["champion", "previous"] | DriftDataset = Field(
         "champion",

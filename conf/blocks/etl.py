@@ -415,7 +415,7 @@ class EtlConfig(Strict):
 
 
 def parts_problem(etl: EtlConfig, interval: IntervalConfig) -> str | None:
-    """Say why the dataset cannot be made of parts that do not depend on each other; None where it can."""
+    """Explain why the dataset cannot be made of independent day partitions; None where it can."""
     if etl.kind == "text":
         return "interval: text is packed across documents, so there are no parts of it; remove `interval`"
     if etl.limit_rows is not None:

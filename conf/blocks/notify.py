@@ -82,7 +82,7 @@ class NotifyConfig(Strict):
 
 
 def url_problem(url: str, http_hosts: Sequence[str]) -> str | None:
-    """Say why no event may be sent to the URL; None where it may. Shows no more of it than scheme and host."""
+    """Explain why no event may be sent to the URL; None where it may. Shows no more of it than scheme and host."""
     if not url.isascii() or not url.isprintable() or " " in url:
         return "holds a blank, a line break or another character that no URL has; write it percent-encoded (%20)"
     try:

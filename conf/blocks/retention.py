@@ -24,7 +24,7 @@ class RetentionConfig(Strict):
     """What `sparkring gc` may delete, by kind; of a kind without a rule, nothing.
 
     Whatever the rules say, it keeps: runs and datasets of models that have an alias, runs tagged `sparkring.keep`, runs
-    that can still be continued and their datasets, and parts of a dataset that stays.
+    that can still be continued and their datasets, and day partitions of a dataset that stays.
     """
 
     datasets: KeepRule | None = None

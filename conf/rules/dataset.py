@@ -92,7 +92,7 @@ def _classes_problems(config: RunConfig, label: str, names: Sequence[str]) -> li
 
 
 def label_range_problem(config: RunConfig, label: str, low: float, high: float) -> str:
-    """Say why a label with values from `low` to `high` does not fit the task; "" if it does."""
+    """Explain why a label with values from `low` to `high` does not fit the task; "" if it does."""
     kind, outputs = config.model.kind, config.model.args.get("outputs", 1)
     problem = kind.range_problem(label, low, high)
     if not problem and kind.form is LabelForm.CLASS and is_built_in_tabular(config) and outputs <= high:

@@ -53,7 +53,7 @@ class SourceConfig(Strict):
         return self
 
     def cut_problem(self, name: str, column: str) -> str | None:
-        """Say why one interval's rows cannot be selected by a column of dates; None if they can be."""
+        """Explain why one interval's rows cannot be selected by a column of dates; None if they can be."""
         if "where" in type(self).model_fields:
             return None
         kind = (*self.FORMATS, type(self).__name__)[0]

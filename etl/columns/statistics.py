@@ -172,7 +172,7 @@ def nothing(wanted: Measured) -> Statistics:
 def merge(parts: Iterable[Statistics]) -> Statistics:
     """Merge statistics of at least one part; the result does not depend on their order or grouping.
 
-    Raises ValueError for parts that were measured for other features.
+    Raises ValueError for statistics that were measured for other features.
     """
     merger = StatisticsMerger()
     for part in parts:

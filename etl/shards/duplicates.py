@@ -29,7 +29,7 @@ FLOATS = re.compile(r"\b(float|double)\b")
 
 
 def number_duplicates(frames: Sequence[DataFrame], config: EtlConfig) -> list[DataFrame]:
-    """Add DUPLICATE to the rows of each frame, which then is a part of their key, where some are equal.
+    """Add DUPLICATE to the rows of each frame, which then belongs to their key, where some are equal.
 
     Equal rows are interchangeable, so the numbered rows are the same in any order. With a key, and for documents, of
     which equal ones stay in one split, the rows are left as they are. Where rows are cheap to read again, one job, over

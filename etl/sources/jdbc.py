@@ -98,7 +98,7 @@ class Database:
         return self.options["url"].split(":")[1]
 
     def hide(self, text: str) -> str:
-        """Put the names of variables in the place of what they hold."""
+        """Replace the values of variables by their names."""
         return hide_values(text, self.names)
 
 

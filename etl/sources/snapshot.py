@@ -67,7 +67,7 @@ class OpenSource(ABC, Generic[Config]):
 
     @classmethod
     def examine(cls, name: str, config: Config, pinned_soon: bool) -> ExaminedTable:
-        """Look for problems without Spark. Raises EtlError if there is no such table.
+        """Check the source without Spark. Raises EtlError if there is no such table.
 
         `pinned_soon`: leave it alone if the pin of a job, which is about to come, costs no more than this.
         """

@@ -98,7 +98,7 @@ def splits_of(plan: str) -> int:
 
 @contextmanager
 def described(spark: SparkSession, does: str) -> Iterator[None]:
-    """Say what the block's jobs do, in Spark's UI and wherever else they are shown."""
+    """Describe the block's jobs in Spark's UI and wherever else they are shown."""
     if not is_classic(spark):
         with tagged(spark, does):
             yield
@@ -234,7 +234,7 @@ def workers_python(spark: SparkSession) -> str:
 
 
 def start_python(spark: SparkSession, python: str) -> None:
-    """Have executors start this Python from now on; a server of Spark Connect has its own."""
+    """Make executors start this Python from now on; a server of Spark Connect has its own."""
     if is_classic(spark):
         spark.sparkContext.pythonExec = python
 

@@ -62,7 +62,7 @@ def executors(spark: SparkSession) -> dict[str, str]:
 
 
 def replace_executors(spark: SparkSession, hosts: frozenset[str]) -> None:
-    """Have Spark give up its executors on these hosts now.
+    """Release Spark's executors on these hosts now.
 
     The cluster's manager starts others where it can. By itself Spark continues counting their slots for up to
     spark.network.timeout.

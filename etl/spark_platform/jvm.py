@@ -97,7 +97,7 @@ def launch_gateway(conf: SparkConf, popen: dict[str, Any]) -> Any:
 
 
 def adopt_jvm(gateway: Any, conf: SparkConf) -> None:
-    """Have the next session of this process use a JVM that was started for it."""
+    """Make the next session of this process use a JVM that was started for it."""
     from pyspark import SparkContext
 
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)

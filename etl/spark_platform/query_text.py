@@ -205,7 +205,7 @@ def _table(spark: SparkSession, leaf: str, where: str | None) -> ReadTable | Oth
 def _pruned(
     table: ReadTable | OtherTable, read: set[str], has_subquery: bool, places: Mapping[str, int]
 ) -> ReadTable | OtherTable:
-    """Leave out the files that the query does not read, as far as that is certain: of those of a subquery it is not."""
+    """Omit files that the query certainly does not read; it is never certain for a subquery's."""
     if isinstance(table, OtherTable):
         return table
     root = table.location.rstrip("/")

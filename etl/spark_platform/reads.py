@@ -72,7 +72,7 @@ def view_text(name: str, text: str, namespace: str, columns: list[str], settings
 
 
 def parsing_of(format_name: str, options: dict[str, str], schema: str) -> tuple[str, ...]:
-    """Say how files become rows, from what a catalog says of their table.
+    """Describe how files become rows, from the catalog's entry of their table.
 
     `format_name` is as Spark's plans print it; `schema`: StructType in JSON.
     """

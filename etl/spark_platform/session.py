@@ -84,7 +84,7 @@ def build_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSess
 
 @contextmanager
 def batches_to_python(session: SparkSession, row_bytes: int | None) -> Iterator[None]:
-    """Let Spark not add up the bytes of a batch where its rows bound them.
+    """Keep Spark from summing the bytes of a batch where its rows bound them.
 
     Spark 4.3 adds up a batch's buffers before every row: of nine columns, a third of what shuffling and writing them
     costs. Spark 3.5 has no such limit. `row_bytes`: of the widest row; None where that is not known.

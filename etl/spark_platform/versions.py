@@ -28,7 +28,7 @@ def version_of(text: str) -> tuple[int, int]:
 
 
 def repartition_by_number(rows: DataFrame, count: int, number: str) -> DataFrame:
-    """Put each row into the partition that its column `number`, from 0 to `count` - 1, says.
+    """Move each row to the partition that its column `number`, from 0 to `count` - 1, names.
 
     Spark 4.1 has DataFrame.repartitionById. Here each number is replaced by an integer whose hash it is.
     """

@@ -135,7 +135,7 @@ def _starts(chunks: list[Shard], tokens: dict[int, int]) -> list[Start]:
 
 
 def _sequences(pieces: DataFrame, config: TextConfig, codec: Codec) -> DataFrame:
-    """Put the pieces of every sequence together; pad the one that ends its split."""
+    """Join the pieces of every sequence; pad the one that ends its split."""
     piece = F.struct("position", "tokens", "document")
     grouped = pieces.groupBy(SPLIT, "sequence").agg(F.array_sort(F.collect_list(piece)).alias("pieces"))
     tokens = F.flatten(F.col("pieces.tokens"))

@@ -29,7 +29,7 @@ ENOUGH = 3  # intervals: one that has others before and after it
 
 
 def prove_independent(job: RowsJob, name: str, parts: Sequence[PartSources]) -> None:
-    """Compare an interval's rows made of its own sources with those made of all the parts' sources.
+    """Compare an interval's rows made of its own sources with those of all day partitions' sources.
 
     Done once for a recipe's sources, views and rows. Raises EtlError if the rows differ; with `look_back`, where each
     part reads so far and no further, a warning says that the views would look further.

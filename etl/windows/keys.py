@@ -1,7 +1,7 @@
-"""Keys of a part's rows as hashes, in which rows of other parts with the same key are found.
+"""Hashes of a day partition's keys, which find rows of other days with the same key.
 
-A check `unique` counts equal rows within a part. Where the key does not hold the interval, equal rows may be in two
-parts: each part keeps the hashes of its distinct keys, and a window counts how many there are together.
+A check `unique` counts equal rows within a day partition. Where the key does not hold the interval, equal rows may
+be in two: each keeps the hashes of its distinct keys, and a window counts how many there are together.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Counts = Mapping[str, int]
 
 
 def across_parts(failing: Counts, distinct: Counts, together: Counts) -> dict[str, int]:
-    """Add to the failing rows of each check those whose key is in an earlier part too.
+    """Add to the failing rows of each check those whose key is in an earlier day partition too.
 
     failing: rows by check, counted within parts; distinct: keys, the sum over parts; together: keys of all parts.
     """

@@ -1,7 +1,7 @@
-"""One part of a dataset: the shards of one interval's rows, written once and shared by every window that spans it.
+"""A day partition: the shards of one interval's rows, written once and shared by every window that spans it.
 
 `<root>/parts/<name>/<interval>/<fingerprint[:12]>/_part.json` is written last; its files are in a folder of their build
-next to it. Nothing in it depends on other parts.
+next to it. Nothing in it depends on other day partitions.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ log = logging.getLogger(__name__)
 
 PART_VERSION = 1
 SHOWN = 5  # files in a message
-STRAY = "__stray"  # the split of rows that would be in no part
+STRAY = "__stray"  # the split of rows that would be in no day partition
 # What of a feature decides its state alone, and nothing that is stored or measured, by its kind.
 FITTING = {"categorical": {"min_count", "max_size"}, "numeric": {"fill", "scale"}}
 
 
 class PartKeys(Stored):
-    """The hashes of a part's distinct keys, for a check `unique` whose keys may be in two parts."""
+    """Hashes of a day partition's distinct keys, for a check `unique` whose keys may be in two."""
 
     path: RelativePath
     distinct: Count
 
 
 class Part(Stored):
-    """What a part is. Paths are relative to its folder.
+    """The description of a day partition. Paths are relative to its folder.
 
     `inputs`: Spark type by the column of a feature. `failing`: rows by check. `statistics`: of the rows that features
     may be fitted on. `keys`: by check. `classes`: rows by split and class, of a label of texts, or of 1, of several
@@ -124,7 +124,7 @@ class PartSources:
 
     @property
     def own_bytes(self) -> int:
-        """How large the files are that the cut sources have in the part's own interval."""
+        """How large the files are that the cut sources have in the day partition's own interval."""
         return sum(int(s.lineage()["bytes"]) for each in self.cut.values() if (s := each[-1]) is not None)
 
     def own_files(self) -> str:
@@ -174,7 +174,7 @@ def part_folder(name: str, interval: str, fingerprint: str) -> str:
 
 
 def find_part(storage: Storage, fingerprint: str) -> Part | None:
-    """Read a part; None if it was not written yet, or one of its files is missing or of another size."""
+    """Read a day partition; None if it is not written yet, or a file is missing or of another size."""
     if not storage.exists(PART_NAME):
         return None
     try:
@@ -194,7 +194,7 @@ def find_part(storage: Storage, fingerprint: str) -> Part | None:
 
 @dataclass(frozen=True)
 class NewPart:
-    """A part to be written: to `folder`, of this build, in the part's folder `at` below the root of datasets."""
+    """A day partition to be written to `folder`, of this build, in its folder `at` below the root of datasets."""
 
     at: str
     folder: str
@@ -203,7 +203,7 @@ class NewPart:
 
 
 def write_parts(job: RowsJob, new: Sequence[NewPart]) -> list[Part]:
-    """Write the files of several parts at once, and publish each. EtlError for whatever the user must correct.
+    """Write the files of several day partitions at once, and publish each. EtlError for whatever the user must correct.
 
     job: of the root of all datasets.
     """
@@ -226,7 +226,7 @@ def _write(job: RowsJob, new: Sequence[NewPart]) -> list[Part]:
 
 
 class _Reader:
-    """Reads each snapshot once, whatever the number of parts that it is of."""
+    """Reads each snapshot once, for any number of day partitions."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -240,7 +240,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class _PartRows:
-    """The rows of a part: as the views made them, and those of its interval, with what would be in no part."""
+    """A day partition's rows: as the views made them, and those of its interval, with rows of no interval."""
 
     part: NewPart
     read: _Reader
@@ -261,7 +261,7 @@ class _PartRows:
     def count(self, config: EtlConfig, own_rows: int | None, checked: Checked) -> dict[str, int]:
         """Give the rows by split, in the order of storing. EtlError for rows that are not the interval's, or lost.
 
-        `own_rows`: of the table that `one_per` names, in the part's interval.
+        `own_rows`: of the table that `one_per` names, in the partition's interval.
         """
         assert config.interval is not None
         if checked.splits.get(STRAY):
@@ -272,7 +272,7 @@ class _PartRows:
 
 
 def _write_alike(job: RowsJob, alike: Sequence[_PartRows]) -> list[Part]:
-    """Write parts whose rows have equal columns."""
+    """Write day partitions whose rows have equal columns."""
     config = job.config
     with job.timed("read"):
         numbered = number_duplicates([one.rows for one in alike], config)
@@ -309,7 +309,7 @@ def _own_rows(made: Sequence[_PartRows], config: EtlConfig) -> list[int | None]:
 
 
 def _part(job: RowsJob, one: _PartRows, written: Written, keys: dict[str, PartKeys]) -> Part:
-    """Store what was measured of a part, and describe the part. `keys`: of checks for equal keys, by check."""
+    """Store the measurements of a day partition, and describe it. `keys`: of checks for equal keys, by check."""
     profile, sources = written.profile, one.part.sources
     assert profile.statistics is not None
     checked = profile.checked
@@ -345,7 +345,7 @@ def _part(job: RowsJob, one: _PartRows, written: Written, keys: dict[str, PartKe
 
 
 def _of_part(rows: DataFrame, config: EtlConfig, interval: Interval) -> DataFrame:
-    """Keep the interval's rows, and those that would be in no part."""
+    """Keep the interval's rows, and those that would be in no day partition."""
     assert config.interval is not None
     _, own, end = _edges(rows, config.interval, interval)
     column = F.col(config.interval.column)
@@ -353,7 +353,7 @@ def _of_part(rows: DataFrame, config: EtlConfig, interval: Interval) -> DataFram
 
 
 def _with_split(rows: DataFrame, config: EtlConfig, interval: Interval) -> DataFrame:
-    """Add SPLIT, which is STRAY for rows that would be in no part."""
+    """Add SPLIT, which is STRAY for rows that would be in no day partition."""
     assert config.interval is not None
     undivided = config.split.kind == "time"
     divided = rows.withColumn(SPLIT, F.lit(UNDIVIDED)) if undivided else add_split(rows, config.split, config.key)
@@ -401,7 +401,7 @@ def _stray_text(rows: DataFrame, config: IntervalConfig, sources: PartSources) -
 
 
 def _publish(storage: Storage, folder: str, part: Part) -> Part:
-    """Make the part visible, unless another writer was first: then its part is the one, and this one's files go."""
+    """Publish the day partition. If another writer was first, keep its partition and delete this one's files."""
     damaged = storage.exists(PART_NAME) and find_part(storage, part.fingerprint) is None
     if damaged:
         storage.delete(PART_NAME)

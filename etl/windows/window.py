@@ -1,4 +1,4 @@
-"""A dataset over a window of intervals: a manifest over parts, which are found or written one by one.
+"""A dataset over a window of intervals: a manifest over day partitions, found or written one by one.
 
 Its fingerprint, feature state, order and shards are the same whether its parts were written night by night or all at
 once in an empty folder.
@@ -53,7 +53,7 @@ PARTS_AT_ONCE, BYTES_AT_ONCE = 32, 256 << 20  # that are written in one pass
 
 @dataclass(frozen=True)
 class PinnedPart:
-    """A part of a window. `sources` is None where the part is known and whole, so that nothing was looked at."""
+    """A day partition of a window. `sources` is None where it is known and whole, so that nothing was looked at."""
 
     interval: Interval
     fingerprint: str
@@ -62,7 +62,7 @@ class PinnedPart:
 
 @dataclass(frozen=True)
 class PinnedWindow(PinnedDataset):
-    """The parts of a window."""
+    """The day partitions of a window."""
 
     parts: tuple[PinnedPart, ...]
     fingerprint: str
@@ -71,7 +71,7 @@ class PinnedWindow(PinnedDataset):
 
     @property
     def snapshots(self) -> list[SourceSnapshot]:
-        """Those of the parts that were looked at."""
+        """The day partitions whose sources were looked at."""
         return [source for part in self.parts if part.sources is not None for source in part.sources.snapshots]
 
     @property
@@ -104,7 +104,7 @@ class PinnedWindow(PinnedDataset):
 
 @dataclass(frozen=True)
 class PartFolder:
-    """A part in its folder, below the root of datasets."""
+    """A day partition in its folder, below the root of datasets."""
 
     part: Part
     folder: str
@@ -172,7 +172,7 @@ def pin_dataset(
         config: the etl block.
         settings: the recipe's `spark.conf`.
         context: for sources that need Spark.
-        known: parts whose sources are not looked at again, where they are whole.
+        known: day partitions whose sources are not looked at again, where they are whole.
     """
     if config.interval is not None:
         return pin_window(config, settings, context, known)
@@ -185,7 +185,7 @@ def pin_window(
     context: PinContext | None = None,
     known: KnownParts = NONE_KNOWN,
 ) -> PinnedWindow:
-    """Pin the sources of every interval, each interval of a source once. No part is written or read for that.
+    """Pin the sources of every interval, each interval of a source once. No day partition is written or read for that.
 
     Raises EtlError for intervals that are missing, unless the recipe skips them.
 
@@ -193,7 +193,7 @@ def pin_window(
         config: the etl block, with `interval`.
         settings: the recipe's `spark.conf`.
         context: for sources that need Spark.
-        known: parts whose sources are not looked at again, where they are whole.
+        known: day partitions whose sources are not looked at again, where they are whole.
     """
     interval_config = _interval_of(config)
     intervals = window_of(interval_config)
@@ -221,7 +221,7 @@ def pin_window(
 
 
 def _find_or_write(job: RowsJob, name: str, pinned: Sequence[PinnedPart]) -> list[PartFolder]:
-    """Find the parts of the recipe `name`, and write those that are not there; oldest first."""
+    """Find the day partitions of the recipe `name`, and write those that are missing; oldest first."""
     found, new = dict[str, PartFolder](), list[NewPart]()
     for one in pinned:
         at = part_folder(name, one.interval.label, one.fingerprint)
@@ -289,7 +289,7 @@ def sources_of(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def check_alike(parts: Sequence[Part]) -> None:
-    """Raise EtlError for a part whose columns, or their types, are not those of the part before it."""
+    """Raise EtlError for a day partition whose columns or types differ from those of the one before it."""
     for a, b in pairwise(parts):
         if (a.columns, a.inputs) != (b.columns, b.inputs):
             old, new = (
@@ -306,7 +306,7 @@ def check_alike(parts: Sequence[Part]) -> None:
 
 
 def check_measured(part: Part, found: Statistics, config: EtlConfig) -> None:
-    """Raise EtlError for a part whose statistics are not what the recipe's features are fitted on."""
+    """Raise EtlError for a day partition whose statistics are not those that the recipe's features need."""
     wanted = nothing(measured_by(config.features, part.inputs, config.weight)).measured
     if found.measured != wanted:
         raise EtlError(
@@ -342,7 +342,7 @@ def _interval_of(config: EtlConfig) -> IntervalConfig:
 
 
 def read_statistics(storage: Storage, part: Part) -> Statistics:
-    """Read a part's statistics. `storage`: its folder. StoredError where they are not what was written."""
+    """Read a day partition's statistics. `storage`: its folder. StoredError where they are not what was written."""
     data, where = storage.read_bytes(part.statistics), f"{storage.uri}/{part.statistics}"
     if hashlib.sha256(data).hexdigest() != part.statistics_sha256:
         raise EtlError(f"{where}: is not what was written; delete {storage.uri}, and the part is written anew")

@@ -27,7 +27,7 @@ TRAIN = "train"  # key of a training's run in MLflow
 
 
 class Publication:
-    """For whom a job works: what it reads, what it may publish, and who hears of it. This one: a person's command."""
+    """For whom a job works: what it reads, what it may publish, and who is notified. This one: a person's command."""
 
     ds: str | None = None  # start of the data interval as ISO text (`2013-03-01`); None: a job without a date
     may_promote = True  # False: the alias stays where it is

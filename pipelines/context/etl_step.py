@@ -53,7 +53,7 @@ class Dataset:
     folder: Storage
     rebuilt: bool = False
     seconds: dict[str, float] = field(default_factory=dict)  # by stage of the build; empty where it was found
-    written_parts: tuple[str, ...] = ()  # intervals of a window whose parts were written for it
+    written_parts: tuple[str, ...] = ()  # intervals of a window whose day partitions were written for it
 
 
 def pin(config: RunConfig, session: Callable[[], SparkSession], known: KnownParts | None = None) -> PinnedDataset:
@@ -88,7 +88,7 @@ def wanted_fingerprint(config: RunConfig, sources: PinnedDataset) -> str:
 
 
 def why_built(config: RunConfig, sources: PinnedDataset) -> str:
-    """Say what of the newest dataset of this name is another than of the one that would be built; '' of the first."""
+    """Describe how the newest dataset of this name differs from the one that would be built; '' for the first."""
     from sparkring.etl.fingerprint import made_of, what_differs
 
     newest = newest_dataset(config)
@@ -155,7 +155,7 @@ def require(config: RunConfig, fingerprint: str) -> Dataset:
 
 
 def foresee(spark: SparkSession, config: RunConfig, sources: PinnedDataset) -> DatasetManifest | None:
-    """Let Spark analyze what would be built: the manifest it would have, without rows; None where rows decide it.
+    """Make Spark analyze what would be built: the manifest it would have, without rows; None where rows decide it.
 
     EtlError where the views, checks or features do not fit the tables. Nothing is read or written.
     """
@@ -238,7 +238,7 @@ def _check_label(config: RunConfig, columns: Sequence[Column], state: State) -> 
 
 @contextmanager
 def data_errors_named() -> Iterator[None]:
-    """Make EtlError of what Spark says of a file, or of a value: no number, an overflow, a division by zero."""
+    """Convert Spark's error about a file or a value to EtlError: no number, an overflow, a division by zero."""
     from pyspark.errors import PySparkException
 
     from sparkring.etl.spark_platform.jvm import JavaThrew

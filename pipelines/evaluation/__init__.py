@@ -1,1 +1,1 @@
-"""What a model is worth on held-out rows: its scores by task, baselines beside it, and how the splits differ."""
+"""A model's scores on held-out rows by task, its baselines, and how the splits differ."""

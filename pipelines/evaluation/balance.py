@@ -176,7 +176,7 @@ def class_balance(counted: Mapping[str, Mapping[str, int]]) -> dict[str, LabelBa
 def differences(
     balances: Mapping[str, LabelBalance], losses: Mapping[str, float], label: str, names: Mapping[str, str]
 ) -> str:
-    """Say in one sentence where the splits differ much; empty where they do not.
+    """Describe in one sentence where the splits differ much; empty where they do not.
 
     Args:
         balances: label balance by split, train first.

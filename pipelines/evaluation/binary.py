@@ -2,7 +2,7 @@
 
 labels (N,) of 0 and 1, scores (N,) probabilities of 1, in any order. Equal scores are one threshold, so no result
 depends on the order of rows. Other labels, and scores that are not finite, are a ValueError. weights (N,): how much a
-row counts, at least 0; None: all alike.
+row counts, at least 0; None: all equal.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Flagged:
     share: float  # of all rows that are flagged
     precision: float
     recall: float
-    lift: float  # precision beside the share of positive rows
+    lift: float  # precision over the share of positive rows
 
 
 def flagged_at(

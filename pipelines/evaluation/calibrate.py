@@ -34,7 +34,7 @@ Slopes = Callable[[Array], tuple[float, Array, Array]]
 FOLDS = 5
 FEWEST = 100  # validation rows, of equal weights; fewer say too little
 MOST_ODDS = 36.0  # log-odds of the largest probability below 1
-FEWEST_OTHERS = 10  # of them beside the most frequent class: without any, every probability would go to 0 or 1
+FEWEST_OTHERS = 10  # of them besides the most frequent class: without any, every probability would go to 0 or 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def read_scored(kind: TaskKind, folder: Storage, files: list[str]) -> Validation
 
 
 def shift_between(balance: Mapping[str, LabelBalance], valid: str) -> str:
-    """Say how the labels of validation rows differ from those of training rows; "" where they do not."""
+    """Describe how the labels of validation rows differ from those of training rows; "" where they do not."""
     if "train" not in balance or valid not in balance:
         return ""
     train, other = balance["train"], balance[valid]

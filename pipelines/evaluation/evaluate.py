@@ -1,4 +1,4 @@
-"""What the trained model is worth on the held-out split, beside the baselines."""
+"""Scores of the trained model on the held-out split, next to the baselines'."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class HeldOut:
     labels: np.ndarray  # (N,) float64; 0 or 1, a class number, or a value; (N, labels) of 0 and 1
     scores: np.ndarray  # (N,), or (N, classes) or (N, labels)
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)  # column of report.share_by -> (N,) values as text
-    weights: np.ndarray | None = None  # (N,) float64, how much each row counts; None: all alike
+    weights: np.ndarray | None = None  # (N,) float64, how much each row counts; None: all equal
 
     def calibrated(self, fit: CalibrationFit | None) -> HeldOut:
         """Return the same rows with calibrated scores, if the model has a calibration."""
@@ -164,7 +164,7 @@ def evaluate_table(
 
 
 def known_scores(scores: Mapping[str, float]) -> dict[str, float]:
-    """Leave out the scores that do not exist, as an AUC of one class; a loss that is no number stays."""
+    """Omit scores that do not exist, such as an AUC of one class; a loss that is no number stays."""
     return {name: value for name, value in scores.items() if name == "loss" or not math.isnan(value)}
 
 
@@ -320,7 +320,7 @@ def compared_splits(config: RunConfig, dataset: Dataset, trained: Trained) -> di
 
 
 def evaluate_text(config: RunConfig, manifest: DatasetManifest, folder: Storage, train: WorkerResult) -> Evaluated:
-    """Score a language model by perplexity per token, beside a model of token frequencies; with a sample of text."""
+    """Score a language model by perplexity per token, next to a model of token frequencies; with a sample of text."""
     split, test = config.train.test_split, train.test
     scores = {MODEL: test | {"perplexity": perplexity(test["loss"])}}
     if config.report.baselines:
@@ -374,12 +374,12 @@ def has_alias(config: RunConfig, result: TrainResult) -> bool:
 
 
 def reasons_against(evaluated: Evaluated, report: ReportConfig) -> list[str]:
-    """Say why a model is not promoted, a line for each reason: a better baseline, or a gain that is not sure."""
+    """Explain why a model is not promoted, a line for each reason: a better baseline, or an uncertain gain."""
     return lost_to(evaluated.scores, report, evaluated.missing) + unproven(evaluated, report)
 
 
 def unproven(evaluated: Evaluated, report: ReportConfig) -> list[str]:
-    """Say why it is not known that a table's model is better than a constant guess: [] where it is, or nobody asks."""
+    """Explain why a table's model is not known to beat a constant guess: [] where it is, or where this is not asked."""
     gap, train = evaluated.guess_gap, evaluated.labels.get("train")
     if not report.must_beat_guess or gap is None:
         return []

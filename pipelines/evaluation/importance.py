@@ -67,7 +67,7 @@ def mean_and_error(values: Array, weights: Array) -> tuple[float, float]:
     """Return the weighted mean of values (N,), and its standard error. weights (N,): their sum is 1.
 
     Values are nearer to their own mean than to the true one, by a share that their weights know: 1 / N of equal ones.
-    Of one row that counts, or of one beside which others count for nothing, the error is infinite.
+    Of one row that counts, or of one next to which others count for nothing, the error is infinite.
     """
     mean, free = float(weights @ values), 1 - float(weights @ weights)
     if free <= 0:

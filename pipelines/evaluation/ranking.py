@@ -56,13 +56,13 @@ class Ranking:
 
 
 def make_ranking(config: RankingConfig, values: pa.ChunkedArray, labels: Array, weights: Array | None) -> Ranking:
-    """Put the rows of a weight above 0 into lists. A row without a value is in none: nobody knows whose it is.
+    """Group the rows of a weight above 0 into lists. A row without a value is in none: its list is unknown.
 
     Args:
         config: the recipe's `report.ranking`.
         values: (all rows,) of the column `group`, as `places_in_order` takes them.
         labels: (all rows,) 0 or 1.
-        weights: (all rows,) how much each row counts; None: all alike.
+        weights: (all rows,) how much each row counts; None: all equal.
     """
     numbers = places_in_order(values)
     counted = (numbers >= 0) & (np.ones(len(labels), bool) if weights is None else weights > 0)

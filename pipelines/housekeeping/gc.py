@@ -1,6 +1,6 @@
 """`sparkring gc`: list what a recipe has on disk and in MLflow, delete what `retention` decides.
 
-Whatever refers to something goes first: a dataset's manifest before its parts, MLflow's pointer before its checkpoint.
+A reference is deleted first: a dataset's manifest before its day partitions, MLflow's pointer before its checkpoint.
 A folder is taken out of use by renaming the file that makes it whole (`run.json.deleted`), which also tells a later gc
 what to finish; renaming and deleting need no room on the disk. What cannot be deleted is named, the rest still goes.
 """
@@ -162,7 +162,7 @@ class _Deleter:
         self._dry_run, self._show = dry_run, show
         self._parts = {dataset.path: dataset.parts for dataset in inventory.datasets}
         self._known_runs = {run.path for run in inventory.runs}
-        self._needed = set[str]()  # parts of datasets that are there after all
+        self._needed = set[str]()  # day partitions of datasets that are there after all
         self.done: list[Deletion] = []
         self.gone: set[str] = set()  # model ids
         self.failed = 0
@@ -244,7 +244,7 @@ def delete_folder(storage: Storage, deletion: Deletion) -> None:
             storage.delete(f"{path}/{name}")
     storage.delete(path)
     if deletion.root == "datasets" and path.startswith("parts/") and storage.is_local:
-        with contextlib.suppress(OSError):  # the interval has other parts
+        with contextlib.suppress(OSError):  # the interval has other day partitions
             os.rmdir(storage.path(os.path.dirname(path)))
 
 
@@ -257,7 +257,7 @@ def _entries(folder: Storage) -> list[str]:
 
 
 def take_inventory(roots: Roots, live: Mapping[str, str]) -> Inventory:
-    """List the recipe's datasets, parts and runs, and who else uses its datasets. `live`: see TrackedState."""
+    """List the recipe's datasets, day partitions and runs, and who else uses its datasets. `live`: see TrackedState."""
     unreadable: dict[Kind, list[str]] = {"dataset": [], "part": [], "run": []}
     runs, half_runs = _runs(roots.all_runs, roots.name, live, unreadable["run"])
     datasets, half_datasets = _datasets(roots, unreadable["dataset"])

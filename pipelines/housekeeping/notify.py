@@ -227,7 +227,7 @@ def _secrets(target: WebhookTarget | PingTarget) -> dict[str, str]:
 
 
 def _logged(name: str, work: Callable[[], None], secrets: Mapping[str, str]) -> None:
-    """Do the work, and log how it went. `secrets`: hidden, each with the variable that holds it."""
+    """Do the work, and log its outcome. `secrets`: hidden, each with the variable that holds it."""
     try:
         work()
     except Exception as error:  # of the network, of the operating system, of what a server answers

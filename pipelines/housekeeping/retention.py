@@ -35,7 +35,7 @@ class Dated(Protocol):
 
 @dataclass(frozen=True)
 class StoredDataset:
-    """A finished dataset. `parts`: their folders, below the root of datasets like `path`."""
+    """A finished dataset. `parts`: folders of its day partitions, below the root of datasets like `path`."""
 
     path: str
     fingerprint: str
@@ -95,7 +95,7 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Protected:
-    """What must stay, and why: runs by folder, datasets by fingerprint. `all_parts`: why every part stays, or empty."""
+    """What must stay, and why: runs by folder, datasets by fingerprint. `all_parts`: why all partitions stay, or ""."""
 
     runs: Mapping[str, str]
     datasets: Mapping[str, str]
@@ -134,7 +134,7 @@ class Pointer:
 
 
 def protect(recipe: str, inventory: Inventory, tracked: TrackedState) -> Protected:
-    """Say which runs and datasets of the recipe somebody needs."""
+    """List the runs and datasets of the recipe that are still needed."""
     runs, datasets = dict[str, str](), dict(inventory.others)
     for model in tracked.aliased:
         why = f"{model.model}@{model.alias}"

@@ -380,7 +380,7 @@ def frequent(values: Any) -> tuple[int, float]:
 
 
 def rare_remark(values: Any) -> str:
-    """Say which of many categories have no code of their own; "" where all have one."""
+    """Describe which of many categories share a code; "" where none do."""
     known, others = frequent(values)
     distinct = pc.count_distinct(values, mode="only_valid").as_py()
     if known == distinct:

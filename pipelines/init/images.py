@@ -46,7 +46,7 @@ class Cnn(nn.Module):
 
 
 def images_project(data: str, folder: Path) -> Project:
-    """Look at a folder of folders of images and decide. ConfigError where there are too few, or no classes."""
+    """Inspect a folder of folders of images and choose a recipe. ConfigError where there are too few, or no classes."""
     path = Path(data).resolve()
     if not path.is_dir():
         raise ConfigError(data, ["--data: no such folder; images are a folder of folders, one per class"])

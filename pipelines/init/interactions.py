@@ -30,7 +30,7 @@ from sparkring.pipelines.init.sample import TableSample, read_columns
 TRAIN_SHARE, TEST_SHARE = 0.8, 0.1  # of the rows, by time
 FEWEST_ITEMS = 20  # below, the first ten are no choice
 LABEL, PERIOD = "taken", "period"
-RESERVED = (LABEL, PERIOD, "place", "beside", "number", "prediction")  # columns of the recipe's views, and beside them
+RESERVED = (LABEL, PERIOD, "place", "beside", "number", "prediction")  # columns of the recipe's views, and next to them
 
 
 @dataclass(frozen=True)

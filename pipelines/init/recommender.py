@@ -1,6 +1,6 @@
 """A project for interactions of users and items: rows held out by time, candidates drawn by SQL, lists ranked.
 
-Follows He et al. 2017 (arXiv:1708.05031): a few items are drawn beside each one that was taken, and a test user's items
+Follows He et al. 2017 (arXiv:1708.05031): a few items are drawn for each one that was taken, and a test user's items
 are ranked among a hundred drawn ones. Differs in that rows are held out by time, not a last one of each user, and that
 training never leaves out an item because it is taken later.
 """
@@ -20,7 +20,7 @@ from sparkring.pipelines.init.interactions import PERIOD, Interactions, Roles, d
 from sparkring.pipelines.init.remarks import null_lines
 from sparkring.pipelines.init.sample import TableSample, read_sample
 
-DRAWN, CANDIDATES = 4, 100  # items beside each one that was taken; for each test user
+DRAWN, CANDIDATES = 4, 100  # items drawn for each one that was taken; for each test user
 MOST_TEST_USERS = 5000  # about; chosen by hash
 FEWEST_ROWS_OF_ID = 10  # an id of fewer training rows shares one embedding with all such ids
 STEPS, LARGEST_BATCH, STEPS_PER_EPOCH, FEWEST_EPOCHS, MOST_EPOCHS = 2000, 4096, 8, 3, 10
@@ -74,7 +74,7 @@ class Factors(nn.Module):
 
 
 def recommender_project(data: str, roles: Roles, folder: Path) -> Project:
-    """Look at the interactions and decide. ConfigError where the file or its columns will not do."""
+    """Inspect the interactions and choose a recipe. ConfigError where the file or its columns will not do."""
     sample = read_sample(data)
     found = decide_interactions(sample, roles)
     name = run_name(folder.resolve().name)

@@ -1,4 +1,4 @@
-"""Say what a person should know of a column: how it is written, whose hours it has, which of its texts are alike."""
+"""Describe a column to a person: how it is written, its time zone, and which of its texts are similar."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EPOCHS = (
 
 
 def remark_on(sample: TableSample, column: str) -> str:
-    """Say how to read a column that is written in another way than its type says; "" for others."""
+    """Explain how to read a column that is not written as its type says; "" for others."""
     kind, values = sample.types[column], sample.rows.column(column)
     if kind == "string":
         return written_remark(values, column)
@@ -44,7 +44,7 @@ def remark_on(sample: TableSample, column: str) -> str:
 
 
 def written_remark(values: Any, column: str) -> str:
-    """Say what to do about texts that are numbers or dates written in another way; "" for others."""
+    """Explain what to do about texts that are numbers or dates written in another way; "" for others."""
     counts = count_texts(values)
     if (typed := decide_type(counts)).kind != "string" and len(counts) > FEWEST_VALUES:  # of a file with types
         but = f"all but {sum(typed.nulls.values()):,} of {sum(counts.values()):,} are" if typed.nulls else "all are"
@@ -58,7 +58,7 @@ def written_remark(values: Any, column: str) -> str:
 
 
 def zone_remark(sample: TableSample, column: str) -> str:
-    """Say whose hours and days a timestamp's are, where its file has another zone than UTC; "" for others."""
+    """Name the time zone of a timestamp's hours and days, where its file has another than UTC; "" for others."""
     of_type = getattr(sample.rows.schema.field(column).type, "tz", None) or UTC[0]
     zones = sample.texts[column].zones if column in sample.texts else (of_type,)
     if not (other := [zone for zone in zones if zone not in UTC]):
@@ -72,7 +72,7 @@ def zone_remark(sample: TableSample, column: str) -> str:
 
 
 def epoch_remark(values: Any, column: str) -> str:
-    """Say that numbers look like times since 1970, or like dates of a spreadsheet, and the SQL; "" for others."""
+    """Describe numbers that look like times since 1970 or like dates of a spreadsheet, with the SQL; "" for others."""
     low, high = pc.min(values).as_py(), pc.max(values).as_py()
     if low is None:
         return ""
@@ -98,7 +98,7 @@ def is_compact(values: Any) -> bool:
 
 
 def missing_class_remark(values: Any) -> str:
-    """Say which classes of a label may be missing values; "" where none are."""
+    """Describe which classes of a label may be missing values; "" where none are."""
     words = [text for text in pc.unique(values).to_pylist() if is_null_word(text)]
     rows = pc.sum(pc.is_in(values, pa.array(words, pa.string()))).as_py()
     if not words:
@@ -108,7 +108,7 @@ def missing_class_remark(values: Any) -> str:
 
 
 def null_lines(sample: TableSample, columns: Iterable[str]) -> list[str]:
-    """Say which texts of a CSV file's columns are nulls: a line for common words, and one for each column of others."""
+    """Name the texts of a CSV file's columns that are nulls: a line for common words, one per column of others."""
     read = {name: sample.texts[name] for name in columns if name in sample.texts and sample.texts[name].nulls}
     words: dict[str, list[str]] = {}
     for name, found in read.items():
@@ -133,7 +133,7 @@ def listed(texts: Iterable[str]) -> str:
 
 
 def alike_remark(values: Any) -> str:
-    """Say which texts of a column differ in case or blanks alone, and what to do; "" where none do."""
+    """Describe which texts of a column differ in case or blanks alone, and what to do; "" where none do."""
     groups: dict[str, list[str]] = {}
     for text in pc.unique(values).drop_null().to_pylist():
         groups.setdefault(" ".join(unicodedata.normalize("NFKC", text).split()).casefold(), []).append(text)

@@ -352,7 +352,7 @@ def rows_of(sample: TableSample, found: Columns, label: str) -> CellRows:
     cells, owners = [], []
     for name, feature in found.features.items():
         if feature.get("column", name) != name:
-            continue  # a code beside its amount
+            continue  # a code next to its amount
         column = column_of(sample, found, name)
         values = sample.rows.column(column)
         if sample.types[column] in DATES:
@@ -369,7 +369,7 @@ def rows_of(sample: TableSample, found: Columns, label: str) -> CellRows:
 
 
 def without_columns(sample: TableSample, found: Columns, reasons: Mapping[str, str]) -> Columns:
-    """Leave out all features of some columns, unless none would be left. `reasons`: by column of the file."""
+    """Drop all features of some columns, unless none would be left. `reasons`: by column of the file."""
     owners = {name: column_of(sample, found, str(of.get("column", name))) for name, of in found.features.items()}
     kept = {name: of for name, of in found.features.items() if owners[name] not in reasons}
     if not kept:
@@ -379,7 +379,7 @@ def without_columns(sample: TableSample, found: Columns, reasons: Mapping[str, s
 
 
 def without_features(found: Columns, names: list[str]) -> Columns:
-    """Leave out some features, unless none would be left."""
+    """Drop some features, unless none would be left."""
     kept = {name: of for name, of in found.features.items() if name not in names}
     if not kept:
         return found

@@ -76,7 +76,7 @@ SOURCE, VIEW = "raw", "prepared"
 
 
 def table_project(data: str, label: str, task: str | None, folder: Path, family: str | None = None) -> Project:
-    """Look at the table and decide. ConfigError where the file, the label or the task will not do.
+    """Inspect the table and choose a recipe. ConfigError where the file, the label or the task will not do.
 
     Args:
         data: path of a file or folder.

@@ -17,7 +17,7 @@ STEPS = 300
 
 
 def text_project(data: str, folder: Path) -> Project:
-    """Look at a folder of text files and decide. ConfigError where there are too few."""
+    """Inspect a folder of text files and choose a recipe. ConfigError where there are too few."""
     path = Path(data).resolve()
     if not path.is_dir():
         raise ConfigError(data, ["--data: no such folder; text is a folder of files, a document each"])

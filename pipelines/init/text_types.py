@@ -21,7 +21,7 @@ TEXT_TYPES = ("bigint", "double", "boolean", "date", "timestamp")  # of equally 
 CODE = re.compile(r"[+-]?0[0-9]+")  # a zip code, not a number: as a number it would lose its zero
 OFFSET = re.compile(r":[0-9.]+ ?([+-][0-9]{2}:?[0-9]{2})$")
 MOST_ODD = 0.1  # of the rows, and of the distinct texts, of a column of numbers or dates may be something else
-FEWEST_VALUES = 20  # distinct numbers or dates beside odd texts; fewer may be codes such as 1, 2, A
+FEWEST_VALUES = 20  # distinct numbers or dates next to odd texts; fewer may be codes such as 1, 2, A
 OFTEN = 0.01  # of the rows: a word for null that a column of texts has as often is a value of it
 TRIED = 1000  # distinct texts by which a type is ruled out
 

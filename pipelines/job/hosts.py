@@ -43,7 +43,7 @@ POLL_S, NOTICE_S, AFTER_GRACE_S = 0.2, 10.0, 30.0
 
 
 def train_on_hosts(resolved: Resolved, placement: Placement, exit_code: Callable[[BaseException], int]) -> int:
-    """Be this host of the job, and return the job's exit code. `exit_code`: of an error of the job."""
+    """Run this host of the job, and return the job's exit code. `exit_code`: of an error of the job."""
     options = join_options(resolved, placement, os.environ)
     if placement.rank:
         log.info("host %d of %d; the driver is at %s", placement.rank, placement.count, placement.address)

@@ -152,7 +152,7 @@ def run_parts(
 
 
 def second_application(tracker: Tracker, session: JobSession, settings: Mapping[str, str]) -> SparkSession:
-    """Go on in an application whose executors stay: Spark runs no barrier stage in an elastic one."""
+    """Continue in an application whose executors stay: Spark runs no barrier stage in an elastic one."""
     words = " ".join(f"--conf {key}={value}" for key, value in settings.items())
     log.info(
         "spark.dynamicAllocation.enabled = true: Spark runs no barrier stage in such an application; training runs in "
@@ -346,7 +346,7 @@ def report(job: JobContext, result: TrainResult, held_out: HeldOut | None) -> No
 
 
 def conclude(job: JobContext, result: TrainResult, lost: list[str]) -> Exit:
-    """Say whether the model is good enough; the job's exit code. `lost`: a line for each baseline that is better."""
+    """Log a model that is not good enough; return the exit code. `lost`: a line for each baseline that is better."""
     if lost:
         job.tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})
     if result.promotion is not None:

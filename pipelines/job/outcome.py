@@ -28,7 +28,7 @@ class ModelPlace:
 
 
 def ended_line(train: WorkerResult, config: RunConfig, is_part: bool = False) -> str:
-    """Say where training ended, and whose step's weights the model has. `is_part`: it is a blend's network."""
+    """Describe where training ended, and which step's weights the model has. `is_part`: it is a blend's network."""
     unit = "round" if config.model.is_trees else "step"
     at = f"ended at {unit} {train.steps}"
     if train.stopped_early:
@@ -59,7 +59,7 @@ def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> list[s
 
 
 def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
-    """Say what came of a job, for a person who looks at the end of its output."""
+    """Describe the outcome of a job, for a person who reads the end of its output."""
     if result.choice is not None:
         resolved = resolved.of_family(result.choice.winner)
     config, recipe = resolved.config, shlex.quote(resolved.recipe)

@@ -168,7 +168,7 @@ class BarrierStage:
             self._error = spark_reason(error, workers_python(self._spark))
 
     def trouble(self) -> str | None:
-        """Say why the stage is over; None while it runs."""
+        """Explain why the stage is over; None while it runs."""
         return None if self._thread is None or self._thread.is_alive() else self._error
 
     def end(self, patience_s: float) -> None:
@@ -181,7 +181,7 @@ class BarrierStage:
 
 
 def _run_agent(options: AgentOptions, stage: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Be an agent, as a Spark task, until the driver says bye; the batches hold its index."""
+    """Run as an agent in a Spark task until the driver says bye; the batches hold its index."""
     from pyspark import SparkFiles  # of a worker: a client of Spark Connect alone has none
 
     (index,) = (index for batch in batches for index in batch.column(0).to_pylist())

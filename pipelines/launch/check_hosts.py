@@ -1,4 +1,4 @@
-"""Check before ranks are started that their hosts are alike and in reach of each other.
+"""Check before ranks are started that their hosts are equal and can reach each other.
 
 Hosts are checked when their agents have reported, while the fork servers are importing torch anyway: it costs no extra
 time.

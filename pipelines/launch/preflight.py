@@ -169,7 +169,7 @@ def fixed_allocation(master: str, conf: Mapping[str, str], request: SlotRequest)
 
 
 def elastic(settings: Mapping[str, str]) -> str:
-    """Say what to set where an application's executors come and go."""
+    """Explain what to set where an application's executors come and go."""
     words = " ".join(f"--conf {key}={value}" for key, value in settings.items())
     return (
         "spark.dynamicAllocation.enabled = true: Spark runs no barrier stage in such an application (SPARK-24942); "

@@ -127,7 +127,7 @@ class AgentActors:
             self._runs.append(actor.run.remote(options, index, f"{name}-{index}"))
 
     def trouble(self) -> str | None:
-        """Say why an actor has ended; None while all run."""
+        """Explain why an actor has ended; None while all run."""
         try:
             ended, _ = ray.wait(self._runs, timeout=0) if self._runs else ([], [])
             if not ended:
@@ -150,7 +150,7 @@ class RayAgent:
     """The actor of one rank; its environment is that of Ray's worker."""
 
     def run(self, options: AgentOptions, index: int, name: str) -> None:
-        """Be an agent until the driver says bye."""
+        """Run as an agent until the driver says bye."""
         gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids())
         with contextlib.suppress(DriverGone):  # Ray reports it, or the driver is gone too
             Agent(replace(options, environment={**os.environ}), index, name, gpus).run()
@@ -184,7 +184,7 @@ def ray_cluster(launch: LaunchConfig) -> Iterator[RayCluster]:
 
 @contextmanager
 def asked_of_autoscaler(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
-    """Have Ray's autoscaler, where there is one, keep room for `bundles` meanwhile, in place of lost nodes too."""
+    """Make Ray's autoscaler, where there is one, keep room for `bundles` meanwhile, in place of lost nodes too."""
     from ray.autoscaler.sdk import request_resources  # of a cluster that scales
 
     request_resources(bundles=[dict(each) for each in bundles])
@@ -213,7 +213,7 @@ def room(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, float], held: in
 def too_little_room(
     launch: LaunchConfig, asks: Mapping[str, float], found: int, nodes: Collection[Mapping[str, Any]]
 ) -> str:
-    """Say what Ray has, and what is asked."""
+    """Describe what Ray has, and what is requested."""
     least, key = (launch.min_world, "launch.min_world") if launch.min_world else (launch.world, "launch.world")
     have = {name: sum(node["Resources"].get(name, 0) for node in nodes) for name in asks}
     return (

@@ -1,4 +1,4 @@
-"""`sparkring serve-check`: does a registered model predict alike in an environment made of its folder alone?"""
+"""`sparkring serve-check`: does a registered model predict the same in an environment made of its folder alone?"""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def alike(wanted: Any, got: Any) -> bool:
 
 
 def summary(expected: pa.Table, found: Mapping[str, Predictions]) -> str:
-    """Say that all are alike, and whether to the last bit."""
+    """Describe that all predictions are equal, and whether to the last bit."""
     recorded = expected.to_pydict()
     how = "bit by bit" if all(each == recorded for each in found.values()) else "but for the processor's rounding"
     return f"{count_of(len(expected), 'row')}, from {' and from '.join(found)}: predictions are equal {how}"

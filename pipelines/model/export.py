@@ -267,7 +267,7 @@ def _write_onnx(program: ExportedProgram, names: list[str], about: str, path: Pa
 def compare(source: Source, form: Format, path: Path) -> tuple[str, str]:
     """Compare the file with the module, on other numbers of rows than it was made with.
 
-    Returns a problem, or "", and how alike they are.
+    Returns a problem, or "", and how close they are.
     """
     run, exact = _load(form, path), True
     for rows in CHECKED_ROWS:

@@ -107,7 +107,7 @@ def host_bytes(plan: CostPlan) -> int:
 
 
 def fits_text(config: RunConfig, manifest: DatasetManifest | None, plan: CostPlan, room: Room | None) -> str:
-    """Say whether the plan fits, or what would make it fit; empty where the memory is not known."""
+    """Describe whether the plan fits, or what would make it fit; empty where the memory is not known."""
     needed = held_bytes(plan, room is not None and room.is_host)
     if room is None or needed is None:
         return ""

@@ -127,7 +127,7 @@ class LaunchPlan:
             self.at(world)
 
     def lines_at(self, world: int) -> list[str]:
-        """Say what was chosen for so many ranks, and why; [] where nothing was."""
+        """Describe what was chosen for so many ranks, and why; [] where nothing was."""
         found = self.at(world) if self.is_auto else None
         if found is None:
             return []

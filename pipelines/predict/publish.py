@@ -151,7 +151,7 @@ def publish(target: Storage, staging: Storage, predictions: PublishedPredictions
 
 
 def replace_folder(new: Path, old: Path) -> None:
-    """Let `new` take the place of `old`, which may be missing and else ends up where `new` was."""
+    """Swap `new` with `old`; if `old` is missing, only move `new` there."""
     if not old.exists():
         os.rename(new, old)
     elif not _exchange(new, old):

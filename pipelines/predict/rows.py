@@ -33,7 +33,7 @@ FIXED_BYTES = 17  # of a value at most, that of a decimal, with its bit for null
 
 @dataclass(frozen=True)
 class PinnedRows:
-    """The sources before anything is read. `part`: of the one interval whose rows are scored; None: all rows."""
+    """The sources before anything is read. `part`: the one interval whose rows are scored; None: all rows."""
 
     sources: dict[str, SourceSnapshot]
     part: PartSources | None = None

@@ -1,6 +1,6 @@
-"""Drift of a run's data and predictions against a reference, by what the parts of both datasets have counted.
+"""Drift of a run's data and predictions against a reference, by the counts of both datasets' day partitions.
 
-No row is read for it: every part has the counts of its categories and the histograms of its numbers, which add up.
+No row is read for it: every day partition has counts of its categories and histograms of its numbers, which add up.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reference:
 
     name: str
     manifest: DatasetManifest
-    root: Storage  # that the folders of its parts are below
+    root: Storage  # the folders of its day partitions are below it
 
 
 class NoReference(ValueError):
@@ -111,7 +111,7 @@ def compared_parts(own: Sequence[WindowPart], reference: Sequence[WindowPart], w
 
 
 def part_statistics(root: Storage, parts: Sequence[WindowPart]) -> Iterator[Statistics]:
-    """Read what parts have counted. StoredError, EtlError or OSError for one that is damaged or gone."""
+    """Read the counts of day partitions. StoredError, EtlError or OSError for one that is damaged or gone."""
     from sparkring.etl.windows.parts import PART_NAME, Part
     from sparkring.etl.windows.window import read_statistics
 

@@ -253,7 +253,7 @@ class ReportInputs:
 
     @property
     def window(self) -> dict[str, str]:
-        """Label -> text of a dataset that is made of the parts of a window; {} of another."""
+        """Label -> text of a dataset that is made of a window's day partitions; {} of another."""
         parts, written = self.result.parts, self.result.written_parts
         if not parts:
             return {}

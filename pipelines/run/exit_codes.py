@@ -43,5 +43,5 @@ class Exit(IntEnum):
 
     @property
     def lets_next_date_run(self) -> bool:
-        """A backfill goes on: the dates after one that ended so may succeed."""
+        """A backfill continues: the dates after one that ended so may succeed."""
         return self.has_trained or self in (Exit.DATA, Exit.TRAINING)

@@ -56,7 +56,7 @@ def write_archive(target: Path) -> Path:
 
 
 def ship_code(spark: SparkSession) -> str:
-    """Put this driver's code on the executors' path and return its digest.
+    """Add this driver's code to the executors' path and return its digest.
 
     Once per application, because executors' Python processes keep loaded modules: later edits would not reach them.
     """

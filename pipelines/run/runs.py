@@ -307,7 +307,7 @@ class Runs:
 
 
 def _why_another(record: RunRecord, settings: Mapping[str, str], fingerprint: str) -> list[str]:
-    """Say in which of its settings, and whether in its dataset, an earlier run was another training."""
+    """Describe the settings in which an earlier run differs, and whether its dataset does."""
     dataset = [] if record.fingerprint == fingerprint else ["the dataset is another one"]
     if not record.settings:
         return [*dataset, "its settings were not recorded"]

@@ -258,7 +258,7 @@ def ended_jvm(pid: int, code: int, jvm_log: Path | None) -> str:
 
 @contextmanager
 def interrupts_kept() -> Iterator[None]:
-    """Put back what Ctrl-C does: PySpark's own handler calls the JVM in the middle of another call, which fails."""
+    """Restore what Ctrl-C does: PySpark's own handler calls the JVM in the middle of another call, which fails."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -352,7 +352,7 @@ def end_writers(log: Path) -> None:
 
 
 def silent_too_long(path: Path, now: float) -> str:
-    """Say why a JVM that has not started is not waited for any longer; empty where it is.
+    """Explain why a JVM that has not started is not waited for any longer; empty where it is.
 
     Downloads of packages may take long, and name each file. One whose main thread has died may live on in others.
     """
@@ -480,7 +480,7 @@ def session_ahead(
 
 
 def result_of(opening: Future[Opened]) -> Opened:
-    """Wait in short steps: of a signal that comes just before a long wait Python would hear after it only."""
+    """Wait in short steps: Python handles a signal that comes just before a long wait only after it."""
     while wait([opening], timeout=POLL_S).not_done:
         pass
     return opening.result()

@@ -23,7 +23,7 @@ LINE_EVERY_S = 20.0  # where stderr is no terminal
 
 
 def progress_line(stages: Sequence[Stage], seconds: float, lacks_slots: bool = False) -> str:
-    """Say what runs: `write shards: 12 of 24 tasks, 160,000 rows, 35 s`; empty where nothing does."""
+    """Describe what runs: `write shards: 12 of 24 tasks, 160,000 rows, 35 s`; empty where nothing does."""
     if not stages:
         return ""
     does = ", ".join(dict.fromkeys(filter(None, (stage.does for stage in stages)))) or "Spark"

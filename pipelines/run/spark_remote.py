@@ -67,7 +67,7 @@ def open_remote(name: str, settings: Mapping[str, str], remote: str) -> SparkSes
 
 
 def look_at_port(port: int) -> None:
-    """Have PySpark's client call a server of this process at its port; it would call the default one."""
+    """Make PySpark's client call a server of this process at its port; it would call the default one."""
     from pyspark.sql.connect.client import core  # with grpc, which only a client needs
 
     builder: Any = getattr(core, "DefaultChannelBuilder", None) or core.ChannelBuilder  # of Spark 4, of 3.5
@@ -75,7 +75,7 @@ def look_at_port(port: int) -> None:
 
 
 def no_server(remote: str) -> str:
-    """Say what to do where PySpark, as that of PyPI before 4.0, brings no server that it could start."""
+    """Explain what to do where PySpark, as that of PyPI before 4.0, has no server that it could start."""
     version = pyspark.__version__
     return (
         f"Spark Connect ({remote}): PySpark {version} has no server of its own; set spark.conf of the recipe to "

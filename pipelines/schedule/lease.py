@@ -195,7 +195,7 @@ class Lease:
         return self._state.epoch
 
     def check(self, what: str) -> None:
-        """Make sure, by renewing it, that the lease is held. Raises as `renew`; `what`: is to be published."""
+        """Check, by renewing it, that the lease is held. Raises as `renew`; `what`: is to be published."""
         try:
             self.renew()
         except LeaseLost as error:
@@ -223,7 +223,7 @@ class Lease:
         self._state, self._version, self._renewed_at = state, version, self._clock.monotonic()
 
     def release(self) -> None:
-        """Let others take it at once. What goes wrong is only logged: the lease ends by itself."""
+        """Release it for others at once. Errors are only logged: the lease ends by itself."""
         try:
             with self._lock:
                 if not self._lost:

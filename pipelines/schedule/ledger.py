@@ -42,7 +42,7 @@ class DateRecord:
     # What it read
     fingerprint: str = ""  # of the dataset
     parts: dict[FolderName, Label] = field(default_factory=dict)  # interval -> fingerprint; {} without intervals
-    parts_digest: str = ""  # of all that decides parts, but for what sources hold of one interval
+    parts_digest: str = ""  # of all that decides day partitions, but for one interval's content of the sources
 
     # What it made
     dataset: str | None = None  # URI of its folder

@@ -1,4 +1,4 @@
-"""How a date's job publishes, and which parts of its window it does not look at again."""
+"""How a date's job publishes, and which day partitions of its window it does not look at again."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _change(key: str, value: str) -> str:
 
 
 def with_headline(note: str, headline: str, replaces: str) -> str:
-    """Put another first line on the description; one that starts with `replaces` is exchanged."""
+    """Add a first line to the description; one that starts with `replaces` is replaced."""
     return "\n\n".join(filter(None, [headline, without_headline(note, replaces)]))
 
 

@@ -191,7 +191,7 @@ def history_note(recipe: str, experiment: str) -> str:
 
 
 def noted(note: str, recipe: str, found: Mapping[str, str]) -> str:
-    """Put the line of a recipe's links into the experiment's description; keep other lines.
+    """Write the line of a recipe's links to the experiment's description; keep other lines.
 
     A description that would become longer than MLflow takes stays without them.
 

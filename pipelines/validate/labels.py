@@ -35,7 +35,7 @@ def label_range_problems(config: RunConfig, manifest: DatasetManifest, dataset: 
 
 
 def one_label_problems(config: RunConfig, manifest: DatasetManifest, dataset: Storage) -> list[str]:
-    """Say that each row of the dataset has the same label, where nothing else promotes its model; else []."""
+    """Report a dataset whose rows all have the same label, where nothing else promotes its model; else []."""
     if not config.report.must_beat_guess:
         return []
     labels = _read_labels(config, manifest)

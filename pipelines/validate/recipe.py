@@ -156,7 +156,7 @@ def device_problems(config: RunConfig) -> Iterator[str]:
 
 
 def family_problems(config: RunConfig) -> Iterable[str]:
-    """Look for the package of trees, and import the network, as far as they are trained."""
+    """Check the package of trees, and import the network, as far as they are trained."""
     problems = {"trees": trees_problems, "net": factory_problems}
     return [line for family in config.model.families for line in problems[family](config)]
 

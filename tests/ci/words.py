@@ -59,21 +59,28 @@ VERBS = frozenset(  # in the imperative; a new one is added here
     re.findall(
         r"\S+",
         """
-Abort Accept Accumulate Add Aggregate Agree Allocate Allow Analyze Answer Append Apply Arrange Ask Assemble Assign
-Average Be Begin Blend Bound Bring Build Calibrate Call Cancel Change Check Choose Classify Clip Close Code Collect
-Combine Commit Compare Compile Complete Compute Concatenate Connect Convert Copy Count Create Cross-validate Cut
-Decide Decode Decorate Delete Derive Describe Destroy Detect Disable Divide Do Double Draw Drop Enclose Encode End
-Enumerate Estimate Evaluate Evict Examine Exchange Expand Explain Export Extend Fetch Fill Find Finish Fit Flatten
-Flush Fold Follow Forget Fork Form Format Free Gather Generate Give Go Group Grow Halve Hand Handle Hash Have Hide
-Hold Identify Ignore Import Initialize Install Interpolate Invert Join Judge Keep Kill Learn Leave Let Limit Line Link
-List Listen Load Locate Lock Log Look Make Map Mark Match Measure Meet Merge Minimize Mix Mount Move Name Note Offer
-Open Order Orthonormalize Overwrite Pack Pad Pair Parse Pass Pick Pickle Pin Place Plan Play Point Poll Predict Prefix
-Prepare Print Prove Pull Push Put Quantize Queue Quote Raise Rank Read Receive Recompute Record Redact Reduce Register
-Rehash Release Remove Rename Render Renew Reorder Repeat Replace Replay Report Reproduce Request Reshape Resolve
-Restore Resume Return Rotate Round Route Run Sample Save Say Scale Score Search See Seed Select Send Serialize Serve
-Set Shard Shorten Show Simulate Sleep Slice Sort Specify Split Spread Stack Start Step Stop Store Strip Suggest Sum
-Summarize Take Tell Thin Time Trace Track Train Transform Turn Undo Unpack Update Use View Wait Wake Warn Watch Weigh
-Wrap Write Yield Zip
+Abort Accept Accumulate Acquire Activate Adapt Add Adjust Advance Aggregate Agree Align Allocate Allow Analyze Answer
+Append Apply Arrange Ask Assemble Assign Attach Average Await Be Begin Blend Bound Bring Broadcast Build Calibrate
+Call Cancel Change Check Choose Classify Clip Clone Close Code Collect Combine Commit Compare Compile Complete Compute
+Concatenate Configure Confirm Connect Consume Continue Convert Copy Count Create Cross-validate Cut Decide Declare
+Decode Decorate Decrypt Delete Deliver Deny Deploy Derive Describe Destroy Detach Detect Disable Divide Do Double
+Download Draw Drop Elect Emit Enable Enclose Encode Encrypt End Ensure Enter Enumerate Erase Escape Estimate Evaluate
+Evict Examine Exchange Exclude Execute Expand Explain Export Extend Extract Fail Fetch Fill Filter Find Finish Fit
+Flatten Flush Fold Follow Forget Fork Form Format Free Gather Generate Give Go Group Grow Halve Hand Handle Hash Have
+Hide Hold Identify Ignore Import Include Increase Infer Inform Inherit Initialize Inject Insert Inspect Install
+Interpolate Interrupt Invert Invoke Isolate Iterate Join Judge Keep Kill Learn Leave Let Limit Line Link List Listen
+Load Localize Locate Lock Log Look Make Map Mark Match Measure Meet Merge Migrate Minimize Mix Modify Mount Move
+Multiply Name Normalize Note Notify Obtain Offer Omit Open Order Orthonormalize Overwrite Pack Pad Pair Parse
+Partition Pass Pause Permute Persist Pick Pickle Pin Place Plan Play Point Poll Pop Predict Prefix Prepare Preserve
+Print Promote Propagate Protect Prove Provide Prune Publish Pull Push Put Quantize Queue Quote Raise Randomize Rank
+Read Rebuild Receive Recognize Recompute Reconnect Reconstruct Record Recover Redact Reduce Refresh Refuse Register
+Rehash Reject Release Reload Remove Rename Render Renew Reorder Repair Repeat Replace Replay Report Reproduce Request
+Require Reserve Reset Reshape Resolve Restore Resume Retain Retire Retrieve Retry Return Reuse Reverse Revert Rewind
+Rewrite Rotate Round Route Run Sample Sanitize Satisfy Save Say Scale Score Search See Seed Select Send Serialize
+Serve Set Shard Shorten Show Shrink Simulate Skip Sleep Slice Sort Spawn Specify Split Spread Stack Start Step Stop
+Store Strip Submit Subscribe Substitute Subtract Suggest Sum Summarize Suspend Swap Switch Synchronize Take Tell
+Terminate Thin Time Toggle Tokenize Trace Track Train Transform Translate Traverse Trim Truncate Try Turn Undo Unify
+Unlock Unpack Unregister Unwrap Update Upload Use Validate Verify View Wait Wake Warn Watch Weigh Wrap Write Yield Zip
 """,
     )
 )

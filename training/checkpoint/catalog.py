@@ -93,7 +93,7 @@ def committed(storage: Storage) -> tuple[list[CheckpointInfo], dict[int, str]]:
 def damage(
     folder: Storage, path: str, want: dict[str, Any], on_progress: Callable[[], None] = lambda: None
 ) -> str | None:
-    """Say what is wrong with one file, or None. Reads all of it; `on_progress` as in Storage.sha256."""
+    """Describe what is wrong with one file; None if nothing is. Reads all of it; `on_progress` as in Storage.sha256."""
     size = folder.size_bytes(path)
     if size != want["bytes"]:
         return f"{path} has {'no' if size is None else size} bytes, not {want['bytes']}"

@@ -130,7 +130,7 @@ class Checkpointer:
             trainer: the loop's own plain values, the same on all ranks.
             metric: what `best` and retention compare; None: never the best.
             rank_state: plain values of this rank alone, stored next to its random state.
-            tables: functions that copy this rank's part of each table to named tensors, called once the save before
+            tables: functions that copy this rank's shard of each table to named tensors, called once the save before
                 is written: one copy at a time is in memory. They are given how many bytes the changes since the last
                 call may have; with more, or a negative number, they copy all.
         """
@@ -164,7 +164,7 @@ class Checkpointer:
                 rank=encode_value({"rng": capture_rng(), "state": rank_state}, "rank_state"),
                 tables={name: copy(self._writer.most_increment_bytes(name)) for name, copy in tables.items()},
             )
-        except Exception as error:  # the other ranks learn of it when the parts are counted
+        except Exception as error:  # the other ranks learn of it when the shards are counted
             snapshot = error
         now = time.monotonic()
         self.times = SaveTimes(waited_s=waited - began, copy_s=now - copying, stall_s=now - began)
@@ -184,7 +184,7 @@ class Checkpointer:
         self._thread = threading.Thread(target=write_behind, name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
 
-    @waits_for_ranks  # a save is complete when all ranks have written their parts
+    @waits_for_ranks  # a save is complete when all ranks have written their shards
     def wait(self) -> None:
         """Wait until nothing is being written; raises CheckpointError if that failed on any rank."""
         if self._thread is not None:
@@ -219,7 +219,7 @@ class Checkpointer:
         return self._first_good(lambda good: good[::-1], verify)
 
     def hold(self, info: CheckpointInfo) -> None:
-        """Let a checkpoint stay while this process saves others, whatever retention says."""
+        """Keep a checkpoint while this process saves others, whatever retention says."""
         self._writer.held = info.step
 
     def best(self, mode: Literal["min", "max"] = "min", verify: bool = True) -> CheckpointInfo | None:
@@ -311,7 +311,7 @@ class Checkpointer:
         return stored_shapes(opened[0])
 
     def tables(self, info: CheckpointInfo) -> dict[str, list[dict[str, WeightsTensor]]]:
-        """Open the files of tables: all ranks' parts by table, whose tensors are read when they are asked for."""
+        """Open the files of tables: all ranks' shards by table, whose tensors are read when they are asked for."""
         found: list[dict[str, list[dict[str, WeightsTensor]]]] = []
         self.peers.together(f"opening tables of {info.uri}", lambda: found.append(open_tables(self.storage, info)))
         return found[0]

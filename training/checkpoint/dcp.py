@@ -166,7 +166,7 @@ def stored_shapes(index: Index) -> dict[str, list[int] | None]:
 
 
 def mismatch(have: dict[str, list[int] | None], index: Index, all_names: set[str]) -> list[str]:
-    """Say why a stored checkpoint cannot fill a state, one line per kind of problem; empty when it fits.
+    """Explain why a stored checkpoint cannot fill a state, one line per kind of problem; empty when it fits.
 
     `have`: `state_shapes` of this rank; `all_names`: names of all ranks (a pipeline rank has a part). What is stored
     of parts that are OPTIONAL may be left unread.

@@ -47,7 +47,7 @@ def solo() -> Peers:
 
 
 def torch_peers(timeout: timedelta) -> Peers:
-    """Connect all ranks in a separate Gloo group, so that writing behind never meets training's collectives.
+    """Connect all ranks in a separate Gloo group, so that writing behind never mixes with training's collectives.
 
     Collective: every rank calls it at the same point. Messages are JSON in byte tensors, not pickles.
     """

@@ -1,4 +1,4 @@
-"""Copy one rank's part of a checkpoint to host memory, so that training may change the state while it is written."""
+"""Copy one rank's shard of a checkpoint to host memory, so that training may change the state while it is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Snapshot:
 
     `chunks`: boxes of tensors in host memory. `values`: the state's values that are not tensors, by name. `paths`: the
     path in the state of each name. `trainer`, `rank`: content of trainer.json and rank-<n>.json, as JSON. `tables`: the
-    rank's part of each table, as named tensors.
+    rank's shard of each table, as named tensors.
     """
 
     step: int

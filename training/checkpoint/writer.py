@@ -1,4 +1,4 @@
-"""Write a snapshot: every rank's part, then the marker by rank 0, then delete what is no longer kept.
+"""Write a snapshot: every rank's shard, then the marker by rank 0, then delete what is no longer kept.
 
 This runs behind training, in a thread of its own. Ranks agree after each phase, so all of them succeed or all fail.
 """
@@ -117,7 +117,7 @@ class CheckpointWriter:
         self._clean(info.step)
         try:
             self._on_commit(info)
-        except Exception as error:  # the checkpoint is good, whether or not anybody hears of it
+        except Exception as error:  # the checkpoint is good, even if the report of it fails
             log.warning("the checkpoint of step %d could not be announced: %s", info.step, error)
 
     def _clean(self, new: int) -> None:
@@ -131,7 +131,7 @@ class CheckpointWriter:
             kept = {step_folder(info.step): info.generation for info in good if info.step not in gone}
             needed = {path for info in good if info.step not in gone for path in info.needs}
             for folder in map(step_folder, gone):
-                self._storage.delete(f"{folder}/{MARKER}")  # first, so that no reader meets half a checkpoint
+                self._storage.delete(f"{folder}/{MARKER}")  # first, so that no reader finds half a checkpoint
                 if not any(path.startswith(f"{folder}/") for path in needed):
                     self._storage.delete(folder)
                 self._count()

@@ -1,4 +1,4 @@
-"""Batches: one rank's part of one global batch, from a reader to a strategy."""
+"""Batches: one rank's share of one global batch, from a reader to a strategy."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Reader(Protocol):
         ...
 
     def batches(self, consumed_samples: int = 0, steps: int | None = None) -> Iterator[Batch]:
-        """Read the rank's part of the next `steps` global batches, across epochs.
+        """Read the rank's share of the next `steps` global batches, across epochs.
 
         steps None: of the rest of the epoch. `consumed_samples` of all ranks since the run began say where to continue;
         each batch carries the next value.

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 class ParquetReader:
     """One split of one dataset, as one data rank sees it.
 
-    `batches` may be called again and again, one at a time. Raises ValueError for settings no plan can meet, DataError
+    `batches` may be called again and again, one at a time. Raises ValueError for settings that fit no plan, DataError
     (a ValueError) for data that is not what the manifest says; both before the first batch wherever that can be known.
     """
 
@@ -111,7 +111,7 @@ class ParquetReader:
         ).model_dump(mode="json")
 
     def batches(self, consumed_samples: int = 0, steps: int | None = None) -> Iterator[Batch]:
-        """Read this rank's part of the next `steps` global batches.
+        """Read this rank's share of the next `steps` global batches.
 
         None: of the rest of the epoch. The next epoch is decoded ahead while this one is served.
         """

@@ -61,7 +61,7 @@ def select_all(files: Sequence[DataFile]) -> Selection:
 
 
 def quarantine(files: Sequence[DataFile], opener: FileOpener, rank: DataRank) -> Selection:
-    """Leave out, whole, the files whose content is not what the manifest says.
+    """Omit, whole, the files whose content differs from the manifest.
 
     Where one page is wrong, no other is trusted. The same on every rank; logged with the reason. DataError where no
     file is left.

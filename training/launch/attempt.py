@@ -361,7 +361,7 @@ class Attempt:
     def _end(self, state: RankState, ended: ChildEnded) -> None:
         failure = state.failure(ended)
         if failure is None or (ended.was_killed and state.error is None):
-            self._over(state)  # that a rank was ended by us is no failure of its own
+            self._over(state)  # a rank that we ended has not failed
             self._send_each(self._cuts.returned(state.rank))
         elif self._is_replaced(state, failure):
             self._replace(state, failure)

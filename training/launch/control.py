@@ -40,11 +40,11 @@ class Control:
         self.stopping = self.cancelled = False  # asked for, so no further attempt is wanted
 
     def checkpoint(self) -> None:
-        """Let every rank write a checkpoint after the same step; ctx.should_checkpoint() is true once."""
+        """Make every rank write a checkpoint after the same step; ctx.should_checkpoint() is true once."""
         self.ask(WriteCheckpoint())
 
     def stop(self) -> None:
-        """Let every rank end after the same step, with a checkpoint; ctx.should_stop() becomes true."""
+        """Make every rank end after the same step, with a checkpoint; ctx.should_stop() becomes true."""
         self.stopping = True
         self.ask(StopTraining())
 

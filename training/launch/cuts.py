@@ -1,9 +1,9 @@
 """Find one step after which all ranks stop or write a checkpoint, though no rank ever waits for another.
 
-The driver asks each rank to offer a step that it has not passed and will not pass before it hears more. The largest
-offer is the cut: it is announced to all ranks, and each acts when it has made exactly that step. A rank that reaches
-its own offer before the announcement waits there, for milliseconds. Once a rank has returned, which has made all steps,
-no other may act before the end: the cut is then a step that nobody reaches.
+The driver asks each rank to offer a step that it has not passed and will not pass before the driver answers. The
+largest offer is the step of the coordinated stop: it is announced to all ranks, and each acts when it has made exactly
+that step. A rank that reaches its own offer before the announcement waits there, for milliseconds. Once a rank has made
+all steps and returned, no other may act before the end: the announced step is then one that nobody reaches.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class WorkerGroup:
             self.note(*received)
 
     def dismiss(self, bye: Bye | None = None) -> None:
-        """Say bye to every agent that is ready by now."""
+        """Send a goodbye to every agent that is ready by now."""
         self.look()
         for agent in self._agents:
             self.server.send(agent, bye or Bye())
@@ -179,7 +179,7 @@ class WorkerGroup:
         self.server.close()
 
     async def _answer(self, request: StoreRequest) -> StoreReply:
-        """Have the attempt's store answer a request of a rank's Horovod."""
+        """Make the attempt's store answer a request of a rank's Horovod."""
         store = self._stores.get(request.attempt)
         value = None
         if store is not None:
@@ -211,7 +211,7 @@ class WorkerGroup:
         limit_s: float,
         on_message: Callable[[str, ToDriver | None], object] = lambda agent, message: None,
     ) -> bool:
-        """Hand over what agents send until `is_done`; False when `limit_s` have passed before.
+        """Pass what agents send to `on_message` until `is_done`; False when `limit_s` have passed before.
 
         `on_message` takes (agent, message), None for a lost connection. Both functions may raise.
         """
@@ -303,7 +303,7 @@ class WorkerGroup:
         return self._agents[agent.name].host, self._skews_s[agent.name]
 
     def reach(self, agents: list[AgentInfo], timeout_s: float = 10.0) -> dict[str, tuple[PeerFailure, ...]]:
-        """Have these agents connect to each other, by topology.reach_plan: agent -> peers it could not reach."""
+        """Make these agents connect to each other, by topology.reach_plan: agent -> peers it could not reach."""
         waiting = {agent.name for agent in agents}
         for agent, others in zip(agents, reach_plan(len(agents), MAX_PEERS), strict=True):
             peers = tuple(Peer(agents[other].address, agents[other].store_port) for other in others)

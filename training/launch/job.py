@@ -50,7 +50,7 @@ class JobSpec:
     archive: str | None = None  # a .zip of that folder, among the files Spark ships, for hosts that do not
     servers_per_host: int = 0  # processes that are no ranks, for ranks to ask; an attempt ends with the first that ends
     server_entry: str = ""  # "module:function", called in each with a ServerContext, until it is killed
-    replaceable_ranks: bool = False  # a rank whose process dies is started again while the others go on
+    replaceable_ranks: bool = False  # a rank whose process dies is started again while the others continue
     max_replacements: int = 3  # of one rank in a row, without a new step of it between them
 
     def __post_init__(self) -> None:

@@ -225,7 +225,7 @@ class StopTraining:
 
 @dataclass(frozen=True)
 class WriteCheckpoint:
-    """Driver to agent, agent to rank: write a checkpoint and go on. For programs without cuts."""
+    """Driver to agent, agent to rank: write a checkpoint and continue. For programs without cuts."""
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def decide(history: Sequence[AttemptOutcome], slots: int, policy: RestartPolicy)
 
 
 def reason_to_stop(history: Sequence[AttemptOutcome], policy: RestartPolicy) -> str | None:
-    """Say why no further attempt would help, or may be made; None where one may."""
+    """Explain why no further attempt would help, or may be made; None where one may."""
     last = history[-1]
     failures = [outcome for outcome in history if outcome.cause not in REQUESTED]
     if last.cause in ("cancelled", "preflight"):

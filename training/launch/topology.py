@@ -15,7 +15,7 @@ Role: TypeAlias = Literal["rank", "server"]
 
 @dataclass(frozen=True)
 class Child:
-    """A process that an agent runs: a rank, or a server beside the ranks."""
+    """A process that an agent runs: a rank, or a server next to the ranks."""
 
     role: Role
     index: int  # the rank, or the number of the server

@@ -1,8 +1,8 @@
 """The training loop: batches in, steps out, and everything that happens between two steps.
 
-It knows no strategy and no model, and never makes ranks meet: a rank reports its own part of the logged loss, and the
-driver announces after which step all ranks stop or write a checkpoint (training/launch/cuts.py). Ranks meet where the
-strategy says so in a step, in an evaluation, and in a checkpoint.
+It knows no strategy and no model, and never synchronizes ranks: a rank reports its own part of the logged loss, and the
+driver announces after which step all ranks stop or write a checkpoint (training/launch/cuts.py). Ranks
+synchronize where the strategy says so in a step, in an evaluation, and in a checkpoint.
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ def sum_over_ranks(strategy: Strategy, values: list[float]) -> list[float]:
 class LossWindow:
     """Loss since the last log line.
 
-    Each rank keeps and reports its own sums; a checkpoint, where ranks meet anyway, keeps them summed over ranks.
+    Each rank keeps and reports its own sums; a checkpoint, which synchronizes ranks anyway, keeps the sums over ranks.
     `forward_backward` returns tensors, which are read only when the window closes, so a GPU is not made to wait for
     every step.
     """

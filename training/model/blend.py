@@ -38,7 +38,7 @@ class Blend:
         return mixed(kind, self.share, before_link(kind, net), before_link(kind, trees))
 
     def write(self, folder: Storage) -> None:
-        """Put the file into a model folder."""
+        """Write the file to a model folder."""
         folder.put_atomic(FILE, json.dumps(asdict(self)).encode())
 
 

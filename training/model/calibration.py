@@ -74,7 +74,7 @@ class Calibration:
         return found
 
     def write(self, folder: Storage) -> None:
-        """Put the file into a model folder."""
+        """Write the file to a model folder."""
         folder.put_atomic(FILE, json.dumps(asdict(self)).encode())
 
 

@@ -69,13 +69,13 @@ class Contributions:
 
 
 def joined(parts: Sequence[Contributions]) -> Contributions:
-    """Concatenate the rows of all parts, which share one base."""
+    """Concatenate the rows of all contributions, which share one base."""
     values, raw = (np.concatenate([getattr(part, name) for part in parts]) for name in ("values", "raw"))
     return Contributions(values, parts[0].base, raw)
 
 
 def contribution_problem(config: RunConfig, manifest: DatasetManifest) -> str | None:
-    """Say why a model's predictions have no contributions; None where they have."""
+    """Explain why a model's predictions have no contributions; None where they have."""
     model = config.model
     if not model.kind.is_table:
         return f"model.task = {model.task!r}: a raw prediction is known of the tasks of tables alone"

@@ -229,7 +229,7 @@ def _lookup(folder: Storage, name: str, stored: ExportedTable) -> LookupTable:
 
 
 def describe_model(folder: Storage, config: RunConfig, manifest: DatasetManifest) -> None:
-    """Put config.json and manifest.json next to the weights."""
+    """Write config.json and manifest.json next to the weights."""
     folder.put_atomic(CONFIG, json.dumps(config.model_dump(mode="json"), indent=1).encode())
     folder.put_atomic(MANIFEST, manifest.to_json().encode())
 

@@ -63,7 +63,7 @@ def pick_columns(manifest: DatasetManifest, model: ModelConfig, samples: bool = 
 
 
 def for_trees(manifest: DatasetManifest, features: list[str], inputs: list[str] | None) -> list[str]:
-    """Leave out what tells a network that a number is null: trees see it as missing, which masks make of it.
+    """Omit the columns that tell a network that a number is null: trees see it as missing, by the masks.
 
     `inputs`: named by the recipe, which stay.
     """

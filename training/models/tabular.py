@@ -293,7 +293,7 @@ class Tabular(nn.Module):
         scale_N: torch.Tensor,
         shift_N: torch.Tensor,
     ) -> None:
-        """Put into `made` the cosines of the old numbers as cosines of the new ones.
+        """Write to `made` the cosines of the old numbers as cosines of the new ones.
 
         Args:
             made: name -> weight of the new model.
@@ -362,7 +362,7 @@ def _rescale_curves(
     scale_N: torch.Tensor,
     shift_N: torch.Tensor,
 ) -> None:
-    """Put into `made` the ColumnCurves of the old numbers as curves of the new ones.
+    """Write to `made` the ColumnCurves of the old numbers as curves of the new ones.
 
     Args:
         made: name -> weight of the new model.

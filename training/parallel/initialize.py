@@ -1,4 +1,4 @@
-"""Give this rank's part of a model its memory and initial values.
+"""Give this rank's shard of a model its memory and initial values.
 
 Peak above the rank's own part: a block of rows, or one parameter if it cannot be made by rows or comes from rank 0.
 """
@@ -95,7 +95,7 @@ def value_of_rank0(value: InitialValue, world: int) -> torch.Tensor:
 
 
 def fill(tensor: torch.Tensor, pieces: Iterator[tuple[int, torch.Tensor]]) -> None:
-    """Copy this rank's part of `pieces`, (first row, rows), into a plain or distributed tensor."""
+    """Copy this rank's shard of `pieces`, (first row, rows), into a plain or distributed tensor."""
     into = local_tensor(tensor.detach())
     sizes, offsets = local_box(tensor)
     if not into.numel():

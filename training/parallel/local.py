@@ -1,4 +1,4 @@
-"""One rank's side of a step: its part of the model, forward, weighted loss, backward, norm, clip, update.
+"""One rank's side of a step: its shard of the model, forward, weighted loss, backward, norm, clip, update.
 
 Two objects differ between layouts: a `DataParallel` combines gradients over the batch axes, a `ModelPlacement` places
 the model on the others. compose.py decides which goes around which.
@@ -82,7 +82,7 @@ class StepInfo:
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """What `prepare` makes: this rank's part of the model, and its optimizer."""
+    """What `prepare` makes: this rank's shard of the model, and its optimizer."""
 
     task: Task
     module: nn.Module
@@ -98,7 +98,7 @@ class PreparedModel:
 
 
 class LocalStep:
-    """What a rank computes by itself in a step. What ranks exchange, and when they meet, is a strategy's business.
+    """A rank's own computation in a step. A strategy decides what ranks exchange, and when they synchronize.
 
     Strategies change `averaged_ranks`, `is_alone`, `residuals` and `make_tables` before `prepare`.
     """
@@ -319,7 +319,7 @@ class LocalStep:
         return value.detach().double()
 
     def loss_factor(self, global_rows: int) -> float:
-        """Turn a sum of weighted row losses into this rank's part of the global mean, as the batch axes combine it."""
+        """Turn a sum of weighted row losses into this rank's share of the global mean, as the batch axes combine it."""
         return self.scaler.scale * self.averaged_ranks / (self.mesh.cp * global_rows)
 
     @contextmanager
@@ -450,7 +450,7 @@ class LocalStep:
             self.data_parallel.close(failed)
 
     def measure(self) -> dict[str, float]:
-        """Measure this rank's part of what Strategy.measure gives."""
+        """Measure this rank's share of what Strategy.measure gives."""
         sent = {f"sent_bytes {axis}": count for axis, count in self.prepared.comms.sent.items()}
         if self.data_parallel.step_bytes:
             sent["sent_bytes dp x cp"] = sent.get("sent_bytes dp x cp", 0.0) + self.data_parallel.step_bytes

@@ -269,7 +269,7 @@ class SparseTables:
             raise ValueError(f"tables of the checkpoint: {differing[0]!r} is {kind}; the model has {[*self.tables]}")
 
     def measured(self) -> dict[str, dict[str, int]]:
-        """Measure this rank's part of each table: rows held, admitted and evicted so far, and the bytes they take."""
+        """Measure this rank's shard of each table: rows held, admitted and evicted so far, and the bytes they take."""
         self.drain()
         found = {}
         for name, each in self.tables.items():

@@ -38,7 +38,7 @@ class Ranks(ABC):
     """What reading, evaluation and checkpoints need of a job's ranks, whatever model they train."""
 
     meeting: Meeting
-    data_rank: int  # which part of each global batch this rank reads ...
+    data_rank: int  # which share of each global batch this rank reads ...
     data_size: int  # ... of how many
     lookahead: int = 1  # steps: rows of a step may be of global batches up to so many, less one, further on
 
@@ -80,7 +80,7 @@ class Strategy(Ranks):
     replaces_ranks: bool = False  # a new process may take a dead rank's place, so the checkpoint it starts from is kept
 
     def __init__(self, local: LocalStep, meeting: Meeting, data_rank: int, data_size: int) -> None:
-        """Begin unprepared. This rank reads part `data_rank` of `data_size` of each global batch."""
+        """Begin unprepared. This rank reads share `data_rank` of `data_size` of each global batch."""
         self.local, self.meeting, self.rank = local, meeting, meeting.rank
         local.holder = self
         self.data_rank, self.data_size = data_rank, data_size
@@ -98,7 +98,7 @@ class Strategy(Ranks):
 
     @property
     def prepared(self) -> PreparedModel:
-        """This rank's part of the model, and its optimizer."""
+        """This rank's shard of the model, and its optimizer."""
         return self.local.prepared
 
     @property
@@ -139,7 +139,7 @@ class Strategy(Ranks):
         sample: Batch | None = None,
         compiled: bool = False,
     ) -> None:
-        """Cut the model while it has no memory, initialize this rank's part of it, and wrap that.
+        """Cut the model while it has no memory, initialize this rank's shard of it, and wrap that.
 
         ValueError where the cut model and the whole one compute different outputs. Every rank ends with the same
         initial values; those of a model that has memory are rank 0's, and it loses its memory.

@@ -41,7 +41,7 @@ def running_modules(model: nn.Module) -> list[str]:
 
 
 def untraceable(model: nn.Module, running: list[str], error: Exception) -> Untraceable:
-    """Say which module could not be run, and why."""
+    """Name the module that could not be run, and the reason."""
     where = f" at module {running[-1]!r}" if running and running[-1] else ""
     return Untraceable(
         f"{type(model).__name__}'s forward cannot be run on the meta device{where}, which has shapes and no values: "

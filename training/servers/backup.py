@@ -1,7 +1,7 @@
-"""Backup workers: which part of which global batch each worker computes, and which gradients make a step.
+"""Backup workers: which share of which global batch each worker computes, and which gradients make a step.
 
 Of n + b workers the first n gradients make a step, so none waits for the b slowest
-(https://arxiv.org/abs/1604.00981). Unlike there no row is dropped: a global batch has n parts, and a part whose
+(https://arxiv.org/abs/1604.00981). Unlike there no row is dropped: a global batch has n shares, and a share whose
 gradient came too late is computed again in a later step, by its own worker or by another. Every batch share belongs to
 exactly one step, each step has n shares, and so an epoch has as many steps as on n ranks of a ring.
 
@@ -24,7 +24,7 @@ PATIENCE = 2  # steps that a batch share may be late before workers of other str
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What became of a step. norm: of its gradient before it was clipped. bad_worker: whose part was not finite."""
+    """What became of a step. norm: of its gradient before it was clipped. bad_worker: whose share was not finite."""
 
     norm: float
     bad_worker: int | None
@@ -35,7 +35,7 @@ class Backup:
     """The steps of one attempt."""
 
     def __init__(self, workers: int, backup: int, clock: int) -> None:
-        """Begin with step `clock`, of `workers` - `backup` parts."""
+        """Start with step `clock`, of `workers` - `backup` batch shares."""
         self.streams, self.backup, self.step = workers - backup, backup, clock
         self.late: Counter[int] = Counter()  # by worker: gradients that came too late
         self._done = [clock] * self.streams  # by stream: steps before which all batch shares are done

@@ -124,7 +124,7 @@ def state_parts(slices: Sequence[Slice], state: Mapping[str, torch.Tensor]) -> l
 
 
 def whole_states(definition: Definition, parts: Sequence[StatePart]) -> dict[str, dict[str, torch.Tensor]]:
-    """Put the slices' optimizer states together: by parameter and key, shaped as the parameter, or one value."""
+    """Join the slices' optimizer states: by parameter and key, shaped as the parameter, or one value."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for part in parts:
         own, shape = found.setdefault(part.slice.name, {}), list(definition.shapes[part.slice.name])
@@ -410,12 +410,12 @@ class Client:
         return StepOutcome(reply.made.norm, reply.made.bad_worker, counted)
 
     def add_up(self, step: int, chosen: tuple[messages.ChosenShare, ...]) -> tuple[float, int | None] | None:
-        """Let all servers add up what `choose` gave: see `global_squares`; None where the step is long made."""
+        """Make all servers sum what `choose` gave: see `global_squares`; None where the step is long made."""
         replies = [reply for reply, _ in self._all(messages.AddUpRequest(step, chosen), messages.AddUpReply)]
         return None if any(reply.sum is None for reply in replies) else global_squares(replies)
 
     def made(self, step: int, norm: float, bad_worker: int | None) -> None:
-        """Say that all servers have made a step."""
+        """Report to the first server that all servers have made a step."""
         self.connections[0].call(messages.MadeRequest(step, norm, bad_worker), messages.Done)
 
     def counted(self) -> list[BatchShare]:
@@ -495,7 +495,7 @@ class Client:
         self._hear_done()
 
     def write_logs(self, clock: int) -> None:
-        """Let every server write its events up to a coordinated stop."""
+        """Make every server write its events up to a coordinated stop."""
         self._all(messages.WriteLogRequest(clock), messages.Done)
 
     def counts(self) -> list[dict[str, Any]]:
@@ -542,7 +542,7 @@ class Client:
         )
 
     def keep(self, name: str, value: bytes) -> None:
-        """Leave a value at the first server, for a worker that is replaced."""
+        """Store a value at the first server, for a worker that is replaced."""
         self.connections[0].call(messages.KeepRequest(name), messages.Done, [value])
 
     def kept(self, name: str) -> bytes:

@@ -70,7 +70,7 @@ def unpack(number: int) -> PushEvent:
 class LogHeader(Stored):
     """The first line of a file of events: one server's, between two coordinated stops.
 
-    workers: parts of a global batch, which with backup workers are fewer than the workers. bound, damp: of the attempt
+    workers: shares of a global batch, which with backup workers are fewer than the workers. bound, damp: of the attempt
     (Definition). digest: sha256 of what the server held at its end.
     """
 

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 class LocalServers:
-    """The part of Client that is used before the first step, on shards of this process."""
+    """What Client has for use before the first step, on shards of this process."""
 
     def __init__(self, servers: int, workers: int, make_optimizer: OptimizerFactory) -> None:
         self.servers, self.workers, self._make_optimizer = servers, workers, make_optimizer

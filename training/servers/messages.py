@@ -117,7 +117,7 @@ class GradientSum:
     """A server's slice of a step's gradient, from all workers."""
 
     squares: float  # sum of its squares
-    bad_worker: int | None  # whose part was not finite
+    bad_worker: int | None  # whose batch share was not finite
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class _Replay:
                 raise ValueError(f"server {server}: {event} cannot be made again: its pulls are known of {have} only")
 
     def _next(self, server: int) -> bool:
-        """Do a server's next event, if all that it depends on is done."""
+        """Replay a server's next event, if all that it depends on is done."""
         if self.at[server] == len(self.events[server]):
             return False
         event, shard = self.events[server][self.at[server]], self.shards[server]

@@ -4,7 +4,7 @@ A server has slices of the dense parameters with an optimizer of its own, and so
 (worker, step): it is applied once, and a repeat is refused. With bound 0 the pushes of a step are kept until all have
 come, summed in the order of the workers and applied as one step; else each is applied when it comes. With backup
 workers (backup.py) those make the step that the first server names, and the others are dropped. A worker's gradient is
-that of  n x sum over its rows of weight_i * loss_i / global_rows,  n parts of a global batch, so n pushes are one step
+that of  n x sum over its rows of weight_i * loss_i / global_rows,  n shares of a global batch, so n pushes are one step
 at their shares of its rate (Definition.rate_share).
 
 Clocks count steps from the beginning of the run; `version` counts the updates of this server.
@@ -77,7 +77,7 @@ class ShardCounts:
 
 
 class ServerShard:
-    """One server's part."""
+    """One server's shard of the model."""
 
     def __init__(self, definition: Definition, server: int, servers: int, make_optimizer: OptimizerFactory) -> None:
         """Start with zero weights and empty tables.
@@ -272,7 +272,7 @@ class ServerShard:
             every = [push.rows[number] for push in pushes]
             ids, sums = summed(np.concatenate([i for i, _ in every]), np.concatenate([grads for _, grads in every]))
             rows.append((ids, (sums / len(pushes)).astype(table.spec.dtype, copy=False)))
-        squares = float(np.square(dense.numpy(), dtype=np.float64).sum())  # numpy: alike for any number of threads
+        squares = float(np.square(dense.numpy(), dtype=np.float64).sum())  # numpy: equal for any number of threads
         squares += sum(float(np.square(grads, dtype=np.float64).sum()) for _, grads in rows)
         self._answer = (pushes[0].clock, squares, bad_worker)
         self._making, self._sum = making, (dense, absent, rows)
@@ -340,7 +340,7 @@ class ServerShard:
     # --- between steps ------------------------------------------------------------------------------------------
 
     def begin(self, clock: int) -> None:
-        """Let every worker begin at a step."""
+        """Make every worker start at a step."""
         self.applied = [clock] * self.definition.workers
 
     def restart(self, worker: int) -> tuple[int, int]:

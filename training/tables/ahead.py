@@ -31,7 +31,7 @@ class RowsAhead:
     state: NDArray[np.uint8]
 
     def mark_evicted(self, evicted: Ids) -> None:
-        """Note ids whose rows are gone now."""
+        """Record ids whose rows are gone now."""
         if len(evicted):
             self.state[(self.state == STORED) & np.isin(self.ids, evicted)] = EVICTED
 

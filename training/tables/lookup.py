@@ -1,6 +1,6 @@
 """The table of a finished model: rows that are read where they are asked for, and never more of them.
 
-A part has three arrays in order of the ids' hashes: `hashes` (n,), which are searched, `ids` (n,) and `rows` (n, dim).
+A shard has three arrays in order of the ids' hashes: `hashes` (n,), which are searched, `ids` (n,) and `rows` (n, dim).
 A process maps the files into its memory, so it holds the rows that it has looked at and others share them.
 """
 

@@ -65,7 +65,7 @@ class _Pull:
 
 
 class ShardedTable:
-    """This rank's part of a table, or all of it where it is replicated."""
+    """This rank's shard of a table, or all of it where it is replicated."""
 
     def __init__(
         self, spec: TableSpec, exchange: Exchange, wire: str = "fp32", replicated: bool = False, lag: int = 0

@@ -41,7 +41,7 @@ class Slab:
         return sum(chunk.nbytes for chunk in self._chunks)
 
     def reserve(self, rows: int) -> None:
-        """Have memory for row numbers below `rows`."""
+        """Allocate memory for row numbers below `rows`."""
         while len(self._chunks) << self._shift < rows:
             self._chunks.append(np.empty((1 << self._shift, self.width), self.dtype))
 

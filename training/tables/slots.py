@@ -98,7 +98,7 @@ class BucketSlots:
         return slots
 
     def _grow(self, tops: NDArray[np.int64]) -> None:
-        """Have blocks for so many places of each bucket."""
+        """Allocate blocks for so many places of each bucket."""
         missing = np.maximum(-(-tops // self._size) - self._held, 0)
         bucket = np.repeat(np.arange(BUCKETS), missing)
         first = self.end // self._size

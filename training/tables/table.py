@@ -1,4 +1,4 @@
-"""One table of rows by id. It knows no ranks: the same class holds a whole table, or the part of one rank.
+"""One table of rows by id. It knows no ranks: the same class holds a whole table, or the shard of one rank.
 
 A look-up stores nothing: the row of an id that is not stored is its initial row, a function of (seed, table, id). An id
 is stored by the first push of its gradient, or by the `admit_after`-th. Everything that decides what is stored looks

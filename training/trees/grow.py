@@ -43,7 +43,7 @@ class TreesRanks(Ranks):
         return 0.0  # XGBoost does not tell
 
     def begin(self, params: dict[str, Any], training: HeldBatch, state: bytes | None = None) -> None:
-        """Begin without trees, or with those of a checkpoint. ValueError where it holds no trees."""
+        """Start without trees, or with those of a checkpoint. ValueError where it holds no trees."""
         assert training.matrix is not None, "it is held"
         params = params | {"colsample_bytree": self.sampler.share_drawn(training.matrix.num_col())}
         self._training, self._weights = training.matrix, training.row_weights().numpy().astype(np.float32)
@@ -78,7 +78,7 @@ class TreesRanks(Ranks):
         return float(total / weight)
 
     def keep_rounds(self, rounds: int) -> None:
-        """Leave the trees of later rounds out of the model."""
+        """Remove the trees of later rounds from the model."""
         self.booster = self.booster[:rounds]
 
     def state(self) -> bytes:

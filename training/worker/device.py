@@ -38,7 +38,7 @@ class SeenGpu:
 
 
 def see_gpu(local_rank: int) -> SeenGpu:
-    """Look at the GPU that this rank would take."""
+    """Check the GPU that this rank would take."""
     machine = BOOT_ID.read_text().strip() if BOOT_ID.exists() else socket.gethostname()
     gpu = None
     if torch.cuda.is_available():
@@ -92,7 +92,7 @@ def gpu_problem(seen: Sequence[SeenGpu]) -> str | None:
 
 
 def gpu_advice(seen: Sequence[SeenGpu]) -> str:
-    """Say how many ranks would train on GPUs, where every rank sees one."""
+    """Return how many ranks would train on GPUs, where every rank sees one."""
     if not all(rank.gpu for rank in seen):
         return ""
     return f"; with launch.world={len({(rank.machine, rank.gpu) for rank in seen})} they would be on GPUs"
@@ -134,7 +134,7 @@ def exchange(mine: SeenGpu, info: RankInfo, timeout: timedelta) -> list[SeenGpu]
 
 
 def expected_device_type(wanted: str, world: int, is_here: bool) -> str:
-    """Tell the device type that ranks will have, as far as this machine knows, before any is started.
+    """Return the device type that ranks will have, as far as this machine knows, before any is started.
 
     Args:
         wanted: value of `train.device`.

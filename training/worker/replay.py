@@ -121,7 +121,7 @@ class _Replayer:
         self.readers = []
 
     def run(self, segment: Segment, on_segment: Callable[[Segment], None]) -> tuple[tuple[str, ...], list[str]]:
-        """Do a segment again. Returns the digests, and a line for each server whose digest is another."""
+        """Replay a segment. Returns the digests, and a line for each server whose digest is another."""
         workers, count = segment.logs[0].header.workers, len(segment.logs)
         if segment.attempt != self.attempt:
             self._begin_attempt(segment, workers, count)

@@ -432,7 +432,7 @@ class CalibrationFit:
     error_after: float | None = None
 
     def describe(self) -> str:
-        """Say what was done, in a sentence without an end."""
+        """Describe what was done, in a sentence without a full stop."""
         losses = f"log loss {self.loss_before:.5f} before, {self.loss_after:.5f} ± {self.gain_error:.5f} after"
         on = f"{count_of(self.rows, 'validation row', ',')} ({losses}, on rows it was not fitted on)"
         if self.shift:
@@ -533,7 +533,7 @@ class TrainResult(Spent, Published, Evaluated, Trained, RunIdentity):
 
     @classmethod
     def of(cls, *steps: RunIdentity | Trained | Evaluated | Published | Spent) -> TrainResult:
-        """Put the results of a job's steps together."""
+        """Join the results of a job's steps."""
         return cls(**{name: value for step in steps for name, value in vars(step).items()})
 
     def to_json(self) -> bytes:

@@ -277,7 +277,7 @@ def make_callbacks(
 
 
 def loss_seen(strategy: Strategy, loss_sum: float) -> float:
-    """Return the loss hooks see, over a step's global batch. Collective where ranks meet in each step.
+    """Return the loss hooks see, over a step's global batch. Collective where ranks synchronize in each step.
 
     Where they do not (parallel.averaging, parallel.servers), nothing makes them: rank 0's rows stand for all. NaN where
     its gradient came too late for the step.
@@ -394,7 +394,7 @@ def load_exported_step(parts: Parts, state: TrainerState) -> int:
 
 
 def export(parts: Parts, step: int) -> None:
-    """Write the model's tensors as one file, and this rank's part of its tables. Collective.
+    """Write the model's tensors as one file, and this rank's shard of its tables. Collective.
 
     `step`: of the heartbeats.
     """

@@ -304,7 +304,7 @@ def _named_errors(key: str, version: int) -> Iterator[None]:
 
 
 def object_store(storage: Storage) -> tuple[str, dict[str, str]]:
-    """Say the storage's URI and options in the words of deltalake. Credentials come from the environment here too."""
+    """Return the storage's URI and options in deltalake's form. Credentials come from the environment here too."""
     if storage.is_local:
         return Path(storage.root).as_uri(), {}
     uri, _, query = storage.uri.partition("?")

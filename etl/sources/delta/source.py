@@ -159,7 +159,7 @@ def uses_connector(extensions: str, loadable: Callable[[str], bool]) -> bool:
 
 
 def lake_schema(table: StructType, mapping: str, partitions: tuple[str, ...]) -> LakeSchema:
-    """Say how the table's columns are found in its files: by `delta.columnMapping.mode`, which is name, id or none."""
+    """Return how the table's columns are found in its files, `delta.columnMapping.mode`: name, id or none."""
 
     def stored(field: StructField, kind: DataType) -> StructField:
         if mapping == "id":

@@ -68,7 +68,7 @@ def check(opener: Opener, schema: StructType) -> Findings:
 
 
 def check_type(kind: DataType) -> str | None:
-    """Say why no value of a JSON file is read as this type; None where it can be."""
+    """Explain why no value of a JSON file is read as this type; None where it can be."""
     if isinstance(kind, ArrayType):
         return check_type(kind.elementType)
     if isinstance(kind, MapType):

@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 def ignore_working_directory() -> None:
-    """Let pyiceberg read the file of PYICEBERG_HOME or of the home folder; ImportError where it is not installed.
+    """Make pyiceberg read the file of PYICEBERG_HOME or of the home folder; ImportError where it is not installed.
 
     It looks in the working directory too, and imports what `py-io-impl` there names. To be called before it is used.
     """

@@ -140,7 +140,7 @@ def _validate(arguments: argparse.Namespace) -> int:
 
 
 def _not_looked_at(etl: EtlConfig | None, tables: bool) -> str:
-    """Say what of an etl block only a job finds wrong; "" without one. `tables`: whether its tables were looked at."""
+    """Name the errors of an etl block that only a job finds; "" if none. `tables`: whether tables were read."""
     if etl is None:
         return ""
     if not has_spark():

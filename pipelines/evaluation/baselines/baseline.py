@@ -186,7 +186,7 @@ def _score(kind: TaskKind, labels: Array, weights: Array | None, predictions: Ar
 
 
 def left_out(names: Sequence[str], why: str) -> Baselines:
-    """Say in one line that these baselines are not fitted, and why."""
+    """Log in one line that these baselines are not fitted, and why."""
     log.warning("%s: %s; the report goes without %s", ", ".join(names), why, "them" if len(names) > 1 else "it")
     return Baselines(missing=dict.fromkeys(names, redact(why)))
 

@@ -27,7 +27,7 @@ class Design:
     values: Array  # (N, K) float64: numbers first, scaled by those of the training rows; then 1 for each code
     places: Array  # (N, K) int32
     labels: Array  # (N, L) float64
-    weights: Array | None  # (N,) float64, above 0; None: all alike
+    weights: Array | None  # (N,) float64, above 0; None: all equal
     cardinalities: tuple[int, ...]  # codes of each coded feature, in the order of the last cells
     coefficients: int  # F
     ranks: tuple[Array, ...] = ()  # of each coded feature: (codes,) the place of a code's value among the sorted values

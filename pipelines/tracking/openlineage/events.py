@@ -135,7 +135,7 @@ def job_facets(job: ops.LineageJob, commit: str) -> dict[str, facets.JobFacet]:
 
 
 def dataset_facets(dataset: ops.LineageDataset) -> dict[str, facets.DatasetFacet]:
-    """Make the facets of a dataset for inputs and outputs alike."""
+    """Make the facets of a dataset, for inputs and for outputs."""
     source = facets.datasource_dataset.DatasourceDatasetFacet(
         name=dataset["namespace"], uri=dataset.get("uri"), producer=PRODUCER
     )

@@ -37,7 +37,7 @@ class _ServedArtifacts(MlflowArtifactsRepository):
 
 
 def guard_artifacts() -> None:
-    """Have MLflow, in this process, open artifacts at no other servers; also those behind `runs:` and `models:`."""
+    """Make MLflow, in this process, open artifacts at no other servers; also those behind `runs:` and `models:`."""
     for scheme in ("http", "https"):
         by_scheme.register(scheme, _HttpArtifacts)
     by_scheme.register("mlflow-artifacts", _ServedArtifacts)

@@ -61,7 +61,7 @@ def _own_logging() -> Iterator[None]:
 
 
 def _relocate(database: Path, artifacts: str) -> None:
-    """Let every path below the folder of artifacts of before be below `artifacts`, which ends with a slash."""
+    """Rewrite every path below the former folder of artifacts to `artifacts`, which ends with a slash."""
     with closing(sqlite3.connect(database, timeout=30.0)) as store:
         tables = {row[0] for row in store.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if "experiments" not in tables:  # it is being made

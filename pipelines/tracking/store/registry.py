@@ -151,7 +151,7 @@ class Registry:
             self._client.set_model_version_tag(self.name, version, name, value[:4000])
 
     def apply(self, op: ops.Promote, run_id: str) -> dict[str, str]:
-        """Do what was decided of the version that the run has registered; its tags, which the run gets too.
+        """Apply the decision to the version that the run has registered; return its tags, which the run gets too.
 
         The decision in them is what came of it: a `promoted` that may not move the alias is `older_date` or `held`.
         """
@@ -173,7 +173,7 @@ class Registry:
 
 
 def described(text: str, before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-    """Put the decision of the tags `now` above a version's card; None if a user wrote the description.
+    """Write the decision of the tags `now` above a version's card; None if a user wrote the description.
 
     `text`: present description, under the tags `before`.
     """

@@ -41,7 +41,7 @@ class Shown:
         self.client, self.experiment, self.model = client, experiment, model
 
     def failure(self, run: str, error: str) -> None:
-        """Say why a run failed, in a tag and in the first line of its description."""
+        """Show why a run failed, in a tag and in the first line of its description."""
         why = for_terminal(reason_line(error))[:LONGEST_ERROR]
         note = self.client.get_run(run).data.tags.get(NOTE, "")
         self.client.set_tag(run, NOTE, with_headline(note, FAILED + in_markdown(why), FAILED))
@@ -55,7 +55,7 @@ class Shown:
             self.client.delete_tag(run, ERROR)
 
     def link(self, recipe: str) -> None:
-        """Put links to the recipe's pages into the experiment's description, unless it has some."""
+        """Add links to the recipe's pages to the experiment's description, unless it has some."""
         note = self.client.get_experiment(self.experiment).tags.get(NOTE, "")
         if not has_links(note, recipe):
             pages = {"runs": runs_page(self.experiment)}

@@ -530,6 +530,6 @@ def replay(config: TrackingConfig) -> tuple[int, int]:
 
 
 def import_client(config: TrackingConfig) -> None:
-    """Import what the first call of the store would import, beside this module."""
+    """Import what the first call of the store would import besides this module."""
     if config.uri is None:
         import mlflow.store.tracking.sqlalchemy_store  # of an embedded store alone # noqa: F401

@@ -63,7 +63,7 @@ class AuditLog:
             self.flush()
 
     def take_over(self) -> list[StepRecord]:
-        """Go on with the files of a process of this rank that died in this attempt; what they record."""
+        """Continue the files of a process of this rank that died in this attempt; return what they record."""
         own = sorted(path for path in self._storage.list_files() if path.startswith(f"{self._stem}-"))
         self._segment = len(own)
         found = (read_records(self._storage.read_bytes(path), f"{self._storage.uri}/{path}") for path in own)

@@ -1,6 +1,6 @@
-"""One rank's record of the parts of others that it has computed, each as if its own data rank had recorded it.
+"""One rank's record of the batch shares that it computed for others, each as if its data rank had recorded it.
 
-Files are `rank-<stream>-by-<rank>-<number>.ids`: with backup workers any rank may compute any part.
+Files are `rank-<stream>-by-<rank>-<number>.ids`: with backup workers any rank may compute any share.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ class Agent:
             self._inbox.put(message)
 
     async def _ask_store(self, method: StoreMethod, key: str, value: bytes) -> bytes | None:
-        """Have the driver's store answer a request of the rank's Horovod client.
+        """Make the driver's store answer a request of the rank's Horovod client.
 
         TimeoutError after our patience.
         """
@@ -277,7 +277,7 @@ def choose_interface(local_address: str, wanted: str | None) -> tuple[str, str]:
     """Choose (address, interface) of the ring.
 
     That of the wanted interface, else of the one that reached the driver. Of several addresses of an interface: one of
-    the family that reached the driver, and not one of the link alone, which needs an interface's name beside it.
+    the family that reached the driver, and not one of the link alone, which also needs an interface's name.
     """
     found = [
         (name, entry.address)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from sparkring.training.launch.messages import CutAt, OfferCut
 from sparkring.training.waiting import waits_for_ranks
 
-LEAD_S = 0.5  # for offers and the announcement to travel while steps go on
+LEAD_S = 0.5  # for offers and the announcement to travel while training continues
 FIRST_LEAD = 2  # steps, while none has been timed
 REPEAT_S = 1.0  # after which an offer is sent again, since its answer may be lost
 

@@ -1,8 +1,8 @@
-"""The process beside an agent that forks ranks.
+"""The process next to an agent that forks ranks.
 
 It has torch and Horovod imported, so a rank starts in a tenth of a second. It is a program of its own, or forked from
 the process that imports for all agents of a host (shared_imports.py). It keeps to one thread, never touches a GPU (a
-forked CUDA context is broken) and runs one rank at a time, and server processes beside it. Commands come over a socket
+forked CUDA context is broken) and runs one rank at a time, and server processes next to it. Commands come over a socket
 pair from its agent; at end of file it kills everything below it and exits. Because it adopts orphans, nothing a rank
 has forked, daemonized or not, survives; what a server has daemonized ends with the next rank.
 """

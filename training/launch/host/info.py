@@ -1,4 +1,4 @@
-"""What hosts must have alike: agents collect it, the driver compares."""
+"""Facts that must be equal on all hosts: agents collect them, the driver compares."""
 
 from __future__ import annotations
 

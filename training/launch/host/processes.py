@@ -88,7 +88,7 @@ def _cgroup_folders(cgroups: str, controller: str, root: Path) -> Iterator[tuple
 
 
 def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send `by` to this process when the thread that made it ends."""
+    """Make the kernel send `by` to this process when the thread that made it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the call above
         os._exit(1)

@@ -158,7 +158,7 @@ class WorkerContext:
         return self._cuts.after(step)
 
     def ask_checkpoint(self) -> None:
-        """Have the driver announce a checkpoint. Rank 0 asks for all; the others' calls do nothing."""
+        """Ask the driver to announce a checkpoint. Rank 0 asks for all; the others' calls do nothing."""
         if self.rank == 0:
             self.send(CheckpointWanted(self.rank, self.attempt))
 
@@ -241,7 +241,7 @@ def run_rank(start: StartChild, sock: socket.socket, stacks_fd: int, store_fd: i
 
 
 def _read_requests(channel: SocketChannel, context: WorkerContext) -> None:
-    """Take the driver's requests.
+    """Handle the driver's requests.
 
     A program that handles SIGTERM gets that signal too, as it would from torchrun.
     """

@@ -41,7 +41,7 @@ def put_library_first() -> None:
 
 
 def put_after_library(folder: str) -> None:
-    """Put the folder of a script or module that is run on the search path, before all packages that are installed."""
+    """Add the folder of a script or module that is run to the search path, before all installed packages."""
     path = library_first(sys.path, folder)
     at = sum(map(_is_library, path))
     sys.path[:] = [*path[:at], folder, *path[at:-1]]

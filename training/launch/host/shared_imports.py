@@ -1,4 +1,4 @@
-"""A process beside the agents of a host that imports once what all their fork servers need, and forks these.
+"""A process next to a host's agents that imports once what all their fork servers need, and forks these.
 
 torch and Horovod take two to three seconds of a core to import. Without this process every rank's fork server imports
 them itself. It takes requests over a socket from every process that has its other end: the one that made it, and what
@@ -92,7 +92,7 @@ class SharedImports:
             os._exit(1)
 
     def close(self) -> None:
-        """Have it end. Its fork servers stay."""
+        """End it. Its fork servers stay."""
         self._requests.close()
         self._theirs.close()
         if self._process is not None:
@@ -105,7 +105,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def shared_imports(environment: Mapping[str, str]) -> Iterator[None]:
-    """Let the fork servers that this process starts meanwhile import once, as libraries do with `environment`."""
+    """Make the fork servers that this process starts meanwhile import once, as libraries do with `environment`."""
     with _lock:
         shared = find_shared(environment)
         if shared is None:
@@ -123,7 +123,7 @@ def shared_imports(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def share_with_forks() -> None:
-    """Let the fork servers of all processes that this one forks from here on import once."""
+    """Make the fork servers of all processes that this one forks from now on import once."""
     shared = SharedImports(os.environ)
     shared.start_when_asked()
     _shared.append(shared)

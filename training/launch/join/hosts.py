@@ -76,7 +76,7 @@ class HostAgents:
         self._left = False
         self._byes: list[Bye] = []
         self._running, self._lock, self._all_ended = options.ranks, threading.Lock(), threading.Event()
-        self.error: Exception | None = None  # of the first agent that could not go on
+        self.error: Exception | None = None  # of the first agent that could not continue
         threads_per_rank = max(1, usable_cores() // options.ranks)
         self._options = AgentOptions(
             endpoint,
@@ -221,7 +221,7 @@ class JoinedHosts:
                 )  # fmt: skip
 
     def _why_missing(self) -> str:
-        """Say which hosts are not here, and why as far as it is known."""
+        """Describe which hosts are missing, and why as far as it is known."""
         strangers, name_of = self._strangers(), self._options.placement.name_of
         refused = [f"{name_of(rank)} at {strangers[rank]}" for rank in self.missing() if rank in strangers]
         late = [name_of(rank) for rank in self.missing() if rank not in strangers]
@@ -325,7 +325,7 @@ class JoinedHosts:
 
 @contextmanager
 def joined_hosts(options: JoinOptions, check: Check) -> Iterator[JoinedHosts]:
-    """Be host 0: listen for the others, and run the agents of this host. `check` as of WorkerGroup."""
+    """Run host 0: listen for the others, and run the agents of this host. `check` as of WorkerGroup."""
     place = options.placement
     bind, address = driver_addresses(place)
     shared = SharedPort(place.port, options.secret)
@@ -401,7 +401,7 @@ def doubles(ready: Sequence[AgentReady], place: Placement) -> list[str]:
 
 
 def unequal(name: str, mine: Joined, theirs: Joined | None) -> list[str]:
-    """Say what a host was started with that this one was not."""
+    """Describe what a host was started with that this one was not."""
     if theirs is None:
         return [f"{name}: was not started as a host that joins"]
     if theirs.problem:

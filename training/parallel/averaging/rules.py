@@ -69,7 +69,7 @@ class AveragingRule(ABC):
 
 
 class LocalSgd(AveragingRule):
-    """Go on with the mean."""
+    """Continue with the mean."""
 
     def end_window(self, weights: Tensors, window: int) -> None:
         copy_into(weights, self.links.mean(weights))
@@ -79,7 +79,7 @@ class LocalSgd(AveragingRule):
 
 
 class Diloco(AveragingRule):
-    """Let an anchor follow the mean."""
+    """Make an anchor follow the mean."""
 
     evaluates_mean = False
     carried = 2
@@ -132,7 +132,7 @@ class Easgd(AveragingRule):
 
 
 class Gossip(AveragingRule):
-    """Go on with the mean of a few replicas."""
+    """Continue with the mean of a few replicas."""
 
     meets = False
 

@@ -86,7 +86,7 @@ class AveragedStrategy(Strategy):
 
     @property
     def own_key(self) -> str:
-        """This replica's part of a checkpoint. Of another kind it would not fit, so the kind is in the name."""
+        """This replica's shard of a checkpoint. Of another kind it would not fit, so the kind is in the name."""
         return f"{self.settings.kind}-{self.links.replica:05d}"
 
     def prepare(

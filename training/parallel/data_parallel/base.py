@@ -40,7 +40,7 @@ class DataParallel(ABC):
         self.is_measuring = False
 
     def shard(self, model: nn.Module, stages: list[nn.Module] | None) -> None:
-        """Cut the parameters of a model on the meta device if this rank is to hold a part of them only.
+        """Cut the parameters of a model on the meta device if this rank is to hold a shard only.
 
         `stages`: the modules a pipeline calls instead of `model`, which holds them all.
         """

@@ -34,7 +34,7 @@ class SyncedBatchNorm:
     """The layers of one model, and the rows of the pass that they see."""
 
     def __init__(self, layers: Sequence[_BatchNorm], group: dist.ProcessGroup | None) -> None:
-        """Let the layers take their statistics over the ranks of `group`; None: this process alone."""
+        """Make the layers compute their statistics over the ranks of `group`; None: this process alone."""
         self.group = group
         self.ranks = 1 if group is None else dist.get_world_size(group)
         self.layers = layers

@@ -110,7 +110,7 @@ class CodecTransport(Transport):
         return values.add_(feedback.residual)
 
     def give(self, feedback: Feedback, summed: torch.Tensor, reached: torch.Tensor) -> None:
-        """Put the sum into the bucket, and by how many ranks each parameter was reached.
+        """Write the sum to the bucket, and how many ranks reached each parameter.
 
         A parameter that no rank reached is not stepped, so its residuals stay.
         """

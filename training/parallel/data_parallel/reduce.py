@@ -38,7 +38,7 @@ class Transport(ABC):
     def wait(self, handle: Any) -> object: ...
 
     def plan(self, buckets: Sequence[Bucket], names: Mapping[nn.Parameter, str]) -> None:
-        """Look at all buckets, and the names of their parameters, before the first sum."""
+        """Prepare for all buckets and the names of their parameters, before the first sum."""
         return None
 
     def commit(self) -> None:

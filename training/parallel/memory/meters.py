@@ -60,7 +60,7 @@ class MemoryMeter(TorchDispatchMode):
             self._grow(int(storage_of(tensor)._cdata), tensor.numel() * tensor.element_size())
 
     def mark(self) -> int:
-        """Look for a peak from here on; returns the bytes that are held now."""
+        """Start to track a peak; returns the bytes that are held now."""
         self.peak = self.live
         return self.live
 

@@ -89,7 +89,7 @@ def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractC
 
 @contextmanager
 def _keeping_statistics(block: nn.Module) -> Iterator[None]:
-    """Let batch normalization layers normalize as in training, and leave their running statistics."""
+    """Make batch normalization layers normalize as in training without changing their running statistics."""
     layers = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
     for layer in layers:
         layer.track_running_stats = False

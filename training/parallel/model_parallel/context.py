@@ -66,7 +66,7 @@ class AllToAllCore(nn.Module):
 
 
 def apply_context(model: nn.Module, plan: ShardingPlan, group: dist.ProcessGroup) -> None:
-    """Put the exchange around every attention core the plan names."""
+    """Wrap every attention core that the plan names in the exchange."""
     for name in plan.attention_names(model):
         attention = model.get_submodule(name)
         attention.core = AllToAllCore(attention.core, group)  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ class StageChannel:
         self.waited_s = 0.0
 
     def begin(self, incoming: Mapping[int, Sequence[StageMessage]]) -> None:
-        """Say what a pass receives: by peer, in the order in which the peer sends it."""
+        """List what a pass receives: by peer, in the order in which the peer sends it."""
         self.incoming = {peer: deque(messages) for peer, messages in incoming.items()}
 
     def peer(self, message: StageMessage) -> int:

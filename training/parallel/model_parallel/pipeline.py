@@ -144,7 +144,7 @@ def sent_to(rank: int, table: Table, peer: int, stages: int) -> list[Sent]:
 
 
 class Pipeline:
-    """This rank's stages, and its part of a schedule's table."""
+    """This rank's stages, and its rows of a schedule's table."""
 
     def __init__(
         self,

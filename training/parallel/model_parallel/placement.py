@@ -47,7 +47,7 @@ class ModelPlacement:
         self.pipeline: Pipeline | None = None
 
     def place(self, model: nn.Module, task: Task, sample: Batch | None) -> nn.Module:
-        """Cut `model`; returns this rank's part. `sample`: rows of this data rank, to time and compare on."""
+        """Cut `model`; returns this rank's shard. `sample`: rows of this data rank, to time and compare on."""
         if self.config.activation_checkpointing:
             checkpoint_blocks(model)
         return model

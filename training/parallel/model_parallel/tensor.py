@@ -5,7 +5,7 @@ Both by torch's DTensor styles, from the sharding plan next to the model.
 Bytes sent per rank, block and pass of x_BTM (n bytes): 2 all-reduces forward and 2 backward, each 2 (t-1)/t x n; with
 sequence parallelism the same volume as 4 all-gathers and 4 reduce-scatters of (t-1)/t x n. The embedding adds one
 all-reduce, the loss three of (B, T). Memory per parameter: 1/t of all that is cut; norms are whole on every rank.
-Every parameter, whole ones too, is a DTensor on the tp axis, so that no optimizer meets mixed meshes.
+Every parameter, whole ones too, is a DTensor on the tp axis, so that no optimizer gets mixed meshes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A rank on servers whose step does not wait for the slowest ranks (docs/explanation/asynchronous.md).
 
-In each step a rank asks for a part, pulls, computes and pushes as with bound 0, and then waits until the first server
-knows which gradients make the step. Every rank makes every step, with a gradient or without one: one that was late goes
-through the steps it has missed without computing anything. So evaluations, checkpoints and logs are at the same step
+In each step a rank asks for a batch share, pulls, computes and pushes as with bound 0, and then waits until the first
+server knows which gradients make the step. Every rank makes every step, with or without a gradient: a late rank goes
+through the steps it has missed without computing. So evaluations, checkpoints and logs are at the same step
 on all ranks, as on the ring.
 """
 
@@ -32,7 +32,7 @@ def usable_backup(wanted: int, world: int) -> int:
 
 
 class BackupStrategy(ServersStrategy):
-    """See strategy.Strategy. Batches have a part, or no rows."""
+    """See strategy.Strategy. Batches have a batch share, or no rows."""
 
     lookahead = AHEAD
 
@@ -57,7 +57,7 @@ class BackupStrategy(ServersStrategy):
         return self.link.client.take(self.clock, limit)
 
     def open_training(self, open_share: OpenShare, meets_at: MeetsAt) -> Reader:
-        """Open the parts that this rank is given, of any stream; its own is verified, others by their ranks."""
+        """Open the batch shares that this rank is given, of any stream; its own is verified, others by their ranks."""
         stream = self.data_rank % self.parts
         own = open_share(stream, self.parts)
 
@@ -67,7 +67,7 @@ class BackupStrategy(ServersStrategy):
         return PartsReader(own, stream, open_stream, lambda step: self.take(meets_at(step, own.steps_per_epoch)))
 
     def record_again(self, audit: AuditLog | PartsAudit, training: Reader, begun: int, step: int) -> None:
-        """Record the parts that this rank's gradients have made steps with since the last checkpoint."""
+        """Record the batch shares that this rank's gradients have made steps with since the last checkpoint."""
         assert isinstance(audit, PartsAudit) and isinstance(training, PartsReader)
         audit.record_again(self.link.client.counted(), training.read, training.steps_per_epoch)
 

@@ -32,7 +32,7 @@ class ServersAt:
 class ServerLink(Meeting):
     """One rank's way to the servers, and through them to the other ranks.
 
-    Rounds before the first step are numbered; later ones are numbered again at each step where ranks meet, so that a
+    Rounds before the first step are numbered; later ones are numbered again at each synchronization point, so that a
     rank that takes another's place can take part in those it has missed.
     """
 
@@ -41,7 +41,7 @@ class ServerLink(Meeting):
         self.is_replacement = False
         self.clock = 0  # steps that this rank has made since the run began
         self.begun = False  # steps may be made
-        self.met_at: int | None = None  # the step after which ranks have met, and not continued
+        self.met_at: int | None = None  # step of the synchronization point that ranks are at
         self._scope, self._number = START, 0
         self._gathers: list[_Gather] = []
 
@@ -51,7 +51,7 @@ class ServerLink(Meeting):
     def meet(self, mine: bytes, at: int | None = None) -> list[bytes]:
         """Give a value and get those of all ranks, in their order. Called from the main thread.
 
-        `at`: the step that this rank has made; None: that of the meeting before, or the start.
+        `at`: the step that this rank has made; None: that of the last synchronization point, or the start.
         """
         if at is not None and self.begun:
             self._enter(at)
@@ -64,21 +64,21 @@ class ServerLink(Meeting):
             self._scope, self._number = step, 0
 
     def part(self, mine: bytes) -> list[bytes]:
-        """Meet a last time, and continue."""
+        """Synchronize a last time, and continue."""
         answers = self.client.round(self._scope, PART, 0, mine)
         self.met_at = None
         return answers
 
     def go_on(self, step: int, meets: bool) -> None:
-        """Take the place of a rank that died after `step` steps. `meets`: ranks meet there on schedule.
+        """Take the place of a rank that died after `step` steps. `meets`: a synchronization point by schedule.
 
-        RuntimeError where it died while ranks met, or wrote a checkpoint; also where it was the first to come there,
-        since this rank would pass, and the others wait for it.
+        RuntimeError where it died at a synchronization point, or while it wrote a checkpoint; also where it was the
+        first to come there, since this rank would pass, and the others wait for it.
         """
         self.begun = True
         for gather in self._gathers:
             gather.check()
-        # others may wait at a later meeting, to which this rank comes yet
+        # others may wait at a later synchronization point, which this rank still reaches
         if (meets or self.client.last_scope(MAIN) == step) and step > self.client.last_scope(PART, self.rank):
             raise RuntimeError(
                 f"rank {self.rank} died while ranks met after step {step}, to evaluate or to write a checkpoint; "
@@ -152,7 +152,7 @@ class _Gather:
         return link.client.round(scope, self._channel, number, mine, self._connection)
 
     def check(self) -> None:
-        """Go on with the rounds of a rank that died; RuntimeError where it died between those of one purpose."""
+        """Continue the rounds of a rank that died; RuntimeError where it died between those of one purpose."""
         if not self._behind:
             return
         self._later = 1 + self._link.client.last_scope(self._channel, self._link.rank, self._connection)

@@ -8,7 +8,7 @@ is not finite. Else each rank clips its own gradient by its own norm, and skips 
 Bytes a rank receives and sends in a step: those of training/servers/protocol.py. A rank holds weights and gradients;
 what an optimizer keeps is on the servers, and here only while a checkpoint is copied.
 
-Ranks meet where they evaluate and where a checkpoint is written: in rounds at the first server. Buffers are each
+Ranks synchronize to evaluate and to write a checkpoint: in rounds at the first server. Buffers are each
 rank's own; rank 0's are evaluated and saved.
 """
 
@@ -83,8 +83,8 @@ class ServersStrategy(Strategy):
         self._batch: Batch | None = None
         self._unreached: set[str] = set()
         self._sent_before = 0  # bytes, when the step began
-        self._skipped = 0  # steps of this rank since ranks met
-        self._to_count = 0  # skipped steps of all ranks, when they met
+        self._skipped = 0  # steps of this rank since the last synchronization point
+        self._to_count = 0  # skipped steps of all ranks, at the last synchronization point
 
     def _make_tables(self, modules: Mapping[str, SparseEmbedding]) -> ServedTables:
         self._served = ServedTables(modules, self.local.table_settings, self.link, self.local.device)
@@ -279,7 +279,7 @@ class ServersStrategy(Strategy):
         return None
 
     def _go_on(self) -> None:
-        """Go on after ranks have met: none pushes while another still reads. Collective."""
+        """Continue after a synchronization point: no rank pushes while another still reads. Collective."""
         mine = json.dumps([self._skipped, sorted(self._unreached)]).encode()
         answers = [json.loads(answer) for answer in self.link.part(mine)]
         self._skipped = 0

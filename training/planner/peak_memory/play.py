@@ -72,7 +72,7 @@ class GradientMemory:
         """Start a pass; the gradients of a `last` pass are reduced."""
 
     def event(self, event: PassEvent) -> None:
-        """See an event of the pass; a complete gradient is held from here on."""
+        """Handle an event of the pass; a complete gradient is held from here on."""
         if event.kind == "gradient" and event.name not in self.complete:
             self.complete.add(event.name)
             self.level.add("gradients", self.size(event.name))

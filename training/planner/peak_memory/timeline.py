@@ -98,7 +98,7 @@ class Recorder(MemoryMeter):
         self.undone: dict[str, int] = {}  # units whose backward has started, with the size of their output
 
     def begin(self) -> None:
-        """Leave out what was there before."""
+        """Ignore what was there before."""
         self.timeline.events.clear()
         self.held.clear()
 
@@ -132,7 +132,7 @@ class Recorder(MemoryMeter):
             self.timeline.events[index] = self.timeline.events[index]._replace(name=place)
 
     def gradient(self, name: str, parameter: torch.Tensor) -> None:
-        """Hand a parameter's complete gradient over to the strategy."""
+        """Pass a parameter's complete gradient to the strategy."""
         assert parameter.grad is not None
         self.place_again(parameter.grad, GRADIENT + name)
         if name in self.timeline.shared:
@@ -315,7 +315,7 @@ def loss_bytes(task: Task, columns: Columns, output: torch.Tensor, precision: st
 
 
 def prepare_module(module: nn.Module, work: Pass) -> None:
-    """Let the copy's modules do what they do in training: fused attention, exchanges, recomputation."""
+    """Make the copy's modules work as in training: fused attention, exchanges, recomputation."""
     for name in work.exchanged:
         core = module.get_submodule(name)
         core.forward = with_exchange(core.forward)

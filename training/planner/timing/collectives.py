@@ -27,7 +27,7 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class Topology:
-    """The links of a cluster as collectives meet them."""
+    """The links of a cluster as collectives use them."""
 
     cluster: Cluster
     world: int
