@@ -179,7 +179,7 @@ def _date_sql(what: str, texts: list[str]) -> str | None:
 
 
 def _time_form(times: list[str]) -> str | None:
-    """Spark's pattern of what stands behind a date; None where it is no time. `times`: some may be empty."""
+    """Find Spark's pattern for the text after a date; None where it is no time. `times`: some may be empty."""
     if not all(re.fullmatch(r"([0-9]{1,2}:[0-9]{2}(:[0-9]{2})?)?", time) for time in times):
         return None
     colons = {time.count(":") for time in times}
