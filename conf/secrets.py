@@ -123,10 +123,7 @@ def _spellings(value: str) -> set[str]:
 
 
 def hide_values(text: str, names: Mapping[str, str]) -> str:
-    """Replace known secrets, in every spelling, by `$NAME`.
-
-    names: secret -> the variable that holds it.
-    """
+    """Replace known secrets, in every spelling, by `$NAME`. names: secret -> the variable that holds it."""
     spelled = {
         form.lower(): name
         for secret, name in names.items()

@@ -67,10 +67,7 @@ class LaunchOptions:
 
 
 def training_profile(cpus_per_rank: int, gpus_per_rank: int = 0) -> ResourceProfile:
-    """Make the resources of each rank's task, apart from those of ETL's.
-
-    Spark refuses profiles on `local[n]`.
-    """
+    """Make the resources of each rank's task, apart from those of ETL's. Spark refuses profiles on `local[n]`."""
     requests = TaskResourceRequests().cpus(cpus_per_rank)
     if gpus_per_rank:
         requests = requests.resource("gpu", gpus_per_rank)
@@ -123,10 +120,7 @@ def run_barrier(
 def barrier_group(
     spark: SparkSession, world: int, preload: tuple[str, ...], options: LaunchOptions
 ) -> Iterator[WorkerGroup]:
-    """Make a group whose agents are the tasks of one barrier stage.
-
-    For as many attempts as the stage lives.
-    """
+    """Make a group whose agents are the tasks of one barrier stage. For as many attempts as the stage lives."""
     check_world(world)
     # Hadoop, by which Spark serves files, refuses a user id without a name; workers here import what the driver does.
     is_nameless = bool(user_variables(os.environ))

@@ -126,10 +126,7 @@ def measuring_job(entry: str, payload: dict[str, Any]) -> JobSpec:
 
 
 def summarize(results: Sequence[dict[str, Any]]) -> NetReport:
-    """Merge every rank's measurements into a report.
-
-    A pair measured from both ends gets the worse of the two.
-    """
+    """Merge every rank's measurements into a report. A pair measured from both ends gets the worse of the two."""
     found: dict[tuple[int, int], tuple[float, float]] = {}
     for rank, result in enumerate(results):
         for other, latency_s, rate in result["pairs"]:
@@ -226,10 +223,7 @@ def measure_links(ctx: WorkerContext, device: Any) -> dict[str, Any]:
 
 
 def nccl_transport(log: str) -> str:
-    """Read from NCCL's log what it uses, best first.
-
-    It may be one within a host and another between hosts.
-    """
+    """Read from NCCL's log what it uses, best first. It may be one within a host and another between hosts."""
     signs = {
         "NVLink": r"\bNVL\[",
         "RDMA": r"NET/IB",

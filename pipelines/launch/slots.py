@@ -8,10 +8,7 @@ from sparkring.conf.plain_text import count_of
 
 
 def slots_ceiling(master: str, conf: dict[str, str]) -> int | None:
-    """Find the most tasks the settings can ever allow at a time.
-
-    None where only the cluster's manager knows.
-    """
+    """Find the most tasks the settings can ever allow at a time. None where only the cluster's manager knows."""
     cpus = int(conf.get("spark.task.cpus", "1"))
     if found := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master):
         return int(found[1]) * (int(found[2]) // cpus)

@@ -30,10 +30,7 @@ def this_process() -> ProcessId:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return clock ticks from boot to the start of the process; None if no process has this pid.
-
-    A zombie has ended.
-    """
+    """Return clock ticks from boot to the start of the process; None if no process has this pid. A zombie has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -215,10 +215,7 @@ class CachedFiles(FileOpener):
         return True
 
     def _fetch(self, file: DataFile, out: BinaryIO) -> None:
-        """Copy the file to `out`.
-
-        DataError where reading fails or the hash is another, OSError where writing fails.
-        """
+        """Copy the file to `out`. DataError where reading fails or the hash is another, OSError where writing fails."""
         copy = HashingFile(out)
         for chunk in self._chunks(file):
             copy.write(chunk)

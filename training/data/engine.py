@@ -56,10 +56,7 @@ class _LaneState:
 
 
 class Engine:
-    """Decodes one rank's samples of one epoch.
-
-    Not thread-safe: belongs to the thread that makes batches.
-    """
+    """Decodes one rank's samples of one epoch. Not thread-safe: belongs to the thread that makes batches."""
 
     def __init__(self, order: RankOrder, span: EpochSpan, pool: PagePool, decode: Decode, ahead: int) -> None:
         """Create the engine of one epoch span.

@@ -81,10 +81,7 @@ class SharedPort:
 
 
 class WorkerGroup:
-    """Agents under one driver.
-
-    As a context manager it ends the agents and closes the port at its end.
-    """
+    """Agents under one driver. As a context manager it ends the agents and closes the port at its end."""
 
     def __init__(
         self,
@@ -187,10 +184,7 @@ class WorkerGroup:
         return StoreReply(request.id, None if value is None else base64.b64encode(value).decode())
 
     def gather(self, count: int, timeout_s: float, control: Control | None = None) -> None:
-        """Wait until `count` agents are ready; LaunchError says how many are.
-
-        Cancelled where an end is asked for.
-        """
+        """Wait until `count` agents are ready; LaunchError says how many are. Cancelled where an end is asked for."""
         allow_descriptors(count)
 
         def is_done() -> bool:

@@ -182,10 +182,7 @@ def pickle_call(function: Callable[..., Any] | None, args: Sequence[Any], kwargs
 
 
 def _dump_with_module(function: Callable[..., Any] | None, call: Any) -> bytes:
-    """Pickle so that the function needs no import of its own module.
-
-    Executors need not have the user's file.
-    """
+    """Pickle so that the function needs no import of its own module. Executors need not have the user's file."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     by_value = module is not None and module.__name__ != "__main__" and not _is_ours_or_installed(module)
     if not by_value:

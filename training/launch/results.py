@@ -36,10 +36,7 @@ _RETURNABLE = {  # by name: torch and numpy need not be imported to look at an a
 
 
 def unreturnable(entry: Callable[..., Any]) -> str | None:
-    """Find the type in the entry's return annotation that cannot come back.
-
-    None where all can, or nothing is known.
-    """
+    """Find the type in the entry's return annotation that cannot come back. None where all can, or nothing is known."""
     try:
         annotation = typing.get_type_hints(entry).get("return", Any)
     except Exception:  # a name that exists for type checkers only: the value itself is looked at later
@@ -89,10 +86,7 @@ def pack(value: Any, name: str, folder: str | None, rank: int = 0, attempt: int 
 
 
 def unpack(result: RankResult) -> Any:
-    """Return the value that was packed, with dataclasses as dicts.
-
-    RuntimeError where its file cannot be read here.
-    """
+    """Return the value that was packed, with dataclasses as dicts. RuntimeError where its file cannot be read here."""
     if result.stored is not None:
         data = _fetch(result.stored)
     else:

@@ -56,10 +56,7 @@ def check_world(world: int, name: str = "world") -> None:
 
 
 def choose_agents(agents: list[AgentInfo], world: int) -> list[AgentInfo]:
-    """Choose `world` agents, in rank order.
-
-    Fullest hosts first, so that the ring crosses the fewest cables.
-    """
+    """Choose `world` agents, in rank order. Fullest hosts first, so that the ring crosses the fewest cables."""
     if world > len(agents):
         raise ValueError(f"world = {world}: the agents are for {count_of(len(agents), 'rank')} only")
     by_host: dict[str, list[AgentInfo]] = {}

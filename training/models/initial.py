@@ -220,10 +220,7 @@ READS_MEMORY |= {torch.Tensor.untyped_storage, torch.Tensor.storage}
 
 
 class InitRecorder(DispatchMode):
-    """Make tensors made by size DeferredTensors, and record the calls on them.
-
-    Other tensors are made as usual.
-    """
+    """Make tensors made by size DeferredTensors, and record the calls on them. Other tensors are made as usual."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,10 +27,7 @@ class OneLine(AtMost):
 
 
 def as_json(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass, for `json.dumps(default=as_json)`.
-
-    TypeError for any other object.
-    """
+    """Return the fields of a dataclass, for `json.dumps(default=as_json)`. TypeError for any other object."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

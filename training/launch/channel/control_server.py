@@ -108,10 +108,7 @@ class ControlServer:
     # ---- for the driver's threads
 
     def take(self, timeout_s: float) -> tuple[str, ToDriver | None] | None:
-        """Take the next (agent, message); None where none comes in time.
-
-        Message None: the agent has disconnected.
-        """
+        """Take the next (agent, message); None where none comes in time. Message None: the agent has disconnected."""
         try:
             agent, message, number = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
         except queue.Empty:
@@ -132,10 +129,7 @@ class ControlServer:
             return self._heartbeats.pop(agent, None)
 
     def send(self, agent: str, message: ToAgent) -> bool:
-        """Send to an agent; False where it is not connected now.
-
-        A large message waits until it has mostly left.
-        """
+        """Send to an agent; False where it is not connected now. A large message waits until it has mostly left."""
         frame = encode(message)
         known = self._agents.get(agent)
         connection = known.connection if known is not None else None

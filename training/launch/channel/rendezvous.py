@@ -31,10 +31,7 @@ Ask = Callable[[StoreMethod, str, bytes], Awaitable[bytes | None]]
 
 
 class Store:
-    """Keys of one attempt, in one event loop.
-
-    A GET waits for its key a little, so that pollers do not poll fast.
-    """
+    """Keys of one attempt, in one event loop. A GET waits for its key a little, so that pollers do not poll fast."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -67,10 +64,7 @@ class Store:
 
 
 class RendezvousProxy:
-    """The loopback HTTP server a rank's Horovod client talks to.
-
-    Create, open and close it in one event loop.
-    """
+    """The loopback HTTP server a rank's Horovod client talks to. Create, open and close it in one event loop."""
 
     def __init__(self, ask: Ask):
         self._ask, self._token = ask, secrets.token_hex(16)

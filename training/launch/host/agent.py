@@ -89,10 +89,7 @@ class DriverGone(ConnectionError):
 
 
 class Agent:
-    """Runs one rank at a time.
-
-    `run()` returns the driver's bye; everything it started is gone by then.
-    """
+    """Runs one rank at a time. `run()` returns the driver's bye; everything it started is gone by then."""
 
     def __init__(self, options: AgentOptions, index: int, name: str, gpus: tuple[str, ...] = ()):
         self._options = options
@@ -221,10 +218,7 @@ class Agent:
         self._client.send(PeersReached(tuple(failed)))
 
     def _empty_store(self) -> None:
-        """Close connections at the store's port.
-
-        No rank accepts them yet, and the kernel's queue is finite.
-        """
+        """Close connections at the store's port. No rank accepts them yet, and the kernel's queue is finite."""
         with contextlib.suppress(OSError):  # no file descriptor is left: those that remain are refused by a rank
             while select.select([self._store], [], [], 0)[0]:
                 self._store.accept()[0].close()
@@ -256,10 +250,7 @@ class Agent:
             self._inbox.put(message)
 
     async def _ask_store(self, method: StoreMethod, key: str, value: bytes) -> bytes | None:
-        """Make the driver's store answer a request of the rank's Horovod client.
-
-        TimeoutError after our patience.
-        """
+        """Make the driver's store answer a request of the rank's Horovod client. TimeoutError after our patience."""
         rank = self._rank
         attempt = rank.attempt if rank is not None else 0
         self._requests += 1

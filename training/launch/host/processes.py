@@ -95,10 +95,7 @@ def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make descendants whose parent ends children of this process.
-
-    So none escapes `end_descendants`.
-    """
+    """Make descendants whose parent ends children of this process. So none escapes `end_descendants`."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -57,10 +57,7 @@ FILES = "SPARKRING_FILES"  # variable: the folder of the files that Spark has sh
 
 
 class WorkerContext:
-    """What an entry is called with.
-
-    Reporting never blocks training for long and never raises because of the driver.
-    """
+    """What an entry is called with. Reporting never blocks training for long and never raises because of the driver."""
 
     def __init__(self, rank_info: RankInfo, attempt: int, payload: dict[str, Any], channel: SocketChannel):
         self.rank_info = rank_info
@@ -113,10 +110,7 @@ class WorkerContext:
         self.send(RankMetrics(self.rank, self.attempt, int(step), values, timing, parts))
 
     def heartbeat(self, step: int, phase: str) -> None:
-        """Report progress.
-
-        A rank whose step and phase do not change for launch.hang_timeout_s is taken to hang.
-        """
+        """Report progress. A rank whose step and phase do not change for launch.hang_timeout_s is taken to hang."""
         self._step = int(step)
         self.send(Heartbeat(self.rank, self.attempt, int(step), str(phase)))
 
@@ -241,10 +235,7 @@ def run_rank(start: StartChild, sock: socket.socket, stacks_fd: int, store_fd: i
 
 
 def _read_requests(channel: SocketChannel, context: WorkerContext) -> None:
-    """Handle the driver's requests.
-
-    A program that handles SIGTERM gets that signal too, as it would from torchrun.
-    """
+    """Handle the driver's requests. A program that handles SIGTERM gets that signal too, as it would from torchrun."""
     try:
         while True:
             message = channel.receive()
