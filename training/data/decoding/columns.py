@@ -1,7 +1,4 @@
-"""Convert one column of a decoded row group to numpy, as the manifest declares.
-
-No value changes silently.
-"""
+"""Convert one column of a decoded row group to numpy, as the manifest declares. No value changes silently."""
 
 from __future__ import annotations
 
