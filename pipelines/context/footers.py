@@ -27,12 +27,7 @@ def read_footers(folder: Storage, files: Sequence[str], most: int = LOOKED_AT) -
 
 
 def mean_lengths(dataset: Storage, manifest: DatasetManifest) -> dict[str, float]:
-    """Return the mean length of each ragged column over training rows; over all rows without any.
-
-    Args:
-        dataset: folder of the dataset.
-        manifest: manifest of the dataset.
-    """
+    """Return the mean length of each ragged column over training rows; over all rows without any."""
     wanted = {column.name for column in manifest.columns if column.layout == "ragged"}
     values, rows = dict.fromkeys(wanted, 0), 0
     files = [file.path for file in manifest.files if file.split == "train"] or [file.path for file in manifest.files]

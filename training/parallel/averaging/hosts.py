@@ -41,12 +41,7 @@ class HostCollectives(Collectives):
     """The sum over hosts; `rank` is the host's number."""
 
     def __init__(self, hosts: Sequence[Sequence[int]], rank: int) -> None:
-        """Form the groups. Collective.
-
-        Args:
-            hosts: ranks of each host.
-            rank: number of this rank.
-        """
+        """Form the groups. Collective. `hosts`: ranks of each host."""
         insides = [dist.new_group(list(ranks)) for ranks in hosts]
         self.leaders = dist.new_group([ranks[0] for ranks in hosts])
         host = next(number for number, ranks in enumerate(hosts) if rank in ranks)

@@ -22,12 +22,7 @@ class Links:
     """Collectives between replicas. Every method is called by all ranks in the same order."""
 
     def __init__(self, collectives: Collectives, bucket_bytes: int) -> None:
-        """Connect replicas by collectives of the engine.
-
-        Args:
-            collectives: collectives between replicas.
-            bucket_bytes: most bytes to send at once.
-        """
+        """Connect replicas by the engine's collectives between them. `bucket_bytes`: most bytes to send at once."""
         self.collectives, self.bucket_bytes = collectives, bucket_bytes
         self.replica, self.replicas = collectives.rank, collectives.ranks
         self.sent_bytes = 0.0  # by this rank so far
