@@ -324,7 +324,7 @@ def test_nothing_is_published_under_a_lease_that_was_lost(tmp_path: Path, monkey
     def end(why: str, _: DateRecord) -> None:
         raise SystemExit(why)
 
-    monkeypatch.setattr(module, "stop_at_once", end)
+    monkeypatch.setattr("sparkring.pipelines.schedule.date_job.stop_at_once", end)
     ledger = Ledger(str(tmp_path / "runs"), "sales")
     before = ledger.write(DateRecord(ds=DS, status="running"))
     job = DateJob(resolved(tmp_path), OPTIONS, ledger, before, leases=(Lost(),))  # type: ignore[arg-type]
