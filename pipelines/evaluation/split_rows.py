@@ -55,7 +55,7 @@ class SplitRows:
         read = self._with(names)
         for file in self.files:
             path = self.folder.path(file.path)
-            with pq.ParquetFile(path, filesystem=self.folder.fs, read_dictionary=[*texts]) as stored:
+            with pq.ParquetFile(path, filesystem=self.folder.fs, read_dictionary=[*texts], pre_buffer=True) as stored:
                 wanted = math.ceil(share * file.rows)
                 ends = accumulate(stored.metadata.row_group(g).num_rows for g in range(stored.num_row_groups))
                 groups = sum(end < wanted for end in ends) + 1
